@@ -1,0 +1,62 @@
+//! What can go wrong in the tensor crate.
+
+use crate::dtype::DType;
+
+/// The result of a tensor operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the tensor crate. Each variant says which operation, what it expected and what it got.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Shapes that do not fit an operation.
+    #[error("{op}: expected {expected}, got {got}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// What it takes.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// An element type that an operation does not take.
+    #[error("{op}: expected {expected}, got {got}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// What it takes.
+        expected: &'static str,
+        /// What it was given.
+        got: DType,
+    },
+    /// A token id, label or position outside its range.
+    #[error("{op}: index {index} at position {position} is outside 0..{bound}")]
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The offending value.
+        index: i64,
+        /// Where it stands in the input.
+        position: usize,
+        /// The exclusive upper bound.
+        bound: usize,
+    },
+    /// Memory that could not be had.
+    #[error("cannot allocate {bytes} bytes for {what}")]
+    OutOfMemory {
+        /// The bytes asked for.
+        bytes: usize,
+        /// What they were for.
+        what: &'static str,
+    },
+    /// A thread pool that could not be started.
+    #[error("cannot start {n} threads: {cause}")]
+    Threads {
+        /// The threads asked for.
+        n: usize,
+        /// The operating system's word.
+        cause: String,
+    },
+    /// A misuse of the tape or of a parameter.
+    #[error("{0}")]
+    Usage(String),
+}
