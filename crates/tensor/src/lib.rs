@@ -1,12 +1,35 @@
 //! Tensors, fused ops and a tape for training language models.
 //!
 //! This crate knows no rank, no file and no configuration.
+//!
+//! A [`Tensor`] is dense and lives on a [`Device`]; its memory comes from the device's [`Arena`]. A model holds
+//! [`Param`]s, handles whose memory belongs to a [`ParamHome`]. Ops ([`ops`]) on tensors that are on a [`Tape`] are
+//! recorded; [`Tape::backward`] runs them in reverse and writes weight gradients straight into their homes.
 
+mod arena;
 pub mod cpu;
+mod device;
 mod dtype;
 mod error;
+mod flat;
+pub mod ops;
 mod par;
+mod param;
+mod profile;
+mod rope_table;
+mod shape;
+mod tape;
+mod tensor;
 
+pub use arena::{ALIGN, Arena, Buffer, Usage};
+pub use device::Device;
 pub use dtype::{DType, Element, Float, bf16, f16};
 pub use error::{Error, Result};
+pub use flat::{Backing, FlatBuffer, Lease, WriteLease};
 pub use par::Par;
+pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, Place, Store};
+pub use profile::{OpTime, Profile};
+pub use rope_table::RopeTable;
+pub use shape::{IntoShape, MAX_DIMS, Shape};
+pub use tape::{Gradients, Tape, UnitHook};
+pub use tensor::Tensor;

@@ -1,0 +1,62 @@
+//! What can go wrong in Oarlock above the tensors and the ranks.
+
+use std::path::{Path, PathBuf};
+
+/// The result of an operation of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// From the tensor crate.
+    #[error(transparent)]
+    Tensor(#[from] oarlock_tensor::Error),
+    /// From between the ranks.
+    #[error(transparent)]
+    Comm(#[from] oarlock_comm::Error),
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {}: {cause}", path.display())]
+    Io {
+        /// What was attempted ("read", "create").
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's word.
+        cause: std::io::Error,
+    },
+    /// A file whose content is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// A model that cannot be built or used as asked.
+    #[error("{0}")]
+    Model(String),
+    /// Gradients that are not finite.
+    #[error("step {step}: the gradient is not finite, first in the unit of \"{unit}\"; lower the learning rate, or look at the records of this step")]
+    NotFinite {
+        /// The optimizer step, from 1.
+        step: u64,
+        /// The name of the unit's first parameter.
+        unit: String,
+    },
+    /// A misuse of the library.
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl Error {
+    /// An I/O error with its file.
+    pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.as_ref().to_path_buf();
+        move |cause| Error::Io { action, path, cause }
+    }
+
+    /// A bad file with its problem.
+    pub fn bad_file(path: impl AsRef<Path>, problem: impl Into<String>) -> Error {
+        Error::BadFile { path: path.as_ref().to_path_buf(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,115 @@
+//! The layers of a decoder: parameters with a forward pass, named as transformers names them.
+
+use oarlock_tensor::ops::{self, WeightLayout};
+use oarlock_tensor::{Init, Param, Result, Shape, Tensor};
+
+use crate::nn::{Module, Visitor};
+
+/// y = x·Wᵀ + b, weight `[outputs, inputs]`.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// `[outputs, inputs]`.
+    pub weight: Param,
+    /// `[outputs]`.
+    pub bias: Option<Param>,
+}
+
+impl Linear {
+    /// Starts normal with standard deviation `std`, the bias at zero.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn new(n_in: usize, n_out: usize, bias: bool, std: f32) -> Result<Linear> {
+        let bias = bias.then(|| Shape::new(&[n_out])).transpose()?;
+        Ok(Linear {
+            weight: Param::new(Shape::new(&[n_out, n_in])?, Init::Normal { std }),
+            bias: bias.map(|shape| Param::new(shape, Init::Zeros)),
+        })
+    }
+
+    /// With a weight that another layer holds as well.
+    pub fn with_weight(weight: Param) -> Linear {
+        Linear { weight, bias: None }
+    }
+
+    /// x `[.., inputs]` → `[.., outputs]`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::linear(x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
+    }
+}
+
+impl Module for Linear {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+        if let Some(bias) = &self.bias {
+            visitor.param("bias", bias);
+        }
+    }
+}
+
+/// Rows of a table `[vocabulary, dim]` by token id.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// `[vocabulary, dim]`.
+    pub weight: Param,
+}
+
+impl Embedding {
+    /// Starts normal with standard deviation `std`.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn new(vocab: usize, dim: usize, std: f32) -> Result<Embedding> {
+        Ok(Embedding { weight: Param::new(Shape::new(&[vocab, dim])?, Init::Normal { std }) })
+    }
+
+    /// ids `[..]` → `[.., dim]`.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        ops::embedding(ids, &self.weight)
+    }
+}
+
+impl Module for Embedding {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+    }
+}
+
+/// RMSNorm over the last dim.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    /// `[dim]`.
+    pub weight: Param,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl RmsNorm {
+    /// Starts at one.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
+        Ok(RmsNorm { weight: Param::new(Shape::new(&[dim])?, Init::Ones), eps })
+    }
+
+    /// x `[.., dim]` → `[.., dim]`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::rms_norm(x, &self.weight, self.eps)
+    }
+}
+
+impl Module for RmsNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+    }
+}

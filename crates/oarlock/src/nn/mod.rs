@@ -1,0 +1,187 @@
+//! What models are made of: modules that name their parameters, units, and the layers of a decoder.
+
+mod layers;
+mod unit;
+
+pub use layers::{Embedding, Linear, RmsNorm};
+pub use unit::{Unit, UnitRun};
+
+use oarlock_tensor::Param;
+
+/// A part of a model that can list its parameters.
+pub trait Module {
+    /// Shows every parameter, in a fixed order, with its path below this module ("mlp.up_proj.weight").
+    fn visit(&self, visitor: &mut dyn Visitor);
+}
+
+/// Walks over a model's parameters.
+pub trait Visitor {
+    /// A parameter of the module that is being visited.
+    fn param(&mut self, name: &str, param: &Param);
+
+    /// A module below the one that is being visited.
+    fn child(&mut self, name: &str, child: &dyn Module);
+
+    /// Everything that `inside` shows belongs to this unit.
+    fn unit(&mut self, unit: &UnitRun, inside: &dyn Module);
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        for (index, child) in self.iter().enumerate() {
+            visitor.child(&index.to_string(), child);
+        }
+    }
+}
+
+impl<M: Module> Module for Option<M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        if let Some(module) = self {
+            module.visit(visitor);
+        }
+    }
+}
+
+/// One parameter as a model shows it.
+#[derive(Clone, Debug)]
+pub struct NamedParam {
+    /// Its full path.
+    pub name: String,
+    /// The parameter.
+    pub param: Param,
+}
+
+/// A unit of a model: what is gathered, reduced and stepped together.
+#[derive(Clone, Debug)]
+pub struct UnitParams {
+    /// The path of the unit's module; empty for the parameters outside any unit.
+    pub name: String,
+    /// Its parameters, each only once and only in the first unit that shows it.
+    pub params: Vec<NamedParam>,
+    /// Where the engine attaches itself; absent for the parameters outside any unit.
+    pub run: Option<UnitRun>,
+}
+
+/// A model's units in the order in which it shows them; shared parameters stay with the first.
+pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
+    let mut collect = Collect { path: Vec::new(), units: Vec::new(), rest: Vec::new(), inside: false, seen: Vec::new() };
+    model.visit(&mut collect);
+    let mut units = collect.units;
+    if !collect.rest.is_empty() {
+        units.push(UnitParams { name: String::new(), params: collect.rest, run: None });
+    }
+    units.retain(|unit| !unit.params.is_empty() || unit.run.is_some());
+    units
+}
+
+/// Every name under which a model shows a parameter, shared ones as often as they are shown.
+pub fn names_of(model: &dyn Module) -> Vec<NamedParam> {
+    let mut names = Names { path: Vec::new(), names: Vec::new() };
+    model.visit(&mut names);
+    names.names
+}
+
+struct Collect {
+    path: Vec<String>,
+    units: Vec<UnitParams>,
+    rest: Vec<NamedParam>,
+    inside: bool,
+    seen: Vec<usize>,
+}
+
+fn join(path: &[String], name: &str) -> String {
+    if path.is_empty() { name.to_string() } else { format!("{}.{name}", path.join(".")) }
+}
+
+impl Visitor for Collect {
+    fn param(&mut self, name: &str, param: &Param) {
+        if self.seen.contains(&param.id()) {
+            return;
+        }
+        self.seen.push(param.id());
+        let named = NamedParam { name: join(&self.path, name), param: param.clone() };
+        match self.units.last_mut() {
+            Some(unit) if self.inside => unit.params.push(named),
+            _ => self.rest.push(named),
+        }
+    }
+
+    fn child(&mut self, name: &str, child: &dyn Module) {
+        self.path.push(name.to_string());
+        child.visit(self);
+        self.path.pop();
+    }
+
+    fn unit(&mut self, unit: &UnitRun, inside: &dyn Module) {
+        if self.inside {
+            // A unit inside a unit moves with the outer one.
+            return inside.visit(self);
+        }
+        self.units.push(UnitParams { name: self.path.join("."), params: Vec::new(), run: Some(unit.clone()) });
+        self.inside = true;
+        inside.visit(self);
+        self.inside = false;
+    }
+}
+
+struct Names {
+    path: Vec<String>,
+    names: Vec<NamedParam>,
+}
+
+impl Visitor for Names {
+    fn param(&mut self, name: &str, param: &Param) {
+        self.names.push(NamedParam { name: join(&self.path, name), param: param.clone() });
+    }
+
+    fn child(&mut self, name: &str, child: &dyn Module) {
+        self.path.push(name.to_string());
+        child.visit(self);
+        self.path.pop();
+    }
+
+    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
+        inside.visit(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Model {
+        embed: Unit<Embedding>,
+        blocks: Vec<Unit<Linear>>,
+        norm: RmsNorm,
+        head: Unit<Linear>,
+    }
+
+    impl Module for Model {
+        fn visit(&self, visitor: &mut dyn Visitor) {
+            visitor.child("embed", &self.embed);
+            visitor.child("blocks", &self.blocks);
+            visitor.child("norm", &self.norm);
+            visitor.child("head", &self.head);
+        }
+    }
+
+    #[test]
+    fn units_hold_each_parameter_once_and_names_show_shared_ones_twice() {
+        let embed = Embedding::new(10, 4, 0.02).unwrap();
+        let head = Linear::with_weight(embed.weight.clone());
+        let model = Model {
+            blocks: vec![Unit::new(Linear::new(4, 4, true, 0.02).unwrap()), Unit::new(Linear::new(4, 4, false, 0.02).unwrap())],
+            norm: RmsNorm::new(4, 1e-5).unwrap(),
+            embed: Unit::new(embed),
+            head: Unit::new(head),
+        };
+        let units = units_of(&model);
+        let shape: Vec<_> = units.iter().map(|u| (u.name.as_str(), u.params.len())).collect();
+        assert_eq!(shape, [("embed", 1), ("blocks.0", 2), ("blocks.1", 1), ("head", 0), ("", 1)]);
+        assert_eq!(units[1].params[1].name, "blocks.0.bias");
+        let names: Vec<_> = names_of(&model).into_iter().map(|n| n.name).collect();
+        assert_eq!(names.first().map(String::as_str), Some("embed.weight"));
+        assert_eq!(names.last().map(String::as_str), Some("head.weight"));
+        assert_eq!(names.len(), 6);
+    }
+}

@@ -1,0 +1,11 @@
+//! Who holds which part of the model's state, and how the parts come together: layout, units, the engine over them.
+
+mod engine;
+mod layout;
+mod placement;
+mod state;
+
+pub use engine::{Engine, GradNorm, Options};
+pub use layout::{BLOCK, Layout, LayoutParam};
+pub use placement::Placement;
+pub use state::{Moment, Slice, WeightSource, SeededInit};

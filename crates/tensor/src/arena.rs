@@ -1,0 +1,223 @@
+//! Pooled memory: every buffer comes from here, has a name, and returns here when dropped.
+//!
+//! The first touch of fresh memory costs more than the arithmetic on it, so a training step that repeats its shapes
+//! must not allocate: [`Arena::n_fresh`] counts the allocations that did not come from the pool.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{Advice, MmapMut};
+
+use crate::error::{Error, Result};
+
+/// Buffers start at multiples of this many bytes: a cache line and a 512-bit vector.
+pub const ALIGN: usize = 64;
+/// From this size on a block is a mapping of its own, with huge pages where the system grants them.
+const MAPPED: usize = 1 << 20;
+
+/// A pool of memory blocks. Cloning it gives another handle to the same pool.
+#[derive(Clone, Default)]
+pub struct Arena(Arc<Mutex<Pool>>);
+
+#[derive(Default)]
+struct Pool {
+    /// Free blocks by size; the best fit is the next larger one.
+    free: BTreeMap<usize, Vec<Block>>,
+    usage: BTreeMap<&'static str, Usage>,
+    bytes: usize,
+    n_fresh: usize,
+}
+
+/// What buffers of one name use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes in use now.
+    pub bytes: usize,
+    /// The most bytes that were in use at one time.
+    pub peak_bytes: usize,
+    /// Buffers in use now.
+    pub n_buffers: usize,
+}
+
+impl Arena {
+    /// An empty pool.
+    pub fn new() -> Arena {
+        Arena::default()
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        // A panic elsewhere cannot leave the free lists half changed: every change is one insertion or removal.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer of at least `bytes` bytes; its content is arbitrary (but initialised) memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the system has none.
+    pub fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer> {
+        let bytes = bytes.max(1).next_multiple_of(ALIGN);
+        let mut pool = self.pool();
+        // A block up to an eighth larger will do; a tighter rule would fragment, a looser one would waste.
+        let fit = pool.free.range(bytes..=bytes + bytes / 8).next().map(|(&size, _)| size);
+        let block = match fit {
+            Some(size) => {
+                let blocks = pool.free.get_mut(&size).ok_or(Error::OutOfMemory { bytes, what })?;
+                let block = blocks.pop().ok_or(Error::OutOfMemory { bytes, what })?;
+                if blocks.is_empty() {
+                    pool.free.remove(&size);
+                }
+                block
+            }
+            None => {
+                let block = Block::new(bytes).ok_or(Error::OutOfMemory { bytes, what })?;
+                pool.n_fresh += 1;
+                pool.bytes += bytes;
+                block
+            }
+        };
+        let usage = pool.usage.entry(what).or_default();
+        usage.bytes += block.bytes;
+        usage.n_buffers += 1;
+        usage.peak_bytes = usage.peak_bytes.max(usage.bytes);
+        Ok(Buffer { block: Some(block), arena: self.clone(), what })
+    }
+
+    /// How many allocations went to the system so far; constant over a steady training step.
+    pub fn n_fresh(&self) -> usize {
+        self.pool().n_fresh
+    }
+
+    /// All bytes that the pool took from the system, in use or free.
+    pub fn bytes(&self) -> usize {
+        self.pool().bytes
+    }
+
+    /// What is in use, by name.
+    pub fn usage(&self) -> Vec<(&'static str, Usage)> {
+        self.pool().usage.iter().map(|(&name, &usage)| (name, usage)).collect()
+    }
+
+    /// Gives the free blocks back to the system.
+    pub fn trim(&self) {
+        let mut pool = self.pool();
+        let free: usize = pool.free.iter().map(|(size, blocks)| size * blocks.len()).sum();
+        pool.free.clear();
+        pool.bytes -= free;
+    }
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Arena({} bytes)", self.bytes())
+    }
+}
+
+/// A piece of an [`Arena`]; returns to it when dropped.
+pub struct Buffer {
+    block: Option<Block>,
+    arena: Arena,
+    what: &'static str,
+}
+
+impl Buffer {
+    /// The first byte; aligned to [`ALIGN`].
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.block.as_ref().map_or(std::ptr::null_mut(), |b| b.ptr.as_ptr())
+    }
+
+    /// Its size.
+    pub fn len_bytes(&self) -> usize {
+        self.block.as_ref().map_or(0, |b| b.bytes)
+    }
+
+    /// The bytes, for kernels' scratch space.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block is initialised memory of this length, owned by this buffer, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr(), self.len_bytes()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            let mut pool = self.arena.pool();
+            if let Some(usage) = pool.usage.get_mut(self.what) {
+                usage.bytes -= block.bytes;
+                usage.n_buffers -= 1;
+            }
+            pool.free.entry(block.bytes).or_default().push(block);
+        }
+    }
+}
+
+/// Memory from the system: zeroed when fresh, so always initialised.
+struct Block {
+    ptr: NonNull<u8>,
+    bytes: usize,
+    /// Present when the block is a mapping; otherwise it is from the allocator.
+    map: Option<MmapMut>,
+}
+
+// SAFETY: a block is plain memory; whoever owns the block (a buffer, or the pool's free list) rules its use.
+unsafe impl Send for Block {}
+// SAFETY: as above; shared references give no access to the memory by themselves.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(bytes: usize) -> Option<Block> {
+        if bytes >= MAPPED {
+            let mut map = MmapMut::map_anon(bytes).ok()?;
+            // Without huge pages the block is slower to touch, nothing else.
+            let _ = map.advise(Advice::HugePage);
+            let ptr = NonNull::new(map.as_mut_ptr())?;
+            return Some(Block { ptr, bytes, map: Some(map) });
+        }
+        let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
+        // SAFETY: the layout has a size of at least ALIGN bytes.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Block { ptr, bytes, map: None })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.map.is_none() {
+            // SAFETY: allocated in `new` with this very layout (valid there, so valid here).
+            unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGN)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_buffer_serves_the_next_of_its_size() {
+        let arena = Arena::new();
+        for bytes in [100, 3 << 20] {
+            let before = arena.n_fresh();
+            let first = arena.allocate(bytes, "test").unwrap();
+            let ptr = first.ptr();
+            assert_eq!(ptr as usize % ALIGN, 0);
+            drop(first);
+            let second = arena.allocate(bytes, "test").unwrap();
+            assert_eq!(second.ptr(), ptr);
+            let third = arena.allocate(bytes, "test").unwrap();
+            assert_ne!(third.ptr(), ptr);
+            assert_eq!(arena.n_fresh() - before, 2);
+        }
+        let usage = arena.usage()[0].1;
+        assert_eq!((usage.bytes, usage.n_buffers), (0, 0));
+        assert!(usage.peak_bytes >= 6 << 20);
+        arena.trim();
+        assert_eq!(arena.bytes(), 0);
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        assert!(matches!(Arena::new().allocate(1 << 60, "test"), Err(Error::OutOfMemory { .. })));
+    }
+}

@@ -1,0 +1,166 @@
+//! Flat buffers: one block of memory for all parameters (or gradients, or moments) of a unit, lent out in pieces.
+//!
+//! A flat buffer is read by many or written by one, never both: leases are counted, and a lease that would break the
+//! rule is refused. Where the memory is shared between ranks the same rule holds between them, by the collectives'
+//! barriers: a rank writes what it owns only after all have finished reading.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+use crate::arena::Buffer;
+use crate::device::Device;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+
+/// Memory that somebody else provides, such as the shared memory of a process group.
+///
+/// # Safety
+/// `ptr` is aligned to [`ALIGN`](crate::arena::ALIGN) and valid for reads and writes of `len_bytes` initialised bytes
+/// for as long as the value lives; neither changes.
+pub unsafe trait Backing: Send + Sync {
+    /// The first byte.
+    fn ptr(&self) -> *mut u8;
+    /// The size.
+    fn len_bytes(&self) -> usize;
+}
+
+// SAFETY: a buffer is a block of initialised, aligned memory that it owns until dropped.
+unsafe impl Backing for Buffer {
+    fn ptr(&self) -> *mut u8 {
+        Buffer::ptr(self)
+    }
+    fn len_bytes(&self) -> usize {
+        Buffer::len_bytes(self)
+    }
+}
+
+/// A block of memory that is lent out for reading or for writing. Cloning gives another handle to the same block.
+#[derive(Clone)]
+pub struct FlatBuffer(Arc<Inner>);
+
+struct Inner {
+    memory: Box<dyn Backing>,
+    /// Read leases, or -1 for a write lease.
+    leases: AtomicIsize,
+}
+
+impl FlatBuffer {
+    /// On memory of the device's own pool, zeroed.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn pooled(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
+        let mut buffer = device.arena().allocate(bytes, what)?;
+        buffer.bytes_mut().fill(0);
+        Ok(FlatBuffer::over(Box::new(buffer)))
+    }
+
+    /// On memory that somebody else provides.
+    pub fn over(memory: Box<dyn Backing>) -> FlatBuffer {
+        FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0) }))
+    }
+
+    /// Its size.
+    pub fn len_bytes(&self) -> usize {
+        self.0.memory.len_bytes()
+    }
+
+    /// Lends the whole buffer for reading.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] while it is lent for writing.
+    pub fn read(&self) -> Result<Lease> {
+        let step = |n: isize| (n >= 0).then_some(n + 1);
+        match self.0.leases.fetch_update(Ordering::Acquire, Ordering::Relaxed, step) {
+            Ok(_) => Ok(Lease { buffer: self.clone() }),
+            Err(_) => Err(Error::Usage("a flat buffer is read while it is being written".to_string())),
+        }
+    }
+
+    /// Lends the whole buffer for writing.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] while it is lent at all: a weight is still held by an op or by the caller.
+    pub fn write(&self) -> Result<WriteLease> {
+        match self.0.leases.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(WriteLease { buffer: self.clone() }),
+            Err(n) => Err(Error::Usage(format!(
+                "a flat buffer is written while {} still use it: drop tensors that hold weights before the step",
+                if n < 0 { "another writer".to_string() } else { format!("{n} reader(s)") }
+            ))),
+        }
+    }
+}
+
+impl std::fmt::Debug for FlatBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FlatBuffer({} bytes)", self.len_bytes())
+    }
+}
+
+/// The right to read a flat buffer until dropped.
+pub struct Lease {
+    buffer: FlatBuffer,
+}
+
+impl Lease {
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.buffer.0.memory.ptr()
+    }
+
+    /// All elements.
+    pub fn slice<T: Element>(&self) -> &[T] {
+        let len = self.buffer.len_bytes() / size_of::<T>();
+        // SAFETY: initialised, aligned memory of this length (`Backing`), any bits are a `T` (`Pod`), and nobody
+        // writes while this lease lives.
+        unsafe { std::slice::from_raw_parts(self.ptr().cast::<T>(), len) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.buffer.0.leases.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The right to write a flat buffer until dropped.
+pub struct WriteLease {
+    buffer: FlatBuffer,
+}
+
+impl WriteLease {
+    /// All elements.
+    pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
+        let len = self.buffer.len_bytes() / size_of::<T>();
+        // SAFETY: as for `Lease::slice`, and this is the only lease.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.0.memory.ptr().cast::<T>(), len) }
+    }
+}
+
+impl Drop for WriteLease {
+    fn drop(&mut self) {
+        self.buffer.0.leases.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+    use crate::par::Par;
+
+    #[test]
+    fn many_readers_or_one_writer() {
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        let flat = FlatBuffer::pooled(&device, 256, "test").unwrap();
+        flat.write().unwrap().slice_mut::<f32>()[3] = 7.0;
+        let (a, b) = (flat.read().unwrap(), flat.read().unwrap());
+        assert_eq!(a.slice::<f32>()[3] + b.slice::<f32>()[3], 14.0);
+        assert!(flat.write().is_err());
+        drop((a, b));
+        let w = flat.write().unwrap();
+        assert!(flat.read().is_err() && flat.write().is_err());
+        drop(w);
+        assert!(flat.read().is_ok());
+    }
+}

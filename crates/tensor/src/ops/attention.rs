@@ -1,0 +1,157 @@
+//! Attention (Vaswani et al. 2017) with grouped kv heads, computed block by block without an S x S matrix
+//! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass makes the rest again.
+
+use crate::cpu::attention::{self as kernel, AttentionShape};
+use crate::device::Kind;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
+use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::tensor::Tensor;
+
+/// Which keys a query sees.
+#[derive(Clone, Debug)]
+pub enum Mask {
+    /// All of them.
+    Full,
+    /// Those at its own position and before. With fewer queries than keys, the queries are the last positions.
+    Causal,
+    /// As causal, and none before the first position of its own document: i32 `[B, S]`.
+    Documents(Tensor),
+}
+
+/// q `[B, S, H, D]`, k and v `[B, K, G, D]` → `[B, S, H, D]`; `softmax(q·kᵀ·scale)·v`.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, scale: f32) -> Result<Tensor> {
+    check_device("attention", q, &[k, v])?;
+    check_dtype("attention", q, k)?;
+    check_dtype("attention", q, v)?;
+    let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, scale)?;
+    let recorder = Recorder::new(&[q, k, v], &[])?;
+    let (o, lse) = forward(q, k, v, mask, &shape)?;
+    let Some(recorder) = recorder else { return Ok(o) };
+    let op = AttentionBackward {
+        q: recorder.save(q),
+        k: recorder.save(k),
+        v: recorder.save(v),
+        o: Saved::Kept(o.clone()),
+        lse,
+        mask: mask.clone(),
+        shape,
+    };
+    let [o] = recorder.finish([o], op);
+    Ok(o)
+}
+
+/// As [`attention`], causal, over the first `kv_len` rows of a key-value cache `[B, capacity, G, D]`; not recorded.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit.
+pub fn attention_cached(q: &Tensor, k: &Tensor, v: &Tensor, kv_len: usize, scale: f32) -> Result<Tensor> {
+    check_device("attention", q, &[k, v])?;
+    check_dtype("attention", q, k)?;
+    check_dtype("attention", q, v)?;
+    let shape = shape_of(q, k, kv_len, v, &Mask::Causal, scale)?;
+    Ok(forward(q, k, v, &Mask::Causal, &shape)?.0)
+}
+
+fn shape_of(q: &Tensor, k: &Tensor, kv_len: usize, v: &Tensor, mask: &Mask, scale: f32) -> Result<AttentionShape> {
+    let &[batch, q_len, n_heads, head_dim] = q.sizes() else {
+        return Err(wrong_shape("attention", "q of shape [B, S, H, D]", q));
+    };
+    let &[kv_batch, kv_capacity, n_kv_heads, kv_dim] = k.sizes() else {
+        return Err(wrong_shape("attention", "k of shape [B, K, G, D]", k));
+    };
+    if v.shape() != k.shape() {
+        return Err(wrong_shape("attention", format!("v of k's shape {:?}", k.shape()), v));
+    }
+    let causal = !matches!(mask, Mask::Full);
+    let fits = (kv_batch, kv_dim) == (batch, head_dim)
+        && n_kv_heads > 0
+        && n_heads.is_multiple_of(n_kv_heads)
+        && kv_len <= kv_capacity
+        && (!causal || q_len <= kv_len);
+    if !fits {
+        let expected = format!(
+            "k and v of shape [{batch}, K, G, {head_dim}] with K of at least {q_len} and G a divisor of {n_heads}"
+        );
+        return Err(wrong_shape("attention", expected, k));
+    }
+    if let Mask::Documents(starts) = mask
+        && (starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32)
+    {
+        return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
+    }
+    if !scale.is_finite() {
+        return Err(Error::Usage(format!("attention: the scale is {scale}")));
+    }
+    Ok(AttentionShape { batch, q_len, kv_len, n_heads, n_kv_heads, head_dim, kv_capacity, scale, causal })
+}
+
+fn doc_start(mask: &Mask) -> Result<Option<&[i32]>> {
+    match mask {
+        Mask::Documents(starts) => Ok(Some(starts.slice()?)),
+        _ => Ok(None),
+    }
+}
+
+/// Multiply-adds of one product over the visible part, times two.
+fn product_flops(s: &AttentionShape) -> u64 {
+    let pairs = if s.causal { s.q_len * (2 * s.kv_len - s.q_len + 1) / 2 } else { s.q_len * s.kv_len };
+    2 * (s.batch * s.n_heads * s.head_dim * pairs) as u64
+}
+
+fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, shape: &AttentionShape) -> Result<(Tensor, Tensor)> {
+    let device = q.device();
+    let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
+    let mut lse = Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
+    let Kind::Cpu(cpu) = device.kind();
+    let mut scratch = device.scratch(kernel::attention_forward_scratch_bytes(cpu, shape, q.dtype()))?;
+    device.profile().time("attention forward", 2 * product_flops(shape), 0, || {
+        with_float!(q.dtype(), "attention", T => {
+            kernel::attention_forward(
+                cpu, shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(mask)?,
+                o.slice_mut::<T>()?, lse.slice_mut()?, scratch.bytes_mut(),
+            );
+            Ok(())
+        })
+    })?;
+    Ok((o, lse))
+}
+
+struct AttentionBackward {
+    q: Saved,
+    k: Saved,
+    v: Saved,
+    o: Saved,
+    lse: Tensor,
+    mask: Mask,
+    shape: AttentionShape,
+}
+
+impl Function for AttentionBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(d_o) = grads[0].take() else { return Ok(()) };
+        let (q, k, v, o) = (cx.get(&self.q)?, cx.get(&self.k)?, cx.get(&self.v)?, cx.get(&self.o)?);
+        let device = q.device().clone();
+        let Kind::Cpu(cpu) = device.kind();
+        let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
+        let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
+        let mut scratch = device.scratch(kernel::attention_backward_scratch_bytes(cpu, &self.shape, q.dtype()))?;
+        device.profile().time("attention backward", 5 * product_flops(&self.shape), 0, || {
+            with_float!(q.dtype(), "attention", T => {
+                kernel::attention_backward(
+                    cpu, &self.shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(&self.mask)?,
+                    o.slice::<T>()?, self.lse.slice()?, d_o.slice::<T>()?,
+                    dq.slice_mut::<T>()?, dk.slice_mut::<T>()?, dv.slice_mut::<T>()?, scratch.bytes_mut(),
+                );
+                Ok(())
+            })
+        })?;
+        cx.give(0, dq)?;
+        cx.give(1, dk)?;
+        cx.give(2, dv)
+    }
+}

@@ -1,0 +1,74 @@
+//! SwiGLU (Shazeer 2020): y = silu(gate) · up.
+
+use crate::cpu::glu;
+use crate::device::Kind;
+use crate::error::Result;
+use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
+use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::tensor::Tensor;
+
+/// silu(gate) · up of equal shapes. The output is cheap, so the tape keeps gate and up and makes it again.
+///
+/// # Errors
+/// Unequal shapes or dtypes.
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    check_device("swiglu", gate, &[up])?;
+    check_dtype("swiglu", gate, up)?;
+    if gate.shape() != up.shape() {
+        return Err(wrong_shape("swiglu", format!("{:?}", gate.shape()), up));
+    }
+    let recorder = Recorder::new(&[gate, up], &[])?;
+    let y = forward(gate, up, "activation", "swiglu forward")?;
+    let Some(recorder) = recorder else { return Ok(y) };
+    let op = SwigluBackward { gate: recorder.save(gate), up: recorder.save(up) };
+    let [y] = recorder.finish([y], op);
+    Ok(y)
+}
+
+fn forward(gate: &Tensor, up: &Tensor, what: &'static str, name: &'static str) -> Result<Tensor> {
+    let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
+    let Kind::Cpu(cpu) = gate.device().kind();
+    gate.device().profile().time(name, 0, 3 * gate.bytes().len() as u64, || {
+        with_float!(gate.dtype(), "swiglu", T => {
+            glu::swiglu_forward(cpu, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
+            Ok(())
+        })
+    })?;
+    Ok(y)
+}
+
+struct SwigluBackward {
+    gate: Saved,
+    up: Saved,
+}
+
+impl Function for SwigluBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = grads[0].take() else { return Ok(()) };
+        let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
+        let device = gate.device().clone();
+        let Kind::Cpu(cpu) = device.kind();
+        let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
+        let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
+        device.profile().time("swiglu backward", 0, 5 * gate.bytes().len() as u64, || {
+            with_float!(gate.dtype(), "swiglu", T => {
+                glu::swiglu_backward(
+                    cpu, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,
+                    d_gate.slice_mut::<T>()?, d_up.slice_mut::<T>()?,
+                );
+                Ok(())
+            })
+        })?;
+        cx.give(0, d_gate)?;
+        cx.give(1, d_up)
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        true
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
+        forward(&gate, &up, "replayed", "swiglu replay")
+    }
+}

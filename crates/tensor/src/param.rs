@@ -1,0 +1,260 @@
+//! Parameters: handles that a model holds and ops remember; where the numbers live is their home's business.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::flat::{FlatBuffer, WriteLease};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+pub use crate::cpu::Store;
+
+/// How a parameter starts, element by element addressed by (seed, parameter, element).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zeros.
+    Zeros,
+    /// All ones.
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        /// The standard deviation.
+        std: f32,
+    },
+    /// Uniform in [-bound, bound).
+    Uniform {
+        /// The bound.
+        bound: f32,
+    },
+}
+
+/// A parameter of a model: a shape, a way to start, and, once the model is prepared, a home.
+/// Cloning gives another handle to the same parameter (that is how weights are tied).
+#[derive(Clone)]
+pub struct Param(Arc<Inner>);
+
+struct Inner {
+    shape: Shape,
+    init: Init,
+    slot: RwLock<Option<Slot>>,
+}
+
+#[derive(Clone)]
+struct Slot {
+    home: Arc<dyn ParamHome>,
+    index: usize,
+}
+
+/// Where parameters live: lends their weights to ops and takes their gradients.
+pub trait ParamHome: Send + Sync {
+    /// The working copy of parameter `index`, in the compute dtype.
+    ///
+    /// # Errors
+    /// When it cannot be had (a failed gather, a misuse).
+    fn weight(&self, index: usize) -> Result<Tensor>;
+
+    /// Where the gradient of parameter `index` goes, or `None` for a frozen one.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    fn grad(&self, index: usize) -> Result<Option<GradSlot>>;
+
+    /// Whether parameter `index` is trained.
+    fn trainable(&self, index: usize) -> bool;
+}
+
+/// A place for one gradient: `len` f32 elements of a flat buffer, to be overwritten or added to.
+pub struct GradSlot {
+    lease: WriteLease,
+    first: usize,
+    len: usize,
+    /// Whether this is the first gradient of the step (overwrite) or a further one (add).
+    pub store: Store,
+}
+
+impl GradSlot {
+    /// The place for the gradient.
+    pub fn slice_mut(&mut self) -> &mut [f32] {
+        &mut self.lease.slice_mut::<f32>()[self.first..self.first + self.len]
+    }
+}
+
+impl Param {
+    /// A parameter without a home.
+    pub fn new(shape: Shape, init: Init) -> Param {
+        Param(Arc::new(Inner { shape, init, slot: RwLock::new(None) }))
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    /// How it starts.
+    pub fn init(&self) -> Init {
+        self.0.init
+    }
+
+    /// The same number for every handle of this parameter, and for no other parameter that lives.
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Gives it a home; a former one is left.
+    pub fn settle(&self, home: Arc<dyn ParamHome>, index: usize) {
+        *self.0.slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Slot { home, index });
+    }
+
+    fn slot(&self) -> Result<Slot> {
+        let slot = self.0.slot.read().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().ok_or_else(|| {
+            Error::Usage("a parameter is used before its model was prepared: it has no memory yet".to_string())
+        })
+    }
+
+    /// The working copy, lent until the tensor is dropped.
+    ///
+    /// # Errors
+    /// Without a home, or when the home cannot lend it.
+    pub fn weight(&self) -> Result<Tensor> {
+        let slot = self.slot()?;
+        slot.home.weight(slot.index)
+    }
+
+    /// Where its gradient goes; `None` when it is frozen.
+    ///
+    /// # Errors
+    /// Without a home, or when the home cannot lend it.
+    pub fn grad(&self) -> Result<Option<GradSlot>> {
+        let slot = self.slot()?;
+        slot.home.grad(slot.index)
+    }
+
+    /// Whether it is trained.
+    ///
+    /// # Errors
+    /// Without a home.
+    pub fn trainable(&self) -> Result<bool> {
+        let slot = self.slot()?;
+        Ok(slot.home.trainable(slot.index))
+    }
+}
+
+impl std::fmt::Debug for Param {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Param({:?})", self.0.shape)
+    }
+}
+
+/// One parameter's place in a flat buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its first element.
+    pub first: usize,
+    /// Its shape.
+    pub shape: Shape,
+}
+
+/// The simplest home: parameters side by side in one flat buffer of weights and one of f32 gradients.
+pub struct FlatParams {
+    places: Vec<Place>,
+    dtype: DType,
+    weights: FlatBuffer,
+    /// Absent for frozen parameters.
+    grads: Option<FlatBuffer>,
+    /// Whether a gradient was written since the last [`FlatParams::clear_grads`].
+    touched: Vec<std::sync::atomic::AtomicBool>,
+    device: Device,
+}
+
+impl FlatParams {
+    /// Parameters at `places` of `weights` (elements of `dtype`) and, when trained, of `grads` (f32).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a place lies outside a buffer.
+    pub fn new(
+        places: Vec<Place>,
+        dtype: DType,
+        weights: FlatBuffer,
+        grads: Option<FlatBuffer>,
+        device: &Device,
+    ) -> Result<FlatParams> {
+        let end = places.iter().map(|p| p.first + p.shape.n_elems()).max().unwrap_or(0);
+        let short = grads.as_ref().is_some_and(|g| g.len_bytes() < end * 4);
+        if short || weights.len_bytes() < end * dtype.size() {
+            return Err(Error::Shape {
+                op: "FlatParams",
+                expected: format!("flat buffers of at least {end} elements"),
+                got: format!("{weights:?} for {dtype} weights, {grads:?} for f32 gradients"),
+            });
+        }
+        let touched = places.iter().map(|_| false.into()).collect();
+        Ok(FlatParams { places, dtype, weights, grads, touched, device: device.clone() })
+    }
+
+    /// The working copies.
+    pub fn weights(&self) -> &FlatBuffer {
+        &self.weights
+    }
+
+    /// The gradients, unless frozen.
+    pub fn grads(&self) -> Option<&FlatBuffer> {
+        self.grads.as_ref()
+    }
+
+    /// The parameters' places.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// The compute dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether parameter `index` got a gradient since the last [`FlatParams::clear_grads`].
+    pub fn touched(&self, index: usize) -> bool {
+        self.touched[index].load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Forgets all gradients: the next one overwrites.
+    pub fn clear_grads(&self) {
+        self.touched.iter().for_each(|t| t.store(false, std::sync::atomic::Ordering::Relaxed));
+    }
+
+    /// Writes zeros where no gradient came, so that the whole buffer is defined.
+    ///
+    /// # Errors
+    /// While somebody holds the gradients.
+    pub fn zero_untouched(&self) -> Result<()> {
+        let Some(grads) = &self.grads else { return Ok(()) };
+        for (place, touched) in self.places.iter().zip(&self.touched) {
+            if !touched.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                grads.write()?.slice_mut::<f32>()[place.first..place.first + place.shape.n_elems()].fill(0.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ParamHome for FlatParams {
+    fn weight(&self, index: usize) -> Result<Tensor> {
+        let place = self.places[index];
+        let offset_bytes = place.first * self.dtype.size();
+        Ok(Tensor::leased(self.weights.read()?, offset_bytes, place.shape, self.dtype, &self.device))
+    }
+
+    fn grad(&self, index: usize) -> Result<Option<GradSlot>> {
+        let Some(grads) = &self.grads else { return Ok(None) };
+        let place = self.places[index];
+        let touched = self.touched[index].swap(true, std::sync::atomic::Ordering::Relaxed);
+        let store = if touched { Store::Add } else { Store::Overwrite };
+        Ok(Some(GradSlot { lease: grads.write()?, first: place.first, len: place.shape.n_elems(), store }))
+    }
+
+    fn trainable(&self, _index: usize) -> bool {
+        self.grads.is_some()
+    }
+}

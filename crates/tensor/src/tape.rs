@@ -1,0 +1,352 @@
+//! The tape: the ops of a forward pass in order, so that a backward pass can run them in reverse.
+//!
+//! A tensor that is on a tape carries its place there, and so do the results of ops on it; there is no global state.
+//! An op keeps for its backward pass what it cannot cheaply make again: a tensor that came from an op bound by memory
+//! (a norm, an activation) is kept as a recipe and computed again when the backward pass first asks for it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::ops::accumulate;
+use crate::param::{Param, Store};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+/// A recording of ops. Cloning gives another handle to the same recording.
+#[derive(Clone)]
+pub struct Tape(Arc<Mutex<Recording>>);
+
+#[derive(Default)]
+struct Recording {
+    nodes: Vec<Node>,
+    promised_seed: Option<f32>,
+}
+
+#[derive(Default)]
+struct Node {
+    /// Taken when the backward pass has run it.
+    op: Option<Step>,
+    inputs: Vec<Option<VarId>>,
+    /// Gradients of the outputs, as far as their users have given them.
+    grads: Vec<Option<Tensor>>,
+    /// Outputs that were computed again, until this node's own backward pass.
+    replayed: Vec<Option<Tensor>>,
+}
+
+enum Step {
+    Op(Box<dyn Function>),
+    UnitEnter(Arc<dyn UnitHook>),
+    UnitLeave(Arc<dyn UnitHook>),
+    Leaf,
+}
+
+/// A tensor's place on a tape: an output of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VarId {
+    node: usize,
+    output: usize,
+}
+
+/// What a tensor on a tape knows of it. Without an id no gradient is wanted, but results are on the tape as well.
+#[derive(Clone)]
+pub(crate) struct Var {
+    tape: Tape,
+    id: Option<VarId>,
+}
+
+impl Var {
+    pub(crate) fn tape(&self) -> &Tape {
+        &self.tape
+    }
+}
+
+/// The backward half of an op.
+pub(crate) trait Function: Send {
+    /// Takes the gradients of the outputs (absent where nobody used one) and gives those of the inputs.
+    fn backward(self: Box<Self>, grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()>;
+
+    /// Whether the output can be computed again at the cost of one pass over memory.
+    fn can_replay(&self, _output: usize) -> bool {
+        false
+    }
+
+    /// Computes an output again.
+    fn replay(&self, output: usize, _cx: &mut Backward<'_>) -> Result<Tensor> {
+        Err(Error::Usage(format!("output {output} of this op cannot be replayed")))
+    }
+}
+
+/// Called around the backward pass of a unit's ops.
+pub trait UnitHook: Send + Sync {
+    /// Before the first of them.
+    ///
+    /// # Errors
+    /// Whatever makes the backward pass impossible.
+    fn before_backward(&self) -> Result<()>;
+
+    /// After the last of them: the unit's gradients of this pass are complete.
+    ///
+    /// # Errors
+    /// Whatever makes the backward pass fail.
+    fn after_backward(&self) -> Result<()>;
+}
+
+/// A tensor kept for the backward pass: itself, or the op that makes it again.
+pub(crate) enum Saved {
+    Kept(Tensor),
+    Replay(VarId),
+}
+
+impl Tape {
+    /// An empty tape.
+    pub fn new() -> Tape {
+        Tape(Arc::default())
+    }
+
+    /// An empty tape whose backward pass will be seeded with exactly `seed`: ops that make their gradient already in
+    /// the forward pass (the head with its loss) use it.
+    pub fn with_seed(seed: f32) -> Tape {
+        Tape(Arc::new(Mutex::new(Recording { promised_seed: Some(seed), ..Recording::default() })))
+    }
+
+    pub(crate) fn promised_seed(&self) -> Option<f32> {
+        self.lock().promised_seed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recording> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a tensor on the tape: ops on it are recorded, but it gets no gradient itself.
+    pub fn input(&self, tensor: &Tensor) -> Tensor {
+        Tensor { var: Some(Var { tape: self.clone(), id: None }), ..tensor.clone() }
+    }
+
+    /// Puts a tensor on the tape as a leaf: [`Tape::backward`] keeps its gradient for [`Gradients::of`].
+    pub fn leaf(&self, tensor: &Tensor) -> Tensor {
+        let id = self.lock().push(Step::Leaf, Vec::new(), 1);
+        Tensor { var: Some(Var { tape: self.clone(), id: Some(VarId { node: id, output: 0 }) }), ..tensor.clone() }
+    }
+
+    /// Marks that the ops from here on belong to a unit.
+    pub fn enter_unit(&self, hook: Arc<dyn UnitHook>) {
+        self.lock().push(Step::UnitEnter(hook), Vec::new(), 0);
+    }
+
+    /// Marks that the unit entered last ends here.
+    pub fn leave_unit(&self, hook: Arc<dyn UnitHook>) {
+        self.lock().push(Step::UnitLeave(hook), Vec::new(), 0);
+    }
+
+    /// Runs the backward pass from `root`, whose gradient is `seed` in every element, and empties the tape.
+    /// Gradients of parameters go to their homes; those of leaves are returned.
+    ///
+    /// # Errors
+    /// When `root` is not on this tape, and whatever an op reports.
+    pub fn backward(&self, root: &Tensor, seed: f32) -> Result<Gradients> {
+        let Some(Var { tape, id: Some(root_id) }) = &root.var else {
+            return Err(Error::Usage("backward: nothing that the loss depends on is trained".to_string()));
+        };
+        if !Arc::ptr_eq(&tape.0, &self.0) {
+            return Err(Error::Usage("backward: the loss was recorded on another tape".to_string()));
+        }
+        let mut recording = std::mem::take(&mut *self.lock());
+        if recording.promised_seed.is_some_and(|promised| promised != seed) {
+            return Err(Error::Usage(format!(
+                "backward: the tape was promised the seed {:?}, but is seeded with {seed}",
+                recording.promised_seed
+            )));
+        }
+        if root_id.node >= recording.nodes.len() {
+            return Err(Error::Usage("backward: the tape has already been run backward".to_string()));
+        }
+        let ones = accumulate::full_like(root, seed)?;
+        recording.nodes[root_id.node].grads[root_id.output] = Some(ones);
+        let mut leaves = Vec::new();
+        for index in (0..recording.nodes.len()).rev() {
+            let node = &mut recording.nodes[index];
+            node.replayed.clear();
+            match node.op.take() {
+                Some(Step::UnitLeave(hook)) => hook.before_backward()?,
+                Some(Step::UnitEnter(hook)) => hook.after_backward()?,
+                Some(Step::Leaf) => leaves.push((index, node.grads[0].take())),
+                Some(Step::Op(op)) => {
+                    let grads = std::mem::take(&mut node.grads);
+                    if grads.iter().any(Option::is_some) {
+                        let inputs = std::mem::take(&mut node.inputs);
+                        op.backward(grads, &mut Backward { nodes: &mut recording.nodes, inputs: &inputs })?;
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok(Gradients { leaves })
+    }
+}
+
+impl Default for Tape {
+    fn default() -> Tape {
+        Tape::new()
+    }
+}
+
+impl Recording {
+    fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>, n_outputs: usize) -> usize {
+        let slots = || (0..n_outputs).map(|_| None).collect::<Vec<_>>();
+        self.nodes.push(Node { op: Some(op), inputs, grads: slots(), replayed: slots() });
+        self.nodes.len() - 1
+    }
+}
+
+/// The gradients of a tape's leaves.
+pub struct Gradients {
+    leaves: Vec<(usize, Option<Tensor>)>,
+}
+
+impl Gradients {
+    /// The gradient of a leaf; `None` when the root does not depend on it.
+    pub fn of(&self, leaf: &Tensor) -> Option<&Tensor> {
+        let id = leaf.var.as_ref()?.id?;
+        self.leaves.iter().find(|(node, _)| *node == id.node)?.1.as_ref()
+    }
+}
+
+/// Records one op: made from the op's inputs, finished with its outputs.
+pub(crate) struct Recorder {
+    tape: Tape,
+    inputs: Vec<Option<VarId>>,
+    needs_grad: bool,
+}
+
+impl Recorder {
+    /// `None` when no input is on a tape.
+    pub fn new(inputs: &[&Tensor], params: &[&Param]) -> Result<Option<Recorder>> {
+        let mut tape: Option<&Tape> = None;
+        for var in inputs.iter().filter_map(|t| t.var.as_ref()) {
+            if tape.is_some_and(|t| !Arc::ptr_eq(&t.0, &var.tape.0)) {
+                return Err(Error::Usage("an op's inputs are on two different tapes".to_string()));
+            }
+            tape = Some(&var.tape);
+        }
+        let Some(tape) = tape else { return Ok(None) };
+        let inputs: Vec<_> = inputs.iter().map(|t| t.var.as_ref().and_then(|v| v.id)).collect();
+        let mut needs_grad = inputs.iter().any(Option::is_some);
+        for param in params {
+            needs_grad |= param.trainable()?;
+        }
+        Ok(Some(Recorder { tape: tape.clone(), inputs, needs_grad }))
+    }
+
+    /// Whether a backward pass will come by here.
+    pub fn needs_grad(&self) -> bool {
+        self.needs_grad
+    }
+
+    /// Whether the gradient of input `index` will be asked for.
+    pub fn needs_input(&self, index: usize) -> bool {
+        self.inputs[index].is_some()
+    }
+
+    /// The seed that the backward pass will start from, where it was promised.
+    pub fn promised_seed(&self) -> Option<f32> {
+        self.tape.promised_seed()
+    }
+
+    /// Keeps a tensor for the backward pass.
+    pub fn save(&self, tensor: &Tensor) -> Saved {
+        if let Some(Var { id: Some(id), .. }) = &tensor.var {
+            let recording = self.tape.lock();
+            if let Some(Step::Op(op)) = &recording.nodes[id.node].op
+                && op.can_replay(id.output)
+            {
+                return Saved::Replay(*id);
+            }
+        }
+        Saved::Kept(tensor.detach())
+    }
+
+    /// Records the op and puts its outputs on the tape.
+    pub fn finish<const N: usize>(self, outputs: [Tensor; N], op: impl Function + 'static) -> [Tensor; N] {
+        let node = self
+            .needs_grad
+            .then(|| self.tape.lock().push(Step::Op(Box::new(op)), self.inputs, N));
+        let mut output = 0;
+        outputs.map(|tensor| {
+            let id = node.map(|node| VarId { node, output });
+            output += 1;
+            Tensor { var: Some(Var { tape: self.tape.clone(), id }), ..tensor }
+        })
+    }
+}
+
+/// What an op's backward pass works with.
+pub(crate) struct Backward<'a> {
+    nodes: &'a mut Vec<Node>,
+    inputs: &'a [Option<VarId>],
+}
+
+impl Backward<'_> {
+    /// Whether anybody wants the gradient of input `index`.
+    pub fn needs(&self, index: usize) -> bool {
+        self.inputs[index].is_some()
+    }
+
+    /// A tensor that was kept.
+    pub fn get(&mut self, saved: &Saved) -> Result<Tensor> {
+        let id = match saved {
+            Saved::Kept(tensor) => return Ok(tensor.clone()),
+            Saved::Replay(id) => *id,
+        };
+        if let Some(tensor) = &self.nodes[id.node].replayed[id.output] {
+            return Ok(tensor.clone());
+        }
+        let Some(Step::Op(op)) = self.nodes[id.node].op.take() else {
+            return Err(Error::Usage("the op that made a kept tensor has already been run backward".to_string()));
+        };
+        let tensor = op.replay(id.output, self);
+        let node = &mut self.nodes[id.node];
+        node.op = Some(Step::Op(op));
+        let tensor = tensor?;
+        node.replayed[id.output] = Some(tensor.clone());
+        Ok(tensor)
+    }
+
+    /// Adds to the gradient of input `index`; nothing happens when nobody wants it.
+    pub fn give(&mut self, index: usize, grad: Tensor) -> Result<()> {
+        let Some(id) = self.inputs[index] else { return Ok(()) };
+        let slot = &mut self.nodes[id.node].grads[id.output];
+        *slot = Some(match slot.take() {
+            None => grad,
+            Some(sum) => accumulate::add(sum, grad)?,
+        });
+        Ok(())
+    }
+
+    /// The gradient of input `index` for an op that can add into it: what has come so far, to be added to, or fresh
+    /// memory, to be overwritten. To be given back with [`Backward::put`].
+    pub fn slot(&mut self, index: usize, like: &Tensor) -> Result<(Tensor, Store)> {
+        if let Some(id) = self.inputs[index] {
+            let slot = &mut self.nodes[id.node].grads[id.output];
+            if slot.as_ref().is_some_and(Tensor::is_unique)
+                && let Some(sum) = slot.take()
+            {
+                return Ok((sum, Store::Add));
+            }
+        }
+        let fresh = Tensor::uninit(*like.shape(), like.dtype(), like.device(), "gradient")?;
+        Ok((fresh, Store::Overwrite))
+    }
+
+    /// Gives back what [`Backward::slot`] lent.
+    pub fn put(&mut self, index: usize, grad: Tensor) -> Result<()> {
+        self.give(index, grad)
+    }
+
+    /// The shape that a gradient of the wrong shape should have had.
+    pub fn expect_shape(grad: &Tensor, shape: &Shape) -> Result<()> {
+        if grad.shape() == shape {
+            return Ok(());
+        }
+        Err(Error::Shape { op: "backward", expected: format!("{shape:?}"), got: format!("{:?}", grad.shape()) })
+    }
+}

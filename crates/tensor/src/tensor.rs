@@ -1,0 +1,210 @@
+//! The tensor: a dense, contiguous array on a device, and, while a tape records, the place that made it.
+
+use std::sync::Arc;
+
+use crate::arena::Buffer;
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::flat::Lease;
+use crate::shape::{IntoShape, Shape};
+use crate::tape::{Tape, Var};
+
+/// A dense, row-major array. Cloning shares the memory; no op changes a tensor that somebody else can see.
+#[derive(Clone)]
+pub struct Tensor {
+    memory: Memory,
+    /// First element, in bytes from the start of the memory.
+    offset_bytes: usize,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+    pub(crate) var: Option<Var>,
+}
+
+/// What holds the elements: a buffer of the pool, or a read lease on a unit's flat buffer.
+#[derive(Clone)]
+enum Memory {
+    Pooled(Arc<Buffer>),
+    Leased(Arc<Lease>),
+}
+
+impl Tensor {
+    /// A tensor of arbitrary content, for a kernel to fill. `what` names it in the memory table.
+    pub(crate) fn uninit(shape: impl IntoShape, dtype: DType, device: &Device, what: &'static str) -> Result<Tensor> {
+        let shape = shape.into_shape()?;
+        let buffer = device.arena().allocate(shape.n_elems() * dtype.size(), what)?;
+        let memory = Memory::Pooled(Arc::new(buffer));
+        Ok(Tensor { memory, offset_bytes: 0, shape, dtype, device: device.clone(), var: None })
+    }
+
+    /// A read-only window on a unit's flat buffer.
+    pub(crate) fn leased(lease: Lease, offset_bytes: usize, shape: Shape, dtype: DType, device: &Device) -> Tensor {
+        Tensor { memory: Memory::Leased(Arc::new(lease)), offset_bytes, shape, dtype, device: device.clone(), var: None }
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// No memory, or an impossible shape.
+    pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
+        let mut t = Tensor::uninit(shape, dtype, device, "tensor")?;
+        t.bytes_mut()?.fill(0);
+        Ok(t)
+    }
+
+    /// A tensor with these elements, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when their number is not the shape's.
+    pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Tensor> {
+        let shape = shape.into_shape()?;
+        if shape.n_elems() != data.len() {
+            return Err(Error::Shape {
+                op: "from_slice",
+                expected: format!("{} elements for shape {shape:?}", shape.n_elems()),
+                got: format!("{} elements", data.len()),
+            });
+        }
+        let mut t = Tensor::uninit(shape, T::DTYPE, device, "tensor")?;
+        t.slice_mut::<T>()?.copy_from_slice(data);
+        Ok(t)
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The sizes of its dims.
+    pub fn sizes(&self) -> &[usize] {
+        self.shape.sizes()
+    }
+
+    /// The number of elements.
+    pub fn n_elems(&self) -> usize {
+        self.shape.n_elems()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device it lives on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The elements of a tensor in host memory.
+    ///
+    /// # Errors
+    /// [`Error::DType`] when they are of another type.
+    pub fn slice<T: Element>(&self) -> Result<&[T]> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::DType { op: "slice", expected: dtype_name::<T>(), got: self.dtype });
+        }
+        Ok(bytemuck::cast_slice(self.bytes()))
+    }
+
+    /// The elements, for the only owner of the memory.
+    pub(crate) fn slice_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::DType { op: "slice_mut", expected: dtype_name::<T>(), got: self.dtype });
+        }
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let start = match &self.memory {
+            Memory::Pooled(buffer) => buffer.ptr(),
+            Memory::Leased(lease) => lease.ptr(),
+        };
+        // SAFETY: constructors keep offset + length inside the memory, which is initialised, outlives `self`, and is
+        // written only through `bytes_mut` (sole owner) or after every lease on it has ended.
+        unsafe { std::slice::from_raw_parts(start.add(self.offset_bytes), self.len_bytes()) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if !self.is_unique() {
+            return Err(Error::Usage("a tensor that is shared or leased cannot be written".to_string()));
+        }
+        let Memory::Pooled(buffer) = &self.memory else {
+            return Err(Error::Usage("a weight cannot be written through a tensor".to_string()));
+        };
+        // SAFETY: as in `bytes`; the buffer has no other owner, and `self` is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(buffer.ptr().add(self.offset_bytes), self.len_bytes()) })
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.n_elems() * self.dtype.size()
+    }
+
+    /// Whether nobody else sees this memory, so that an op may write into it.
+    pub(crate) fn is_unique(&self) -> bool {
+        match &self.memory {
+            Memory::Pooled(buffer) => Arc::strong_count(buffer) == 1,
+            Memory::Leased(_) => false,
+        }
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Errors
+    /// [`Error::DType`] when they are of another type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        Ok(self.slice::<T>()?.to_vec())
+    }
+
+    /// The value of a one-element float tensor.
+    ///
+    /// # Errors
+    /// More than one element, or integers.
+    pub fn item(&self) -> Result<f32> {
+        if self.n_elems() != 1 {
+            return Err(Error::Shape {
+                op: "item",
+                expected: "one element".to_string(),
+                got: format!("{:?}", self.shape),
+            });
+        }
+        match self.dtype {
+            DType::F32 => Ok(self.slice::<f32>()?[0]),
+            DType::BF16 => Ok(self.slice::<half::bf16>()?[0].to_f32()),
+            DType::F16 => Ok(self.slice::<half::f16>()?[0].to_f32()),
+            DType::I32 => Err(Error::DType { op: "item", expected: "a float", got: self.dtype }),
+        }
+    }
+
+    /// The tape it is on.
+    pub fn tape(&self) -> Option<Tape> {
+        self.var.as_ref().map(|var| var.tape().clone())
+    }
+
+    /// The same elements, cut off from the tape: no gradient flows through it.
+    pub fn detach(&self) -> Tensor {
+        Tensor { var: None, ..self.clone() }
+    }
+
+    /// Another view of the same memory: same elements from `first` on, another shape. Not recorded.
+    pub(crate) fn view(&self, first: usize, shape: Shape) -> Tensor {
+        debug_assert!(first + shape.n_elems() <= self.n_elems());
+        let offset_bytes = self.offset_bytes + first * self.dtype.size();
+        Tensor { offset_bytes, shape, var: None, ..self.clone() }
+    }
+}
+
+fn dtype_name<T: Element>() -> &'static str {
+    match T::DTYPE {
+        DType::F32 => "f32",
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        DType::I32 => "i32",
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tensor({:?}, {})", self.shape, self.dtype)
+    }
+}
