@@ -90,7 +90,7 @@ struct Collect {
 }
 
 fn join(path: &[String], name: &str) -> String {
-    if path.is_empty() { name.to_string() } else { format!("{}.{name}", path.join(".")) }
+    path.iter().map(String::as_str).chain([name]).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
 }
 
 impl Visitor for Collect {

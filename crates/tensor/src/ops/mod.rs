@@ -7,6 +7,7 @@ pub(crate) mod accumulate;
 mod attention;
 mod embedding;
 mod head_loss;
+mod heads;
 mod linear;
 mod norm;
 mod residual;
@@ -16,6 +17,7 @@ pub mod update;
 
 pub use attention::{Mask, attention, attention_cached};
 pub use embedding::embedding;
+pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
 pub use linear::{WeightLayout, linear};
 pub use norm::rms_norm;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cpu::rope::{self as kernel, Direction, Positions};
+use crate::cpu::rope::{self as kernel, Positions, RopeShape, Rotation};
 use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
@@ -15,24 +15,27 @@ use crate::tensor::Tensor;
 /// # Errors
 /// A shape that does not fit the table, or a position beyond it.
 pub fn rope(x: &Tensor, table: &Arc<RopeTable>, first: usize) -> Result<Tensor> {
-    if x.sizes().len() != 4 || x.shape().last() < 2 * table.half_dim() {
-        return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", 2 * table.half_dim()), x));
+    if x.sizes().len() != 4 || x.shape().last() < table.rot_dim() {
+        return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim()), x));
     }
     let recorder = Recorder::new(&[x], &[])?;
-    let y = turn(x, table, first, Direction::Forward, "rope forward")?;
+    let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
     let Some(recorder) = recorder else { return Ok(y) };
     let [y] = recorder.finish([y], RopeBackward { table: table.clone(), first });
     Ok(y)
 }
 
-fn turn(x: &Tensor, table: &RopeTable, first: usize, direction: Direction, name: &'static str) -> Result<Tensor> {
+fn turn(x: &Tensor, table: &RopeTable, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     y.bytes_mut()?.copy_from_slice(x.bytes());
     let Kind::Cpu(cpu) = x.device().kind();
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
+    let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim(), style: table.style() };
     x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
         with_float!(x.dtype(), "rope", T => {
-            kernel::rope(cpu, y.slice_mut::<T>()?, heads, dim, table, Positions::Sequence { seq, first }, direction)
+            kernel::rope(
+                cpu, shape, rotation, Positions::Counted { seq, offset: first }, (table.cos(), table.sin()), y.slice_mut::<T>()?,
+            )
         })
     })?;
     Ok(y)
@@ -46,6 +49,6 @@ struct RopeBackward {
 impl Function for RopeBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
-        cx.give(0, turn(&dy, &self.table, self.first, Direction::Backward, "rope backward")?)
+        cx.give(0, turn(&dy, &self.table, self.first, Rotation::Inverse, "rope backward")?)
     }
 }

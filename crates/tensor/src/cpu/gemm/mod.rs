@@ -20,7 +20,7 @@ mod tests;
 
 pub use peak::peak_flops;
 
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, Store};
 use crate::dtype::{DType, Float};
 
 /// A read-only matrix of `rows` x `cols`.
@@ -49,15 +49,6 @@ pub struct MatMut<'a, T> {
     pub cols: usize,
     /// Elements between rows.
     pub row_stride: usize,
-}
-
-/// What becomes of the old C.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// C = A · B.
-    Overwrite,
-    /// C += A · B.
-    Add,
 }
 
 impl<'a, T> MatRef<'a, T> {

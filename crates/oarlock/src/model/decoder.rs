@@ -1,0 +1,241 @@
+//! The decoder: one transformer for all dense families (llama, qwen2, qwen3, minimind), which differ in its settings.
+//!
+//! Shape legend: B batch, S sequence, E hidden, H heads, G kv heads, D head size, F intermediate, V vocabulary.
+
+use std::sync::Arc;
+
+use oarlock_tensor::ops::{self, HeadLoss, Mask};
+use oarlock_tensor::{Result, RopeTable, Tensor};
+
+use crate::model::cache::LayerCache;
+use crate::model::config::DecoderConfig;
+use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
+
+/// A decoder-only language model.
+#[derive(Debug)]
+pub struct Decoder {
+    config: DecoderConfig,
+    embed_tokens: Unit<Embedding>,
+    layers: Vec<Unit<Block>>,
+    head: Unit<Head>,
+    rope: Arc<RopeTable>,
+}
+
+/// One layer: attention and a gated MLP, each after a norm and added to its input.
+#[derive(Debug)]
+pub struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+#[derive(Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    head_dim: usize,
+}
+
+#[derive(Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+/// The final norm and the output weights; those may be the embedding's.
+#[derive(Debug)]
+pub struct Head {
+    norm: RmsNorm,
+    lm_head: Linear,
+}
+
+impl Decoder {
+    /// A model with these settings, its parameters without a home yet.
+    ///
+    /// # Errors
+    /// Settings that do not fit together.
+    pub fn new(config: DecoderConfig) -> crate::Result<Decoder> {
+        config.check()?;
+        let std = config.init_std;
+        let embed = Embedding::new(config.vocab_size, config.hidden_size, std)?;
+        let lm_head = match config.tie_embeddings {
+            true => Linear::with_weight(embed.weight.clone()),
+            false => Linear::new(config.hidden_size, config.vocab_size, false, std)?,
+        };
+        let layers: Result<Vec<_>> = (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
+        let rope = Arc::new(config.rope_table()?);
+        let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
+        Ok(Decoder { embed_tokens: Unit::new(embed), layers: layers?, head: Unit::new(head), rope, config })
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// ids `[B, S]`, labels `[B, S]` (shifted already, -100 ignored) → the summed cross-entropy.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, or a sequence longer than the model's.
+    pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
+        let x = self.hidden(ids, mask)?;
+        self.head.run(&x, |head| ops::head_loss(&head.norm.forward(&x)?, &head.lm_head.weight, labels))
+    }
+
+    /// ids `[B, S]` → logits `[B, S, V]`.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`].
+    pub fn logits(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
+        let x = self.hidden(ids, mask)?;
+        self.head.run(&x, |head| head.lm_head.forward(&head.norm.forward(&x)?))
+    }
+
+    /// The next tokens' logits `[1, V]` after `ids` `[1, S]`, which follow what `cache` holds; the cache grows by them.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`], or a full cache.
+    pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
+        let mut x = self.embed_tokens.forward(ids)?;
+        for (layer, cache) in self.layers.iter().zip(cache) {
+            x = layer.forward_cached(&x, &self.rope, cache)?;
+        }
+        let x = self.head.norm.forward(&ops::last_position(&x)?)?;
+        self.head.lm_head.forward(&x)
+    }
+
+    fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
+        let mut x = self.embed_tokens.run(ids, |embed| embed.forward(ids))?;
+        for layer in &self.layers {
+            x = layer.run(&x, |block| block.forward(&x, &self.rope, mask))?;
+        }
+        Ok(x)
+    }
+}
+
+impl Block {
+    fn new(config: &DecoderConfig) -> Result<Block> {
+        let (hidden, std) = (config.hidden_size, config.init_std);
+        let (q_dim, kv_dim) = (config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim);
+        let head_norm = || config.qk_norm.then(|| RmsNorm::new(config.head_dim, config.norm_eps)).transpose();
+        let self_attn = Attention {
+            q_proj: Linear::new(hidden, q_dim, config.qkv_bias, std)?,
+            k_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
+            v_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
+            o_proj: Linear::new(q_dim, hidden, config.o_bias, std)?,
+            q_norm: head_norm()?,
+            k_norm: head_norm()?,
+            head_dim: config.head_dim,
+        };
+        let mlp = Mlp {
+            gate_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            up_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            down_proj: Linear::new(config.intermediate_size, hidden, config.mlp_bias, std)?,
+        };
+        Ok(Block {
+            input_layernorm: RmsNorm::new(hidden, config.norm_eps)?,
+            self_attn,
+            post_attention_layernorm: RmsNorm::new(hidden, config.norm_eps)?,
+            mlp,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, rope: &Arc<RopeTable>, mask: &Mask) -> Result<Tensor> {
+        let h = ops::add(x, &self.self_attn.forward(&self.input_layernorm.forward(x)?, rope, mask)?)?;
+        ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
+    }
+
+    fn forward_cached(&self, x: &Tensor, rope: &Arc<RopeTable>, cache: &mut LayerCache) -> Result<Tensor> {
+        let h = ops::add(x, &self.self_attn.forward_cached(&self.input_layernorm.forward(x)?, rope, cache)?)?;
+        ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
+    }
+}
+
+impl Attention {
+    fn forward(&self, x: &Tensor, rope: &Arc<RopeTable>, mask: &Mask) -> Result<Tensor> {
+        let (q, k, v) = self.project(x, rope, 0)?;
+        self.output(&ops::attention(&q, &k, &v, mask, self.scale())?)
+    }
+
+    fn forward_cached(&self, x: &Tensor, rope: &Arc<RopeTable>, cache: &mut LayerCache) -> Result<Tensor> {
+        let (q, k, v) = self.project(x, rope, cache.len())?;
+        cache.append(&k, &v)?;
+        self.output(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), self.scale())?)
+    }
+
+    /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
+    fn project(&self, x: &Tensor, rope: &Arc<RopeTable>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
+        let heads = |x: Tensor| ops::split_heads(&x, self.head_dim);
+        let norm = |norm: &Option<RmsNorm>, x: Tensor| norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x));
+        let q = norm(&self.q_norm, heads(self.q_proj.forward(x)?)?)?;
+        let k = norm(&self.k_norm, heads(self.k_proj.forward(x)?)?)?;
+        let v = heads(self.v_proj.forward(x)?)?;
+        Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
+    }
+
+    fn output(&self, o: &Tensor) -> Result<Tensor> {
+        self.o_proj.forward(&ops::merge_heads(o)?)
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+}
+
+impl Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.down_proj.forward(&ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)?)
+    }
+}
+
+impl Module for Decoder {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("model.embed_tokens", &self.embed_tokens);
+        visitor.child("model.layers", &self.layers);
+        visitor.child("", &self.head);
+    }
+}
+
+impl Module for Block {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("input_layernorm", &self.input_layernorm);
+        visitor.child("self_attn", &self.self_attn);
+        visitor.child("post_attention_layernorm", &self.post_attention_layernorm);
+        visitor.child("mlp", &self.mlp);
+    }
+}
+
+impl Module for Attention {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("q_proj", &self.q_proj);
+        visitor.child("k_proj", &self.k_proj);
+        visitor.child("v_proj", &self.v_proj);
+        visitor.child("o_proj", &self.o_proj);
+        for (name, norm) in [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)] {
+            if let Some(norm) = norm {
+                visitor.child(name, norm);
+            }
+        }
+    }
+}
+
+impl Module for Mlp {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("gate_proj", &self.gate_proj);
+        visitor.child("up_proj", &self.up_proj);
+        visitor.child("down_proj", &self.down_proj);
+    }
+}
+
+impl Module for Head {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("model.norm", &self.norm);
+        visitor.child("lm_head", &self.lm_head);
+    }
+}

@@ -1,0 +1,222 @@
+//! Cross-entropy of rows of logits against labels: the loss, and with it the gradient in one sweep over a row.
+
+use super::Cpu;
+use super::isa::multiversion;
+use super::lanes;
+use super::math::exp;
+use super::pieces::{cut, for_pieces, task_rows};
+use super::sums::tree_sum_f32;
+use crate::dtype::Float;
+use crate::error::{Error, Result};
+
+/// The label of a row that does not count.
+pub const IGNORE: i32 = -100;
+
+/// The loss of some rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossSum {
+    /// The losses of the counted rows, added in a pairwise tree over all rows.
+    pub sum: f64,
+    /// The rows whose label is not [`IGNORE`].
+    pub count: usize,
+}
+
+/// The loss of each row of `logits [rows, vocab]`, 0 where the label is [`IGNORE`].
+///
+/// # Errors
+/// A label outside the vocabulary; then nothing was written.
+pub fn cross_entropy(
+    cpu: &Cpu,
+    logits: &[f32],
+    labels: &[i32],
+    vocab: usize,
+    losses: &mut [f32],
+) -> Result<LossSum> {
+    let count = check(labels, vocab, logits.len(), losses.len())?;
+    let task = task_rows(vocab);
+    cpu.par.chunks_mut(losses, task, |i, losses| {
+        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+        for ((logits, &label), loss) in rows.zip(losses) {
+            *loss = loss_row(cpu.isa, logits, label);
+        }
+    });
+    Ok(LossSum { sum: tree_sum_f32(losses), count })
+}
+
+/// [`cross_entropy`], and `d_logits = scale * (softmax - onehot)`, 0 in rows that do not count.
+///
+/// # Errors
+/// A label outside the vocabulary; then nothing was written.
+pub fn cross_entropy_grad<T: Float>(
+    cpu: &Cpu,
+    logits: &[f32],
+    labels: &[i32],
+    vocab: usize,
+    scale: f32,
+    losses: &mut [f32],
+    d_logits: &mut [T],
+) -> Result<LossSum> {
+    let count = check(labels, vocab, logits.len(), losses.len())?;
+    assert_eq!(logits.len(), d_logits.len(), "cross_entropy_grad: d_logits");
+    let task = task_rows(vocab);
+    let outputs = (cut(losses, task), cut(d_logits, task * vocab));
+    for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
+        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+        for ((logits, &label), (loss, d_logits)) in
+            rows.zip(losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab)))
+        {
+            *loss = grad_row(cpu.isa, logits, label, scale, d_logits);
+        }
+    });
+    Ok(LossSum { sum: tree_sum_f32(losses), count })
+}
+
+/// [`cross_entropy_grad`] that overwrites the logits with their gradient.
+///
+/// # Errors
+/// A label outside the vocabulary; then nothing was written.
+pub fn cross_entropy_grad_in_place(
+    cpu: &Cpu,
+    logits: &mut [f32],
+    labels: &[i32],
+    vocab: usize,
+    scale: f32,
+    losses: &mut [f32],
+) -> Result<LossSum> {
+    let count = check(labels, vocab, logits.len(), losses.len())?;
+    let task = task_rows(vocab);
+    let outputs = (cut(losses, task), cut(logits, task * vocab));
+    for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, logits)| {
+        for ((logits, &label), loss) in logits.chunks_exact_mut(vocab).zip(&labels[i * task..]).zip(losses) {
+            *loss = grad_row_in_place(cpu.isa, logits, label, scale);
+        }
+    });
+    Ok(LossSum { sum: tree_sum_f32(losses), count })
+}
+
+/// The number of rows that count, once all lengths and labels are known to be good.
+fn check(labels: &[i32], vocab: usize, n_logits: usize, n_losses: usize) -> Result<usize> {
+    assert!(n_logits == labels.len() * vocab && n_losses == labels.len(), "cross_entropy: lengths");
+    let bad = labels.iter().position(|&l| l != IGNORE && (l < 0 || l as usize >= vocab));
+    if let Some(position) = bad {
+        let index = i64::from(labels[position]);
+        return Err(Error::Index { op: "cross_entropy", index, position, bound: vocab });
+    }
+    Ok(labels.iter().filter(|&&l| l != IGNORE).count())
+}
+
+/// The maximum of a row and `sum of e^(x - maximum)`.
+#[inline(always)]
+fn statistics(logits: &[f32]) -> (f32, f32) {
+    let max = lanes::max(logits);
+    (max, lanes::sum_map(logits, |x| exp(x - max)))
+}
+
+#[inline(always)]
+fn loss((max, sum): (f32, f32), logit: f32) -> f32 {
+    (f64::from(sum).ln() + (f64::from(max) - f64::from(logit))) as f32
+}
+
+multiversion! {
+    fn loss_row(logits: &[f32], label: i32) -> f32 {
+        if label == IGNORE {
+            return 0.0;
+        }
+        loss(statistics(logits), logits[label as usize])
+    }
+}
+
+multiversion! {
+    fn grad_row[T: Float](logits: &[f32], label: i32, scale: f32, d_logits: &mut [T]) -> f32 {
+        if label == IGNORE {
+            d_logits.fill(T::from_f32(0.0));
+            return 0.0;
+        }
+        let (max, sum) = statistics(logits);
+        let factor = scale / sum;
+        for (d, x) in d_logits.iter_mut().zip(logits) {
+            *d = T::from_f32(exp(x - max) * factor);
+        }
+        let label = label as usize;
+        d_logits[label] = T::from_f32(exp(logits[label] - max) * factor - scale);
+        loss((max, sum), logits[label])
+    }
+}
+
+multiversion! {
+    fn grad_row_in_place(logits: &mut [f32], label: i32, scale: f32) -> f32 {
+        if label == IGNORE {
+            logits.fill(0.0);
+            return 0.0;
+        }
+        let (max, sum) = statistics(logits);
+        let (label, factor) = (label as usize, scale / sum);
+        let loss = loss((max, sum), logits[label]);
+        for x in &mut *logits {
+            *x = exp(*x - max) * factor;
+        }
+        logits[label] -= scale;
+        loss
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{assert_close, cpus, f64s, same_everywhere, values};
+    use crate::dtype::bf16;
+
+    fn labels(rows: usize, vocab: usize) -> Vec<i32> {
+        (0..rows).map(|r| if r % 4 == 3 { IGNORE } else { (r * 31 % vocab) as i32 }).collect()
+    }
+
+    #[test]
+    fn loss_and_gradient_match_the_reference() {
+        for (rows, vocab) in [(1, 1), (5, 3), (9, 6400), (40, 1001)] {
+            let logits: Vec<f32> = values::<f32>(1, rows * vocab).iter().map(|x| x * 6.0).collect();
+            let (labels, scale) = (labels(rows, vocab), 0.37);
+            let (total, losses, d, d_bf16) = same_everywhere(|cpu| {
+                let (mut losses, mut d, mut d_bf16) =
+                    (vec![9.0; rows], logits.clone(), vec![bf16::ONE; logits.len()]);
+                let total = cross_entropy(cpu, &logits, &labels, vocab, &mut losses).unwrap();
+                let mut again = vec![9.0; rows];
+                let result =
+                    cross_entropy_grad(cpu, &logits, &labels, vocab, scale, &mut again, &mut d_bf16).unwrap();
+                assert_eq!((result, &again), (total, &losses));
+                let result =
+                    cross_entropy_grad_in_place(cpu, &mut d, &labels, vocab, scale, &mut again).unwrap();
+                assert_eq!((result, &again), (total, &losses));
+                (total, losses, d, d_bf16)
+            });
+            let (mut want_losses, mut want_d) = (vec![], vec![]);
+            for (x, &label) in f64s(&logits).chunks(vocab).zip(&labels) {
+                let max = x.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
+                let counts = label != IGNORE;
+                want_losses.push(if counts { sum.ln() + max - x[label as usize] } else { 0.0 });
+                want_d.extend(x.iter().enumerate().map(|(j, x)| {
+                    let onehot = if j as i32 == label { 1.0 } else { 0.0 };
+                    if counts { ((x - max).exp() / sum - onehot) * f64::from(scale) } else { 0.0 }
+                }));
+            }
+            assert_close(&losses, &want_losses, 1e-6);
+            assert_close(&d, &want_d, 1e-6);
+            assert_close(&d_bf16, &want_d, 2e-3);
+            assert!((total.sum - want_losses.iter().sum::<f64>()).abs() < 1e-5 * (1.0 + total.sum));
+            assert_eq!(total.count, labels.iter().filter(|&&l| l != IGNORE).count());
+        }
+    }
+
+    #[test]
+    fn bad_labels_are_named_and_bad_logits_show() {
+        let cpu = &cpus()[0];
+        let mut losses = [5.0; 2];
+        let error = cross_entropy(cpu, &[0.0; 6], &[0, 3], 3, &mut losses).unwrap_err();
+        assert_eq!(error.to_string(), "cross_entropy: index 3 at position 1 is outside 0..3");
+        assert!(cross_entropy_grad_in_place(cpu, &mut [0.0; 6], &[-1, 0], 3, 1.0, &mut losses).is_err());
+        assert_eq!(losses, [5.0; 2]);
+        cross_entropy(cpu, &[0.0, f32::NAN, 1.0, 0.0, 0.0, f32::NEG_INFINITY], &[0, 0], 3, &mut losses)
+            .unwrap();
+        assert!(losses[0].is_nan() && (losses[1] - 2f32.ln()).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,104 @@
+//! Several output slices cut in step, so that each thread takes the same piece of all of them.
+
+use std::marker::PhantomData;
+
+use crate::par::Par;
+
+/// About how many elements one task of an elementwise kernel works on: long enough to hide the cost of starting
+/// it, short enough that its inputs and outputs stay in the cache of the core.
+pub(crate) const TASK_ELEMS: usize = 16 * 1024;
+
+/// How many rows of `dim` elements make a task.
+pub(crate) fn task_rows(dim: usize) -> usize {
+    (TASK_ELEMS / dim.max(1)).max(1)
+}
+
+/// Output that falls apart into disjoint pieces.
+pub(crate) trait Cut: Sync {
+    /// One of the pieces.
+    type Piece;
+
+    /// The piece with this index; empty beyond the end.
+    ///
+    /// # Safety
+    /// No index may be taken twice.
+    unsafe fn piece(&self, index: usize) -> Self::Piece;
+}
+
+/// A slice in pieces of `len` elements; the last may be shorter.
+pub(crate) struct Pieces<'a, T> {
+    start: *mut T,
+    total: usize,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a shared `Pieces` gives out disjoint parts of a slice it holds exclusively, so sharing it between threads
+// is no more than sending each of them its part.
+unsafe impl<T: Send> Sync for Pieces<'_, T> {}
+
+/// Cuts `slice` into pieces of `len` elements.
+pub(crate) fn cut<T>(slice: &mut [T], len: usize) -> Pieces<'_, T> {
+    Pieces { start: slice.as_mut_ptr(), total: slice.len(), len, slice: PhantomData }
+}
+
+impl<'a, T: Send> Cut for Pieces<'a, T> {
+    type Piece = &'a mut [T];
+
+    unsafe fn piece(&self, index: usize) -> &'a mut [T] {
+        let from = self.total.min(index.saturating_mul(self.len));
+        let len = self.len.min(self.total - from);
+        // SAFETY: the range lies inside the slice, and no other piece overlaps it as no index is taken twice.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
+    }
+}
+
+impl<C: Cut> Cut for Option<C> {
+    type Piece = Option<C::Piece>;
+
+    unsafe fn piece(&self, index: usize) -> Self::Piece {
+        // SAFETY: the caller's promise, passed on.
+        self.as_ref().map(|c| unsafe { c.piece(index) })
+    }
+}
+
+macro_rules! cut_tuple {
+    ($($c:ident $i:tt),+) => {
+        impl<$($c: Cut),+> Cut for ($($c,)+) {
+            type Piece = ($($c::Piece,)+);
+
+            unsafe fn piece(&self, index: usize) -> Self::Piece {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { ($(self.$i.piece(index),)+) }
+            }
+        }
+    };
+}
+cut_tuple!(A 0, B 1);
+cut_tuple!(A 0, B 1, C 2);
+cut_tuple!(A 0, B 1, C 2, D 3);
+
+/// Runs `f(i, piece i)` for the pieces `0..n`, each once.
+pub(crate) fn for_pieces<C: Cut>(par: &Par, n: usize, cut: C, f: impl Fn(usize, C::Piece) + Sync + Send) {
+    // SAFETY: `for_each` runs every index once, and `cut` is ours alone.
+    par.for_each(n, |i| f(i, unsafe { cut.piece(i) }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_uneven_slices_cover_each_element_once() {
+        for par in [Par::solo(), Par::threads(3).unwrap()] {
+            let (mut a, mut b, mut c) = (vec![0u8; 103], vec![0u16; 52], vec![0u8; 2]);
+            for_pieces(&par, 11, (cut(&mut a, 10), cut(&mut b, 5), Some(cut(&mut c, 1))), |i, (a, b, c)| {
+                a.iter_mut().for_each(|x| *x += i as u8 + 1);
+                b.iter_mut().for_each(|x| *x += 1);
+                c.unwrap().iter_mut().for_each(|x| *x += 1);
+            });
+            assert!(a.iter().enumerate().all(|(j, &x)| usize::from(x) == j / 10 + 1));
+            assert!(b.iter().all(|&x| x == 1) && c == [1, 1]);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Sums with a written order: squared norms over blocks, pairwise trees of numbers, of rows and of ranks.
+
+use super::Cpu;
+use super::isa::multiversion;
+use super::pieces::TASK_ELEMS;
+use crate::dtype::Float;
+
+/// The elements of a block of [`squared_norm`].
+pub const NORM_BLOCK: usize = 4096;
+
+/// Elements summed at a time by [`sum_into`], small enough for the stack.
+const STRIP: usize = 1024;
+
+/// Where a tree over `n > 1` leaves divides them: at the largest power of two below `n`.
+fn split_point(n: usize) -> usize {
+    1 << (n - 1).ilog2()
+}
+
+/// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), one f64 per block.
+/// Neither overflow nor underflow is possible: a block that is not finite held an element that is not.
+pub fn squared_norm<T: Float>(cpu: &Cpu, x: &[T], blocks: &mut [f64]) {
+    assert_eq!(blocks.len(), x.len().div_ceil(NORM_BLOCK), "squared_norm: one f64 per block");
+    let task = 8;
+    cpu.par.chunks_mut(blocks, task, |i, blocks| {
+        let x = &x[i * task * NORM_BLOCK..];
+        squared_norm_task(cpu.isa, x, blocks);
+    });
+}
+
+multiversion! {
+    fn squared_norm_task[T: Float](x: &[T], blocks: &mut [f64]) {
+        const LANES: usize = 32;
+        for (x, out) in x.chunks(NORM_BLOCK).zip(blocks) {
+            let mut acc = [0f64; LANES];
+            let (body, tail) = x.as_chunks::<LANES>();
+            for x in body {
+                for j in 0..LANES {
+                    let x = f64::from(x[j].to_f32());
+                    acc[j] += x * x;
+                }
+            }
+            for (acc, x) in acc.iter_mut().zip(tail) {
+                let x = f64::from(x.to_f32());
+                *acc += x * x;
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for j in 0..width {
+                    acc[j] += acc[j + width];
+                }
+                width /= 2;
+            }
+            *out = acc[0];
+        }
+    }
+}
+
+/// The pairwise sum of `values`; the tree depends on their number only.
+pub fn tree_sum(values: &[f64]) -> f64 {
+    match values {
+        [] => 0.0,
+        [x] => *x,
+        _ => {
+            let (left, right) = values.split_at(split_point(values.len()));
+            tree_sum(left) + tree_sum(right)
+        }
+    }
+}
+
+/// The pairwise sum of f32 `values`, added as f64; the tree is that of [`tree_sum`].
+pub fn tree_sum_f32(values: &[f32]) -> f64 {
+    match values {
+        [] => 0.0,
+        [x] => f64::from(*x),
+        _ => {
+            let (left, right) = values.split_at(split_point(values.len()));
+            tree_sum_f32(left) + tree_sum_f32(right)
+        }
+    }
+}
+
+/// Adds the rows of `partials` in a pairwise tree; the first row becomes their sum, the others are scratch.
+pub fn sum_rows_in_place(cpu: &Cpu, partials: &mut [f32], dim: usize) {
+    assert!(dim > 0 && partials.len().is_multiple_of(dim), "sum_rows_in_place: rows of {dim}");
+    let mut step = dim;
+    while step < partials.len() {
+        cpu.par.chunks_mut(partials, 2 * step, |_, pair| {
+            let (left, right) = pair.split_at_mut(step.min(pair.len()));
+            if !right.is_empty() {
+                add_assign(cpu.isa, &mut left[..dim], &right[..dim]);
+            }
+        });
+        step *= 2;
+    }
+}
+
+/// `dst = sum of sources` in one pass, in the tree `(0 + 1) + (2 + 3)` …, whatever the number of threads: the
+/// arithmetic of an all-reduce, where sources are ranks.
+pub fn sum_into(cpu: &Cpu, dst: &mut [f32], sources: &[&[f32]]) {
+    assert!(!sources.is_empty() && sources.iter().all(|s| s.len() == dst.len()), "sum_into: lengths");
+    cpu.par.chunks_mut(dst, TASK_ELEMS, |i, dst| {
+        for (j, dst) in dst.chunks_mut(STRIP).enumerate() {
+            let from = i * TASK_ELEMS + j * STRIP;
+            rank_tree(cpu, dst, 0, sources.len(), &|k| &sources[k][from..]);
+        }
+    });
+}
+
+/// [`sum_into`] where `dst` itself holds the source of index `place`, and `others` are the rest in order.
+pub fn sum_in_place(cpu: &Cpu, dst: &mut [f32], place: usize, others: &[&[f32]]) {
+    assert!(place <= others.len() && others.iter().all(|s| s.len() == dst.len()), "sum_in_place: lengths");
+    cpu.par.chunks_mut(dst, TASK_ELEMS, |i, dst| {
+        for (j, dst) in dst.chunks_mut(STRIP).enumerate() {
+            let from = i * TASK_ELEMS + j * STRIP;
+            let mut own = [0.0; STRIP];
+            own[..dst.len()].copy_from_slice(dst);
+            rank_tree(cpu, dst, 0, others.len() + 1, &|k| match k.cmp(&place) {
+                std::cmp::Ordering::Less => &others[k][from..],
+                std::cmp::Ordering::Equal => &own[..],
+                std::cmp::Ordering::Greater => &others[k - 1][from..],
+            });
+        }
+    });
+}
+
+fn rank_tree<'a>(cpu: &Cpu, out: &mut [f32], first: usize, n: usize, source: &dyn Fn(usize) -> &'a [f32]) {
+    match n {
+        1 => out.copy_from_slice(&source(first)[..out.len()]),
+        2 => add_into(cpu.isa, out, source(first), source(first + 1)),
+        _ => {
+            let left = split_point(n);
+            rank_tree(cpu, out, first, left, source);
+            if n - left == 1 {
+                add_assign(cpu.isa, out, source(first + left));
+            } else {
+                let mut right = [0.0; STRIP];
+                let right = &mut right[..out.len()];
+                rank_tree(cpu, right, first + left, n - left, source);
+                add_assign(cpu.isa, out, right);
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn add_into(out: &mut [f32], x: &[f32], y: &[f32]) {
+        for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+            *out = x + y;
+        }
+    }
+}
+
+multiversion! {
+    fn add_assign(y: &mut [f32], x: &[f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{same_everywhere, values};
+    use crate::dtype::bf16;
+
+    #[test]
+    fn squared_norms_are_exact_enough_and_see_everything() {
+        for n in [0, 1, 31, 4095, 4096, 4097, 40_000] {
+            let x = values::<bf16>(1, n);
+            let blocks = same_everywhere(|cpu| {
+                let mut blocks = vec![0.0; n.div_ceil(NORM_BLOCK)];
+                squared_norm(cpu, &x, &mut blocks);
+                blocks
+            });
+            let want: f64 = x.iter().map(|x| f64::from(x.to_f32()).powi(2)).sum();
+            assert!((tree_sum(&blocks) - want).abs() <= 1e-12 * want);
+        }
+        let mut x = values::<f32>(2, 10_000);
+        (x[0], x[5000], x[9999]) = (3e38, f32::NAN, f32::INFINITY);
+        let blocks = same_everywhere(|cpu| {
+            let mut blocks = vec![0.0; 3];
+            squared_norm(cpu, &x, &mut blocks);
+            blocks.iter().map(|b| b.to_bits()).collect::<Vec<_>>()
+        });
+        let blocks: Vec<f64> = blocks.into_iter().map(f64::from_bits).collect();
+        assert!(blocks[0].is_finite() && blocks[1].is_nan() && blocks[2] == f64::INFINITY);
+    }
+
+    #[test]
+    fn trees_have_the_written_order() {
+        let x: Vec<f64> = values::<f32>(3, 7).into_iter().map(|x| f64::from(x) / 3.0).collect();
+        assert_eq!(tree_sum(&x), ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + x[6]));
+        assert_eq!((tree_sum(&[]), tree_sum_f32(&[])), (0.0, 0.0));
+        let rows = values::<f32>(4, 5 * 33);
+        let sum = same_everywhere(|cpu| {
+            let mut partials = rows.clone();
+            sum_rows_in_place(cpu, &mut partials, 33);
+            partials[..33].to_vec()
+        });
+        for j in 0..33 {
+            let at = |row: usize| rows[row * 33 + j];
+            assert_eq!(sum[j], ((at(0) + at(1)) + (at(2) + at(3))) + at(4));
+        }
+    }
+
+    #[test]
+    fn ranks_are_added_in_their_tree_also_in_place() {
+        let n = 2 * TASK_ELEMS + 1030;
+        let ranks: Vec<Vec<f32>> = (0..8).map(|k| values(10 + k, n)).collect();
+        for n_ranks in 1..=8 {
+            let sources: Vec<&[f32]> = ranks[..n_ranks].iter().map(|r| &r[..]).collect();
+            let sum = same_everywhere(|cpu| {
+                let mut dst = vec![7.0; n];
+                sum_into(cpu, &mut dst, &sources);
+                dst
+            });
+            for j in [0, 1, 1023, 1024, TASK_ELEMS, n - 1] {
+                let r = |k: usize| if k < n_ranks { ranks[k][j] } else { 0.0 };
+                let want = ((r(0) + r(1)) + (r(2) + r(3))) + ((r(4) + r(5)) + (r(6) + r(7)));
+                assert_eq!(sum[j], want, "{n_ranks} ranks, element {j}");
+            }
+            for place in 0..n_ranks {
+                let mut others = sources.clone();
+                let mut dst = others.remove(place).to_vec();
+                sum_in_place(&crate::cpu::testing::cpus()[0], &mut dst, place, &others);
+                assert_eq!(dst, sum);
+            }
+        }
+    }
+}
