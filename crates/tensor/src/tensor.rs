@@ -148,6 +148,31 @@ impl Tensor {
         }
     }
 
+    /// Copies `rows` over the part of this tensor that begins at `first` of dim `dim`; the dims before it have size 1,
+    /// those after it are equal. Only for the sole owner of the memory.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit, or a shared tensor.
+    pub fn write_rows(&mut self, dim: usize, first: usize, rows: &Tensor) -> Result<()> {
+        let fits = rows.dtype == self.dtype
+            && rows.sizes().len() == self.sizes().len()
+            && dim < self.sizes().len()
+            && self.sizes()[..dim].iter().all(|&s| s == 1)
+            && rows.sizes()[..dim].iter().all(|&s| s == 1)
+            && rows.sizes()[dim + 1..] == self.sizes()[dim + 1..]
+            && first + rows.sizes()[dim] <= self.sizes()[dim];
+        if !fits {
+            return Err(Error::Shape {
+                op: "write_rows",
+                expected: format!("rows that fit into {self:?} from {first} of dim {dim} on"),
+                got: format!("{rows:?}"),
+            });
+        }
+        let row_bytes = self.sizes()[dim + 1..].iter().product::<usize>() * self.dtype.size();
+        self.bytes_mut()?[first * row_bytes..][..rows.bytes().len()].copy_from_slice(rows.bytes());
+        Ok(())
+    }
+
     /// A copy of the elements.
     ///
     /// # Errors
