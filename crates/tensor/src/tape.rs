@@ -109,7 +109,8 @@ impl Tape {
         Tape(Arc::new(Mutex::new(Recording { promised_seed: Some(seed), ..Recording::default() })))
     }
 
-    pub(crate) fn promised_seed(&self) -> Option<f32> {
+    /// The seed that was promised to [`Tape::with_seed`].
+    pub fn seed(&self) -> Option<f32> {
         self.lock().promised_seed
     }
 
@@ -249,7 +250,7 @@ impl Recorder {
 
     /// The seed that the backward pass will start from, where it was promised.
     pub fn promised_seed(&self) -> Option<f32> {
-        self.tape.promised_seed()
+        self.tape.seed()
     }
 
     /// Keeps a tensor for the backward pass.

@@ -6,6 +6,7 @@
 
 pub mod adamw;
 pub mod cross_entropy;
+pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod glu;
