@@ -1,5 +1,6 @@
 //! The CPU half of the tensor crate: what a kernel may use (instruction set, threads), and the kernels.
 
+pub mod attention;
 pub(crate) mod isa;
 
 pub use isa::{Isa, Path};
