@@ -112,13 +112,11 @@ impl Book {
                     }
                     Section::Plot(plot) => match line.strip_prefix("- ") {
                         Some(wording) => {
-                            if std::mem::take(&mut new_scene) {
-                                plot.scenes.push(Vec::new());
+                            match plot.scenes.last_mut() {
+                                Some(scene) if !new_scene => scene.push(wording.trim().into()),
+                                _ => plot.scenes.push(vec![wording.trim().into()]),
                             }
-                            plot.scenes
-                                .last_mut()
-                                .into_iter()
-                                .for_each(|scene| scene.push(wording.trim().into()));
+                            new_scene = false;
                         }
                         None => plot.variables.extend(declarations(line, &place)?),
                     },
