@@ -6,6 +6,7 @@
 
 pub mod adamw;
 pub mod cross_entropy;
+pub mod elementwise;
 pub mod embed;
 pub mod glu;
 pub(crate) mod isa;
@@ -13,7 +14,9 @@ pub(crate) mod lanes;
 pub(crate) mod math;
 pub mod norm;
 pub(crate) mod pieces;
+pub mod random;
 pub mod rope;
+pub mod softmax;
 pub mod sums;
 #[cfg(test)]
 pub(crate) mod testing;

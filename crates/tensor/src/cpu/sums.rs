@@ -1,12 +1,15 @@
 //! Sums with a written order: squared norms over blocks, pairwise trees of numbers, of rows and of ranks.
 
-use super::Cpu;
 use super::isa::multiversion;
 use super::pieces::TASK_ELEMS;
+use super::{Cpu, Store};
 use crate::dtype::Float;
 
 /// The elements of a block of [`squared_norm`].
 pub const NORM_BLOCK: usize = 4096;
+
+/// A sum over rows adds this many one after the other; a pairwise tree joins the blocks.
+pub const ROW_BLOCK: usize = 32;
 
 /// Elements summed at a time by [`sum_into`], small enough for the stack.
 const STRIP: usize = 1024;
@@ -91,6 +94,25 @@ pub fn sum_rows_in_place(cpu: &Cpu, partials: &mut [f32], dim: usize) {
             }
         });
         step *= 2;
+    }
+}
+
+/// The elements of one partial row per block of [`ROW_BLOCK`] rows.
+pub(crate) fn partial_rows(rows: usize, dim: usize) -> usize {
+    rows.div_ceil(ROW_BLOCK) * dim
+}
+
+/// Adds the rows of `partials`, which become scratch, and stores the sum.
+pub(crate) fn store_sum_of_rows(cpu: &Cpu, partials: &mut [f32], out: &mut [f32], store: Store) {
+    if partials.is_empty() {
+        if store == Store::Overwrite {
+            out.fill(0.0);
+        }
+        return;
+    }
+    sum_rows_in_place(cpu, partials, out.len());
+    for (out, sum) in out.iter_mut().zip(partials) {
+        store.put(out, *sum);
     }
 }
 
