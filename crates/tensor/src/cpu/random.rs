@@ -41,12 +41,13 @@ impl Stream {
     /// Ten rounds of Philox4x32 on `N` consecutive counters.
     #[inline(always)]
     fn blocks<const N: usize>(self, first: u64) -> [[u32; N]; 4] {
-        philox(
-            std::array::from_fn(|l| (first.wrapping_add(l as u64)) & LOW),
-            std::array::from_fn(|l| first.wrapping_add(l as u64) >> 32),
-            [self.stream & LOW, self.stream >> 32],
-            [self.seed & LOW, self.seed >> 32],
-        )
+        let (mut low, mut high) = ([0; N], [0; N]);
+        for l in 0..N {
+            let counter = first.wrapping_add(l as u64);
+            (low[l], high[l]) = (counter & LOW, counter >> 32);
+        }
+        let halves = |x: u64| [x & LOW, x >> 32];
+        philox(low, high, halves(self.stream), halves(self.seed))
     }
 }
 
@@ -64,7 +65,8 @@ fn philox<const N: usize>(
     let (mut c, mut d) = ([tail[0]; N], [tail[1]; N]);
     for _ in 0..10 {
         for l in 0..N {
-            let (p, q) = (0xd251_1f53 * a[l], 0xcd9e_8d57 * c[l]);
+            // The masks change nothing; they tell the compiler that this is a product of 32-bit numbers.
+            let (p, q) = (0xd251_1f53 * (a[l] & LOW), 0xcd9e_8d57 * (c[l] & LOW));
             a[l] = (q >> 32) ^ b[l] ^ key[0];
             b[l] = q & LOW;
             c[l] = (p >> 32) ^ d[l] ^ key[1];
@@ -72,7 +74,12 @@ fn philox<const N: usize>(
         }
         key = [(key[0] + 0x9e37_79b9) & LOW, (key[1] + 0xbb67_ae85) & LOW];
     }
-    [a, b, c, d].map(|words| words.map(|w| w as u32))
+    let mut words = [[0; N]; 4];
+    for l in 0..N {
+        (words[0][l], words[1][l]) = (a[l] as u32, b[l] as u32);
+        (words[2][l], words[3][l]) = (c[l] as u32, d[l] as u32);
+    }
+    words
 }
 
 /// The upper 24 bits as a fraction of one.
@@ -91,49 +98,54 @@ fn normal_pair(bits: [u32; 2]) -> [f32; 2] {
     [radius * cos, radius * sin]
 }
 
-#[inline(always)]
-fn uniform_group(bits: Group) -> [[f32; BLOCKS]; 4] {
-    bits.map(|words| words.map(unit))
+/// What becomes of the bits of a group. A trait, since only methods known by type are sure to be inlined.
+trait Numbers {
+    type Number: Copy;
+    fn from_bits(bits: Group) -> [[Self::Number; BLOCKS]; 4];
 }
 
-#[inline(always)]
-fn normal_group(bits: Group) -> [[f32; BLOCKS]; 4] {
-    let mut out = [[0.0; BLOCKS]; 4];
-    for pair in 0..2 {
-        for l in 0..BLOCKS {
-            let [x, y] = normal_pair([bits[2 * pair][l], bits[2 * pair + 1][l]]);
-            (out[2 * pair][l], out[2 * pair + 1][l]) = (x, y);
-        }
+struct Bits;
+struct Normal;
+
+impl Numbers for Bits {
+    type Number = u32;
+
+    #[inline(always)]
+    fn from_bits(bits: Group) -> Group {
+        bits
     }
-    out
+}
+
+impl Numbers for Normal {
+    type Number = f32;
+
+    #[inline(always)]
+    fn from_bits(bits: Group) -> [[f32; BLOCKS]; 4] {
+        let mut out = [[0.0; BLOCKS]; 4];
+        for pair in [0, 2] {
+            for l in 0..BLOCKS {
+                [out[pair][l], out[pair + 1][l]] = normal_pair([bits[pair][l], bits[pair + 1][l]]);
+            }
+        }
+        out
+    }
 }
 
 /// Calls `f(values, elements)` for the elements of `out` and their numbers, group by group.
 #[inline(always)]
-fn by_groups<V: Copy, E>(
-    stream: Stream,
-    first: u64,
-    out: &mut [E],
-    numbers: impl Fn(Group) -> [[V; BLOCKS]; 4],
-    f: impl Fn(&[V], &mut [E]),
-) {
-    let skip = (first % GROUP as u64) as usize;
-    let group = |g: u64| numbers(stream.blocks::<BLOCKS>(g.wrapping_mul(BLOCKS as u64)));
-    let mut index = first / GROUP as u64;
-    let (head, rest) = out.split_at_mut(out.len().min((GROUP - skip) % GROUP));
-    if !head.is_empty() {
-        f(&group(index).as_flattened()[skip..skip + head.len()], head);
-    }
-    if skip > 0 {
-        index += 1;
-    }
-    let (body, tail) = rest.as_chunks_mut::<GROUP>();
-    for elements in body {
-        f(group(index).as_flattened(), elements);
-        index += 1;
-    }
-    if !tail.is_empty() {
-        f(&group(index).as_flattened()[..tail.len()], tail);
+fn by_groups<N: Numbers, E>(stream: Stream, first: u64, out: &mut [E], f: impl Fn(&[N::Number], &mut [E])) {
+    let (mut at, mut out) = (first, out);
+    while !out.is_empty() {
+        let skip = (at % GROUP as u64) as usize;
+        let group = N::from_bits(stream.blocks::<BLOCKS>(at / GROUP as u64 * BLOCKS as u64));
+        let (part, rest) = out.split_at_mut(out.len().min(GROUP - skip));
+        match part.as_chunks_mut::<GROUP>() {
+            // The usual case apart, since a fixed length makes whole vectors.
+            ([whole], _) => f(group.as_flattened(), whole),
+            (_, part) => f(&group.as_flattened()[skip..skip + part.len()], part),
+        }
+        at = at.wrapping_add((GROUP - skip) as u64);
+        out = rest;
     }
 }
 
@@ -155,14 +167,15 @@ pub fn dropout<T: Float>(cpu: &Cpu, stream: Stream, first: u64, keep: f64, scale
 }
 
 fn in_parts<T: Send>(cpu: &Cpu, first: u64, out: &mut [T], f: impl Fn(Isa, u64, &mut [T]) + Sync + Send) {
-    cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| f(cpu.isa, first + (i * TASK_ELEMS) as u64, out));
+    cpu.par
+        .chunks_mut(out, TASK_ELEMS, |i, out| f(cpu.isa, first.wrapping_add((i * TASK_ELEMS) as u64), out));
 }
 
 multiversion! {
     fn uniform_task[T: Float](stream: Stream, first: u64, low: f32, high: f32, out: &mut [T]) {
-        by_groups(stream, first, out, uniform_group, |numbers, out| {
-            for (out, u) in out.iter_mut().zip(numbers) {
-                *out = T::from_f32(low + (high - low) * u);
+        by_groups::<Bits, _>(stream, first, out, |bits, out| {
+            for (out, bits) in out.iter_mut().zip(bits) {
+                *out = T::from_f32(low + (high - low) * unit(*bits));
             }
         });
     }
@@ -170,7 +183,7 @@ multiversion! {
 
 multiversion! {
     fn normal_task[T: Float](stream: Stream, first: u64, mean: f32, std: f32, out: &mut [T]) {
-        by_groups(stream, first, out, normal_group, |numbers, out| {
+        by_groups::<Normal, _>(stream, first, out, |numbers, out| {
             for (out, z) in out.iter_mut().zip(numbers) {
                 *out = T::from_f32(mean + std * z);
             }
@@ -180,7 +193,7 @@ multiversion! {
 
 multiversion! {
     fn dropout_task[T: Float](stream: Stream, first: u64, threshold: u64, scale: f32, x: &mut [T]) {
-        by_groups(stream, first, x, |bits| bits, |bits, x| {
+        by_groups::<Bits, _>(stream, first, x, |bits, x| {
             for (x, bits) in x.iter_mut().zip(bits) {
                 let value = T::from_f32(x.to_f32() * scale);
                 *x = if u64::from(*bits) < threshold { value } else { T::from_f32(0.0) };

@@ -149,6 +149,7 @@ fn rank_tree<'a>(cpu: &Cpu, out: &mut [f32], first: usize, n: usize, source: &dy
     match n {
         1 => out.copy_from_slice(&source(first)[..out.len()]),
         2 => add_into(cpu.isa, out, source(first), source(first + 1)),
+        4 => add_four(cpu.isa, out, source(first), source(first + 1), source(first + 2), source(first + 3)),
         _ => {
             let left = split_point(n);
             rank_tree(cpu, out, first, left, source);
@@ -168,6 +169,14 @@ multiversion! {
     fn add_into(out: &mut [f32], x: &[f32], y: &[f32]) {
         for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
             *out = x + y;
+        }
+    }
+}
+
+multiversion! {
+    fn add_four(out: &mut [f32], a: &[f32], b: &[f32], c: &[f32], d: &[f32]) {
+        for ((((out, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+            *out = (a + b) + (c + d);
         }
     }
 }
