@@ -1,12 +1,15 @@
 //! Sums with a written order: squared norms over blocks, pairwise trees of numbers, of rows and of ranks.
 
-use super::Cpu;
 use super::isa::multiversion;
 use super::pieces::TASK_ELEMS;
+use super::{Cpu, Store};
 use crate::dtype::Float;
 
 /// The elements of a block of [`squared_norm`].
 pub const NORM_BLOCK: usize = 4096;
+
+/// A sum over rows adds this many one after the other; a pairwise tree joins the blocks.
+pub const ROW_BLOCK: usize = 32;
 
 /// Elements summed at a time by [`sum_into`], small enough for the stack.
 const STRIP: usize = 1024;
@@ -94,6 +97,25 @@ pub fn sum_rows_in_place(cpu: &Cpu, partials: &mut [f32], dim: usize) {
     }
 }
 
+/// The elements of one partial row per block of [`ROW_BLOCK`] rows.
+pub(crate) fn partial_rows(rows: usize, dim: usize) -> usize {
+    rows.div_ceil(ROW_BLOCK) * dim
+}
+
+/// Adds the rows of `partials`, which become scratch, and stores the sum.
+pub(crate) fn store_sum_of_rows(cpu: &Cpu, partials: &mut [f32], out: &mut [f32], store: Store) {
+    if partials.is_empty() {
+        if store == Store::Overwrite {
+            out.fill(0.0);
+        }
+        return;
+    }
+    sum_rows_in_place(cpu, partials, out.len());
+    for (out, sum) in out.iter_mut().zip(partials) {
+        store.put(out, *sum);
+    }
+}
+
 /// `dst = sum of sources` in one pass, in the tree `(0 + 1) + (2 + 3)` …, whatever the number of threads: the
 /// arithmetic of an all-reduce, where sources are ranks.
 pub fn sum_into(cpu: &Cpu, dst: &mut [f32], sources: &[&[f32]]) {
@@ -127,6 +149,7 @@ fn rank_tree<'a>(cpu: &Cpu, out: &mut [f32], first: usize, n: usize, source: &dy
     match n {
         1 => out.copy_from_slice(&source(first)[..out.len()]),
         2 => add_into(cpu.isa, out, source(first), source(first + 1)),
+        4 => add_four(cpu.isa, out, source(first), source(first + 1), source(first + 2), source(first + 3)),
         _ => {
             let left = split_point(n);
             rank_tree(cpu, out, first, left, source);
@@ -146,6 +169,14 @@ multiversion! {
     fn add_into(out: &mut [f32], x: &[f32], y: &[f32]) {
         for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
             *out = x + y;
+        }
+    }
+}
+
+multiversion! {
+    fn add_four(out: &mut [f32], a: &[f32], b: &[f32], c: &[f32], d: &[f32]) {
+        for ((((out, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+            *out = (a + b) + (c + d);
         }
     }
 }
