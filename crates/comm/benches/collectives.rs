@@ -47,9 +47,9 @@ fn measure(comm: &Communicator) -> Result<()> {
     let scatter = || comm.reduce_scatter(&region, DType::F32, &owners, Ready::now())?.wait();
     let gather = || comm.all_gather(&region, DType::F32, &owners, Ready::now())?.wait();
     let mut sum = [rank as f64];
-    report(comm, "all_reduce 103 MB f32", 20, 1, all)?;
-    report(comm, "reduce_scatter 103 MB f32", 20, 1, scatter)?;
-    report(comm, "all_gather 103 MB", 20, 1, gather)?;
+    report(comm, "all_reduce 103 MB f32", 60, 1, all)?;
+    report(comm, "reduce_scatter 103 MB f32", 60, 1, scatter)?;
+    report(comm, "all_gather 103 MB", 60, 1, gather)?;
     report(comm, "barrier", 20, 500, || comm.barrier())?;
     report(comm, "all_reduce_f64 of one", 20, 500, || comm.all_reduce_f64(&mut sum, Scalar::Max))?;
     comm.finish();
