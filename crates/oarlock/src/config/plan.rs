@@ -336,7 +336,7 @@ impl TrainConfig {
         let rows: Vec<(&Setting, String, String)> = self
             .settings
             .iter()
-            .filter(|setting| setting.key.status == Status::Used)
+            .filter(|setting| setting.key.is_used())
             .map(|setting| (setting, setting.value.to_string(), setting.origin.to_string()))
             .collect();
         let width =

@@ -82,29 +82,27 @@ pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
             if let Err(problem) = duplicate(entry, &layer.entries[..i])
                 .and_then(|()| settle(entry, layer.authority, &mut settings))
             {
-                problems.push(*problem);
+                problems.push(problem);
             }
         }
     }
     (settings, problems)
 }
 
-fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Box<Problem>> {
+fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
     match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
         None => Ok(()),
-        Some(first) => Err(Box::new(
-            Problem::new(format!("`{}` is written twice", entry.key))
-                .at(&entry.place, "again here")
-                .at(&first.place, "first here")
-                .help("remove one of them"),
-        )),
+        Some(first) => Err(Problem::new(format!("`{}` is written twice", entry.key))
+            .at(&entry.place, "again here")
+            .at(&first.place, "first here")
+            .help("remove one of them")),
     }
 }
 
 /// Applies one entry.
-fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Result<(), Box<Problem>> {
+fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Result<(), Problem> {
     let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
-        return Err(Box::new(unknown(entry)));
+        return Err(unknown(entry));
     };
     let key = setting.key;
     let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
@@ -116,17 +114,15 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
         Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, &entry.value)),
         Some(inner) => {
             setting.broken = true;
-            return Err(Box::new(
-                Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
-                    .at(&entry.place, "")
-                    .help(format!("`{}` takes {}", key.name, key.kind.describe())),
-            ));
+            return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
+                .at(&entry.place, "")
+                .help(format!("`{}` takes {}", key.name, key.kind.describe())));
         }
     };
     let Some(value) = value else {
         setting.broken = true;
         setting.origin = Origin::Written(place.clone());
-        return Err(Box::new(wrong_type(key, &entry.value, place)));
+        return Err(wrong_type(key, &entry.value, place));
     };
     if matches!(value, Value::Null) && authority == Authority::Replaces {
         // `key: null` asks for the default.
@@ -134,18 +130,18 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
         setting.origin = Origin::Written(place.clone());
         return Ok(());
     }
-    if let Status::Later(reason) = key.status {
-        if !changes_nothing(key, &value) {
-            setting.broken = true;
-            setting.origin = Origin::Written(place.clone());
-            return Err(Box::new(not_yet(key, &entry.value, place, reason)));
-        }
+    if let Status::Later(reason) | Status::Only(reason) = key.status
+        && !changes_nothing(key, &value)
+    {
+        setting.broken = true;
+        setting.origin = Origin::Written(place.clone());
+        return Err(not_yet(key, &entry.value, place, reason));
     }
     if authority == Authority::MustAgree && setting.place().is_some() && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());
         }
-        return Err(Box::new(conflict(setting, &value, place)));
+        return Err(conflict(setting, &value, place));
     }
     setting.value = value;
     setting.origin = Origin::Written(place.clone());
@@ -180,10 +176,10 @@ fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
         Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
             .at(place, "");
     let Data::Scalar { text, .. } = &node.data else { return problem };
-    if let Kind::Choice(names) = key.kind {
-        if let Some(name) = keys::nearest_of(text, names.iter().copied()) {
-            return problem.help(format!("did you mean `{name}`?"));
-        }
+    if let Kind::Choice(names) = key.kind
+        && let Some(name) = keys::nearest_of(text, names.iter().copied())
+    {
+        return problem.help(format!("did you mean `{name}`?"));
     }
     match key.default {
         "" => problem,

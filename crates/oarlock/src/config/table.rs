@@ -4,7 +4,7 @@
 use super::keys::Group::{Data, Eval, Log, Method, Model, Optimizer, Ranks, Save, Train};
 use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
-use super::keys::Status::{Later, NoEffect, Used};
+use super::keys::Status::{Later, NoEffect, Only, Used};
 use super::keys::{Group, Key, Kind, Status};
 
 /// The courses of the learning rate, by their names in transformers and our two.
@@ -141,8 +141,8 @@ pub const KEYS: &[Key] = &[
     key(Data, Bool, "remove_unused_columns", "true", NoEffect("only the text column is read"), "Drop columns that the model does not take"),
     key(Data, Bool, "group_by_length", "false", Later("sequences are drawn uniformly"), "Batches of similar length"),
     key(Data, Choice(&["random", "sequential", "group_by_length"]), "train_sampling_strategy", "random", Later("use disable_shuffling for the order of the files"), "How sequences are drawn"),
-    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Later("only pretraining (stage: pt) is there"), "Training stage"),
-    key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Later("only full-parameter training is there"), "Which parameters are trained"),
+    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Only("only pretraining (stage: pt) is there"), "Training stage"),
+    key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Only("only full-parameter training is there"), "Which parameters are trained"),
     key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
     key(Method, Bool, "do_predict", "false", Later("use `oarlock generate`"), "Generate answers"),
     key(Method, Bool, "predict_with_generate", "false", Later("use `oarlock generate`"), "Generate answers when evaluating"),
@@ -244,7 +244,7 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "logging_first_step", "false", Used, "Log the first step, too"),
     key(Log, Bool, "plot_loss", "false", Used, "Draw training_loss.png"),
     key(Log, Bool, "disable_tqdm", "false", Used, "Plain lines instead of a progress line"),
-    key(Log, List, "report_to", "none", Later("logs go to trainer_log.jsonl"), "Trackers to report to"),
+    key(Log, List, "report_to", "none", Only("logs go to trainer_log.jsonl"), "Trackers to report to"),
     key(Log, Text, "run_name", "", NoEffect("no tracker is there"), "Name of the run in trackers"),
     key(Log, Path, "logging_dir", "", NoEffect("logs go to output_dir"), "Folder of TensorBoard logs"),
     key(Log, Text, "log_level", "passive", NoEffect("messages are few"), "Level of messages"),

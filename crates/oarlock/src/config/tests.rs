@@ -167,6 +167,7 @@ fn settings_take_their_meaning_from_each_other() {
     assert_eq!(eval.data.held_out, HeldOut::Share(0.1));
     assert_eq!(eval.eval, EvalArgs { when: When::Every(Steps::Count(5)), at_end: true, batch_size: 8 });
     assert_eq!(eval.origin("eval_strategy").unwrap().to_string(), "evaluation_strategy");
+    assert!(!good("val_size: 0.1\ndo_eval: no").eval.at_end);
     assert_eq!(good("val_size: 20").data.held_out, HeldOut::Records(20));
     let shape =
         |text: &str| good(&format!("learning_rate: 1e-3\nlr_scheduler_type: {text}")).train.schedule.shape;
