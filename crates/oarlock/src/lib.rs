@@ -1,4 +1,5 @@
 //! Oarlock.
 
 pub mod config;
+pub mod report;
 pub mod train;
