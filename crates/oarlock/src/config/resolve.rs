@@ -7,7 +7,7 @@ use super::keys::{self, Key, Kind, Status};
 use super::problem::{Problem, Problems};
 use super::source::{Origin, Place};
 use super::table::KEYS;
-use super::value::{self, Value};
+use super::value::{self, Field, Value};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::{Data, Node};
 
@@ -111,7 +111,7 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
 
     let value = match &entry.inner {
         None => value::read(key.kind, &entry.value),
-        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, &entry.value)),
+        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, entry)),
         Some(inner) => {
             setting.broken = true;
             return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
@@ -153,14 +153,14 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
     value.agrees(&value::default(key)) || matches!(value, Value::Bool(false)) && key.default.is_empty()
 }
 
-fn with_inner(old: &Value, inner: &str, node: &Node) -> Value {
-    let mut pairs = match old {
-        Value::Map(pairs) => pairs.clone(),
+fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
+    let mut fields = match old {
+        Value::Map(fields) => fields.clone(),
         _ => Vec::new(),
     };
-    pairs.retain(|(name, _)| name != inner);
-    pairs.push((inner.to_owned(), node.clone()));
-    Value::Map(pairs)
+    fields.retain(|field| field.name != name);
+    fields.push(Field { name: name.to_owned(), place: entry.place.clone(), value: entry.value.clone() });
+    Value::Map(fields)
 }
 
 fn unknown(entry: &Entry) -> Problem {

@@ -336,6 +336,14 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:5:31: `min_lr` takes a number, at least 0, not `low`",
         ),
         (
+            "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1}",
+            "t.yaml:5:22: `min_lr` (1) is greater than `learning_rate` (5e-5)",
+        ),
+        (
+            "lr_scheduler_kwargs:\n  min_lr: 1\n  min_lr: 2",
+            "t.yaml:6:3: `min_lr` is written twice (remove one of them)",
+        ),
+        (
             "lr_scheduler_type: warmup_stable_decay",
             "t.yaml:4:20: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs",
         ),
@@ -356,15 +364,15 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "lr_scheduler_kwargs: {min_lr: 1}",
-            "t.yaml:4:31: `linear` takes no argument `min_lr` (it takes none)",
+            "t.yaml:4:23: `linear` takes no argument `min_lr` (it takes none)",
         ),
         (
             "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycle: 1}",
-            "t.yaml:5:34: `cosine` takes no argument `num_cycle` (did you mean `num_cycles`?)",
+            "t.yaml:5:23: `cosine` takes no argument `num_cycle` (did you mean `num_cycles`?)",
         ),
         (
             "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {wombat: 1}",
-            "t.yaml:5:31: `cosine` takes no argument `wombat` (it takes num_cycles)",
+            "t.yaml:5:23: `cosine` takes no argument `wombat` (it takes num_cycles)",
         ),
         (
             "min_lr_ratio: 0.1",
