@@ -86,6 +86,18 @@ pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
             }
         }
     }
+    // What counts is the last word: an argument may replace what a file asks for in vain.
+    for setting in &mut settings.0 {
+        if let Status::Later(reason) | Status::Only(reason) = setting.key.status
+            && let Origin::Written(place) = &setting.origin
+            && !setting.broken
+            && !changes_nothing(setting.key, &setting.value)
+        {
+            let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
+            problems.push(Problem::new(message).at(place, "").help(reason));
+            setting.broken = true;
+        }
+    }
     (settings, problems)
 }
 
@@ -129,13 +141,6 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
         setting.value = value::default(key);
         setting.origin = Origin::Written(place.clone());
         return Ok(());
-    }
-    if let Status::Later(reason) | Status::Only(reason) = key.status
-        && !changes_nothing(key, &value)
-    {
-        setting.broken = true;
-        setting.origin = Origin::Written(place.clone());
-        return Err(not_yet(key, &entry.value, place, reason));
     }
     if authority == Authority::MustAgree && setting.place().is_some() && !setting.broken {
         if setting.value.agrees(&value) {
@@ -185,12 +190,6 @@ fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
         "" => problem,
         default => problem.help(format!("the default is {default}")),
     }
-}
-
-fn not_yet(key: &Key, node: &Node, place: &Place, reason: &str) -> Problem {
-    Problem::new(format!("`{}: {}` is not supported yet", key.name, node.describe().trim_matches('`')))
-        .at(place, "")
-        .help(reason)
 }
 
 fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {

@@ -130,6 +130,9 @@ fn arguments_win_and_come_in_every_spelling() {
     assert_eq!(arguments.file.as_deref(), Some("a.yaml"));
     assert!(arguments.print_config && arguments.dry_run && arguments.help);
 
+    let full = train(&format!("{file}finetuning_type: lora\n"), &["finetuning_type=full"], &[]).unwrap();
+    assert_eq!(full.origin("finetuning_type").unwrap().to_string(), "argument");
+
     let inline = train(&file, &["--lr_scheduler_kwargs", "{\"min_lr_rate\": 0.25}"], &[]).unwrap();
     assert_eq!(inline.train.schedule.shape, Shape::CosineWithMinLr { num_cycles: 0.5, min_lr_rate: 0.25 });
 }
@@ -267,7 +270,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "fsdp_config: {a: 1}",
-            "t.yaml:4:14: `fsdp_config: a mapping` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:14: `fsdp_config: {a: 1}` is not supported yet (ranks are data parallel with whole states)",
         ),
         (
             "report_to: wandb",
