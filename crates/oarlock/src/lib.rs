@@ -9,6 +9,7 @@ mod error;
 pub mod model;
 pub mod nn;
 pub mod rank;
+pub mod report;
 pub mod shard;
 pub mod train;
 
