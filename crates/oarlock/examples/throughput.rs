@@ -60,7 +60,7 @@ fn rank(
         },
         seq,
     )?;
-    let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 0 })?;
+    let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 0, device: accelerator.device().clone() })?;
     let ids: Vec<i32> = (0..batch * seq).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
         (0..batch * seq).map(|i| if i % seq + 1 < seq { ids[i + 1] } else { -100 }).collect();
