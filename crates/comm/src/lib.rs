@@ -1,1 +1,5 @@
 //! Ranks and collectives.
+
+mod mapped;
+
+pub use mapped::MappedFile;

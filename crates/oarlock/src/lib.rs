@@ -1,1 +1,3 @@
 //! Oarlock.
+
+pub mod data;
