@@ -21,6 +21,7 @@ pub(super) fn applies(shape: &AttentionShape) -> bool {
 /// One worker's share of the pass.
 pub(super) struct Decode<'a, T> {
     pub(super) inputs: &'a Inputs<'a, T>,
+    pub(super) packed: Packed,
     pub(super) outputs: &'a Outputs<T>,
     pub(super) tasks: Tasks,
     pub(super) scratch: &'a mut [u32],
@@ -69,7 +70,7 @@ struct Buffers<'a> {
 impl<T: Float> Task for Decode<'_, T> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self) {
-        let (shape, packed) = (self.inputs.shape, self.inputs.packed);
+        let (shape, packed) = (self.inputs.shape, self.packed);
         let [n0, n1, n2, n3, n4] = pieces(shape, &packed);
         let mut carve = Carve(self.scratch);
         let mut buffers = Buffers {
@@ -84,7 +85,7 @@ impl<T: Float> Task for Decode<'_, T> {
         for task in self.tasks {
             let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
             // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
-            unsafe { group::<T, K>(self.inputs, self.outputs, &mut buffers, b, kv_head) };
+            unsafe { group::<T, K>(self.inputs, &packed, self.outputs, &mut buffers, b, kv_head) };
         }
     }
 }
@@ -96,12 +97,13 @@ impl<T: Float> Task for Decode<'_, T> {
 #[inline(always)]
 unsafe fn group<T: Float, K: Kernel>(
     inputs: &Inputs<T>,
+    packed: &Packed,
     outputs: &Outputs<T>,
     buffers: &mut Buffers,
     b: usize,
     kv_head: usize,
 ) {
-    let (shape, cols) = (inputs.shape, inputs.packed.cols);
+    let (shape, cols) = (inputs.shape, packed.cols);
     let keys = |x| {
         let x = super::sequence(x, b, shape.batch);
         HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)

@@ -15,7 +15,9 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tile_x86;
 
-use super::{Cpu, Isa};
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::Cpu;
 use crate::dtype::{DType, Float, bf16, f16};
 use crate::error::{Error, Result};
 use tile::{COLS, LANES, ROWS};
@@ -149,27 +151,12 @@ pub fn attention_forward<T: Float>(
     lse: &mut [f32],
     scratch: &mut [u8],
 ) -> Result<()> {
-    const OP: &str = "attention";
-    shape.check(OP, q.len(), k.len(), v.len(), doc_start)?;
-    len(OP, "o", q.len(), o.len())?;
-    len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, lse.len())?;
-    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
-    let inputs = Inputs { shape, packed, q, k, v, doc_start };
-    let outputs = forward::Outputs { o: Shared::new(o), lse: Shared::new(lse) };
-    if decode::applies(shape) {
-        workers(OP, cpu, shape, scratch, decode::scratch_words(shape, &packed), |tasks, scratch| {
-            tile::dispatch::<T>(
-                cpu.isa,
-                decode::Decode { inputs: &inputs, outputs: &outputs, tasks, scratch },
-            );
-        })
-    } else {
-        workers(OP, cpu, shape, scratch, forward::scratch_words(shape, &packed), |tasks, scratch| {
-            tile::dispatch::<T>(
-                cpu.isa,
-                forward::Forward { inputs: &inputs, outputs: &outputs, tasks, scratch },
-            );
-        })
+    let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start }, forward::Results { o, lse });
+    match T::DTYPE {
+        DType::F32 => instances::forward_f32(cpu, inputs.cast(), outputs.cast(), scratch),
+        DType::BF16 => instances::forward_bf16(cpu, inputs.cast(), outputs.cast(), scratch),
+        DType::F16 => instances::forward_f16(cpu, inputs.cast(), outputs.cast(), scratch),
+        got => Err(Error::DType { op: forward::OP, expected: "f32, bf16 or f16", got }),
     }
 }
 
@@ -193,32 +180,66 @@ pub fn attention_backward<T: Float>(
     dv: &mut [T],
     scratch: &mut [u8],
 ) -> Result<()> {
-    const OP: &str = "attention backward";
-    shape.check(OP, q.len(), k.len(), v.len(), doc_start)?;
-    for (what, got) in [("o", o.len()), ("d_o", d_o.len()), ("dq", dq.len())] {
-        len(OP, what, q.len(), got)?;
+    let inputs = Inputs { shape, q, k, v, doc_start };
+    let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
+    match T::DTYPE {
+        DType::F32 => instances::backward_f32(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        DType::BF16 => instances::backward_bf16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        DType::F16 => instances::backward_f16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        got => Err(Error::DType { op: backward::OP, expected: "f32, bf16 or f16", got }),
     }
-    len(OP, "dk", k.len(), dk.len())?;
-    len(OP, "dv", v.len(), dv.len())?;
-    len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, lse.len())?;
-    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
-    let inputs = Inputs { shape, packed, q, k, v, doc_start };
-    let saved = backward::Saved { o, lse, d_o };
-    let outputs = backward::Outputs { dq: Shared::new(dq), dk: Shared::new(dk), dv: Shared::new(dv) };
-    workers(OP, cpu, shape, scratch, backward::scratch_words(shape, &packed), |tasks, scratch| {
-        let work = backward::Backward { inputs: &inputs, saved: &saved, outputs: &outputs, tasks, scratch };
-        tile::dispatch::<T>(cpu.isa, work);
-    })
+}
+
+/// The passes for each dtype. Not generic, so that they are compiled in this crate with its optimisation, and not
+/// in each crate that calls them.
+mod instances {
+    use super::*;
+
+    macro_rules! instances {
+        ($($forward:ident $backward:ident $t:ty),*) => {$(
+            #[inline(never)]
+            pub(super) fn $forward(
+                cpu: &Cpu,
+                inputs: Inputs<$t>,
+                results: forward::Results<$t>,
+                scratch: &mut [u8],
+            ) -> Result<()> {
+                forward::forward(cpu, inputs, results, scratch)
+            }
+            #[inline(never)]
+            pub(super) fn $backward(
+                cpu: &Cpu,
+                inputs: Inputs<$t>,
+                saved: backward::Saved<$t>,
+                results: backward::Results<$t>,
+                scratch: &mut [u8],
+            ) -> Result<()> {
+                backward::backward(cpu, inputs, saved, results, scratch)
+            }
+        )*};
+    }
+    instances!(forward_f32 backward_f32 f32, forward_bf16 backward_bf16 bf16, forward_f16 backward_f16 f16);
 }
 
 /// What forward and backward read.
 struct Inputs<'a, T> {
     shape: &'a AttentionShape,
-    packed: Packed,
     q: &'a [T],
     k: &'a [T],
     v: &'a [T],
     doc_start: Option<&'a [i32]>,
+}
+
+impl<'a, T: Float> Inputs<'a, T> {
+    /// The same under the name that dispatch found for `T`.
+    fn cast<U: Float>(self) -> Inputs<'a, U> {
+        let Inputs { shape, q, k, v, doc_start } = self;
+        Inputs { shape, q: cast_slice(q), k: cast_slice(k), v: cast_slice(v), doc_start }
+    }
+
+    fn check(&self, op: &'static str) -> Result<()> {
+        self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)
+    }
 }
 
 /// Sizes of packed operands.
@@ -342,7 +363,7 @@ fn workers(
         return Err(Error::Shape { op, expected, got: got.to_string() });
     }
     cpu.par.chunks_mut(&mut whole[..n_workers * each], each, |worker, scratch| {
-        work((worker..shape.n_tasks()).step_by(n_workers), bytemuck::cast_slice_mut(scratch));
+        work((worker..shape.n_tasks()).step_by(n_workers), cast_slice_mut(scratch));
     });
     Ok(())
 }
@@ -358,7 +379,7 @@ impl<'a> Carve<'a> {
     }
 
     fn floats(&mut self, n: usize) -> &'a mut [f32] {
-        bytemuck::cast_slice_mut(self.units(n))
+        cast_slice_mut(self.units(n))
     }
 }
 

@@ -248,9 +248,15 @@ pub(super) struct Lanes<const FMA: bool>;
 
 type A16 = [f32; LANES];
 
-#[inline(always)]
-fn zip(a: A16, b: A16, f: impl Fn(f32, f32) -> f32) -> A16 {
-    std::array::from_fn(|i| f(a[i], b[i]))
+/// Applies an expression to the lanes: loops, because closures are not always inlined.
+macro_rules! lanes {
+    ($i:ident => $x:expr) => {{
+        let mut out = [0f32; LANES];
+        for $i in 0..LANES {
+            out[$i] = $x;
+        }
+        out
+    }};
 }
 
 impl<const FMA: bool> Kernel for Lanes<FMA> {
@@ -274,23 +280,23 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
     }
     #[inline(always)]
     unsafe fn add(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a + b)
+        lanes!(i => a[i] + b[i])
     }
     #[inline(always)]
     unsafe fn sub(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a - b)
+        lanes!(i => a[i] - b[i])
     }
     #[inline(always)]
     unsafe fn mul(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a * b)
+        lanes!(i => a[i] * b[i])
     }
     #[inline(always)]
     unsafe fn fma(a: A16, b: A16, c: A16) -> A16 {
-        std::array::from_fn(|i| if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        lanes!(i => if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
     #[inline(always)]
     unsafe fn max(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| if a > b { a } else { b })
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     unsafe fn sum(x: A16) -> f32 {
@@ -314,7 +320,7 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
             for c in EXP2[..5].iter().rev() {
                 y = Self::fma(y, r, [*c; LANES]);
             }
-            std::array::from_fn(|i| {
+            lanes!(i => {
                 let power = shifted[i].to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23;
                 if x[i] < -126.0 { 0.0 } else { y[i] * f32::from_bits(power) }
             })
@@ -326,7 +332,7 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
         let (lo, hi) = unsafe {
             (lo.cast::<[i32; LANES]>().read_unaligned(), hi.cast::<[i32; LANES]>().read_unaligned())
         };
-        std::array::from_fn(|i| if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
+        lanes!(i => if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
     }
     #[inline(always)]
     unsafe fn splat_unit(p: *const u32) -> A16 {
