@@ -4,6 +4,8 @@
 //! P = exp(scale K Q^T - lse), dS = P * (V dO^T - delta), dV += P dO, dK += dS Q, dQ += dS^T K; dQ and dK are
 //! scaled when they are written. `delta` is the inner product of a query's output and its gradient.
 
+#![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
+
 use std::f32::consts::LOG2_E;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -11,7 +13,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use super::super::Cpu;
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
-use super::{AttentionShape, Carve, Inputs, Packed, Shared, Span, Tasks, carved};
+use super::workers::{self, Carve, Shared, Tasks, carved};
+use super::{AttentionShape, Inputs, Packed, Span};
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -78,7 +81,7 @@ pub(super) fn backward<T: Float>(
     let Results { dq, dk, dv } = results;
     let outputs = &Outputs { dq: Shared::new(dq), dk: Shared::new(dk), dv: Shared::new(dv) };
     let (inputs, saved) = (&inputs, &saved);
-    super::workers(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
+    workers::share_out(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
         tile::dispatch::<T>(cpu.isa, Backward { inputs, packed, saved, outputs, tasks, scratch });
     })
 }

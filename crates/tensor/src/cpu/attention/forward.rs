@@ -3,6 +3,8 @@
 //! Scores are kept transposed, a row per key and a column per query, so that the maxima and sums of a query run
 //! down a vector lane and no vector is ever summed across.
 
+#![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
+
 use std::f32::consts::{LN_2, LOG2_E};
 
 use bytemuck::cast_slice_mut;
@@ -11,7 +13,8 @@ use super::super::Cpu;
 use super::decode::{self, Decode};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
-use super::{AttentionShape, Carve, Inputs, Packed, Shared, Span, Tasks, carved};
+use super::workers::{self, Carve, Shared, Tasks, carved};
+use super::{AttentionShape, Inputs, Packed, Span};
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -56,11 +59,18 @@ pub(super) fn forward<T: Float>(
     let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
     let (inputs, outputs) = (&inputs, &Outputs { o: Shared::new(results.o), lse: Shared::new(results.lse) });
     if decode::applies(shape) {
-        super::workers(OP, cpu, shape, scratch, decode::scratch_words(shape, &packed), |tasks, scratch| {
-            tile::dispatch::<T>(cpu.isa, Decode { inputs, packed, outputs, tasks, scratch });
-        })
+        workers::share_out(
+            OP,
+            cpu,
+            shape,
+            scratch,
+            decode::scratch_words(shape, &packed),
+            |tasks, scratch| {
+                tile::dispatch::<T>(cpu.isa, Decode { inputs, packed, outputs, tasks, scratch });
+            },
+        )
     } else {
-        super::workers(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
+        workers::share_out(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
             tile::dispatch::<T>(cpu.isa, Forward { inputs, packed, outputs, tasks, scratch });
         })
     }

@@ -14,8 +14,9 @@ mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tile_x86;
+mod workers;
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::cast_slice;
 
 use super::Cpu;
 use crate::dtype::{DType, Float, bf16, f16};
@@ -128,8 +129,7 @@ fn scratch_bytes(
         DType::F16 => tile::pair::<f16>(cpu.isa),
         DType::F32 | DType::I32 => tile::pair::<f32>(cpu.isa),
     };
-    // One line more than the workers use, because bytes need not start at a line.
-    size_of::<Line>() * (n_workers(cpu, shape) * lines(words(shape, &Packed::new(shape, pair))) + 1)
+    workers::scratch_bytes(cpu, shape, words(shape, &Packed::new(shape, pair)))
 }
 
 /// `o = softmax(scale * q k^T) v` for each head, and the log-sum-exp of each query's scores.
@@ -323,97 +323,6 @@ impl Span {
             return (0, 0);
         }
         (self.lo_min as usize / ROWS * ROWS, (self.hi_max as usize).next_multiple_of(ROWS))
-    }
-}
-
-/// A cache line, the unit of scratch.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u32; 16]);
-
-fn lines(words: usize) -> usize {
-    words.div_ceil(16)
-}
-
-fn n_workers(cpu: &Cpu, shape: &AttentionShape) -> usize {
-    cpu.par.n_threads().min(shape.n_tasks())
-}
-
-/// The tasks of one worker: every `step`-th.
-type Tasks = std::iter::StepBy<std::ops::Range<usize>>;
-
-/// Shares tasks and scratch out among the threads.
-fn workers(
-    op: &'static str,
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    scratch: &mut [u8],
-    words: usize,
-    work: impl Fn(Tasks, &mut [u32]) + Send + Sync,
-) -> Result<()> {
-    if shape.n_tasks() == 0 || shape.head_dim == 0 {
-        return Ok(());
-    }
-    let n_workers = n_workers(cpu, shape);
-    let each = lines(words);
-    let got = scratch.len();
-    let (_, whole, _) = bytemuck::pod_align_to_mut::<u8, Line>(scratch);
-    if whole.len() < n_workers * each {
-        let expected = format!("{} bytes of scratch", size_of::<Line>() * (n_workers * each + 1));
-        return Err(Error::Shape { op, expected, got: got.to_string() });
-    }
-    cpu.par.chunks_mut(&mut whole[..n_workers * each], each, |worker, scratch| {
-        work((worker..shape.n_tasks()).step_by(n_workers), cast_slice_mut(scratch));
-    });
-    Ok(())
-}
-
-/// Scratch that is handed out piece by piece; pieces start at cache lines.
-struct Carve<'a>(&'a mut [u32]);
-
-impl<'a> Carve<'a> {
-    fn units(&mut self, n: usize) -> &'a mut [u32] {
-        let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(n.next_multiple_of(16));
-        self.0 = rest;
-        &mut piece[..n]
-    }
-
-    fn floats(&mut self, n: usize) -> &'a mut [f32] {
-        cast_slice_mut(self.units(n))
-    }
-}
-
-/// Words that [`Carve`] needs for these pieces.
-fn carved(pieces: &[usize]) -> usize {
-    pieces.iter().map(|n| n.next_multiple_of(16)).sum()
-}
-
-/// An output whose rows several tasks write, each its own.
-struct Shared<T> {
-    data: *mut T,
-    len: usize,
-}
-
-// SAFETY: access goes through `rows`, whose callers keep to their own elements.
-unsafe impl<T: Send> Sync for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Shared<T> {}
-
-impl<T> Shared<T> {
-    fn new(data: &mut [T]) -> Shared<T> {
-        Shared { data: data.as_mut_ptr(), len: data.len() }
-    }
-
-    /// The elements `start .. start + n`.
-    ///
-    /// # Safety
-    /// The slice that this was made from is still borrowed, and nobody else uses these elements.
-    #[expect(clippy::mut_from_ref, reason = "the caller owns the elements")]
-    #[inline(always)]
-    unsafe fn slice(&self, start: usize, n: usize) -> &mut [T] {
-        assert!(start + n <= self.len);
-        // SAFETY: in range; the rest is the caller's.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), n) }
     }
 }
 

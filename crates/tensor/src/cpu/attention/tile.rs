@@ -39,8 +39,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The greater of the two; `b` if one of them is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// Sum of the lanes, in a fixed order.
-    unsafe fn sum(x: Self::V) -> f32;
+    /// Sums of the lanes of each, in a fixed order.
+    unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];
     /// Two to the power of each lane, below 2^-126 zero; NaN stays NaN.
     unsafe fn exp2(x: Self::V) -> Self::V;
     /// `x` in the lanes where `lo <= j < hi`, elsewhere `other`.
@@ -299,14 +299,17 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
         lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn sum(x: A16) -> f32 {
-        let mut x = x;
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                x[i] += x[i + half];
+    unsafe fn sums(x: [A16; 4]) -> [f32; 4] {
+        let mut out = [0f32; 4];
+        for (out, mut x) in out.iter_mut().zip(x) {
+            for half in [8, 4, 2, 1] {
+                for i in 0..half {
+                    x[i] += x[i + half];
+                }
             }
+            *out = x[0];
         }
-        x[0]
+        out
     }
     #[inline(always)]
     unsafe fn exp2(x: A16) -> A16 {
