@@ -10,6 +10,6 @@ pub mod schedule;
 mod step;
 
 pub use optimizer::{AdamWConfig, Optimizer};
-pub use run::run;
+pub use run::{accelerator_config, run, started};
 pub use schedule::Schedule;
 pub use step::{StepReport, evaluate, train_step};
