@@ -63,14 +63,15 @@ impl Blocks {
         }
     }
 
-    /// Words of one packed panel of B.
+    /// Words between packed panels of B. The extra step keeps panels off a power of two apart, where the same steps of all
+    /// panels would share a cache set while they are packed.
     fn b_panel(&self) -> usize {
-        self.micro.steps(self.k) * self.micro.nr
+        (self.micro.steps(self.k) + 1) * self.micro.nr
     }
 
-    /// Words of one packed panel of A.
+    /// Words between packed panels of A; one more step, as above.
     fn a_panel(&self) -> usize {
-        self.micro.steps(self.k) * self.micro.a_width
+        (self.micro.steps(self.k) + 1) * self.micro.a_width
     }
 
     fn b_words(&self) -> usize {
