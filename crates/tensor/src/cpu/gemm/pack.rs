@@ -22,6 +22,18 @@ pub(crate) struct Source<T> {
     pub(crate) k_contiguous: bool,
 }
 
+impl<T> Source<T> {
+    /// Asks the second-level cache for part `part` of `parts` of a block that is needed soon.
+    pub(crate) fn prefetch(&self, outer: &Range<usize>, k: &Range<usize>, part: usize, parts: usize) {
+        let (rows, cols) = if self.k_contiguous { (outer, k) } else { (k, outer) };
+        for row in rows.start + rows.len() * part / parts..rows.start + rows.len() * (part + 1) / parts {
+            for col in cols.clone().step_by(LINE / size_of::<T>()) {
+                prefetch_to_l2(self.data.wrapping_add(row * self.stride + col));
+            }
+        }
+    }
+}
+
 // SAFETY: a `Source` is only read, and `T: Sync` data may be read from any thread.
 unsafe impl<T: Sync> Sync for Source<T> {}
 // SAFETY: as above.
@@ -222,9 +234,24 @@ unsafe fn across<T: Float, const PAIRS: bool, const L: usize>(p: *const T, q: *c
     }
 }
 
-/// Asks for the cache line at `p`, which need not be valid.
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Asks the second-level cache for the line at `p`, which need not be valid.
 #[inline(always)]
-pub(super) fn prefetch<T>(p: *const T) {
+pub(crate) fn prefetch_to_l2<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Asks the first-level cache for the line at `p`, which need not be valid.
+#[inline(always)]
+fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, and SSE is part of x86-64.
     unsafe {
