@@ -261,8 +261,9 @@ fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
+/// Each element as one word: its value in f32.
 #[inline(always)]
-fn words<T: Float, const L: usize>(x: [T; L]) -> [u32; L] {
+pub(super) fn words<T: Float, const L: usize>(x: [T; L]) -> [u32; L] {
     std::array::from_fn(|i| widen(x[i]).to_bits())
 }
 
