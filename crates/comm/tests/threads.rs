@@ -3,7 +3,9 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use oarlock_comm::{Communicator, Error, Operation, Ownership, RankState, Ready, Scalar, Sharing, shm};
+use oarlock_comm::{
+    Communicator, Error, Operation, Ownership, Pending, RankState, Ready, Scalar, Sharing, shm,
+};
 use oarlock_tensor::{DType, bf16};
 
 /// Runs `rank` on `n` threads and gives back what each returned; fails when that takes longer than ten seconds.
@@ -322,6 +324,32 @@ fn a_rank_that_aborts_panics_or_leaves_is_what_everybody_reports() {
         });
         assert!(errors[0].starts_with(expected) && errors[2] == errors[0], "{errors:?}");
         assert!(began.elapsed() < Duration::from_secs(1));
+    }
+}
+
+/// The others are inside the collective already when one rank finds that its data will not come.
+#[test]
+fn data_that_never_get_ready_are_a_failure_of_all() {
+    struct Fails;
+    impl Pending for Fails {
+        fn wait(self: Box<Self>) -> oarlock_comm::Result<()> {
+            Err(Error::System { what: "copy".into(), cause: "the stream failed".into() })
+        }
+    }
+    for sharing in [Sharing::PerRank, Sharing::Replicated] {
+        let errors = ranks(3, move |comm| {
+            let region = comm.allocate("weights", 64, sharing).unwrap();
+            let after = if comm.rank() == 2 { Ready::after(Fails) } else { Ready::now() };
+            let error = comm.all_gather(&region, DType::F32, &Ownership::even(0..16, 3), after).err();
+            // Nobody leaves before all have seen it.
+            while comm.barrier().is_ok() {}
+            error.expect("a failure").to_string()
+        });
+        let cause = "cannot copy: the stream failed";
+        assert_eq!(
+            errors,
+            [format!("rank 2 failed: {cause}"), format!("rank 2 failed: {cause}"), cause.into()]
+        );
     }
 }
 
