@@ -1,1 +1,30 @@
-//! Ranks and collectives.
+//! Ranks and collectives: process groups of one machine in shared memory, their liveness, and the processes themselves.
+//!
+//! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
+
+mod call;
+mod communicator;
+mod cores;
+mod error;
+mod ledger;
+//MEM mod memory;
+mod ownership;
+//PROC mod process;
+mod ready;
+mod reduce;
+mod region;
+pub mod shm;
+mod solo;
+mod transport;
+
+pub use call::{Call, Operation, Scalar};
+pub use communicator::{Communicator, Traffic};
+pub use cores::{available_cores, cores_for_rank, pin_current_thread};
+pub use error::{Error, Result};
+pub use ledger::{RankState, RankStatus};
+//MEM pub use memory::{MachineMemory, ProcessMemory};
+pub use ownership::Ownership;
+//PROC pub use process::{Ending, Exit, FailedRank, Grace, RankGroup, StopSignals};
+pub use ready::{Pending, Ready};
+pub use region::{Memory, Region, Sharing};
+pub use transport::{Request, Transport};

@@ -1,1 +1,4 @@
 //! Oarlock.
+
+pub mod config;
+pub mod train;

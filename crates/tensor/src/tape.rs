@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
-use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 /// A recording of ops. Cloning gives another handle to the same recording.
@@ -109,7 +108,8 @@ impl Tape {
         Tape(Arc::new(Mutex::new(Recording { promised_seed: Some(seed), ..Recording::default() })))
     }
 
-    pub(crate) fn promised_seed(&self) -> Option<f32> {
+    /// The seed that was promised to [`Tape::with_seed`].
+    pub fn seed(&self) -> Option<f32> {
         self.lock().promised_seed
     }
 
@@ -119,13 +119,13 @@ impl Tape {
 
     /// Puts a tensor on the tape: ops on it are recorded, but it gets no gradient itself.
     pub fn input(&self, tensor: &Tensor) -> Tensor {
-        Tensor { var: Some(Var { tape: self.clone(), id: None }), ..tensor.clone() }
+        tensor.clone().on(Var { tape: self.clone(), id: None })
     }
 
     /// Puts a tensor on the tape as a leaf: [`Tape::backward`] keeps its gradient for [`Gradients::of`].
     pub fn leaf(&self, tensor: &Tensor) -> Tensor {
         let id = self.lock().push(Step::Leaf, Vec::new(), 1);
-        Tensor { var: Some(Var { tape: self.clone(), id: Some(VarId { node: id, output: 0 }) }), ..tensor.clone() }
+        tensor.clone().on(Var { tape: self.clone(), id: Some(VarId { node: id, output: 0 }) })
     }
 
     /// Marks that the ops from here on belong to a unit.
@@ -249,7 +249,7 @@ impl Recorder {
 
     /// The seed that the backward pass will start from, where it was promised.
     pub fn promised_seed(&self) -> Option<f32> {
-        self.tape.promised_seed()
+        self.tape.seed()
     }
 
     /// Keeps a tensor for the backward pass.
@@ -274,7 +274,7 @@ impl Recorder {
         outputs.map(|tensor| {
             let id = node.map(|node| VarId { node, output });
             output += 1;
-            Tensor { var: Some(Var { tape: self.tape.clone(), id }), ..tensor }
+            tensor.on(Var { tape: self.tape.clone(), id })
         })
     }
 }
@@ -340,13 +340,5 @@ impl Backward<'_> {
     /// Gives back what [`Backward::slot`] lent.
     pub fn put(&mut self, index: usize, grad: Tensor) -> Result<()> {
         self.give(index, grad)
-    }
-
-    /// The shape that a gradient of the wrong shape should have had.
-    pub fn expect_shape(grad: &Tensor, shape: &Shape) -> Result<()> {
-        if grad.shape() == shape {
-            return Ok(());
-        }
-        Err(Error::Shape { op: "backward", expected: format!("{shape:?}"), got: format!("{:?}", grad.shape()) })
     }
 }

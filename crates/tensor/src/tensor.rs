@@ -211,6 +211,11 @@ impl Tensor {
         Tensor { var: None, ..self.clone() }
     }
 
+    /// The same elements at a place on a tape.
+    pub(crate) fn on(self, var: Var) -> Tensor {
+        Tensor { var: Some(var), ..self }
+    }
+
     /// Another view of the same memory: same elements from `first` on, another shape. Not recorded.
     pub(crate) fn view(&self, first: usize, shape: Shape) -> Tensor {
         debug_assert!(first + shape.n_elems() <= self.n_elems());

@@ -1,7 +1,8 @@
 //! The settings of a decoder, checked as a whole.
 
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::{RopeScaling, RopeTable};
+use oarlock_tensor::RopeScaling;
+use oarlock_tensor::ops::Rope;
 
 use crate::error::{Error, Result};
 
@@ -110,12 +111,18 @@ impl DecoderConfig {
         Err(Error::Model(format!("the model's settings do not fit together: {}", problems.join("; "))))
     }
 
-    /// The rotary table for all positions of the model.
+    /// The rotary embedding for sequences of up to `n_positions`.
     ///
     /// # Errors
-    /// Scaling settings that make no sense.
-    pub fn rope_table(&self) -> Result<RopeTable> {
+    /// More positions than the model allows, or scaling settings that make no sense.
+    pub fn rope(&self, n_positions: usize) -> Result<Rope> {
+        if n_positions > self.max_positions {
+            return Err(Error::Model(format!(
+                "sequences of {n_positions} tokens are longer than the model allows (max_position_embeddings is {})",
+                self.max_positions
+            )));
+        }
         let rope = &self.rope;
-        Ok(RopeTable::new(self.head_dim, self.max_positions, rope.theta, rope.style, &rope.scaling)?)
+        Ok(Rope::new(rope.theta, self.head_dim, rope.style, rope.scaling, n_positions)?)
     }
 }

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, HeadLoss, Mask};
-use oarlock_tensor::{Result, RopeTable, Tensor};
+use oarlock_tensor::ops::{self, HeadLoss, Mask, Rope};
+use oarlock_tensor::{Result, Tensor};
 
 use crate::model::cache::LayerCache;
 use crate::model::config::DecoderConfig;
@@ -18,7 +18,7 @@ pub struct Decoder {
     embed_tokens: Unit<Embedding>,
     layers: Vec<Unit<Block>>,
     head: Unit<Head>,
-    rope: Arc<RopeTable>,
+    rope: Arc<Rope>,
 }
 
 /// One layer: attention and a gated MLP, each after a norm and added to its input.
@@ -56,11 +56,11 @@ pub struct Head {
 }
 
 impl Decoder {
-    /// A model with these settings, its parameters without a home yet.
+    /// A model with these settings for sequences of up to `n_positions`, its parameters without a home yet.
     ///
     /// # Errors
-    /// Settings that do not fit together.
-    pub fn new(config: DecoderConfig) -> crate::Result<Decoder> {
+    /// Settings that do not fit together, or more positions than the model allows.
+    pub fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Decoder> {
         config.check()?;
         let std = config.init_std;
         let embed = Embedding::new(config.vocab_size, config.hidden_size, std)?;
@@ -69,7 +69,7 @@ impl Decoder {
             false => Linear::new(config.hidden_size, config.vocab_size, false, std)?,
         };
         let layers: Result<Vec<_>> = (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
-        let rope = Arc::new(config.rope_table()?);
+        let rope = Arc::new(config.rope(n_positions)?);
         let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
         Ok(Decoder { embed_tokens: Unit::new(embed), layers: layers?, head: Unit::new(head), rope, config })
     }
@@ -146,31 +146,31 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, rope: &Arc<RopeTable>, mask: &Mask) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         let h = ops::add(x, &self.self_attn.forward(&self.input_layernorm.forward(x)?, rope, mask)?)?;
         ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
     }
 
-    fn forward_cached(&self, x: &Tensor, rope: &Arc<RopeTable>, cache: &mut LayerCache) -> Result<Tensor> {
+    fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let h = ops::add(x, &self.self_attn.forward_cached(&self.input_layernorm.forward(x)?, rope, cache)?)?;
         ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
     }
 }
 
 impl Attention {
-    fn forward(&self, x: &Tensor, rope: &Arc<RopeTable>, mask: &Mask) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, 0)?;
         self.output(&ops::attention(&q, &k, &v, mask, self.scale())?)
     }
 
-    fn forward_cached(&self, x: &Tensor, rope: &Arc<RopeTable>, cache: &mut LayerCache) -> Result<Tensor> {
+    fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
         self.output(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), self.scale())?)
     }
 
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
-    fn project(&self, x: &Tensor, rope: &Arc<RopeTable>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
+    fn project(&self, x: &Tensor, rope: &Arc<Rope>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
         let heads = |x: Tensor| ops::split_heads(&x, self.head_dim);
         let norm = |norm: &Option<RmsNorm>, x: Tensor| norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x));
         let q = norm(&self.q_norm, heads(self.q_proj.forward(x)?)?)?;

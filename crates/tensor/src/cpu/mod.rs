@@ -5,7 +5,9 @@
 //! positions) that are out of range are errors.
 
 pub mod adamw;
+pub mod attention;
 pub mod cross_entropy;
+pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod glu;

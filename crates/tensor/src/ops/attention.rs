@@ -114,8 +114,7 @@ fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, shape: &AttentionSha
             kernel::attention_forward(
                 cpu, shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(mask)?,
                 o.slice_mut::<T>()?, lse.slice_mut()?, scratch.bytes_mut(),
-            );
-            Ok(())
+            )
         })
     })?;
     Ok((o, lse))
@@ -146,8 +145,7 @@ impl Function for AttentionBackward {
                     cpu, &self.shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(&self.mask)?,
                     o.slice::<T>()?, self.lse.slice()?, d_o.slice::<T>()?,
                     dq.slice_mut::<T>()?, dk.slice_mut::<T>()?, dv.slice_mut::<T>()?, scratch.bytes_mut(),
-                );
-                Ok(())
+                )
             })
         })?;
         cx.give(0, dq)?;

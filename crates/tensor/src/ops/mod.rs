@@ -22,7 +22,7 @@ pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
 pub use linear::{WeightLayout, linear};
 pub use norm::rms_norm;
 pub use residual::add;
-pub use rope::rope;
+pub use rope::{Rope, rope};
 pub use swiglu::swiglu;
 
 /// Runs a body with `$T` standing for the Rust type of a float dtype; integers are an error of `$op`.

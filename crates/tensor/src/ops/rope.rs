@@ -2,21 +2,52 @@
 
 use std::sync::Arc;
 
-use crate::cpu::rope::{self as kernel, Positions, RopeShape, Rotation};
+use crate::cpu::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
 use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
-use crate::rope_table::RopeTable;
+use crate::rope_table::{RopeScaling, RopeTable};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
+
+/// The angles of all positions and how channels pair up.
+#[derive(Debug)]
+pub struct Rope {
+    table: RopeTable,
+    rot_dim: usize,
+    style: RopeStyle,
+    n_positions: usize,
+}
+
+impl Rope {
+    /// For the first `rot_dim` channels of each head and positions `0..n_positions`, on the base `theta`.
+    ///
+    /// # Errors
+    /// Settings that give no finite angles.
+    pub fn new(
+        theta: f64,
+        rot_dim: usize,
+        style: RopeStyle,
+        scaling: RopeScaling,
+        n_positions: usize,
+    ) -> Result<Rope> {
+        let table = RopeTable::new(theta, rot_dim, scaling, n_positions)?;
+        Ok(Rope { table, rot_dim, style, n_positions })
+    }
+
+    /// The number of positions.
+    pub fn n_positions(&self) -> usize {
+        self.n_positions
+    }
+}
 
 /// x `[B, S, H, D]`, position `first + s` for element `[b, s]` → the same shape.
 ///
 /// # Errors
 /// A shape that does not fit the table, or a position beyond it.
-pub fn rope(x: &Tensor, table: &Arc<RopeTable>, first: usize) -> Result<Tensor> {
-    if x.sizes().len() != 4 || x.shape().last() < table.rot_dim() {
-        return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim()), x));
+pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
+    if x.sizes().len() != 4 || x.shape().last() < table.rot_dim {
+        return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim), x));
     }
     let recorder = Recorder::new(&[x], &[])?;
     let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
@@ -25,16 +56,16 @@ pub fn rope(x: &Tensor, table: &Arc<RopeTable>, first: usize) -> Result<Tensor> 
     Ok(y)
 }
 
-fn turn(x: &Tensor, table: &RopeTable, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
+fn turn(x: &Tensor, table: &Rope, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     y.bytes_mut()?.copy_from_slice(x.bytes());
     let Kind::Cpu(cpu) = x.device().kind();
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
-    let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim(), style: table.style() };
+    let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
     x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
         with_float!(x.dtype(), "rope", T => {
             kernel::rope(
-                cpu, shape, rotation, Positions::Counted { seq, offset: first }, (table.cos(), table.sin()), y.slice_mut::<T>()?,
+                cpu, shape, rotation, Positions::Counted { seq, offset: first }, (&table.table.cos, &table.table.sin), y.slice_mut::<T>()?,
             )
         })
     })?;
@@ -42,7 +73,7 @@ fn turn(x: &Tensor, table: &RopeTable, first: usize, rotation: Rotation, name: &
 }
 
 struct RopeBackward {
-    table: Arc<RopeTable>,
+    table: Arc<Rope>,
     first: usize,
 }
 

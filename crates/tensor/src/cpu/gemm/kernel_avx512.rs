@@ -118,19 +118,20 @@ unsafe fn bf16_rows<const R: usize, const PACK: bool>(t: &Tile) {
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn widen(x: __m256i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
+// These two are inlined whatever the optimiser thinks: a call would force all accumulators through memory, in the loop too.
+
+#[inline(always)]
+unsafe fn widen(x: __m256i) -> __m512 {
+    // SAFETY: the callers have AVX-512 F.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
+#[inline(always)]
 unsafe fn store_f32<const R: usize>(t: &Tile, c: *mut f32, acc: &[[__m512; 2]; R]) {
     let mask = (1u64 << t.cols) - 1;
     let (m0, m1) = (mask as u16, (mask >> 16) as u16);
     for (r, acc) in acc.iter().enumerate() {
-        // SAFETY: the caller promises `R` rows of `cols` elements; the masks keep within them.
+        // SAFETY: the callers have AVX-512 F and promise `R` rows of `cols` elements; the masks keep within them.
         unsafe {
             let p = c.add(r * t.c_stride);
             let (mut lo, mut hi) = (acc[0], acc[1]);

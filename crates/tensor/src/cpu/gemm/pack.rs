@@ -239,64 +239,66 @@ mod x86 {
         unsafe { body::<T, false, 8>(src, outer, k, panels, dst, |b| transpose8(b)) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn transpose16(block: &mut [[u32; 16]; 16]) {
-        // SAFETY: arrays and vectors of the same size and plain bits.
-        let x: [__m512i; 16] = unsafe { transmute(*block) };
-        let mut y = x;
-        for i in 0..8 {
-            y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-            y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    /// Inlined into functions with AVX-512 F, so that the block stays in registers.
+    #[inline(always)]
+    unsafe fn transpose16(block: &mut [[u32; 16]; 16]) {
+        // SAFETY: the callers have the instructions; arrays and vectors have the same size and plain bits.
+        unsafe {
+            let x: [__m512i; 16] = transmute(*block);
+            let mut y = x;
+            for i in 0..8 {
+                y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+                y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+            }
+            let mut z = y;
+            for i in 0..4 {
+                let q = 4 * i;
+                z[q] = _mm512_unpacklo_epi64(y[q], y[q + 2]);
+                z[q + 1] = _mm512_unpackhi_epi64(y[q], y[q + 2]);
+                z[q + 2] = _mm512_unpacklo_epi64(y[q + 1], y[q + 3]);
+                z[q + 3] = _mm512_unpackhi_epi64(y[q + 1], y[q + 3]);
+            }
+            // Now lane group g of z[4 i + j] is column 4 g + j of rows 4 i .. 4 i + 4: transpose the 4 x 4 groups.
+            let mut out = z;
+            for j in 0..4 {
+                let lo = _mm512_shuffle_i32x4::<0x44>(z[j], z[4 + j]);
+                let hi = _mm512_shuffle_i32x4::<0xee>(z[j], z[4 + j]);
+                let lo2 = _mm512_shuffle_i32x4::<0x44>(z[8 + j], z[12 + j]);
+                let hi2 = _mm512_shuffle_i32x4::<0xee>(z[8 + j], z[12 + j]);
+                out[j] = _mm512_shuffle_i32x4::<0x88>(lo, lo2);
+                out[4 + j] = _mm512_shuffle_i32x4::<0xdd>(lo, lo2);
+                out[8 + j] = _mm512_shuffle_i32x4::<0x88>(hi, hi2);
+                out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(hi, hi2);
+            }
+            *block = transmute::<[__m512i; 16], [[u32; 16]; 16]>(out);
         }
-        let mut z = y;
-        for i in 0..4 {
-            let q = 4 * i;
-            z[q] = _mm512_unpacklo_epi64(y[q], y[q + 2]);
-            z[q + 1] = _mm512_unpackhi_epi64(y[q], y[q + 2]);
-            z[q + 2] = _mm512_unpacklo_epi64(y[q + 1], y[q + 3]);
-            z[q + 3] = _mm512_unpackhi_epi64(y[q + 1], y[q + 3]);
-        }
-        // Now lane group g of z[4 i + j] is column 4 g + j of rows 4 i .. 4 i + 4: transpose the 4 x 4 groups.
-        let mut out = z;
-        for j in 0..4 {
-            let lo = _mm512_shuffle_i32x4::<0x44>(z[j], z[4 + j]);
-            let hi = _mm512_shuffle_i32x4::<0xee>(z[j], z[4 + j]);
-            let lo2 = _mm512_shuffle_i32x4::<0x44>(z[8 + j], z[12 + j]);
-            let hi2 = _mm512_shuffle_i32x4::<0xee>(z[8 + j], z[12 + j]);
-            out[j] = _mm512_shuffle_i32x4::<0x88>(lo, lo2);
-            out[4 + j] = _mm512_shuffle_i32x4::<0xdd>(lo, lo2);
-            out[8 + j] = _mm512_shuffle_i32x4::<0x88>(hi, hi2);
-            out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(hi, hi2);
-        }
-        // SAFETY: as above.
-        *block = unsafe { transmute::<[__m512i; 16], [[u32; 16]; 16]>(out) };
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn transpose8(block: &mut [[u32; 8]; 8]) {
-        // SAFETY: arrays and vectors of the same size and plain bits.
-        let x: [__m256i; 8] = unsafe { transmute(*block) };
-        let mut y = x;
-        for i in 0..4 {
-            y[2 * i] = _mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-            y[2 * i + 1] = _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    /// Inlined into functions with AVX2, so that the block stays in registers.
+    #[inline(always)]
+    unsafe fn transpose8(block: &mut [[u32; 8]; 8]) {
+        // SAFETY: the callers have the instructions; arrays and vectors have the same size and plain bits.
+        unsafe {
+            let x: [__m256i; 8] = transmute(*block);
+            let mut y = x;
+            for i in 0..4 {
+                y[2 * i] = _mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+                y[2 * i + 1] = _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+            }
+            let mut z = y;
+            for i in 0..2 {
+                let q = 4 * i;
+                z[q] = _mm256_unpacklo_epi64(y[q], y[q + 2]);
+                z[q + 1] = _mm256_unpackhi_epi64(y[q], y[q + 2]);
+                z[q + 2] = _mm256_unpacklo_epi64(y[q + 1], y[q + 3]);
+                z[q + 3] = _mm256_unpackhi_epi64(y[q + 1], y[q + 3]);
+            }
+            let mut out = z;
+            for j in 0..4 {
+                out[j] = _mm256_permute2x128_si256::<0x20>(z[j], z[4 + j]);
+                out[4 + j] = _mm256_permute2x128_si256::<0x31>(z[j], z[4 + j]);
+            }
+            *block = transmute::<[__m256i; 8], [[u32; 8]; 8]>(out);
         }
-        let mut z = y;
-        for i in 0..2 {
-            let q = 4 * i;
-            z[q] = _mm256_unpacklo_epi64(y[q], y[q + 2]);
-            z[q + 1] = _mm256_unpackhi_epi64(y[q], y[q + 2]);
-            z[q + 2] = _mm256_unpacklo_epi64(y[q + 1], y[q + 3]);
-            z[q + 3] = _mm256_unpackhi_epi64(y[q + 1], y[q + 3]);
-        }
-        let mut out = z;
-        for j in 0..4 {
-            out[j] = _mm256_permute2x128_si256::<0x20>(z[j], z[4 + j]);
-            out[4 + j] = _mm256_permute2x128_si256::<0x31>(z[j], z[4 + j]);
-        }
-        // SAFETY: as above.
-        *block = unsafe { transmute::<[__m256i; 8], [[u32; 8]; 8]>(out) };
     }
 }

@@ -1,0 +1,381 @@
+//! The handle on a group of ranks that everything above holds: checks arguments, numbers and counts the collectives, notes
+//! the caller, and leaves the bytes to a [`Transport`].
+
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use oarlock_tensor::DType;
+
+use crate::call::{Operation, Scalar, digest, mix};
+use crate::error::{Error, Result};
+use crate::ledger::RankStatus;
+use crate::ownership::Ownership;
+use crate::ready::Ready;
+use crate::reduce::tree_fold;
+use crate::region::{Region, Sharing};
+use crate::solo::Solo;
+use crate::transport::{Request, Transport};
+
+/// One rank's place in a group. All ranks of the group make the same collective calls in the same order; where one does
+/// not, every rank gets an error that names both sides. Clones are the same rank.
+///
+/// Collectives may come from any thread but run one at a time. After a failure of any rank each further collective
+/// returns that failure.
+#[derive(Clone)]
+pub struct Communicator(Arc<Inner>);
+
+struct Inner {
+    transport: Arc<dyn Transport>,
+    /// The number of the last collective; held while one runs.
+    order: Mutex<u64>,
+    counts: [Count; Operation::ALL.len()],
+}
+
+#[derive(Default)]
+struct Count {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// How often an operation ran on this rank, and over how many bytes of regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// The operation.
+    pub operation: Operation,
+    /// Calls since the communicator was made.
+    pub calls: u64,
+    /// Region bytes that these calls covered.
+    pub bytes: u64,
+}
+
+/// What a request is about, before it gets a number.
+struct About<'a> {
+    operation: Operation,
+    elements: usize,
+    dtype: Option<DType>,
+    subject: &'a str,
+    detail: u64,
+}
+
+impl Communicator {
+    /// A communicator over a transport.
+    pub fn new(transport: Arc<dyn Transport>) -> Communicator {
+        Communicator(Arc::new(Inner { transport, order: Mutex::new(0), counts: Default::default() }))
+    }
+
+    /// A world of one rank.
+    pub fn solo() -> Communicator {
+        Communicator::new(Arc::new(Solo::new()))
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.0.transport.rank()
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.0.transport.world_size()
+    }
+
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// As every collective: when a rank failed, called something else or did not come in time.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        self.run(About::small(Operation::Barrier, "", 0), |t, r| t.barrier(r))
+    }
+
+    /// Reserves a zeroed region of `bytes` bytes on each rank, all in the same order and under the same name.
+    ///
+    /// # Errors
+    /// As every collective, and when the memory cannot be had.
+    #[track_caller]
+    pub fn allocate(&self, name: &str, bytes: usize, sharing: Sharing) -> Result<Region> {
+        let detail = mix(digest(name.as_bytes()), sharing as u64);
+        let about = About { elements: bytes, ..About::small(Operation::Allocate, name, detail) };
+        self.run(about, |t, r| t.allocate(r, sharing))
+    }
+
+    /// Sums the elements of `range` over all ranks, in a fixed pairwise tree over ranks; each rank then holds the sums.
+    /// 16-bit elements are added in f32 and rounded once.
+    ///
+    /// # Errors
+    /// As every collective, and when the arguments do not fit the region.
+    #[track_caller]
+    pub fn all_reduce(
+        &self,
+        region: &Region,
+        dtype: DType,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        check_summable(Operation::AllReduce, region, dtype)?;
+        let about = About::range(Operation::AllReduce, region, dtype, &range, 0)?;
+        self.run(about, |t, r| t.all_reduce(r, region, range.clone(), after))
+    }
+
+    /// Sums over all ranks, as [`all_reduce`](Communicator::all_reduce) does, but each owner alone receives the sums of
+    /// its ranges. The rest of the region keeps this rank's values.
+    ///
+    /// # Errors
+    /// As every collective, and when the arguments do not fit the region.
+    #[track_caller]
+    pub fn reduce_scatter(
+        &self,
+        region: &Region,
+        dtype: DType,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        check_summable(Operation::ReduceScatter, region, dtype)?;
+        let about = self.about_owners(Operation::ReduceScatter, region, dtype, owners)?;
+        self.run(about, |t, r| t.reduce_scatter(r, region, owners, after))
+    }
+
+    /// Brings each owner's ranges to all ranks. Over a replicated region nothing moves: the call orders the owners' writes
+    /// before everybody's reads.
+    ///
+    /// # Errors
+    /// As every collective, and when the arguments do not fit the region.
+    #[track_caller]
+    pub fn all_gather(
+        &self,
+        region: &Region,
+        dtype: DType,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        let about = self.about_owners(Operation::AllGather, region, dtype, owners)?;
+        self.run(about, |t, r| t.all_gather(r, region, owners, after))
+    }
+
+    /// Brings the elements of `range` on the rank `root` to all ranks.
+    ///
+    /// # Errors
+    /// As every collective, and when the arguments do not fit the region or there is no such rank.
+    #[track_caller]
+    pub fn broadcast(
+        &self,
+        region: &Region,
+        dtype: DType,
+        range: Range<usize>,
+        root: usize,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.check_rank(Operation::Broadcast, root)?;
+        let about = About::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
+        self.run(about, |t, r| t.broadcast(r, region, range.clone(), root, after))
+    }
+
+    /// The bytes of each rank, in the order of ranks; lengths may differ. For small things: nothing of it is kept in place.
+    ///
+    /// # Errors
+    /// As every collective.
+    #[track_caller]
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.run(About::small(Operation::AllGatherBytes, "", 0), |t, r| t.all_gather_bytes(r, bytes))
+    }
+
+    /// The bytes of the rank `root`; those given by the others are ignored.
+    ///
+    /// # Errors
+    /// As every collective, and when there is no such rank.
+    #[track_caller]
+    pub fn broadcast_bytes(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.check_rank(Operation::BroadcastBytes, root)?;
+        let mine = if self.rank() == root { bytes } else { &[] };
+        let about = About::small(Operation::BroadcastBytes, "", root as u64);
+        Ok(self.run(about, |t, r| t.all_gather_bytes(r, mine))?.swap_remove(root))
+    }
+
+    /// Combines a few numbers over all ranks, each at its place, in a fixed pairwise tree over ranks.
+    ///
+    /// # Errors
+    /// As every collective; the count must be the same on all ranks.
+    #[track_caller]
+    pub fn all_reduce_f64(&self, values: &mut [f64], how: Scalar) -> Result<()> {
+        let about =
+            About { elements: 8 * values.len(), ..About::small(Operation::AllReduceScalars, "", how as u64) };
+        let all = self.run(about, |t, r| t.all_gather_bytes(r, bytemuck::cast_slice(values)))?;
+        for (i, value) in values.iter_mut().enumerate() {
+            let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<f64>(&all[rank][8 * i..8 * i + 8]);
+            *value = tree_fold(0..all.len(), &of_rank, &|a, b| how.combine(a, b));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that all ranks hold the same value.
+    ///
+    /// # Errors
+    /// As every collective, and [`Error::Disagreement`] on all ranks when one holds another value.
+    #[track_caller]
+    pub fn agree(&self, what: &str, value: u64) -> Result<()> {
+        let about = About::small(Operation::Agree, what, digest(what.as_bytes()));
+        let all = self.run(about, |t, r| t.all_gather_bytes(r, &value.to_ne_bytes()))?;
+        let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<u64>(&all[rank]);
+        match (1..all.len()).find(|&rank| of_rank(rank) != of_rank(0)) {
+            None => Ok(()),
+            Some(rank) => Err(Error::Disagreement {
+                what: what.to_owned(),
+                first: (0, of_rank(0)),
+                other: (rank, of_rank(rank)),
+            }),
+        }
+    }
+
+    /// Divides the ranks into groups and returns the communicator of this rank's group, in which rank `i` is the group's
+    /// `i`-th. All ranks give the same groups.
+    ///
+    /// # Errors
+    /// As every collective, and when the groups do not hold each rank once.
+    #[track_caller]
+    pub fn split(&self, groups: &[Vec<usize>]) -> Result<Communicator> {
+        let mut listed: Vec<usize> = groups.iter().flatten().copied().collect();
+        listed.sort_unstable();
+        let group = groups.iter().find(|g| g.contains(&self.rank()));
+        let (Some(group), true) = (group, listed.iter().copied().eq(0..self.world_size())) else {
+            return Err(Error::Argument {
+                operation: Operation::Split.name(),
+                expected: format!("groups that hold each of {} ranks once", self.world_size()),
+                got: format!("{groups:?}"),
+            });
+        };
+        let detail =
+            groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
+        let transport = self.run(About::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
+        Ok(Communicator::new(transport))
+    }
+
+    /// How long to wait for a rank that lives but does not come.
+    pub fn set_timeout(&self, limit: Duration) {
+        self.0.transport.set_timeout(limit);
+    }
+
+    /// Says what this rank is doing ("step 12: forward"), for the reports of others.
+    pub fn set_phase(&self, note: &str) {
+        self.0.transport.set_phase(note);
+    }
+
+    /// What each rank was last doing.
+    pub fn statuses(&self) -> Vec<RankStatus> {
+        self.0.transport.statuses()
+    }
+
+    /// How often each operation ran on this rank, without those that never did.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        let counts = Operation::ALL.iter().zip(&self.0.counts);
+        counts
+            .map(|(&operation, c)| Traffic {
+                operation,
+                calls: c.calls.load(Relaxed),
+                bytes: c.bytes.load(Relaxed),
+            })
+            .filter(|t| t.calls > 0)
+            .collect()
+    }
+
+    /// Tells all ranks that this one failed, and why. The first failure of all is the one that everybody reports.
+    pub fn abort(&self, cause: &str) {
+        self.0.transport.abort(cause);
+    }
+
+    /// Leaves in good order. A rank that is dropped without counts as failed for those that still wait for it.
+    pub fn finish(&self) {
+        self.0.transport.finish();
+    }
+
+    #[track_caller]
+    fn run<T>(
+        &self,
+        about: About<'_>,
+        call: impl FnOnce(&dyn Transport, &Request) -> Result<T>,
+    ) -> Result<T> {
+        let site = Location::caller();
+        // A panic inside a transport leaves no broken state behind: the number was taken, the others will see the gap.
+        let mut sequence = self.0.order.lock().unwrap_or_else(PoisonError::into_inner);
+        *sequence += 1;
+        let About { operation, elements, dtype, subject, detail } = about;
+        let count = &self.0.counts[operation as usize];
+        count.calls.fetch_add(1, Relaxed);
+        count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
+        call(
+            &*self.0.transport,
+            &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
+        )
+    }
+
+    fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {
+        if rank < self.world_size() {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            operation: operation.name(),
+            expected: format!("a rank below {}", self.world_size()),
+            got: rank.to_string(),
+        })
+    }
+
+    fn about_owners<'a>(
+        &self,
+        operation: Operation,
+        region: &'a Region,
+        dtype: DType,
+        owners: &Ownership,
+    ) -> Result<About<'a>> {
+        if owners.world_size() != self.world_size() {
+            return Err(Error::Argument {
+                operation: operation.name(),
+                expected: format!("ranges for each of {} ranks", self.world_size()),
+                got: format!("ranges for {}", owners.world_size()),
+            });
+        }
+        let about = About::range(operation, region, dtype, &(0..owners.end()), owners.digest())?;
+        Ok(About { elements: owners.elements(), ..about })
+    }
+}
+
+impl<'a> About<'a> {
+    fn small(operation: Operation, subject: &'a str, detail: u64) -> About<'a> {
+        About { operation, elements: 0, dtype: None, subject, detail }
+    }
+
+    fn range(
+        operation: Operation,
+        region: &'a Region,
+        dtype: DType,
+        range: &Range<usize>,
+        detail: u64,
+    ) -> Result<About<'a>> {
+        let inside = range.end.checked_mul(dtype.size()).is_some_and(|end| end <= region.bytes());
+        if range.start > range.end || !inside {
+            return Err(Error::Argument {
+                operation: operation.name(),
+                expected: format!(
+                    "a range of {dtype} inside the {} bytes of region {:?}",
+                    region.bytes(),
+                    region.name()
+                ),
+                got: format!("{}..{}", range.start, range.end),
+            });
+        }
+        let detail = mix(mix(digest(region.name().as_bytes()), detail), range.start as u64);
+        Ok(About { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
+    }
+}
+
+fn check_summable(operation: Operation, region: &Region, dtype: DType) -> Result<()> {
+    let got = if !dtype.is_float() {
+        dtype.to_string()
+    } else if region.sharing() == Sharing::Replicated {
+        format!("the replicated region {:?}", region.name())
+    } else {
+        return Ok(());
+    };
+    let expected = "floats in a region with a buffer for each rank".into();
+    Err(Error::Argument { operation: operation.name(), expected, got })
+}

@@ -1,0 +1,82 @@
+//! What can go wrong between ranks.
+
+use crate::call::Call;
+use crate::ledger::RankStatus;
+
+/// The result of an operation between ranks.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the communication crate. After [`PeerFailed`](Error::PeerFailed), [`Mismatch`](Error::Mismatch) and
+/// [`Timeout`](Error::Timeout) the group is over: every rank gets the first of them from every later collective.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// A rank died, aborted or left while others needed it.
+    #[error("rank {rank} failed: {cause}")]
+    PeerFailed {
+        /// The rank that failed first.
+        rank: usize,
+        /// What it said, or what was seen of it.
+        cause: String,
+    },
+    /// Two ranks called different collectives.
+    #[error(
+        "ranks called different collectives: {first}, but {other}; all ranks must call the same ones in the same order"
+    )]
+    Mismatch {
+        /// What the lower rank called.
+        first: Box<Call>,
+        /// What the other rank called.
+        other: Box<Call>,
+    },
+    /// A rank lives but did not come.
+    #[error("waited {seconds:.1} s in {waiting} for {}", list(.missing))]
+    Timeout {
+        /// The collective of the rank that ran out of time.
+        waiting: Box<Call>,
+        /// How long it waited.
+        seconds: f64,
+        /// Who did not come, and what each was doing.
+        missing: Vec<RankStatus>,
+    },
+    /// Ranks that must hold the same value do not.
+    #[error("ranks disagree on {what}: rank {} has {}, rank {} has {}", first.0, first.1, other.0, other.1)]
+    Disagreement {
+        /// What they were to agree on.
+        what: String,
+        /// The lowest rank and its value.
+        first: (usize, u64),
+        /// The first rank with another value, and that value.
+        other: (usize, u64),
+    },
+    /// An argument that cannot be right; nothing was sent.
+    #[error("{operation}: expected {expected}, got {got}")]
+    Argument {
+        /// The operation.
+        operation: &'static str,
+        /// What it takes.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// What the launcher handed down cannot be trusted or used.
+    #[error("cannot join the ranks of this machine: {0}")]
+    Join(String),
+    /// The operating system refused.
+    #[error("cannot {what}: {cause}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The operating system's word.
+        cause: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: impl Into<String>, cause: impl std::fmt::Display) -> Error {
+        Error::System { what: what.into(), cause: cause.to_string() }
+    }
+}
+
+fn list(missing: &[RankStatus]) -> String {
+    missing.iter().map(RankStatus::to_string).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,54 @@
+//! Order as a value: what must be over before the next step on the same data may begin.
+
+use std::any::Any;
+
+use crate::error::Result;
+
+/// Work that is under way on a device stream or a helper thread.
+pub trait Pending: Any + Send {
+    /// Returns when the work is over.
+    ///
+    /// # Errors
+    /// When the work failed.
+    fn wait(self: Box<Self>) -> Result<()>;
+}
+
+/// A promise that data may be touched: given by whoever produced them, taken by whoever uses them next.
+#[must_use = "the data may not be touched before this is waited for or handed on"]
+pub struct Ready {
+    pending: Option<Box<dyn Pending>>,
+}
+
+impl Ready {
+    /// The data are there: everything was computed by the calling thread.
+    pub fn now() -> Ready {
+        Ready { pending: None }
+    }
+
+    /// The data are there when `pending` is over.
+    pub fn after(pending: impl Pending) -> Ready {
+        Ready { pending: Some(Box::new(pending)) }
+    }
+
+    /// Waits on this thread.
+    ///
+    /// # Errors
+    /// When the work that was waited for failed.
+    pub fn wait(self) -> Result<()> {
+        self.pending.map_or(Ok(()), Pending::wait)
+    }
+
+    /// The work behind it if it is of kind `P`, so that a transport can order it without stopping this thread.
+    ///
+    /// # Errors
+    /// Gives itself back when it is of another kind.
+    pub fn into_pending<P: Pending>(self) -> std::result::Result<Box<P>, Ready> {
+        match self.pending {
+            Some(pending) if (&*pending as &dyn Any).is::<P>() => {
+                let any: Box<dyn Any> = pending;
+                any.downcast::<P>().map_err(|_| Ready::now())
+            }
+            pending => Err(Ready { pending }),
+        }
+    }
+}

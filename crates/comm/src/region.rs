@@ -1,0 +1,200 @@
+//! Memory that collectives work on: where each rank's copy lies, and for how long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use bytemuck::Pod;
+
+use crate::error::{Error, Result};
+
+/// Whether each rank has its own buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sharing {
+    /// Each rank has its own buffer; the others can read it where it lies. Gradients.
+    PerRank,
+    /// One buffer that all ranks of the machine see, where the transport can: a gather over it moves nothing. Working
+    /// weights. A transport without common memory gives each rank a copy of its own.
+    Replicated,
+}
+
+/// Keeps one buffer of a region alive.
+///
+/// # Safety
+/// The pointer is aligned to 64 bytes, does not move, and is valid for reads and writes of the region's bytes as long as
+/// the value lives.
+pub unsafe trait Memory: Send + Sync {
+    /// The first byte.
+    fn as_ptr(&self) -> *mut u8;
+}
+
+/// A named piece of memory that all ranks have allocated together. Clones share it.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    bytes: usize,
+    sharing: Sharing,
+    local: usize,
+    buffers: Vec<Box<dyn Memory>>,
+}
+
+impl Region {
+    /// A region over `buffers` (one for each rank, or a single one), of which `local` is this rank's. For transports.
+    ///
+    /// # Safety
+    /// Each buffer holds at least `bytes` bytes and `local` is less than their number.
+    pub unsafe fn new(
+        name: &str,
+        bytes: usize,
+        sharing: Sharing,
+        local: usize,
+        buffers: Vec<Box<dyn Memory>>,
+    ) -> Region {
+        Region(Arc::new(Inner { name: name.to_owned(), bytes, sharing, local, buffers }))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its size on each rank.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Whether each rank has its own buffer.
+    pub fn sharing(&self) -> Sharing {
+        self.0.sharing
+    }
+
+    /// This rank's buffer; 64-byte aligned, zero when allocated.
+    ///
+    /// Between the collectives on a region this rank alone may write its own buffer (of a replicated region: its own
+    /// ranges), and nobody may read what another rank may write. That is the caller's to keep.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.buffers[self.0.local].as_ptr()
+    }
+
+    /// The buffer of a rank, if it can be reached from here.
+    pub fn peer_ptr(&self, rank: usize) -> Option<*const u8> {
+        match self.0.sharing {
+            Sharing::Replicated if self.0.buffers.len() == 1 => Some(self.as_ptr()),
+            _ => self.0.buffers.get(rank).map(|b| b.as_ptr().cast_const()),
+        }
+    }
+
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = *mut u8> {
+        self.0.buffers.iter().map(|b| b.as_ptr())
+    }
+
+    /// This rank's elements, as a slice.
+    ///
+    /// # Safety
+    /// Until the borrow ends nobody writes them: not this rank elsewhere, not another rank, not a collective.
+    pub unsafe fn as_slice<T: Pod>(&self) -> &[T] {
+        // SAFETY: the buffer is aligned and holds `bytes` bytes of any bit pattern; exclusivity is the caller's.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.bytes() / size_of::<T>()) }
+    }
+
+    /// This rank's elements, as a slice to write.
+    ///
+    /// # Safety
+    /// Until the borrow ends nobody else reads or writes them: not this rank elsewhere, not another rank, no collective.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn as_mut_slice<T: Pod>(&self) -> &mut [T] {
+        // SAFETY: the buffer is aligned and holds `bytes` bytes of any bit pattern; exclusivity is the caller's.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.bytes() / size_of::<T>()) }
+    }
+
+    /// Copies elements out of this rank's buffer, beginning with element `first`. Safe and slow: for small things.
+    ///
+    /// # Errors
+    /// When they do not lie inside the region.
+    pub fn read<T: Pod>(&self, first: usize, out: &mut [T]) -> Result<()> {
+        let start = self.byte_offset::<T>("read", first, out.len())?;
+        for (i, byte) in bytemuck::cast_slice_mut::<T, u8>(out).iter_mut().enumerate() {
+            *byte = self.byte(start + i).load(Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies elements into this rank's buffer, beginning with element `first`. Safe and slow: for small things.
+    ///
+    /// # Errors
+    /// When they do not lie inside the region.
+    pub fn write<T: Pod>(&self, first: usize, values: &[T]) -> Result<()> {
+        let start = self.byte_offset::<T>("write", first, values.len())?;
+        for (i, &byte) in bytemuck::cast_slice::<T, u8>(values).iter().enumerate() {
+            self.byte(start + i).store(byte, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn byte_offset<T>(&self, operation: &'static str, first: usize, count: usize) -> Result<usize> {
+        let end = first.checked_add(count).and_then(|end| end.checked_mul(size_of::<T>()));
+        match end {
+            Some(end) if end <= self.bytes() => Ok(first * size_of::<T>()),
+            _ => Err(Error::Argument {
+                operation,
+                expected: format!("elements inside the {} bytes of region {:?}", self.bytes(), self.name()),
+                got: format!("{count} elements of {} bytes from {first}", size_of::<T>()),
+            }),
+        }
+    }
+
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        // SAFETY: `at` lies inside the buffer (checked by the callers), which lives as long as `self`.
+        unsafe { AtomicU8::from_ptr(self.as_ptr().add(at)) }
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:?}, {} bytes, {:?})", self.name(), self.bytes(), self.sharing())
+    }
+}
+
+/// A private buffer, an anonymous mapping: memory is used only when touched.
+pub(crate) struct Private {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reached only through its pointer.
+unsafe impl Send for Private {}
+// SAFETY: as above; a shared reference gives out nothing but the address.
+unsafe impl Sync for Private {}
+
+impl Private {
+    pub(crate) fn new(bytes: usize) -> Result<Private> {
+        use rustix::mm::{MapFlags, ProtFlags};
+        let bytes = bytes.max(1);
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|e| Error::system(format!("map {bytes} bytes"), e))?;
+        Ok(Private { base: base.cast(), bytes })
+    }
+}
+
+// SAFETY: mappings are page aligned and live until drop.
+unsafe impl Memory for Private {
+    fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size, unmapped once. A failure would leave the mapping, which harms nobody.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
+    }
+}

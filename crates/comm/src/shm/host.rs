@@ -1,0 +1,118 @@
+//! The launcher's side: makes the segment, hands it to its children, and reads what they leave in it.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use rustix::io::FdFlags;
+
+use super::failure::Failure;
+use super::group::Member;
+use super::segment::{Segment, Token};
+use super::statuses::status;
+use super::transport::SharedMemory;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::ledger::RankStatus;
+
+/// The one variable through which a rank learns of the segment: `file,rank,ranks,token`.
+const VARIABLE: &str = "OARLOCK_SHARED_MEMORY";
+
+/// A segment and those who may join it. It has no name in any file system: it is gone with the last process that has it.
+pub struct ShmHost {
+    segment: Arc<Segment>,
+    token: Token,
+}
+
+impl ShmHost {
+    /// A fresh segment for `world_size` ranks.
+    ///
+    /// # Errors
+    /// When the system refuses shared memory or the number of ranks is impossible.
+    pub fn create(world_size: usize) -> Result<ShmHost> {
+        let (segment, token) = Segment::create(world_size)?;
+        Ok(ShmHost { segment: Arc::new(segment), token })
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.segment.world_size()
+    }
+
+    /// Lets the process that `command` will start join as `rank`. Only this child inherits the segment.
+    pub fn attach(&self, rank: usize, command: &mut Command) {
+        let file = self.segment.file().as_raw_fd();
+        command.env(VARIABLE, format!("{file},{rank},{},{:032x}", self.world_size(), self.token.0));
+        let segment = self.segment.clone();
+        // SAFETY: between fork and exec it makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::io::fcntl_setfd(segment.file(), FdFlags::empty())?));
+        }
+    }
+
+    /// The first failure of the run, once there is one.
+    pub fn failure(&self) -> Option<Error> {
+        self.segment.header().failure.read(&self.segment)
+    }
+
+    /// Tells all ranks that `rank` failed, unless a failure is known already.
+    pub fn report_failure(&self, rank: usize, cause: &str) {
+        self.segment.header().failure.post(&Failure::Peer { rank, cause: cause.into() });
+    }
+
+    /// What each rank was last doing.
+    pub fn statuses(&self) -> Vec<RankStatus> {
+        (0..self.world_size()).map(|rank| status(&self.segment, rank)).collect()
+    }
+}
+
+/// This process's place among the ranks of a [`ShmHost`], or `None` when no launcher handed one down.
+///
+/// # Errors
+/// When what was handed down is not this run's segment, or another process has taken the rank.
+pub fn from_env() -> Result<Option<Communicator>> {
+    match std::env::var(VARIABLE) {
+        Ok(value) => join(&value).map(Some),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(Error::Join(format!("{VARIABLE}: {error}"))),
+    }
+}
+
+fn join(value: &str) -> Result<Communicator> {
+    let malformed = || Error::Join(format!("{VARIABLE} should be file,rank,ranks,token; it is {value:?}"));
+    let parts: Vec<&str> = value.split(',').collect();
+    let &[file, rank, world_size, token] = parts.as_slice() else { return Err(malformed()) };
+    let file: RawFd = file.parse().ok().filter(|&f| f >= 0).ok_or_else(malformed)?;
+    let rank: usize = rank.parse().map_err(|_| malformed())?;
+    let world_size: usize = world_size.parse().map_err(|_| malformed())?;
+    let token = Token(u128::from_str_radix(token, 16).map_err(|_| malformed())?);
+    // SAFETY: borrowed for the next two calls only. If the number is not open they fail; if it is another file, the
+    // copy does not pass the checks of `Segment::open`.
+    let inherited = unsafe { BorrowedFd::borrow_raw(file) };
+    let own = rustix::io::fcntl_dupfd_cloexec(inherited, 3).map_err(|e| {
+        Error::Join(format!(
+            "{VARIABLE} names file {file}, which is not open here ({e}); ranks are started by the launcher"
+        ))
+    })?;
+    let segment = Segment::open(own, world_size, token)?;
+    // It is the segment: grandchildren do not need it.
+    rustix::io::fcntl_setfd(inherited, FdFlags::CLOEXEC)
+        .map_err(|e| Error::system("keep the segment from children", e))?;
+    if rank >= world_size {
+        return Err(Error::Join(format!("{VARIABLE} says rank {rank} of {world_size}")));
+    }
+    let member = Member::join(Arc::new(segment), rank)?;
+    Ok(Communicator::new(Arc::new(SharedMemory::world(member))))
+}
+
+/// Ranks for the threads of this process; each thread takes one.
+///
+/// # Errors
+/// When the system refuses shared memory or the number of ranks is impossible.
+pub fn threads(world_size: usize) -> Result<Vec<Communicator>> {
+    let segment = Arc::new(Segment::create(world_size)?.0);
+    let one =
+        |rank| Ok(Communicator::new(Arc::new(SharedMemory::world(Member::join(segment.clone(), rank)?))));
+    (0..world_size).map(one).collect()
+}

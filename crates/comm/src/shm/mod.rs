@@ -1,0 +1,11 @@
+//! Ranks of one machine in shared memory. How they meet, and the numbered invariants: see `README.md` beside this file.
+
+mod failure;
+mod group;
+mod host;
+mod posted;
+mod segment;
+mod statuses;
+mod transport;
+
+pub use host::{ShmHost, from_env, threads};

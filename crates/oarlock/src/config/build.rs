@@ -1,0 +1,318 @@
+//! Turns settings into a [`TrainConfig`] and finds what is wrong between keys: what is missing, what contradicts,
+//! what is out of range only because of another key.
+
+use std::path::PathBuf;
+
+use super::plan::{
+    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, OptimizerArgs, Precision, RankArgs, Resume,
+    SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, When,
+};
+use super::problem::{Problem, Problems};
+use super::resolve::{Setting, Settings};
+use super::schedule;
+use super::value::Value;
+
+/// Builds the configuration; `problems` are those found before.
+///
+/// # Errors
+/// All problems, old and new.
+pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConfig, Problems> {
+    rename_evaluation_strategy(&mut settings, &mut problems);
+    derive(&mut settings);
+    let found = &mut problems;
+    required(&settings, found);
+    between(&settings, found);
+    let read = Reader { settings: &settings };
+    let learning_rate = read.f64("learning_rate");
+    let shape = schedule::shape(&settings, learning_rate, found);
+
+    let model =
+        ModelArgs { path: read.path("model_name_or_path"), from_scratch: read.bool("train_from_scratch") };
+    let held_out = match read.f64("val_size") {
+        0.0 => HeldOut::None,
+        share if share < 1.0 => HeldOut::Share(share),
+        records => HeldOut::Records(records as usize),
+    };
+    let data = DataArgs {
+        datasets: read.list("dataset"),
+        eval_datasets: read.list("eval_dataset"),
+        dataset_dir: read.path("dataset_dir"),
+        cutoff_len: read.usize("cutoff_len"),
+        packing: read.bool("packing"),
+        shuffle: !read.bool("disable_shuffling"),
+        max_samples: read.count("max_samples"),
+        held_out,
+        overwrite_cache: read.bool("overwrite_cache"),
+    };
+    let train = TrainArgs {
+        batch_size: read.usize("per_device_train_batch_size"),
+        accumulation: read.usize("gradient_accumulation_steps"),
+        length: match read.int("max_steps") {
+            steps if steps > 0 => Length::Steps(steps.unsigned_abs()),
+            _ => Length::Epochs(read.f64("num_train_epochs")),
+        },
+        max_grad_norm: Some(read.f64("max_grad_norm")).filter(|norm| *norm > 0.0),
+        precision: if read.bool("bf16") { Precision::Bf16 } else { Precision::F32 },
+        seed: read.int("seed").unsigned_abs(),
+        data_seed: read.int("data_seed").unsigned_abs(),
+        optimizer: OptimizerArgs {
+            beta1: read.f64("adam_beta1"),
+            beta2: read.f64("adam_beta2"),
+            epsilon: read.f64("adam_epsilon"),
+            weight_decay: read.f64("weight_decay"),
+        },
+        schedule: ScheduleArgs { learning_rate, shape, warmup: read.warmup() },
+        enabled: read.bool("do_train"),
+    };
+    let has_eval = held_out != HeldOut::None || !data.eval_datasets.is_empty();
+    let eval = EvalArgs {
+        when: read.when("eval_strategy", "eval_steps"),
+        at_end: has_eval,
+        batch_size: read.usize("per_device_eval_batch_size"),
+    };
+    let overwrite = read.bool("overwrite_output_dir");
+    let save = SaveArgs {
+        output_dir: read.path("output_dir"),
+        resume: match &settings.get("resume_from_checkpoint").value {
+            Value::Bool(true) => Resume::Newest,
+            Value::Bool(false) => Resume::Never,
+            Value::Text(path) => Resume::From(PathBuf::from(path)),
+            _ if overwrite => Resume::Never,
+            _ => Resume::IfPresent,
+        },
+        overwrite,
+        when: read.when("save_strategy", "save_steps"),
+        keep: read.count("save_total_limit").filter(|keep| *keep > 0),
+        only_model: read.bool("save_only_model"),
+    };
+    let log = LogArgs {
+        when: read.when("logging_strategy", "logging_steps"),
+        first_step: read.bool("logging_first_step"),
+        plot_loss: read.bool("plot_loss"),
+        plain: read.bool("disable_tqdm"),
+    };
+    let ranks = RankArgs {
+        num_processes: read.usize("num_processes"),
+        threads: read.count("num_threads_per_process"),
+    };
+    problems.into_result(|| TrainConfig { model, data, train, eval, save, log, ranks, settings })
+}
+
+/// `evaluation_strategy` is what older files call `eval_strategy`.
+fn rename_evaluation_strategy(settings: &mut Settings, problems: &mut Problems) {
+    let (old, new) = (settings.get("evaluation_strategy"), settings.get("eval_strategy"));
+    if !old.is_written() || old.broken {
+        return;
+    }
+    if new.is_written() && !new.value.agrees(&old.value) {
+        problems.push(
+            at(Problem::new("`evaluation_strategy` and `eval_strategy` differ"), &[old, new])
+                .help("they are two names of one setting; keep eval_strategy"),
+        );
+    } else {
+        let value = old.value.clone();
+        settings.derive("eval_strategy", value, "evaluation_strategy");
+    }
+}
+
+/// Values that follow from other settings when nobody wrote them.
+fn derive(settings: &mut Settings) {
+    if !settings.get("data_seed").is_written() {
+        settings.derive("data_seed", settings.get("seed").value.clone(), "seed");
+    }
+    if !settings.get("eval_steps").is_written() {
+        settings.derive("eval_steps", settings.get("logging_steps").value.clone(), "logging_steps");
+    }
+    let read = Reader { settings };
+    let evaluates = read.f64("val_size") > 0.0 || !read.list("eval_dataset").is_empty();
+    if evaluates && !settings.get("do_eval").is_written() {
+        settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
+    }
+    let warmup = settings.get("warmup_steps");
+    if matches!(warmup.value, Value::Float(steps) if steps > 0.0) && settings.get("warmup_ratio").is_written()
+    {
+        settings.derive("warmup_ratio", Value::Float(0.0), "warmup_steps is given");
+    }
+}
+
+fn required(settings: &Settings, problems: &mut Problems) {
+    for (name, example) in [
+        ("model_name_or_path", "the folder of a model"),
+        ("dataset", "a file such as corpus.jsonl, or a name in dataset_info.json"),
+        ("output_dir", "the folder to write to"),
+    ] {
+        if !settings.get(name).is_written() {
+            problems.push(
+                Problem::new(format!("`{name}` is missing")).help(format!("write `{name}: …`, {example}")),
+            );
+        }
+    }
+}
+
+/// What contradicts.
+fn between(settings: &Settings, problems: &mut Problems) {
+    let read = Reader { settings };
+    let get = |name: &str| settings.get(name);
+
+    let written_true = |name: &str| {
+        let setting = get(name);
+        setting.place().is_some_and(|_| setting.broken || matches!(setting.value, Value::Bool(true)))
+    };
+    if written_true("bf16") && written_true("fp16") {
+        problems.push(
+            at(Problem::new("`bf16` and `fp16` exclude each other"), &[get("bf16"), get("fp16")])
+                .help("keep bf16: true"),
+        );
+    }
+    let (held_out, eval_dataset) = (read.f64("val_size"), !read.list("eval_dataset").is_empty());
+    if held_out > 0.0 && eval_dataset {
+        problems.push(
+            at(
+                Problem::new("`val_size` and `eval_dataset` exclude each other"),
+                &[get("val_size"), get("eval_dataset")],
+            )
+            .help("hold out a part of the training data, or evaluate on data of its own"),
+        );
+    }
+    if held_out > 1.0 && held_out.fract() != 0.0 {
+        problems.push(
+            at(
+                Problem::new("`val_size` is a whole number of records, or a share below 1"),
+                &[get("val_size")],
+            )
+            .help(format!("write {} or {}", held_out.floor(), held_out / 100.0)),
+        );
+    }
+    let evaluates = read.when("eval_strategy", "eval_steps") != When::Never;
+    let nothing = held_out == 0.0 && !eval_dataset;
+    if evaluates && nothing {
+        problems.push(
+            at(
+                Problem::new("`eval_strategy` is on, but there is nothing to evaluate on"),
+                &[get("eval_strategy")],
+            )
+            .help("write `val_size: 0.01` or `eval_dataset: …`"),
+        );
+    }
+    if matches!(get("do_eval").value, Value::Bool(true)) && nothing {
+        problems.push(
+            at(Problem::new("`do_eval` is on, but there is nothing to evaluate on"), &[get("do_eval")])
+                .help("write `val_size: 0.01` or `eval_dataset: …`"),
+        );
+    }
+    if !read.bool("do_train") && nothing {
+        problems.push(
+            at(Problem::new("`do_train` is off and there is nothing to evaluate on"), &[get("do_train")])
+                .help("remove it to train"),
+        );
+    }
+    for (strategy, steps) in [
+        ("logging_strategy", "logging_steps"),
+        ("save_strategy", "save_steps"),
+        ("eval_strategy", "eval_steps"),
+    ] {
+        if read.when(strategy, steps) == When::Every(Steps::Count(0)) && get(steps).place().is_some() {
+            problems.push(
+                at(Problem::new(format!("`{steps}` is 0")), &[get(steps)])
+                    .help(format!("write a number of steps, or `{strategy}: \"no\"`")),
+            );
+        }
+    }
+    let (resume, overwrite) = (get("resume_from_checkpoint"), get("overwrite_output_dir"));
+    if matches!(resume.value, Value::Bool(true)) && read.bool("overwrite_output_dir") {
+        problems.push(
+            at(
+                Problem::new(
+                    "`resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other",
+                ),
+                &[resume, overwrite],
+            )
+            .help("resume the run in output_dir, or begin anew"),
+        );
+    }
+}
+
+/// Adds the places of settings to a problem.
+pub(super) fn at(problem: Problem, settings: &[&Setting]) -> Problem {
+    settings.iter().fold(problem, |problem, setting| match setting.place() {
+        Some(place) => problem.at(place, ""),
+        None => problem,
+    })
+}
+
+/// Typed access to settings. A value that is missing or of another type was reported before; its stand-in is never
+/// seen, because the configuration is not built then.
+pub(super) struct Reader<'s> {
+    pub settings: &'s Settings,
+}
+
+impl Reader<'_> {
+    fn bool(&self, name: &str) -> bool {
+        matches!(self.settings.get(name).value, Value::Bool(true))
+    }
+
+    fn int(&self, name: &str) -> i64 {
+        match self.settings.get(name).value {
+            Value::Int(x) => x,
+            _ => 0,
+        }
+    }
+
+    fn usize(&self, name: &str) -> usize {
+        usize::try_from(self.int(name)).unwrap_or(0)
+    }
+
+    fn count(&self, name: &str) -> Option<usize> {
+        match self.settings.get(name).value {
+            Value::Int(x) => usize::try_from(x).ok(),
+            _ => None,
+        }
+    }
+
+    pub fn f64(&self, name: &str) -> f64 {
+        match self.settings.get(name).value {
+            Value::Float(x) => x,
+            _ => 0.0,
+        }
+    }
+
+    pub fn text(&self, name: &str) -> &str {
+        match &self.settings.get(name).value {
+            Value::Text(x) => x,
+            _ => "",
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from(self.text(name))
+    }
+
+    fn list(&self, name: &str) -> Vec<String> {
+        match &self.settings.get(name).value {
+            Value::List(names) => names.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn steps(&self, name: &str) -> Steps {
+        match self.f64(name) {
+            share if share > 0.0 && share < 1.0 => Steps::Share(share),
+            count => Steps::Count(count as u64),
+        }
+    }
+
+    fn warmup(&self) -> Steps {
+        match self.steps("warmup_steps") {
+            Steps::Count(0) => Steps::Share(self.f64("warmup_ratio")),
+            steps => steps,
+        }
+    }
+
+    fn when(&self, strategy: &str, steps: &str) -> When {
+        match self.text(strategy) {
+            "steps" => When::Every(self.steps(steps)),
+            "epoch" => When::Epoch,
+            _ => When::Never,
+        }
+    }
+}

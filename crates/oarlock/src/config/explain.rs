@@ -1,0 +1,122 @@
+//! The table of keys in words: the help text of `oarlock train` and the page `docs/keys.md`.
+
+use std::fmt::Write as _;
+
+use super::keys::{Group, Key, Kind, Status};
+use super::table::KEYS;
+
+/// The help text of the keys: those that have a meaning, in groups, then the names of the others.
+pub fn help() -> String {
+    let mut out = String::new();
+    let name = |key: &Key| format!("{}={}", key.name, key.kind.placeholder());
+    let width = used().map(|key| name(key).len()).max().unwrap_or(0);
+    for group in Group::ALL {
+        let _ = writeln!(out, "{}:", group.title());
+        for key in used().filter(|key| key.group == group) {
+            let _ = write!(out, "  {:width$}  {}", name(key), key.doc);
+            if let Kind::Choice(names) = key.kind {
+                let _ = write!(out, " ({})", names.join(", "));
+            }
+            if !key.default.is_empty() {
+                let _ = write!(out, " [{}]", key.default);
+            }
+            out.push('\n');
+        }
+        out.push('\n');
+    }
+    let names = |keep: &dyn Fn(Status) -> bool| {
+        KEYS.iter().filter(|key| keep(key.status)).map(|key| key.name).collect::<Vec<_>>()
+    };
+    out.push_str("Accepted without effect:\n");
+    wrap(&mut out, &names(&|status| matches!(status, Status::NoEffect(_))));
+    out.push_str("\nNot supported yet (accepted while they change nothing):\n");
+    wrap(&mut out, &names(&|status| matches!(status, Status::Later(_))));
+    out
+}
+
+fn used() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.status == Status::Used)
+}
+
+fn wrap(out: &mut String, names: &[&str]) {
+    let mut column = 0;
+    for name in names {
+        if column > 0 && column + name.len() > 96 {
+            out.push('\n');
+            column = 0;
+        }
+        let gap = if column == 0 { "  " } else { ", " };
+        out.push_str(gap);
+        out.push_str(name);
+        column += gap.len() + name.len();
+    }
+    out.push('\n');
+}
+
+/// The page `docs/keys.md`.
+pub fn page() -> String {
+    let mut out = String::from(
+        "# Keys of the training configuration\n\n\
+         Generated from the table in `crates/oarlock/src/config/table.rs`; a test keeps both equal \
+         (`OARLOCK_BLESS=1 cargo test -p oarlock --lib docs_page` writes it anew).\n\n\
+         A configuration is a YAML or JSON file with the keys of LLaMA-Factory, and `key=value` arguments, which win over it.\n\
+         Paths are relative to the working directory.\n\
+         A key that is not on this page is an error.\n",
+    );
+    for group in Group::ALL {
+        let _ =
+            write!(out, "\n## {}\n\n| key | value | default | meaning |\n|---|---|---|---|\n", group.title());
+        for key in used().filter(|key| key.group == group) {
+            let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
+            let _ = writeln!(out, "| `{}` | {} | {default} | {} |", key.name, key.kind.describe(), key.doc);
+        }
+    }
+    out.push_str(
+        "\n## Accepted without effect\n\n| key | elsewhere | why it changes nothing here |\n|---|---|---|\n",
+    );
+    for key in KEYS {
+        if let Status::NoEffect(reason) = key.status {
+            let _ = writeln!(out, "| `{}` | {} | {reason} |", key.name, key.doc);
+        }
+    }
+    out.push_str(
+        "\n## Not supported yet\n\n\
+         Accepted while they are false, null or the default; any other value is an error.\n\n\
+         | key | elsewhere | default | instead |\n|---|---|---|---|\n",
+    );
+    for key in KEYS {
+        if let Status::Later(reason) = key.status {
+            let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
+            let _ = writeln!(out, "| `{}` | {} | {default} | {reason} |", key.name, key.doc);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn docs_page_equals_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/keys.md");
+        if std::env::var_os("OARLOCK_BLESS").is_some() {
+            std::fs::write(path, page()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap();
+        assert!(
+            written == page(),
+            "docs/keys.md is not what the table says; write it anew with OARLOCK_BLESS=1"
+        );
+    }
+
+    #[test]
+    fn help_names_every_key_and_fits_a_wide_terminal() {
+        let help = help();
+        for key in KEYS {
+            assert!(help.contains(key.name), "{}", key.name);
+        }
+        assert!(help.contains("  learning_rate=X "));
+        assert!(help.contains("Peak learning rate [5e-5]\n"));
+    }
+}

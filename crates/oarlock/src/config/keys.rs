@@ -1,0 +1,268 @@
+//! What a key is, and how to find one. The keys themselves are the table in [`super::table`].
+
+use super::table::{KEYS, OTHER_NAMES};
+
+/// The owner of a setting: the part of the configuration that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The model to train.
+    Model,
+    /// The text to train on.
+    Data,
+    /// The training method.
+    Method,
+    /// Batches, length and precision of the training.
+    Train,
+    /// The optimizer and its learning rate.
+    Optimizer,
+    /// Evaluation.
+    Eval,
+    /// Checkpoints and the final model.
+    Save,
+    /// Logs and plots.
+    Log,
+    /// Processes.
+    Ranks,
+}
+
+impl Group {
+    /// All groups in the order in which help and tables show them.
+    pub const ALL: [Group; 9] = [
+        Group::Model,
+        Group::Data,
+        Group::Method,
+        Group::Train,
+        Group::Optimizer,
+        Group::Eval,
+        Group::Save,
+        Group::Log,
+        Group::Ranks,
+    ];
+
+    /// The heading of the group.
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::Model => "Model",
+            Group::Data => "Data",
+            Group::Method => "Method",
+            Group::Train => "Training",
+            Group::Optimizer => "Optimizer and learning rate",
+            Group::Eval => "Evaluation",
+            Group::Save => "Checkpoints",
+            Group::Log => "Logs",
+            Group::Ranks => "Processes",
+        }
+    }
+}
+
+/// The type of a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// true or false.
+    Bool,
+    /// A whole number, at least this.
+    Int(i64),
+    /// A number.
+    Float(Range),
+    /// A count of steps, or below 1 the share of all steps.
+    Steps,
+    /// Any words.
+    Text,
+    /// A file or folder, relative to the working directory.
+    Path,
+    /// true, false or a folder.
+    BoolOrPath,
+    /// One of these.
+    Choice(&'static [&'static str]),
+    /// Names, as a list or separated by commas.
+    List,
+    /// Settings inside a setting.
+    Map,
+}
+
+impl Kind {
+    /// The type in words, as in "takes …".
+    pub fn describe(self) -> String {
+        match self {
+            Kind::Bool => "true or false".to_owned(),
+            Kind::Int(i64::MIN) => "a whole number".to_owned(),
+            Kind::Int(min) => format!("a whole number, at least {min}"),
+            Kind::Float(range) => range.describe().to_owned(),
+            Kind::Steps => "a whole number of steps, or a share of all steps between 0 and 1".to_owned(),
+            Kind::Text => "words".to_owned(),
+            Kind::Path => "a path".to_owned(),
+            Kind::BoolOrPath => "true, false or a path".to_owned(),
+            Kind::Choice(names) => format!("one of {}", names.join(", ")),
+            Kind::List => "names separated by commas".to_owned(),
+            Kind::Map => "a mapping such as {min_lr: 1e-5}".to_owned(),
+        }
+    }
+
+    /// The placeholder of a value in the help text.
+    pub fn placeholder(self) -> &'static str {
+        match self {
+            Kind::Bool => "BOOL",
+            Kind::Int(_) => "N",
+            Kind::Float(_) => "X",
+            Kind::Steps => "STEPS",
+            Kind::Text => "TEXT",
+            Kind::Path => "PATH",
+            Kind::BoolOrPath => "BOOL|PATH",
+            Kind::Choice(_) => "NAME",
+            Kind::List => "NAMES",
+            Kind::Map => "MAP",
+        }
+    }
+}
+
+/// The values that a number may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// Every finite number.
+    Any,
+    /// x > 0.
+    Positive,
+    /// x >= 0.
+    NotNegative,
+    /// 0 <= x < 1.
+    BelowOne,
+    /// 0 <= x <= 1.
+    Share,
+}
+
+impl Range {
+    /// Whether a value lies in the range.
+    pub fn contains(self, x: f64) -> bool {
+        x.is_finite()
+            && match self {
+                Range::Any => true,
+                Range::Positive => x > 0.0,
+                Range::NotNegative => x >= 0.0,
+                Range::BelowOne => (0.0..1.0).contains(&x),
+                Range::Share => (0.0..=1.0).contains(&x),
+            }
+    }
+
+    /// The range in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Range::Any => "a number",
+            Range::Positive => "a number greater than 0",
+            Range::NotNegative => "a number, at least 0",
+            Range::BelowOne => "a number from 0 to below 1",
+            Range::Share => "a number from 0 to 1",
+        }
+    }
+}
+
+/// What a key does here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It has its meaning.
+    Used,
+    /// It is accepted and changes nothing, for this reason.
+    NoEffect(&'static str),
+    /// Only values that change nothing are accepted (the default, false, null); every other is an error that says this.
+    Later(&'static str),
+}
+
+/// A key of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// Who owns it.
+    pub group: Group,
+    /// The type of its value.
+    pub kind: Kind,
+    /// The default as one would write it, empty for none.
+    pub default: &'static str,
+    /// What it does here.
+    pub status: Status,
+    /// What it means, in one line.
+    pub doc: &'static str,
+}
+
+/// The key of this name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The name that somebody who wrote `name` probably meant: a key that other programs call so, or the nearest one.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    if let Some((_, key)) = OTHER_NAMES.iter().find(|(other, _)| *other == name) {
+        return Some(key);
+    }
+    nearest_of(name, KEYS.iter().map(|key| key.name))
+}
+
+/// The nearest of some names, if one is near enough to be meant: a third of its letters may differ.
+pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
+    names
+        .map(|candidate| (distance(&lower, &candidate.chars().collect::<Vec<_>>()), candidate))
+        .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(1))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replace.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(before[j - 2] + 1);
+            }
+            row.push(best);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_counted() {
+        let count =
+            |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
+        assert_eq!(count("", "abc"), 3);
+        assert_eq!(count("abc", "abc"), 0);
+        assert_eq!(count("learning_rat", "learning_rate"), 1);
+        assert_eq!(count("laerning_rate", "learning_rate"), 1);
+        assert_eq!(count("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn the_nearest_name_is_found() {
+        assert_eq!(nearest("learning_rat"), Some("learning_rate"));
+        assert_eq!(nearest("warmup_step"), Some("warmup_steps"));
+        assert_eq!(nearest("BF16"), Some("bf16"));
+        assert_eq!(nearest("grad_clip"), Some("max_grad_norm"));
+        assert_eq!(nearest("completely_different"), None);
+        assert_eq!(nearest(""), None);
+    }
+
+    #[test]
+    fn every_key_is_declared_once_and_well() {
+        for (i, key) in KEYS.iter().enumerate() {
+            assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{} stands twice", key.name);
+            assert!(
+                key.name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'),
+                "{}",
+                key.name
+            );
+            assert!(!key.doc.is_empty() && !key.doc.ends_with('.'), "{}: doc", key.name);
+        }
+        for (other, key) in OTHER_NAMES {
+            assert!(find(key).is_some() && find(other).is_none(), "{other} -> {key}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Configuration: what was written in files, arguments and the environment becomes one immutable plan in which
+//! every value knows its origin.
+//!
+//! [`written`] reads texts into entries, [`resolve`] joins them into one setting for every key of the
+//! [`table`], [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
+
+pub mod build;
+pub mod explain;
+pub mod keys;
+pub mod paths;
+pub mod plan;
+pub mod problem;
+pub mod resolve;
+mod schedule;
+pub mod source;
+pub mod table;
+pub mod value;
+pub mod written;
+pub mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+pub use plan::*;
+pub use problem::{Problem, Problems};
+pub use source::Origin;
+pub use written::Arguments;
+
+/// The configuration of `oarlock train FILE.yaml key=value …`; `environment` looks up a variable.
+///
+/// # Errors
+/// Everything that is wrong, all at once.
+pub fn train_config(
+    arguments: &Arguments,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<TrainConfig, Problems> {
+    let file = match &arguments.file {
+        Some(path) => Some(written::file(Path::new(path))?),
+        None => None,
+    };
+    from_layers(file, arguments, environment)
+}
+
+fn from_layers(
+    file: Option<written::Layer>,
+    arguments: &Arguments,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<TrainConfig, Problems> {
+    let mut layers: Vec<written::Layer> = file.into_iter().collect();
+    layers.push(arguments.overrides.clone());
+    let refused = match written::environment(environment) {
+        Ok(layer) => {
+            layers.push(layer);
+            Problems::default()
+        }
+        Err(problem) => problem.into(),
+    };
+    let (settings, mut problems) = resolve::resolve(&layers);
+    problems.append(refused);
+    build::build(settings, problems)
+}

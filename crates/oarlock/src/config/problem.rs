@@ -1,0 +1,166 @@
+//! What is wrong with a configuration: all problems together, each with its place, its cause and what to do.
+
+use std::fmt;
+
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
+
+use super::source::Place;
+
+/// One thing that is wrong.
+#[derive(Debug)]
+pub struct Problem {
+    message: String,
+    help: Option<String>,
+    /// The first is the place of the problem; the others, of the same text, explain it.
+    labels: Vec<(Place, String)>,
+    source: Option<NamedSource<String>>,
+}
+
+impl Problem {
+    /// A problem that no text shows, such as a key that is missing everywhere.
+    pub fn new(message: impl Into<String>) -> Self {
+        Problem { message: message.into(), help: None, labels: Vec::new(), source: None }
+    }
+
+    /// Adds a place and a word on it. A place in another text than the first is named in the help instead,
+    /// because an excerpt shows one text.
+    #[must_use]
+    pub fn at(mut self, place: &Place, label: impl Into<String>) -> Self {
+        match self.labels.first() {
+            Some((first, _)) if !std::sync::Arc::ptr_eq(&first.source, &place.source) => {
+                let also = format!("{place}: {}", label.into());
+                self.help(also)
+            }
+            _ => {
+                if self.source.is_none() {
+                    self.source = Some(NamedSource::new(&place.source.name, place.source.text.clone()));
+                }
+                self.labels.push((place.clone(), label.into()));
+                self
+            }
+        }
+    }
+
+    /// Adds what the reader can do.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        let help = help.into();
+        self.help = Some(match self.help.take() {
+            Some(before) => format!("{before}\n{help}"),
+            None => help,
+        });
+        self
+    }
+
+    /// The place of the problem, where it has one.
+    pub fn place(&self) -> Option<&Place> {
+        self.labels.first().map(|(place, _)| place)
+    }
+
+    /// One line: place, message and help, for tests, logs and outputs that take no excerpt.
+    pub fn line(&self) -> String {
+        let place = self.place().map(|place| format!("{place}: ")).unwrap_or_default();
+        let help =
+            self.help.as_ref().map(|help| format!(" ({})", help.replace('\n', "; "))).unwrap_or_default();
+        format!("{place}{}{help}", self.message)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl Diagnostic for Problem {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn miette::SourceCode> {
+        self.source.as_ref().map(|source| source as &dyn miette::SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        if self.labels.is_empty() {
+            return None;
+        }
+        Some(Box::new(self.labels.iter().map(|(place, label)| {
+            let label = (!label.is_empty()).then(|| label.clone());
+            LabeledSpan::new(label, place.bytes.start, place.bytes.len())
+        })))
+    }
+}
+
+/// Everything that is wrong, in the order of the texts. As an error its message is all of it, one line each.
+#[derive(Debug, Default)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// Adds one.
+    pub fn push(&mut self, problem: Problem) {
+        self.0.push(problem);
+    }
+
+    /// Adds those of another step.
+    pub fn append(&mut self, mut other: Problems) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The problems.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter()
+    }
+
+    /// `value` if nothing is wrong, else the problems.
+    ///
+    /// # Errors
+    /// The problems themselves.
+    pub fn into_result<T>(self, value: impl FnOnce() -> T) -> Result<T, Problems> {
+        if self.0.is_empty() { Ok(value()) } else { Err(self) }
+    }
+
+    /// All problems with excerpts of their texts, as a terminal shows them. `color` also switches to the
+    /// characters that only terminals draw well.
+    pub fn render(&self, color: bool, width: usize) -> String {
+        let theme = if color { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let handler = GraphicalReportHandler::new_themed(theme).with_links(false).with_width(width.max(40));
+        let mut out = String::new();
+        for problem in &self.0 {
+            if handler.render_report(&mut out, problem).is_err() {
+                out.push_str(&problem.line());
+                out.push('\n');
+            }
+        }
+        out
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            write!(f, "{}{}", if i == 0 { "" } else { "\n" }, problem.line())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Problems(vec![problem])
+    }
+}

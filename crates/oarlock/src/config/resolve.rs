@@ -1,0 +1,210 @@
+//! Joins what was written in all layers into one setting for every key, each with its origin. Whatever is wrong
+//! with a single key is found here; what is wrong between keys is found in [`super::build`].
+
+use std::sync::Arc;
+
+use super::keys::{self, Key, Kind, Status};
+use super::problem::{Problem, Problems};
+use super::source::{Origin, Place};
+use super::table::KEYS;
+use super::value::{self, Value};
+use super::written::{Authority, Entry, Layer};
+use super::yaml::{Data, Node};
+
+/// The resolved value of one key.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The key.
+    pub key: &'static Key,
+    /// Its value.
+    pub value: Value,
+    /// Where the value comes from.
+    pub origin: Origin,
+    /// Whether a problem was reported for it; then the value is only a stand-in.
+    pub broken: bool,
+}
+
+impl Setting {
+    /// The place at which the value was written, if it was.
+    pub fn place(&self) -> Option<&Place> {
+        match &self.origin {
+            Origin::Written(place) => Some(place),
+            Origin::Rule(_) | Origin::Default => None,
+        }
+    }
+
+    /// Whether somebody wrote a value other than null.
+    pub fn is_written(&self) -> bool {
+        self.place().is_some() && (self.broken || !matches!(self.value, Value::Null))
+    }
+}
+
+/// One setting for every key, in the order of the table.
+#[derive(Clone, Debug)]
+pub struct Settings(Vec<Setting>);
+
+impl Settings {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Setting> {
+        self.0.iter()
+    }
+
+    /// The setting of a key of the table.
+    ///
+    /// # Panics
+    /// If the table has no such key: a slip in this program, not in its input.
+    pub fn get(&self, name: &str) -> &Setting {
+        match self.0.iter().find(|setting| setting.key.name == name) {
+            Some(setting) => setting,
+            None => panic!("`{name}` is not in the table of keys"),
+        }
+    }
+
+    /// Replaces a value by one that follows from other settings.
+    pub fn derive(&mut self, name: &str, value: Value, rule: &'static str) {
+        if let Some(setting) = self.0.iter_mut().find(|setting| setting.key.name == name) {
+            setting.value = value;
+            setting.origin = Origin::Rule(rule);
+        }
+    }
+}
+
+/// Resolves the layers, later ones over earlier ones.
+pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
+    let mut settings = Settings(
+        KEYS.iter()
+            .map(|key| Setting { key, value: value::default(key), origin: Origin::Default, broken: false })
+            .collect(),
+    );
+    let mut problems = Problems::default();
+    for layer in layers {
+        for (i, entry) in layer.entries.iter().enumerate() {
+            if let Err(problem) = duplicate(entry, &layer.entries[..i])
+                .and_then(|()| settle(entry, layer.authority, &mut settings))
+            {
+                problems.push(*problem);
+            }
+        }
+    }
+    (settings, problems)
+}
+
+fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Box<Problem>> {
+    match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
+        None => Ok(()),
+        Some(first) => Err(Box::new(
+            Problem::new(format!("`{}` is written twice", entry.key))
+                .at(&entry.place, "again here")
+                .at(&first.place, "first here")
+                .help("remove one of them"),
+        )),
+    }
+}
+
+/// Applies one entry.
+fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Result<(), Box<Problem>> {
+    let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
+        return Err(Box::new(unknown(entry)));
+    };
+    let key = setting.key;
+    let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
+    // A place of no width (`key:` and nothing) is shown at its key.
+    let place = if place.bytes.is_empty() { &entry.place } else { place };
+
+    let value = match &entry.inner {
+        None => value::read(key.kind, &entry.value),
+        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, &entry.value)),
+        Some(inner) => {
+            setting.broken = true;
+            return Err(Box::new(
+                Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
+                    .at(&entry.place, "")
+                    .help(format!("`{}` takes {}", key.name, key.kind.describe())),
+            ));
+        }
+    };
+    let Some(value) = value else {
+        setting.broken = true;
+        setting.origin = Origin::Written(place.clone());
+        return Err(Box::new(wrong_type(key, &entry.value, place)));
+    };
+    if matches!(value, Value::Null) && authority == Authority::Replaces {
+        // `key: null` asks for the default.
+        setting.value = value::default(key);
+        setting.origin = Origin::Written(place.clone());
+        return Ok(());
+    }
+    if let Status::Later(reason) = key.status {
+        if !changes_nothing(key, &value) {
+            setting.broken = true;
+            setting.origin = Origin::Written(place.clone());
+            return Err(Box::new(not_yet(key, &entry.value, place, reason)));
+        }
+    }
+    if authority == Authority::MustAgree && setting.place().is_some() && !setting.broken {
+        if setting.value.agrees(&value) {
+            return Ok(());
+        }
+        return Err(Box::new(conflict(setting, &value, place)));
+    }
+    setting.value = value;
+    setting.origin = Origin::Written(place.clone());
+    Ok(())
+}
+
+/// The default, false and zero leave everything as it is.
+fn changes_nothing(key: &Key, value: &Value) -> bool {
+    value.agrees(&value::default(key)) || matches!(value, Value::Bool(false)) && key.default.is_empty()
+}
+
+fn with_inner(old: &Value, inner: &str, node: &Node) -> Value {
+    let mut pairs = match old {
+        Value::Map(pairs) => pairs.clone(),
+        _ => Vec::new(),
+    };
+    pairs.retain(|(name, _)| name != inner);
+    pairs.push((inner.to_owned(), node.clone()));
+    Value::Map(pairs)
+}
+
+fn unknown(entry: &Entry) -> Problem {
+    let problem = Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.place, "");
+    match keys::nearest(&entry.key) {
+        Some(name) => problem.help(format!("did you mean `{name}`?")),
+        None => problem.help("`oarlock train --help` lists every key"),
+    }
+}
+
+fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
+    let problem =
+        Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
+            .at(place, "");
+    let Data::Scalar { text, .. } = &node.data else { return problem };
+    if let Kind::Choice(names) = key.kind {
+        if let Some(name) = keys::nearest_of(text, names.iter().copied()) {
+            return problem.help(format!("did you mean `{name}`?"));
+        }
+    }
+    match key.default {
+        "" => problem,
+        default => problem.help(format!("the default is {default}")),
+    }
+}
+
+fn not_yet(key: &Key, node: &Node, place: &Place, reason: &str) -> Problem {
+    Problem::new(format!("`{}: {}` is not supported yet", key.name, node.describe().trim_matches('`')))
+        .at(place, "")
+        .help(reason)
+}
+
+fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
+    let name = setting.key.name;
+    let problem = Problem::new(format!("`{name}` is {}, but {place} says {value}", setting.value));
+    let problem = match setting.place() {
+        Some(first) => problem.at(first, format!("{} here", setting.value)),
+        None => problem,
+    };
+    let same = setting.place().is_some_and(|first| Arc::ptr_eq(&first.source, &place.source));
+    let problem = if same { problem.at(place, format!("{value} here")) } else { problem };
+    problem.help(format!("remove one of them, or write the same number for `{name}` in both"))
+}

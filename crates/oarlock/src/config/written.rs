@@ -1,0 +1,237 @@
+//! What the user wrote: entries with their places, from a file, the arguments and the environment. Nothing is
+//! interpreted here except the grammar.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::keys::{self, Kind};
+use super::problem::{Problem, Problems};
+use super::source::{Place, Source, SourceKind};
+use super::value::boolean;
+use super::yaml::{self, Data, Node};
+
+/// One setting as written.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The name of the key.
+    pub key: String,
+    /// For `key.inner=value`: the setting inside the setting.
+    pub inner: Option<String>,
+    /// Where the name stands.
+    pub place: Place,
+    /// The value.
+    pub value: Node,
+}
+
+/// How the entries of a layer stand to those of the layers before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authority {
+    /// They replace them.
+    Replaces,
+    /// They must say the same; a difference is a conflict.
+    MustAgree,
+}
+
+/// The entries of one source.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// How they stand to earlier layers.
+    pub authority: Authority,
+    /// The entries in the order of the text.
+    pub entries: Vec<Entry>,
+}
+
+/// The arguments of `oarlock train`, sorted.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// The configuration file.
+    pub file: Option<String>,
+    /// `key=value`, `--key value`, `--key=value`, `--flag`.
+    pub overrides: Layer,
+    /// `--print-config`: show every value with its origin.
+    pub print_config: bool,
+    /// `--dry-run`: stop before anything is loaded.
+    pub dry_run: bool,
+    /// `--help` or `-h`.
+    pub help: bool,
+}
+
+/// Reads a configuration file, YAML or JSON.
+///
+/// # Errors
+/// If the file cannot be read or its text is not a mapping.
+pub fn file(path: &Path) -> Result<Layer, Problem> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|error| {
+        Problem::new(format!("cannot read the configuration `{name}`: {error}"))
+            .help("paths are relative to the working directory")
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        Problem::new(format!(
+            "the configuration `{name}` is not UTF-8 text: byte {} is wrong",
+            error.utf8_error().valid_up_to()
+        ))
+    })?;
+    text_of_file(&name, text)
+}
+
+/// Reads the text of a configuration file; `name` is for messages.
+///
+/// # Errors
+/// If the text is not a mapping.
+pub fn text_of_file(name: &str, text: String) -> Result<Layer, Problem> {
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
+    let root = yaml::parse(&source)?;
+    let pairs = match root.data {
+        Data::Map(pairs) => pairs,
+        _ if root.is_null() => Vec::new(),
+        _ => {
+            return Err(Problem::new(format!(
+                "a configuration is a mapping of keys to values, not {}",
+                root.describe()
+            ))
+            .at(&root.place, "expected `key: value`"));
+        }
+    };
+    let mut entries = Vec::with_capacity(pairs.len());
+    for (key, value) in pairs {
+        match key.data {
+            Data::Scalar { text, .. } => {
+                entries.push(Entry { key: text, inner: None, place: key.place, value });
+            }
+            _ => {
+                return Err(Problem::new("a key is a word").at(&key.place, "this is a list or a mapping"));
+            }
+        }
+    }
+    Ok(Layer { authority: Authority::Replaces, entries })
+}
+
+/// Sorts the arguments that follow the subcommand.
+///
+/// # Errors
+/// Every argument that is neither a file nor a setting.
+pub fn arguments(words: &[String]) -> Result<Arguments, Problems> {
+    let mut line = String::new();
+    let mut starts = Vec::with_capacity(words.len());
+    for word in words {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        starts.push(line.len());
+        line.push_str(word);
+    }
+    let source =
+        Arc::new(Source { kind: SourceKind::Arguments, name: "command line".to_owned(), text: line });
+    let place = |start: usize, len: usize| Place { source: source.clone(), bytes: start..start + len };
+
+    let overrides = Layer { authority: Authority::Replaces, entries: Vec::new() };
+    let mut out = Arguments { file: None, overrides, print_config: false, dry_run: false, help: false };
+    let mut problems = Problems::default();
+    let mut i = 0;
+    while i < words.len() {
+        let (word, at) = (words[i].as_str(), starts[i]);
+        i += 1;
+        match word {
+            "--print-config" | "--print_config" => out.print_config = true,
+            "--dry-run" | "--dry_run" => out.dry_run = true,
+            "--help" | "-h" => out.help = true,
+            _ => {
+                let flag = word.starts_with("--");
+                let (start, body) = if flag { (at + 2, &word[2..]) } else { (at, word) };
+                if let Some((name, value)) = body.split_once('=') {
+                    let value = argument(value, place(start + name.len() + 1, value.len()), name);
+                    out.overrides.entries.push(entry(name, flag, place(start, name.len()), value));
+                } else if flag && !body.is_empty() {
+                    let next = words.get(i).filter(|next| takes_value(body, next));
+                    let value = match next {
+                        Some(next) => {
+                            i += 1;
+                            argument(next, place(starts[i - 1], next.len()), body)
+                        }
+                        None => Node::scalar("true", place(start, body.len())),
+                    };
+                    out.overrides.entries.push(entry(body, flag, place(start, body.len()), value));
+                } else if flag || word.starts_with('-') {
+                    let help = "settings are written key=value or --key value";
+                    problems.push(
+                        Problem::new(format!("unknown argument `{word}`"))
+                            .at(&place(at, word.len()), "")
+                            .help(help),
+                    );
+                } else if let Some(first) = &out.file {
+                    problems.push(
+                        Problem::new(format!("two configuration files, `{first}` and `{word}`"))
+                            .at(&place(at, word.len()), "the second file")
+                            .help("name one file; settings are written key=value"),
+                    );
+                } else {
+                    out.file = Some(word.to_owned());
+                }
+            }
+        }
+    }
+    problems.into_result(|| out)
+}
+
+/// Whether the word after `--name` is its value: a flag takes one only if it is true or false.
+fn takes_value(name: &str, next: &str) -> bool {
+    let flag = keys::find(&normal(name)).is_some_and(|key| key.kind == Kind::Bool);
+    !next.starts_with("--") && (!flag || boolean(next).is_some())
+}
+
+/// A value from the command line: words, or YAML where a mapping is meant.
+fn argument(text: &str, place: Place, name: &str) -> Node {
+    let map = keys::find(&normal(name)).is_some_and(|key| key.kind == Kind::Map);
+    let list = text.starts_with('[');
+    if map || list {
+        if let Ok(node) = yaml::parse_inside(text, &place) {
+            return node;
+        }
+    }
+    Node::scalar(text, place)
+}
+
+fn normal(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// `key` or `key.inner`; flags may be written with hyphens.
+fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
+    let (key, inner) = match name.split_once('.') {
+        Some((key, inner)) => (key, Some(inner.to_owned())),
+        None => (name, None),
+    };
+    let key = if flag { normal(key) } else { key.to_owned() };
+    Entry { key, inner, place, value }
+}
+
+/// The settings that the environment makes: the number of ranks. `read` looks up a variable.
+///
+/// A launcher sets WORLD_SIZE; without one NPROC_PER_NODE says how many ranks to start.
+///
+/// # Errors
+/// If several machines are asked for.
+pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problem> {
+    let variable = |name: &str| {
+        let value = read(name).filter(|value| !value.trim().is_empty())?;
+        let text = format!("{name}={value}");
+        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+        let place = |bytes| Place { source: source.clone(), bytes };
+        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
+        Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
+    };
+    let ranks = variable("WORLD_SIZE");
+    if ranks.is_none() {
+        if let Some(nodes) = variable("NNODES") {
+            if nodes.value.place.text().trim() != "1" {
+                return Err(Problem::new("training on several machines is not supported yet")
+                    .at(&nodes.value.place, "more than one machine")
+                    .help("unset NNODES"));
+            }
+        }
+    }
+    let entries = ranks.or_else(|| variable("NPROC_PER_NODE")).into_iter().collect();
+    Ok(Layer { authority: Authority::MustAgree, entries })
+}

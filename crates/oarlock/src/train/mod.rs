@@ -1,0 +1,3 @@
+//! Training.
+
+pub mod schedule;

@@ -1,0 +1,366 @@
+//! The register tiles under attention: 16 lanes of f32 on each instruction set, and products of 8 x 32.
+//!
+//! Operands are made of 32-bit *units* along the reduction: one f32, or a pair of bf16 where the CPU multiplies
+//! such pairs. One product serves both; only [`Kernel::dot`] differs.
+
+use super::super::isa::{Isa, Path};
+use crate::dtype::{DType, Float};
+
+/// Lanes of a vector.
+pub(super) const LANES: usize = 16;
+/// Rows of a register tile.
+pub(super) const ROWS: usize = 8;
+/// Columns of a register tile, and of a packed panel: two vectors.
+pub(super) const COLS: usize = 2 * LANES;
+
+/// Two vectors: a row of a register tile.
+pub(super) type Row<K> = [<K as Kernel>::V; 2];
+
+/// Vectors of 16 f32 on one instruction set, and the product of units that it has.
+///
+/// # Safety
+/// Every method may be called only where the CPU has the instruction set, inlined into a function that enables it,
+/// and with pointers valid for the 16 (or stated) elements that it reads or writes. No alignment is needed.
+pub(super) trait Kernel: Copy + Send + Sync + 'static {
+    /// 16 lanes of 32 bits.
+    type V: Copy;
+    /// Elements of a unit.
+    const PAIR: usize;
+    /// Rows of a tile that the registers hold at once; divides [`ROWS`].
+    const STRIP: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, x: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The greater of the two; `b` if one of them is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// Sum of the lanes, in a fixed order.
+    unsafe fn sum(x: Self::V) -> f32;
+    /// Two to the power of each lane, below 2^-126 zero; NaN stays NaN.
+    unsafe fn exp2(x: Self::V) -> Self::V;
+    /// `x` in the lanes where `lo <= j < hi`, elsewhere `other`.
+    unsafe fn keep(x: Self::V, other: Self::V, j: i32, lo: *const i32, hi: *const i32) -> Self::V;
+    /// A unit in all lanes.
+    unsafe fn splat_unit(p: *const u32) -> Self::V;
+    /// `acc + a * b`, a unit's products summed into its lane.
+    unsafe fn dot(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// Writes a row of 32 numbers as 32 / PAIR units along the row.
+    unsafe fn put_row(p: *mut u32, x: Row<Self>);
+    /// Writes two rows of 32 numbers as 2 / PAIR rows of 32 units across the rows, `ld` units apart.
+    unsafe fn put_across(p: *mut u32, ld: usize, x0: Row<Self>, x1: Row<Self>);
+    /// Writes the transpose of 16 x 16 units.
+    unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize);
+}
+
+/// Minimax coefficients of 2^r for |r| <= 1/2, lowest power first; relative error 1.2e-7.
+pub(super) const EXP2: [f32; 6] =
+    [1.000_000_1, 0.693_146_94, 0.240_221_2, 0.055_507_13, 0.009_675_542, 0.001_327_647_1];
+
+/// How the rows of a product's left operand lie in memory.
+#[derive(Clone, Copy)]
+pub(super) enum Left {
+    /// Units of a row follow each other; rows are `ld` apart.
+    RowMajor {
+        /// Units from row to row.
+        ld: usize,
+    },
+    /// Units of a column follow each other; steps of the reduction are `ld` apart.
+    ColMajor {
+        /// Units from step to step.
+        ld: usize,
+    },
+}
+
+/// `R` rows of `acc += A B`: `steps` units of `a`, against a panel `b` of which the first `W` vectors count.
+#[inline(always)]
+unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool>(
+    steps: usize,
+    a: *const u32,
+    ld: usize,
+    b: *const u32,
+    acc: &mut [Row<K>],
+) {
+    // SAFETY: the caller vouches for `R` rows and `steps` columns of `a` and for `steps` rows of `b`.
+    unsafe {
+        let mut sums = [[acc[0][0]; W]; R];
+        for r in 0..R {
+            for w in 0..W {
+                sums[r][w] = acc[r][w];
+            }
+        }
+        for k in 0..steps {
+            let mut panel = [sums[0][0]; W];
+            for (w, vector) in panel.iter_mut().enumerate() {
+                *vector = K::load(b.add(k * COLS + w * LANES).cast());
+            }
+            for (r, row) in sums.iter_mut().enumerate() {
+                let unit = K::splat_unit(if ROW_MAJOR { a.add(r * ld + k) } else { a.add(k * ld + r) });
+                for w in 0..W {
+                    row[w] = K::dot(row[w], unit, panel[w]);
+                }
+            }
+        }
+        for r in 0..R {
+            for w in 0..W {
+                acc[r][w] = sums[r][w];
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<K: Kernel, const W: usize, const ROW_MAJOR: bool>(
+    steps: usize,
+    a: *const u32,
+    ld: usize,
+    b: *const u32,
+    acc: &mut [Row<K>; ROWS],
+) {
+    // SAFETY: as in `strip`, for all rows.
+    unsafe {
+        if K::STRIP == ROWS {
+            strip::<K, ROWS, W, ROW_MAJOR>(steps, a, ld, b, acc);
+        } else {
+            for r in (0..ROWS).step_by(2) {
+                let a = a.add(if ROW_MAJOR { r * ld } else { r });
+                strip::<K, 2, W, ROW_MAJOR>(steps, a, ld, b, &mut acc[r..r + 2]);
+            }
+        }
+    }
+}
+
+/// A B over `steps` units: 8 rows of `a`, `ld` units apart, times the 32 columns of panel `b`.
+///
+/// # Safety
+/// As for [`Kernel`]: `a` has 8 rows and `b` 32 columns of `steps` units.
+#[inline(always)]
+pub(super) unsafe fn product<K: Kernel>(
+    steps: usize,
+    a: *const u32,
+    ld: usize,
+    b: *const u32,
+) -> [Row<K>; ROWS] {
+    // SAFETY: passed on.
+    unsafe {
+        let mut acc = [[K::splat(0.0); 2]; ROWS];
+        tile::<K, 2, true>(steps, a, ld, b, &mut acc);
+        acc
+    }
+}
+
+/// C += A B for 8 rows of C, `ldc` numbers apart; `b` is one panel, C has its first `cols` columns,
+/// rounded up to a vector.
+///
+/// # Safety
+/// As for [`Kernel`]: `a`, `b` and `c` have the extents stated.
+#[inline(always)]
+pub(super) unsafe fn accumulate<K: Kernel>(
+    steps: usize,
+    a: *const u32,
+    left: Left,
+    b: *const u32,
+    c: *mut f32,
+    ldc: usize,
+    cols: usize,
+) {
+    // SAFETY: passed on; the second vector of a row is touched only if it has columns.
+    unsafe {
+        let wide = cols > LANES;
+        let zero = K::splat(0.0);
+        let mut acc = [[zero; 2]; ROWS];
+        for (r, row) in acc.iter_mut().enumerate() {
+            row[0] = K::load(c.add(r * ldc));
+            if wide {
+                row[1] = K::load(c.add(r * ldc + LANES));
+            }
+        }
+        match (left, wide) {
+            (Left::RowMajor { ld }, true) => tile::<K, 2, true>(steps, a, ld, b, &mut acc),
+            (Left::RowMajor { ld }, false) => tile::<K, 1, true>(steps, a, ld, b, &mut acc),
+            (Left::ColMajor { ld }, true) => tile::<K, 2, false>(steps, a, ld, b, &mut acc),
+            (Left::ColMajor { ld }, false) => tile::<K, 1, false>(steps, a, ld, b, &mut acc),
+        }
+        for (r, row) in acc.iter().enumerate() {
+            K::store(c.add(r * ldc), row[0]);
+            if wide {
+                K::store(c.add(r * ldc + LANES), row[1]);
+            }
+        }
+    }
+}
+
+/// Work that is compiled once for each kernel.
+pub(super) trait Task {
+    /// Does it.
+    ///
+    /// # Safety
+    /// As for [`Kernel`]. Implementations are `#[inline(always)]`.
+    unsafe fn run<K: Kernel>(self);
+}
+
+/// Runs `task` on the fastest kernel that `isa` proves and that `T` can use.
+pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::tile_x86::{Avx512, Avx512Bf16};
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        unsafe fn avx512bf16(task: impl Task) {
+            // SAFETY: the features are enabled here.
+            unsafe { task.run::<Avx512Bf16>() }
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn avx512(task: impl Task) {
+            // SAFETY: the features are enabled here.
+            unsafe { task.run::<Avx512>() }
+        }
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn avx2(task: impl Task) {
+            // SAFETY: the features are enabled here.
+            unsafe { task.run::<Lanes<true>>() }
+        }
+        match isa.path() {
+            // SAFETY: an `Isa` with this path exists only if the CPU was found to have its features.
+            Path::Avx512Bf16 if T::DTYPE == DType::BF16 => return unsafe { avx512bf16(task) },
+            // SAFETY: as above; this path implies plain AVX-512.
+            Path::Avx512Bf16 | Path::Avx512 => return unsafe { avx512(task) },
+            // SAFETY: as above.
+            Path::Avx2 => return unsafe { avx2(task) },
+            Path::Portable => {}
+        }
+    }
+    // SAFETY: plain Rust.
+    unsafe { task.run::<Lanes<false>>() }
+}
+
+/// Elements of a unit in the kernel that [`dispatch`] picks.
+pub(super) fn pair<T: Float>(isa: Isa) -> usize {
+    if isa.path() == Path::Avx512Bf16 && T::DTYPE == DType::BF16 { 2 } else { 1 }
+}
+
+/// Lanes in plain Rust, for LLVM to vectorise; `FMA` where the instruction set has it.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes<const FMA: bool>;
+
+type A16 = [f32; LANES];
+
+#[inline(always)]
+fn zip(a: A16, b: A16, f: impl Fn(f32, f32) -> f32) -> A16 {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl<const FMA: bool> Kernel for Lanes<FMA> {
+    type V = A16;
+    const PAIR: usize = 1;
+    const STRIP: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> A16 {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> A16 {
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { p.cast::<A16>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: A16) {
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { p.cast::<A16>().write_unaligned(x) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: A16, b: A16) -> A16 {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: A16, b: A16) -> A16 {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: A16, b: A16) -> A16 {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: A16, b: A16, c: A16) -> A16 {
+        std::array::from_fn(|i| if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+    }
+    #[inline(always)]
+    unsafe fn max(a: A16, b: A16) -> A16 {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn sum(x: A16) -> f32 {
+        let mut x = x;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                x[i] += x[i + half];
+            }
+        }
+        x[0]
+    }
+    #[inline(always)]
+    unsafe fn exp2(x: A16) -> A16 {
+        // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+        const MAGIC: f32 = 12_582_912.0;
+        // SAFETY: plain arithmetic.
+        unsafe {
+            let shifted = Self::add(x, [MAGIC; LANES]);
+            let r = Self::sub(x, Self::sub(shifted, [MAGIC; LANES]));
+            let mut y = [EXP2[5]; LANES];
+            for c in EXP2[..5].iter().rev() {
+                y = Self::fma(y, r, [*c; LANES]);
+            }
+            std::array::from_fn(|i| {
+                let power = shifted[i].to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23;
+                if x[i] < -126.0 { 0.0 } else { y[i] * f32::from_bits(power) }
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn keep(x: A16, other: A16, j: i32, lo: *const i32, hi: *const i32) -> A16 {
+        // SAFETY: the caller vouches for 16 bounds each.
+        let (lo, hi) = unsafe {
+            (lo.cast::<[i32; LANES]>().read_unaligned(), hi.cast::<[i32; LANES]>().read_unaligned())
+        };
+        std::array::from_fn(|i| if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
+    }
+    #[inline(always)]
+    unsafe fn splat_unit(p: *const u32) -> A16 {
+        // SAFETY: the caller vouches for one unit.
+        [f32::from_bits(unsafe { p.read() }); LANES]
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: A16, a: A16, b: A16) -> A16 {
+        // SAFETY: plain arithmetic.
+        unsafe { Self::fma(a, b, acc) }
+    }
+    #[inline(always)]
+    unsafe fn put_row(p: *mut u32, x: [A16; 2]) {
+        // SAFETY: the caller vouches for 32 units.
+        unsafe {
+            Self::store(p.cast(), x[0]);
+            Self::store(p.add(LANES).cast(), x[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn put_across(p: *mut u32, ld: usize, x0: [A16; 2], x1: [A16; 2]) {
+        // SAFETY: the caller vouches for two rows of 32 units.
+        unsafe {
+            Self::put_row(p, x0);
+            Self::put_row(p.add(ld), x1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
+        for i in 0..LANES {
+            for j in 0..LANES {
+                // SAFETY: the caller vouches for 16 rows of 16 units on both sides.
+                unsafe { *dst.add(j * dst_ld + i) = *src.add(i * src_ld + j) };
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The angles of rotary position embedding: inverse frequencies with the scalings of transformers, and cos/sin tables.
+//!
+//! Roundings to f32 stand where transformers has f32 tensors: far positions multiply the error of a frequency, so a
+//! more exact frequency would be a different one.
+
+use crate::error::{Error, Result};
+
+/// How the frequencies of a longer context follow from those of the trained one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// They stay.
+    None,
+    /// All are divided by a factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// The base grows once the sequence is longer than the trained one ("NTK-aware").
+    Dynamic {
+        /// How fast it grows.
+        factor: f64,
+        /// The trained length: `max_position_embeddings` in transformers.
+        original_max_positions: usize,
+    },
+    /// Llama 3.1: low frequencies are divided, high ones stay, between them a linear blend.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_positions / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_positions / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// The trained length.
+        original_max_positions: usize,
+    },
+    /// YaRN: a ramp over the dimensions, and a factor on cos and sin.
+    Yarn(Yarn),
+}
+
+/// The parameters of [`RopeScaling::Yarn`], named as in transformers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// The ratio of the new length to the trained one.
+    pub factor: f64,
+    /// The trained length.
+    pub original_max_positions: usize,
+    /// Dimensions that turn more often than this over the trained length stay; 32 where nothing is given.
+    pub beta_fast: f64,
+    /// Dimensions that turn less often than this are divided; 1 where nothing is given.
+    pub beta_slow: f64,
+    /// The factor on cos and sin; `None` derives it from the others.
+    pub attention_factor: Option<f64>,
+    /// With `mscale_all_dim`: the numerator's slope of the derived attention factor.
+    pub mscale: Option<f64>,
+    /// With `mscale`: the denominator's slope.
+    pub mscale_all_dim: Option<f64>,
+    /// Whether the ends of the ramp are rounded to whole dimensions; true where nothing is given.
+    pub truncate: bool,
+}
+
+/// `cos` and `sin` of each position and pair, both `[positions, rot_dim / 2]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTable {
+    /// Cosines, times the attention factor.
+    pub cos: Vec<f32>,
+    /// Sines, times the attention factor.
+    pub sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// The table for positions `0..n_positions`. The sequence length that the dynamic scaling looks at is
+    /// `n_positions`.
+    ///
+    /// # Errors
+    /// Parameters that give no finite frequencies.
+    pub fn new(theta: f64, rot_dim: usize, scaling: RopeScaling, n_positions: usize) -> Result<RopeTable> {
+        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, scaling, n_positions)?;
+        let n = n_positions * inv_freq.len();
+        let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        let attention_factor = attention_factor as f32;
+        for position in 0..n_positions {
+            for frequency in &inv_freq {
+                let (s, c) = f64::from(position as f32 * frequency).sin_cos();
+                cos.push(c as f32 * attention_factor);
+                sin.push(s as f32 * attention_factor);
+            }
+        }
+        Ok(RopeTable { cos, sin })
+    }
+}
+
+/// The inverse frequency of each pair, and the factor on cos and sin.
+///
+/// # Errors
+/// Parameters that give no finite frequencies.
+pub fn inverse_frequencies(
+    theta: f64,
+    rot_dim: usize,
+    scaling: RopeScaling,
+    seq_len: usize,
+) -> Result<(Vec<f32>, f64)> {
+    check(theta, rot_dim, scaling)?;
+    let plain = |theta: f64| pair_frequencies(theta, rot_dim).map(|frequency| 1.0 / frequency);
+    Ok(match scaling {
+        RopeScaling::None => (plain(theta).collect(), 1.0),
+        RopeScaling::Linear { factor } => (plain(theta).map(|f| f / factor as f32).collect(), 1.0),
+        RopeScaling::Dynamic { factor, original_max_positions } => {
+            // The length is a tensor in transformers, so the base is f32 at each step.
+            let original = original_max_positions as f32;
+            let ratio = (factor as f32 * (seq_len as f32).max(original)) / original;
+            let stretch = f64::from(ratio - (factor - 1.0) as f32);
+            let exponent = f64::from((rot_dim as f64 / (rot_dim as f64 - 2.0)) as f32);
+            let base = theta as f32 * stretch.powf(exponent) as f32;
+            (plain(f64::from(base)).collect(), 1.0)
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+            let original = original_max_positions as f64;
+            let longest = (original / low_freq_factor) as f32;
+            let shortest = (original / high_freq_factor) as f32;
+            let span = (high_freq_factor - low_freq_factor) as f32;
+            let scale = |f: f32| {
+                let wavelength = std::f64::consts::TAU as f32 / f;
+                let smooth = (original as f32 / wavelength - low_freq_factor as f32) / span;
+                if wavelength > longest {
+                    f / factor as f32
+                } else if wavelength < shortest {
+                    f
+                } else {
+                    (1.0 - smooth) * f / factor as f32 + smooth * f
+                }
+            };
+            (plain(theta).map(scale).collect(), 1.0)
+        }
+        RopeScaling::Yarn(yarn) => yarn_frequencies(theta, rot_dim, yarn),
+    })
+}
+
+/// `theta^(2 j / rot_dim)` for each pair `j`.
+fn pair_frequencies(theta: f64, rot_dim: usize) -> impl Iterator<Item = f32> {
+    let theta = f64::from(theta as f32);
+    (0..rot_dim / 2).map(move |j| theta.powf(f64::from((2 * j) as f32 / rot_dim as f32)) as f32)
+}
+
+fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
+    let slope = |mscale: f64| if yarn.factor <= 1.0 { 1.0 } else { 0.1 * mscale * yarn.factor.ln() + 1.0 };
+    let attention_factor = yarn.attention_factor.unwrap_or_else(|| match (yarn.mscale, yarn.mscale_all_dim) {
+        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => slope(m) / slope(all),
+        _ => slope(1.0),
+    });
+    let dim = rot_dim as f64;
+    // The dimension that turns this often over the trained length.
+    let dimension = |turns: f64| {
+        let wavelength = yarn.original_max_positions as f64 / (turns * std::f64::consts::TAU);
+        dim * wavelength.ln() / (2.0 * theta.ln())
+    };
+    let (mut low, mut high) = (dimension(yarn.beta_fast), dimension(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let blend = |(j, f): (usize, f32)| {
+        let ramp = ((j as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+        let kept = 1.0 - ramp;
+        1.0 / (yarn.factor as f32 * f) * (1.0 - kept) + 1.0 / f * kept
+    };
+    (pair_frequencies(theta, rot_dim).enumerate().map(blend).collect(), attention_factor)
+}
+
+fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
+    let refuse = |what: &str| Err(Error::Usage(format!("rope: {what}, got theta {theta}, {rot_dim} rotated dimensions, {scaling:?}")));
+    let positive = |x: f64| x.is_finite() && x > 0.0;
+    if !(theta.is_finite() && theta > 1.0) || !rot_dim.is_multiple_of(2) {
+        return refuse("expected theta above 1 and an even number of dimensions");
+    }
+    let good = match scaling {
+        RopeScaling::None => true,
+        RopeScaling::Linear { factor } => positive(factor),
+        RopeScaling::Dynamic { factor, original_max_positions } => {
+            positive(factor) && original_max_positions > 0 && rot_dim > 2
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+            positive(factor)
+                && positive(low_freq_factor)
+                && high_freq_factor > low_freq_factor
+                && high_freq_factor.is_finite()
+                && original_max_positions > 0
+        }
+        RopeScaling::Yarn(y) => {
+            let optional = [y.attention_factor, y.mscale, y.mscale_all_dim];
+            [y.factor, y.beta_fast, y.beta_slow].into_iter().all(positive)
+                && optional.into_iter().flatten().all(f64::is_finite)
+                && y.original_max_positions > 0
+        }
+    };
+    if good { Ok(()) } else { refuse("expected positive factors and lengths (dynamic: more than 2 dimensions)") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn bits() {
+        let y = Yarn { factor: 16.0, original_max_positions: 2048, beta_fast: 32.0, beta_slow: 1.0, attention_factor: None, mscale: None, mscale_all_dim: None, truncate: true };
+        let y2 = Yarn { factor: 4.0, original_max_positions: 1024, beta_fast: 16.0, beta_slow: 2.0, mscale: Some(0.707), mscale_all_dim: Some(1.0), ..y };
+        let y3 = Yarn { factor: 4.0, original_max_positions: 1024, attention_factor: Some(1.25), truncate: false, ..y };
+        let text = std::fs::read_to_string("/tmp/rope_gen.txt").unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        for l in lines.chunks(3) {
+            let h: Vec<&str> = l[0].split(' ').collect();
+            let s = match h[0] {
+                "linear" => RopeScaling::Linear { factor: 4.0 },
+                "dynamic_short" | "dynamic_long" => RopeScaling::Dynamic { factor: 2.0, original_max_positions: 2048 },
+                "llama3" => RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 8192 },
+                "yarn" => RopeScaling::Yarn(y), "yarn2" => RopeScaling::Yarn(y2), "yarn3" => RopeScaling::Yarn(y3),
+                _ => RopeScaling::None,
+            };
+            let (inv, a) = inverse_frequencies(h[1].parse().unwrap(), h[2].parse().unwrap(), s, h[3].parse().unwrap()).unwrap();
+            let want: Vec<u32> = l[1].split(' ').skip(1).map(|x| u32::from_str_radix(x, 16).unwrap()).collect();
+            let diff: Vec<(usize, i64)> = inv.iter().zip(&want).enumerate().map(|(i, (a, b))| (i, i64::from(a.to_bits()) - i64::from(*b))).filter(|d| d.1 != 0).collect();
+            println!("{} att {} {} n {} {} diffs {:?}", h[0], a, h[4], inv.len(), want.len(), diff);
+        }
+    }
+}
