@@ -150,6 +150,17 @@ impl Region {
     }
 }
 
+// SAFETY: `Memory` promises alignment and lifetime, `bytes` is fixed, and fresh shared memory is zero. That a flat buffer
+// is written only between the collectives that order it is kept by whoever holds the region (see `Region::as_ptr`).
+unsafe impl oarlock_tensor::Backing for Region {
+    fn ptr(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+    fn len_bytes(&self) -> usize {
+        self.bytes()
+    }
+}
+
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({:?}, {} bytes, {:?})", self.name(), self.bytes(), self.sharing())

@@ -22,14 +22,12 @@
 //! ```
 
 use std::fmt::Arguments;
-use std::path::Path as FilePath;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::{Isa, Path};
 use oarlock_tensor::ops::{HeadLoss, Mask};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor};
 
-use crate::checkpoint::{self, ClientState};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
@@ -229,23 +227,6 @@ impl Accelerator {
         if self.is_main_process() {
             println!("{line}");
         }
-    }
-
-    /// Saves everything that the run needs to go on: weights, optimizer state, and what the caller adds. The folder
-    /// appears when it is complete; an older one of that name is replaced only then.
-    ///
-    /// # Errors
-    /// When a file cannot be written on some rank; then nothing is left of it.
-    pub fn save_state(&self, dir: &FilePath, optimizer: &Optimizer, client: &ClientState) -> Result<()> {
-        checkpoint::save(dir, &self.comm, optimizer.engine(), client)
-    }
-
-    /// Restores what [`Accelerator::save_state`] saved, on any number of ranks, and returns what the caller had added.
-    ///
-    /// # Errors
-    /// When the checkpoint is incomplete, damaged or of another model.
-    pub fn load_state(&self, dir: &FilePath, optimizer: &mut Optimizer) -> Result<ClientState> {
-        checkpoint::load(dir, &self.comm, optimizer.engine_mut())
     }
 }
 

@@ -1,4 +1,19 @@
-//! Oarlock.
+//! Oarlock trains language models on many ranks from one binary, and is a library for a loop and a model of one's own.
+//!
+//! Begin with [`Accelerator`]. ARCHITECTURE.md in the repository tells the story of a training step.
 
+mod accelerator;
 pub mod config;
+pub mod data;
+mod error;
+pub mod model;
+pub mod nn;
+pub mod rank;
+pub mod shard;
 pub mod train;
+
+pub use accelerator::{Accelerator, AcceleratorConfig, Accumulation};
+pub use data::Batch;
+pub use error::{Error, Result};
+pub use shard::{Placement, SeededInit, WeightSource};
+pub use train::{AdamWConfig, Optimizer};

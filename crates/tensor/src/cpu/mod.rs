@@ -16,6 +16,7 @@ pub(crate) mod lanes;
 pub(crate) mod math;
 pub mod norm;
 pub(crate) mod pieces;
+pub mod random;
 pub mod rope;
 pub mod sums;
 #[cfg(test)]
