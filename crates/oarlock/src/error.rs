@@ -14,6 +14,9 @@ pub enum Error {
     /// From between the ranks.
     #[error(transparent)]
     Comm(#[from] oarlock_comm::Error),
+    /// From the data.
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

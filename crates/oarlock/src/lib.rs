@@ -6,6 +6,7 @@ mod accelerator;
 pub mod config;
 pub mod data;
 mod error;
+pub mod generate;
 pub mod model;
 pub mod nn;
 pub mod rank;

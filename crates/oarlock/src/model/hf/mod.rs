@@ -13,3 +13,6 @@ pub use load::{LoadedModel, load_for_inference};
 pub use names::Naming;
 pub use save::{SaveOptions, WorkingCopies, save_pretrained};
 pub use weights::SafetensorsSource;
+
+#[cfg(test)]
+mod tests;
