@@ -1,4 +1,4 @@
-//! The sum over ranks: one pass over all sources in blocks that stay in cache, each element in a fixed pairwise tree.
+//! The sum over ranks: one pass over all sources, each element in a fixed pairwise tree.
 //!
 //! The tree of `n` ranks joins the largest power of two below `n` with the rest: `((0+1)+(2+3))+4`. A contiguous group of
 //! a power of two of ranks adds as it would inside the whole, so sums of group sums have the same bits.
@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use oarlock_tensor::{DType, Float, bf16, f16};
 
-/// Elements of a block: 16 KiB of f32, so that a block of sums stays in the first-level cache.
-const BLOCK: usize = 4096;
+/// Elements that are added at a time: they stay in registers from the first source to the last target, so that no pass
+/// reads what another wrote.
+const TILE: usize = 16;
 
 /// Where the tree over `n > 1` leaves parts: the largest power of two below `n`.
 fn parting(n: usize) -> usize {
@@ -52,60 +53,65 @@ pub(crate) unsafe fn sum_range(
 /// # Safety
 /// As [`sum_range`], for elements of type `T`.
 unsafe fn sum_elements<T: Float>(sources: &[*const u8], targets: &[*mut u8], range: Range<usize>) {
-    let mut sums = [0f32; BLOCK];
-    let mut blocks: Vec<&[T]> = Vec::with_capacity(sources.len());
-    let mut start = range.start;
-    while start < range.end {
-        let length = BLOCK.min(range.end - start);
-        blocks.clear();
-        // SAFETY: inside the buffers and not written while borrowed (the targets are written after the last use).
-        blocks.extend(
-            sources.iter().map(|s| unsafe { std::slice::from_raw_parts(s.cast::<T>().add(start), length) }),
-        );
-        sum_block(&blocks, &mut sums[..length]);
-        blocks.clear();
-        for target in targets {
-            // SAFETY: inside the buffer, and nobody else touches this range of a target.
-            let target = unsafe { std::slice::from_raw_parts_mut(target.cast::<T>().add(start), length) };
-            for (to, &sum) in target.iter_mut().zip(&sums[..length]) {
-                *to = T::from_f32(sum);
-            }
-        }
-        start += length;
+    let tiles = range.len() / TILE;
+    let rest = range.start + tiles * TILE;
+    // SAFETY: every tile lies inside the range.
+    unsafe {
+        (0..tiles).for_each(|tile| sum_tile::<T, TILE>(sources, targets, range.start + tile * TILE));
+        (rest..range.end).for_each(|at| sum_tile::<T, 1>(sources, targets, at));
     }
 }
 
-/// The sums of a block in the fixed tree; up to eight sources in one pass.
-fn sum_block<T: Float>(sources: &[&[T]], out: &mut [f32]) {
-    let n = out.len();
-    macro_rules! pass {
-        ($([$i:ident])+, $sum:expr) => {{
-            let mut each = sources.iter();
-            $(let $i = &each.next().copied().unwrap_or_default()[..n];)+
-            for i in 0..n {
-                $(let $i = $i[i].to_f32();)+
-                out[i] = $sum;
-            }
-        }};
+/// # Safety
+/// As [`sum_range`], for the `N` elements of type `T` from `at` on.
+#[inline(always)]
+unsafe fn sum_tile<T: Float, const N: usize>(sources: &[*const u8], targets: &[*mut u8], at: usize) {
+    // SAFETY: the caller's promise.
+    let sums = unsafe { tree_tile::<T, N>(sources, at) }.map(T::from_f32);
+    for target in targets {
+        // SAFETY: the caller's promise; aligned for an element, which is what an array of them needs.
+        unsafe { target.cast::<T>().add(at).cast::<[T; N]>().write(sums) };
     }
-    match sources.len() {
-        0 => out.fill(0.0),
-        1 => pass!([a], a),
-        2 => pass!([a][b], a + b),
-        3 => pass!([a][b][c], (a + b) + c),
-        4 => pass!([a][b][c][d], (a + b) + (c + d)),
-        5 => pass!([a][b][c][d][e], ((a + b) + (c + d)) + e),
-        6 => pass!([a][b][c][d][e][f], ((a + b) + (c + d)) + (e + f)),
-        7 => pass!([a][b][c][d][e][f][g], ((a + b) + (c + d)) + ((e + f) + g)),
-        8 => pass!([a][b][c][d][e][f][g][h], ((a + b) + (c + d)) + ((e + f) + (g + h))),
-        more => {
-            let (left, right) = sources.split_at(parting(more));
-            let mut other = [0f32; BLOCK];
-            sum_block(left, out);
-            sum_block(right, &mut other[..n]);
-            out.iter_mut().zip(&other).for_each(|(a, b)| *a += b);
+}
+
+/// The sums of one tile in the fixed tree; up to eight sources in one expression.
+///
+/// # Safety
+/// As [`sum_range`], for the `N` elements of type `T` from `at` on.
+#[inline(always)]
+unsafe fn tree_tile<T: Float, const N: usize>(sources: &[*const u8], at: usize) -> [f32; N] {
+    // SAFETY: the caller's promise.
+    let of = |source: *const u8| unsafe { source.cast::<T>().add(at).cast::<[T; N]>().read() }.map(T::to_f32);
+    let add = |a: [f32; N], b: [f32; N]| -> [f32; N] { std::array::from_fn(|i| a[i] + b[i]) };
+    match *sources {
+        [] => [0.0; N],
+        [a] => of(a),
+        [a, b] => add(of(a), of(b)),
+        [a, b, c] => add(add(of(a), of(b)), of(c)),
+        [a, b, c, d] => add(add(of(a), of(b)), add(of(c), of(d))),
+        [a, b, c, d, e] => add(add(add(of(a), of(b)), add(of(c), of(d))), of(e)),
+        [a, b, c, d, e, f] => add(add(add(of(a), of(b)), add(of(c), of(d))), add(of(e), of(f))),
+        [a, b, c, d, e, f, g] => {
+            add(add(add(of(a), of(b)), add(of(c), of(d))), add(add(of(e), of(f)), of(g)))
         }
+        [a, b, c, d, e, f, g, h] => {
+            add(add(add(of(a), of(b)), add(of(c), of(d))), add(add(of(e), of(f)), add(of(g), of(h))))
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { tree_of_many::<T, N>(sources, at) },
     }
+}
+
+/// The tree over more than eight sources.
+///
+/// # Safety
+/// As [`tree_tile`].
+unsafe fn tree_of_many<T: Float, const N: usize>(sources: &[*const u8], at: usize) -> [f32; N] {
+    let (left, right) = sources.split_at(parting(sources.len()));
+    // SAFETY: the caller's promise.
+    let (mut sums, others) = unsafe { (tree_tile::<T, N>(left, at), tree_tile::<T, N>(right, at)) };
+    sums.iter_mut().zip(others).for_each(|(a, b)| *a += b);
+    sums
 }
 
 #[cfg(test)]
@@ -120,7 +126,7 @@ mod tests {
 
     #[test]
     fn every_number_of_sources_adds_in_the_tree_and_near_the_exact_sum() {
-        let n = BLOCK + 137;
+        let n = 20 * TILE + 7;
         for ranks in 1..20 {
             let mut buffers: Vec<Vec<f32>> = (0..ranks).map(|r| values(r, n)).collect();
             let before = buffers.clone();

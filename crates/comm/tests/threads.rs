@@ -101,9 +101,10 @@ fn reduce_scatter_and_all_gather_make_an_all_reduce() {
             comm.finish();
             scattered
         });
+        let owners = owners(n);
         for (rank, out) in all.iter().enumerate() {
             for i in 0..ELEMENTS {
-                let owned = (0..n).any(|r| owners(n).of(r).iter().any(|r| r.contains(&i)));
+                let owned = (0..n).any(|r| owners.of(r).iter().any(|r| r.contains(&i)));
                 let expected =
                     if owned { tree((0..n).map(|r| value(r, i)).collect()) } else { value(rank, i) };
                 assert_eq!(out[i].to_bits(), expected.to_bits(), "{n} ranks, rank {rank}, element {i}");

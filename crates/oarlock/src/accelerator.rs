@@ -5,7 +5,7 @@
 //! # fn run(config: DecoderConfig, steps: Vec<Vec<Batch>>) -> oarlock::Result<()> {
 //! let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
 //! let model = Decoder::new(config)?;
-//! let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 42 })?;
+//! let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 42, device: accelerator.device().clone() })?;
 //! for window in steps {
 //!     let targets = window.iter().map(|batch| batch.n_targets).sum();
 //!     let accumulation = accelerator.accumulate(targets)?;

@@ -10,6 +10,7 @@ pub mod generate;
 pub mod model;
 pub mod nn;
 pub mod rank;
+pub mod report;
 pub mod shard;
 pub mod train;
 

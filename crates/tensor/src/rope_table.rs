@@ -1,4 +1,4 @@
-//! The angles of rotary position embedding: inverse frequencies with the scalings of transformers, and cos/sin tables.
+//! Rotary position embedding: inverse frequencies with the scalings of transformers, and cos/sin tables.
 //!
 //! Roundings to f32 stand where transformers has f32 tensors: far positions multiply the error of a frequency, so a
 //! more exact frequency would be a different one.
@@ -143,10 +143,11 @@ fn pair_frequencies(theta: f64, rot_dim: usize) -> impl Iterator<Item = f32> {
 
 fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
     let slope = |mscale: f64| if yarn.factor <= 1.0 { 1.0 } else { 0.1 * mscale * yarn.factor.ln() + 1.0 };
-    let attention_factor = yarn.attention_factor.unwrap_or_else(|| match (yarn.mscale, yarn.mscale_all_dim) {
-        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => slope(m) / slope(all),
-        _ => slope(1.0),
-    });
+    let attention_factor =
+        yarn.attention_factor.unwrap_or_else(|| match (yarn.mscale, yarn.mscale_all_dim) {
+            (Some(m), Some(all)) if m != 0.0 && all != 0.0 => slope(m) / slope(all),
+            _ => slope(1.0),
+        });
     let dim = rot_dim as f64;
     // The dimension that turns this often over the trained length.
     let dimension = |turns: f64| {
@@ -170,9 +171,13 @@ fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
 }
 
 fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
-    let refuse = |what: &str| Err(Error::Usage(format!("rope: {what}, got theta {theta}, {rot_dim} rotated dimensions, {scaling:?}")));
+    let refuse = |what: &str| {
+        Err(Error::Usage(format!(
+            "rope: {what}, got theta {theta}, {rot_dim} rotated dimensions, {scaling:?}"
+        )))
+    };
     let positive = |x: f64| x.is_finite() && x > 0.0;
-    if !(theta.is_finite() && theta > 1.0) || !rot_dim.is_multiple_of(2) {
+    if !(theta.is_finite() && theta > 1.0 && rot_dim.is_multiple_of(2)) {
         return refuse("expected theta above 1 and an even number of dimensions");
     }
     let good = match scaling {
@@ -195,32 +200,107 @@ fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
                 && y.original_max_positions > 0
         }
     };
-    if good { Ok(()) } else { refuse("expected positive factors and lengths (dynamic: more than 2 dimensions)") }
+    if good {
+        Ok(())
+    } else {
+        refuse("expected positive factors and lengths (dynamic: more than 2 dimensions)")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DYNAMIC: RopeScaling = RopeScaling::Dynamic { factor: 2.0, original_max_positions: 2048 };
+    const LLAMA3: RopeScaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 8192,
+    };
+    const YARN: Yarn = Yarn {
+        factor: 16.0,
+        original_max_positions: 2048,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        mscale: None,
+        mscale_all_dim: None,
+        truncate: true,
+    };
+    const SHORT: Yarn = Yarn { factor: 4.0, original_max_positions: 1024, ..YARN };
+    const YARN_MSCALE: Yarn =
+        Yarn { beta_fast: 16.0, beta_slow: 2.0, mscale: Some(0.707), mscale_all_dim: Some(1.0), ..SHORT };
+    const YARN_PLAIN_RAMP: Yarn = Yarn { attention_factor: Some(1.25), truncate: false, ..SHORT };
+
+    /// Scaling, theta, rotated dimensions, positions; then the attention factor, bits of some frequencies, and some
+    /// (position, pair, cos, sin).
+    type Golden = (RopeScaling, f64, usize, usize, f64, [(usize, u32); 5], [(usize, usize, f32, f32); 3]);
+
+    /// Produced by `LlamaRotaryEmbedding` of transformers 5.23 with torch 2.13 on a CPU.
+    #[rustfmt::skip]
+    fn golden() -> [Golden; 9] {
+        [
+            (RopeScaling::None, 10000.0, 64, 2048, 1.0,
+                [(1, 0x3f3f_f911), (7, 0x3e08_8d77), (12, 0x3d01_86e3), (20, 0x3b4f_3e38), (31, 0x390b_d472)],
+                [(1024, 9, 0.1788902, 0.9838691), (2047, 12, -0.3232647, 0.9463086), (2047, 1, -0.35735652, 0.93396807)]),
+            (RopeScaling::None, 1000000.0, 96, 4096, 1.0,
+                [(1, 0x3f3f_f911), (7, 0x3e08_8d78), (12, 0x3d01_86e3), (20, 0x3b4f_3e39), (31, 0x390b_d474)],
+                [(2048, 9, -0.9359966, 0.35200906), (4095, 12, -0.7712548, -0.6365266), (4095, 1, -0.09004636, -0.9959376)]),
+            (RopeScaling::Linear { factor: 4.0 }, 10000.0, 64, 2048, 1.0,
+                [(1, 0x3e3f_f911), (7, 0x3d08_8d77), (12, 0x3c01_86e3), (20, 0x3a4f_3e38), (31, 0x380b_d472)],
+                [(1024, 9, 0.94014716, 0.34076878), (2047, 12, -0.8892957, -0.4573326), (2047, 1, 0.8851137, 0.46537486)]),
+            (DYNAMIC, 10000.0, 64, 2048, 1.0,
+                [(1, 0x3f3f_f911), (7, 0x3e08_8d77), (12, 0x3d01_86e3), (20, 0x3b4f_3e38), (31, 0x390b_d472)],
+                [(1024, 9, 0.1788902, 0.9838691), (2047, 12, -0.3232647, 0.9463086), (2047, 1, -0.35735652, 0.93396807)]),
+            (DYNAMIC, 10000.0, 64, 5000, 1.0,
+                [(1, 0x3f37_c0db), (7, 0x3dc9_0bf3), (12, 0x3c99_39ee), (20, 0x3aac_bfbd), (31, 0x3810_0cd2)],
+                [(2500, 9, 0.71085155, 0.7033421), (4999, 12, 0.73537064, -0.6776651), (4999, 1, 0.86990374, 0.49322155)]),
+            (LLAMA3, 500000.0, 128, 16384, 1.0,
+                [(1, 0x3f50_8ac1), (7, 0x3e73_c461), (12, 0x3dae_e4ad), (20, 0x3c87_a9c3), (31, 0x3a60_979e)],
+                [(8192, 9, 0.9752622, -0.22105104), (16383, 12, -0.49588898, -0.8683859), (16383, 1, 0.92550445, 0.37873676)]),
+            (RopeScaling::Yarn(YARN), 1000000.0, 64, 4096, 1.2772588722239782,
+                [(1, 0x3f26_3de0), (7, 0x3d1d_e848), (12, 0x3ac7_9fa9), (20, 0x373a_7753), (31, 0x33ce_af79)],
+                [(2048, 9, 1.0541964, -0.72115207), (4095, 12, 1.2758801, -0.059331022), (4095, 1, 0.17874847, 1.2646893)]),
+            (RopeScaling::Yarn(YARN_MSCALE), 10000.0, 64, 4096, 0.964326914892074,
+                [(1, 0x3f3f_f911), (7, 0x3e08_8d77), (12, 0x3ca1_e89c), (20, 0x3a4f_3e38), (31, 0x380b_d472)],
+                [(2048, 9, 0.5607233, 0.7845481), (4095, 12, 0.7076468, -0.65510494), (4095, 1, -0.08683413, -0.9604094)]),
+            (RopeScaling::Yarn(YARN_PLAIN_RAMP), 10000.0, 64, 4096, 1.25,
+                [(1, 0x3f3f_f911), (7, 0x3dfa_3d21), (12, 0x3c9c_afc2), (20, 0x3a4f_3e38), (31, 0x380b_d472)],
+                [(2048, 9, -0.7431465, 1.0051037), (4095, 12, -1.2210426, 0.26749787), (4095, 1, -0.11255795, -1.2449219)]),
+        ]
+    }
+
     #[test]
-    fn bits() {
-        let y = Yarn { factor: 16.0, original_max_positions: 2048, beta_fast: 32.0, beta_slow: 1.0, attention_factor: None, mscale: None, mscale_all_dim: None, truncate: true };
-        let y2 = Yarn { factor: 4.0, original_max_positions: 1024, beta_fast: 16.0, beta_slow: 2.0, mscale: Some(0.707), mscale_all_dim: Some(1.0), ..y };
-        let y3 = Yarn { factor: 4.0, original_max_positions: 1024, attention_factor: Some(1.25), truncate: false, ..y };
-        let text = std::fs::read_to_string("/tmp/rope_gen.txt").unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        for l in lines.chunks(3) {
-            let h: Vec<&str> = l[0].split(' ').collect();
-            let s = match h[0] {
-                "linear" => RopeScaling::Linear { factor: 4.0 },
-                "dynamic_short" | "dynamic_long" => RopeScaling::Dynamic { factor: 2.0, original_max_positions: 2048 },
-                "llama3" => RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 8192 },
-                "yarn" => RopeScaling::Yarn(y), "yarn2" => RopeScaling::Yarn(y2), "yarn3" => RopeScaling::Yarn(y3),
-                _ => RopeScaling::None,
-            };
-            let (inv, a) = inverse_frequencies(h[1].parse().unwrap(), h[2].parse().unwrap(), s, h[3].parse().unwrap()).unwrap();
-            let want: Vec<u32> = l[1].split(' ').skip(1).map(|x| u32::from_str_radix(x, 16).unwrap()).collect();
-            let diff: Vec<(usize, i64)> = inv.iter().zip(&want).enumerate().map(|(i, (a, b))| (i, i64::from(a.to_bits()) - i64::from(*b))).filter(|d| d.1 != 0).collect();
-            println!("{} att {} {} n {} {} diffs {:?}", h[0], a, h[4], inv.len(), want.len(), diff);
+    fn frequencies_and_tables_are_those_of_transformers() {
+        for (scaling, theta, rot_dim, n, attention_factor, frequencies, entries) in golden() {
+            let (inv_freq, factor) = inverse_frequencies(theta, rot_dim, scaling, n).unwrap();
+            assert!((factor - attention_factor).abs() < 1e-15);
+            for (pair, bits) in frequencies {
+                let ulps = inv_freq[pair].to_bits().abs_diff(bits);
+                assert!(ulps == 0, "{scaling:?}, pair {pair}: {ulps} ulps");
+            }
+            let table = RopeTable::new(theta, rot_dim, scaling, n).unwrap();
+            for (position, pair, cos, sin) in entries {
+                let at = position * rot_dim / 2 + pair;
+                assert!((table.cos[at] - cos).abs() < 1e-6, "{scaling:?}, cos of {position}, {pair}");
+                assert!((table.sin[at] - sin).abs() < 1e-6, "{scaling:?}, sin of {position}, {pair}");
+            }
         }
+    }
+
+    #[test]
+    fn parameters_without_frequencies_are_refused() {
+        let refused = |theta, dim, scaling| RopeTable::new(theta, dim, scaling, 4).is_err();
+        assert!(refused(0.0, 64, RopeScaling::None) && refused(1e4, 63, RopeScaling::None));
+        assert!(refused(1e4, 64, RopeScaling::Linear { factor: 0.0 }) && refused(1e4, 2, DYNAMIC));
+        assert!(refused(1e4, 64, RopeScaling::Yarn(Yarn { factor: f64::NAN, ..YARN })));
+        let flat = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 4.0,
+            high_freq_factor: 4.0,
+            original_max_positions: 8192,
+        };
+        assert!(refused(1e4, 64, flat));
     }
 }

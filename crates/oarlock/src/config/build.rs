@@ -67,7 +67,7 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
     let has_eval = held_out != HeldOut::None || !data.eval_datasets.is_empty();
     let eval = EvalArgs {
         when: read.when("eval_strategy", "eval_steps"),
-        at_end: has_eval,
+        at_end: has_eval && read.bool("do_eval"),
         batch_size: read.usize("per_device_eval_batch_size"),
     };
     let overwrite = read.bool("overwrite_output_dir");

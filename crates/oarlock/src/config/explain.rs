@@ -35,7 +35,7 @@ pub fn help() -> String {
 }
 
 fn used() -> impl Iterator<Item = &'static Key> {
-    KEYS.iter().filter(|key| key.status == Status::Used)
+    KEYS.iter().filter(|key| key.is_used())
 }
 
 fn wrap(out: &mut String, names: &[&str]) {
@@ -68,7 +68,14 @@ pub fn page() -> String {
             write!(out, "\n## {}\n\n| key | value | default | meaning |\n|---|---|---|---|\n", group.title());
         for key in used().filter(|key| key.group == group) {
             let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-            let _ = writeln!(out, "| `{}` | {} | {default} | {} |", key.name, key.kind.describe(), key.doc);
+            let kind = key.kind.describe();
+            let _ = write!(out, "| `{}` | {kind} | {default} | {}", key.name, key.doc);
+            match key.status {
+                Status::Only(reason) => {
+                    let _ = writeln!(out, "; so far {reason} |");
+                }
+                _ => out.push_str(" |\n"),
+            }
         }
     }
     out.push_str(

@@ -160,9 +160,11 @@ impl Range {
 pub enum Status {
     /// It has its meaning.
     Used,
+    /// It has its meaning, but only the default is there yet: every other value is an error that says this.
+    Only(&'static str),
     /// It is accepted and changes nothing, for this reason.
     NoEffect(&'static str),
-    /// Only values that change nothing are accepted (the default, false, null); every other is an error that says this.
+    /// It is not there yet. Only values that change nothing are accepted (the default, false, null); every other is an error that says this.
     Later(&'static str),
 }
 
@@ -181,6 +183,13 @@ pub struct Key {
     pub status: Status,
     /// What it means, in one line.
     pub doc: &'static str,
+}
+
+impl Key {
+    /// Whether the key has a meaning here.
+    pub fn is_used(&self) -> bool {
+        matches!(self.status, Status::Used | Status::Only(_))
+    }
 }
 
 /// The key of this name.

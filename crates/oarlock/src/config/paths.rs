@@ -57,14 +57,14 @@ pub fn check(config: &TrainConfig) -> Result<(), Problems> {
             "name another folder".to_owned(),
         );
     }
-    if let Resume::From(path) = &config.save.resume {
-        if !path.is_dir() {
-            report(
-                "resume_from_checkpoint",
-                format!("no checkpoint folder `{}`", path.display()),
-                "name a folder such as output_dir/checkpoint-100, or true for the newest".to_owned(),
-            );
-        }
+    if let Resume::From(path) = &config.save.resume
+        && !path.is_dir()
+    {
+        report(
+            "resume_from_checkpoint",
+            format!("no checkpoint folder `{}`", path.display()),
+            "name a folder such as output_dir/checkpoint-100, or true for the newest".to_owned(),
+        );
     }
     problems.into_result(|| ())
 }

@@ -336,7 +336,7 @@ impl TrainConfig {
         let rows: Vec<(&Setting, String, String)> = self
             .settings
             .iter()
-            .filter(|setting| setting.key.status == Status::Used)
+            .filter(|setting| setting.key.is_used())
             .map(|setting| (setting, setting.value.to_string(), setting.origin.to_string()))
             .collect();
         let width =
@@ -390,9 +390,10 @@ fn yaml_value(setting: &Setting) -> String {
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(pairs) => {
-            let pairs = pairs.iter().map(|(name, node)| format!("{}: {}", quoted(name), node.to_yaml()));
-            format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+        Value::Map(fields) => {
+            let fields =
+                fields.iter().map(|field| format!("{}: {}", quoted(&field.name), field.value.to_yaml()));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is wrong with a configuration: all problems together, each with its place, its cause and what to do.
 
 use std::fmt;
+use std::sync::Arc;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 
@@ -8,7 +9,10 @@ use super::source::Place;
 
 /// One thing that is wrong.
 #[derive(Debug)]
-pub struct Problem {
+pub struct Problem(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
     message: String,
     help: Option<String>,
     /// The first is the place of the problem; the others, of the same text, explain it.
@@ -19,23 +23,23 @@ pub struct Problem {
 impl Problem {
     /// A problem that no text shows, such as a key that is missing everywhere.
     pub fn new(message: impl Into<String>) -> Self {
-        Problem { message: message.into(), help: None, labels: Vec::new(), source: None }
+        Problem(Box::new(Parts { message: message.into(), help: None, labels: Vec::new(), source: None }))
     }
 
     /// Adds a place and a word on it. A place in another text than the first is named in the help instead,
     /// because an excerpt shows one text.
     #[must_use]
     pub fn at(mut self, place: &Place, label: impl Into<String>) -> Self {
-        match self.labels.first() {
-            Some((first, _)) if !std::sync::Arc::ptr_eq(&first.source, &place.source) => {
+        match self.0.labels.first() {
+            Some((first, _)) if !Arc::ptr_eq(&first.source, &place.source) => {
                 let also = format!("{place}: {}", label.into());
                 self.help(also)
             }
             _ => {
-                if self.source.is_none() {
-                    self.source = Some(NamedSource::new(&place.source.name, place.source.text.clone()));
+                if self.0.source.is_none() {
+                    self.0.source = Some(NamedSource::new(&place.source.name, place.source.text.clone()));
                 }
-                self.labels.push((place.clone(), label.into()));
+                self.0.labels.push((place.clone(), label.into()));
                 self
             }
         }
@@ -45,7 +49,7 @@ impl Problem {
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         let help = help.into();
-        self.help = Some(match self.help.take() {
+        self.0.help = Some(match self.0.help.take() {
             Some(before) => format!("{before}\n{help}"),
             None => help,
         });
@@ -54,21 +58,21 @@ impl Problem {
 
     /// The place of the problem, where it has one.
     pub fn place(&self) -> Option<&Place> {
-        self.labels.first().map(|(place, _)| place)
+        self.0.labels.first().map(|(place, _)| place)
     }
 
     /// One line: place, message and help, for tests, logs and outputs that take no excerpt.
     pub fn line(&self) -> String {
         let place = self.place().map(|place| format!("{place}: ")).unwrap_or_default();
         let help =
-            self.help.as_ref().map(|help| format!(" ({})", help.replace('\n', "; "))).unwrap_or_default();
-        format!("{place}{}{help}", self.message)
+            self.0.help.as_ref().map(|help| format!(" ({})", help.replace('\n', "; "))).unwrap_or_default();
+        format!("{place}{}{help}", self.0.message)
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 
@@ -76,18 +80,18 @@ impl std::error::Error for Problem {}
 
 impl Diagnostic for Problem {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+        self.0.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
     }
 
     fn source_code(&self) -> Option<&dyn miette::SourceCode> {
-        self.source.as_ref().map(|source| source as &dyn miette::SourceCode)
+        self.0.source.as_ref().map(|source| source as &dyn miette::SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        if self.labels.is_empty() {
+        if self.0.labels.is_empty() {
             return None;
         }
-        Some(Box::new(self.labels.iter().map(|(place, label)| {
+        Some(Box::new(self.0.labels.iter().map(|(place, label)| {
             let label = (!label.is_empty()).then(|| label.clone());
             LabeledSpan::new(label, place.bytes.start, place.bytes.len())
         })))

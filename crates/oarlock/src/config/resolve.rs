@@ -7,7 +7,7 @@ use super::keys::{self, Key, Kind, Status};
 use super::problem::{Problem, Problems};
 use super::source::{Origin, Place};
 use super::table::KEYS;
-use super::value::{self, Value};
+use super::value::{self, Field, Value};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::{Data, Node};
 
@@ -82,29 +82,39 @@ pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
             if let Err(problem) = duplicate(entry, &layer.entries[..i])
                 .and_then(|()| settle(entry, layer.authority, &mut settings))
             {
-                problems.push(*problem);
+                problems.push(problem);
             }
+        }
+    }
+    // What counts is the last word: an argument may replace what a file asks for in vain.
+    for setting in &mut settings.0 {
+        if let Status::Later(reason) | Status::Only(reason) = setting.key.status
+            && let Origin::Written(place) = &setting.origin
+            && !setting.broken
+            && !changes_nothing(setting.key, &setting.value)
+        {
+            let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
+            problems.push(Problem::new(message).at(place, "").help(reason));
+            setting.broken = true;
         }
     }
     (settings, problems)
 }
 
-fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Box<Problem>> {
+fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
     match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
         None => Ok(()),
-        Some(first) => Err(Box::new(
-            Problem::new(format!("`{}` is written twice", entry.key))
-                .at(&entry.place, "again here")
-                .at(&first.place, "first here")
-                .help("remove one of them"),
-        )),
+        Some(first) => Err(Problem::new(format!("`{}` is written twice", entry.key))
+            .at(&entry.place, "again here")
+            .at(&first.place, "first here")
+            .help("remove one of them")),
     }
 }
 
 /// Applies one entry.
-fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Result<(), Box<Problem>> {
+fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Result<(), Problem> {
     let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
-        return Err(Box::new(unknown(entry)));
+        return Err(unknown(entry));
     };
     let key = setting.key;
     let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
@@ -113,20 +123,18 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
 
     let value = match &entry.inner {
         None => value::read(key.kind, &entry.value),
-        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, &entry.value)),
+        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, entry)),
         Some(inner) => {
             setting.broken = true;
-            return Err(Box::new(
-                Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
-                    .at(&entry.place, "")
-                    .help(format!("`{}` takes {}", key.name, key.kind.describe())),
-            ));
+            return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
+                .at(&entry.place, "")
+                .help(format!("`{}` takes {}", key.name, key.kind.describe())));
         }
     };
     let Some(value) = value else {
         setting.broken = true;
         setting.origin = Origin::Written(place.clone());
-        return Err(Box::new(wrong_type(key, &entry.value, place)));
+        return Err(wrong_type(key, &entry.value, place));
     };
     if matches!(value, Value::Null) && authority == Authority::Replaces {
         // `key: null` asks for the default.
@@ -134,18 +142,11 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
         setting.origin = Origin::Written(place.clone());
         return Ok(());
     }
-    if let Status::Later(reason) = key.status {
-        if !changes_nothing(key, &value) {
-            setting.broken = true;
-            setting.origin = Origin::Written(place.clone());
-            return Err(Box::new(not_yet(key, &entry.value, place, reason)));
-        }
-    }
     if authority == Authority::MustAgree && setting.place().is_some() && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());
         }
-        return Err(Box::new(conflict(setting, &value, place)));
+        return Err(conflict(setting, &value, place));
     }
     setting.value = value;
     setting.origin = Origin::Written(place.clone());
@@ -157,14 +158,14 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
     value.agrees(&value::default(key)) || matches!(value, Value::Bool(false)) && key.default.is_empty()
 }
 
-fn with_inner(old: &Value, inner: &str, node: &Node) -> Value {
-    let mut pairs = match old {
-        Value::Map(pairs) => pairs.clone(),
+fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
+    let mut fields = match old {
+        Value::Map(fields) => fields.clone(),
         _ => Vec::new(),
     };
-    pairs.retain(|(name, _)| name != inner);
-    pairs.push((inner.to_owned(), node.clone()));
-    Value::Map(pairs)
+    fields.retain(|field| field.name != name);
+    fields.push(Field { name: name.to_owned(), place: entry.place.clone(), value: entry.value.clone() });
+    Value::Map(fields)
 }
 
 fn unknown(entry: &Entry) -> Problem {
@@ -180,21 +181,15 @@ fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
         Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
             .at(place, "");
     let Data::Scalar { text, .. } = &node.data else { return problem };
-    if let Kind::Choice(names) = key.kind {
-        if let Some(name) = keys::nearest_of(text, names.iter().copied()) {
-            return problem.help(format!("did you mean `{name}`?"));
-        }
+    if let Kind::Choice(names) = key.kind
+        && let Some(name) = keys::nearest_of(text, names.iter().copied())
+    {
+        return problem.help(format!("did you mean `{name}`?"));
     }
     match key.default {
         "" => problem,
         default => problem.help(format!("the default is {default}")),
     }
-}
-
-fn not_yet(key: &Key, node: &Node, place: &Place, reason: &str) -> Problem {
-    Problem::new(format!("`{}: {}` is not supported yet", key.name, node.describe().trim_matches('`')))
-        .at(place, "")
-        .help(reason)
 }
 
 fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {

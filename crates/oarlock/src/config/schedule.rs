@@ -5,17 +5,17 @@ use super::keys::{Range, nearest_of};
 use super::plan::{Curve, Shape};
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
-use super::value::{self, Value, number};
+use super::value::{self, Field, Value, number};
 use super::yaml::{Data, Node};
 
 /// The shape of the learning rate; what is wrong with it goes to `problems`.
 pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
     let name = Reader { settings }.text("lr_scheduler_type").to_owned();
-    let pairs = match &settings.get("lr_scheduler_kwargs").value {
-        Value::Map(pairs) => pairs.as_slice(),
+    let fields = match &settings.get("lr_scheduler_kwargs").value {
+        Value::Map(fields) => fields.as_slice(),
         _ => &[],
     };
-    let mut kwargs = Kwargs { schedule: &name, settings, pairs, known: Vec::new(), problems };
+    let mut kwargs = Kwargs { schedule: &name, settings, fields, known: Vec::new(), problems };
     let shape = match name.as_str() {
         "constant" => Shape::Constant,
         "constant_with_warmup" => Shape::ConstantWithWarmup,
@@ -102,7 +102,7 @@ fn own_floor(settings: &Settings) -> Option<f64> {
 struct Kwargs<'a> {
     schedule: &'a str,
     settings: &'a Settings,
-    pairs: &'a [(String, Node)],
+    fields: &'a [Field],
     known: Vec<&'static str>,
     problems: &'a mut Problems,
 }
@@ -110,7 +110,8 @@ struct Kwargs<'a> {
 impl Kwargs<'_> {
     fn node(&mut self, name: &'static str) -> Option<(&Node, &str)> {
         self.known.push(name);
-        let (_, node) = self.pairs.iter().find(|(key, node)| key == name && !node.is_null())?;
+        let field = self.fields.iter().find(|field| field.name == name && !field.value.is_null())?;
+        let node = &field.value;
         match &node.data {
             Data::Scalar { text, .. } => Some((node, text.trim())),
             _ => Some((node, "")),
@@ -118,9 +119,9 @@ impl Kwargs<'_> {
     }
 
     fn wrong(&mut self, name: &str, expected: &str) {
-        if let Some((_, node)) = self.pairs.iter().find(|(key, _)| key == name) {
-            let message = format!("`{name}` takes {expected}, not {}", node.describe());
-            self.problems.push(Problem::new(message).at(&node.place, ""));
+        if let Some(field) = self.fields.iter().find(|field| field.name == name) {
+            let message = format!("`{name}` takes {expected}, not {}", field.value.describe());
+            self.problems.push(Problem::new(message).at(&field.value.place, ""));
         }
     }
 
@@ -178,16 +179,24 @@ impl Kwargs<'_> {
             ));
         }
         match absolute {
+            Some(min_lr) if min_lr > learning_rate => {
+                self.reject(format!(
+                    "`min_lr` ({}) is greater than `learning_rate` ({})",
+                    number(min_lr),
+                    number(learning_rate)
+                ));
+                1.0
+            }
             Some(min_lr) if learning_rate > 0.0 => min_lr / learning_rate,
             _ => share.or(own).unwrap_or(0.0),
         }
     }
 
     fn finish(&mut self) {
-        for (name, node) in self.pairs {
+        for Field { name, place, .. } in self.fields {
             if !self.known.contains(&name.as_str()) {
                 let message = format!("`{}` takes no argument `{name}`", self.schedule);
-                let problem = Problem::new(message).at(&node.place, "");
+                let problem = Problem::new(message).at(place, "");
                 let problem = match nearest_of(name, self.known.iter().copied()) {
                     Some(near) => problem.help(format!("did you mean `{near}`?")),
                     None if self.known.is_empty() => problem.help("it takes none"),

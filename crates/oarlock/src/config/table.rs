@@ -4,7 +4,7 @@
 use super::keys::Group::{Data, Eval, Log, Method, Model, Optimizer, Ranks, Save, Train};
 use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
-use super::keys::Status::{Later, NoEffect, Used};
+use super::keys::Status::{Later, NoEffect, Only, Used};
 use super::keys::{Group, Key, Kind, Status};
 
 /// The courses of the learning rate, by their names in transformers and our two.
@@ -40,6 +40,7 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("max_seq_len", "cutoff_len"),
     ("max_seq_length", "cutoff_len"),
     ("mixed_precision", "bf16"),
+    ("micro_batch_size", "per_device_train_batch_size"),
     ("model", "model_name_or_path"),
     ("nproc_per_node", "num_processes"),
     ("num_gpus", "num_processes"),
@@ -48,6 +49,7 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("save_dir", "output_dir"),
     ("save_interval", "save_steps"),
     ("train_batch_size", "per_device_train_batch_size"),
+    ("train_dataset", "dataset"),
     ("train_file", "dataset"),
     ("warmup", "warmup_steps"),
     ("warmup_iters", "warmup_steps"),
@@ -83,7 +85,7 @@ pub const KEYS: &[Key] = &[
     key(Model, Path, "new_special_tokens_config", "", Later("the vocabulary is that of tokenizer.json"), "File of special tokens to add"),
     key(Model, Choice(&["noise_init", "desc_init", "desc_init_w_noise"]), "init_special_tokens", "noise_init", NoEffect("no tokens are added"), "How embeddings of added tokens begin"),
     key(Model, Choice(&["linear", "dynamic", "yarn", "llama3"]), "rope_scaling", "", Later("write rope_scaling into the model's config.json, where it is read"), "Scaling of rotary positions"),
-    key(Model, Choice(&["auto", "disabled", "sdpa", "fa2", "fa3"]), "flash_attn", "auto", NoEffect("attention never stores its S x S scores, whatever is written"), "Attention implementation"),
+    key(Model, Choice(&["auto", "disabled", "sdpa", "fa2", "fa3", "flash_attention_2", "flash_attention_3"]), "flash_attn", "auto", NoEffect("attention never stores its S x S scores, whatever is written"), "Attention implementation"),
     key(Model, Text, "attn_implementation", "", NoEffect("attention never stores its S x S scores, whatever is written"), "Attention implementation"),
     key(Model, Bool, "shift_attn", "false", Later("shifted sparse attention is not there"), "Shifted sparse attention"),
     key(Model, Choice(&["convert", "load"]), "mixture_of_depths", "", Later("mixture-of-depths models are not there"), "Mixture of depths"),
@@ -106,6 +108,15 @@ pub const KEYS: &[Key] = &[
     key(Model, Text, "infer_dtype", "auto", NoEffect("training does not generate"), "Precision of generation"),
     key(Model, Path, "offload_folder", "offload", NoEffect("training does not generate"), "Folder of offloaded weights"),
     key(Model, Bool, "print_param_status", "false", NoEffect("every parameter is trained"), "Print which parameters are trained"),
+    key(Model, Int(1), "image_max_pixels", "589824", NoEffect("models are of text only"), "Largest image"),
+    key(Model, Int(1), "image_min_pixels", "1024", NoEffect("models are of text only"), "Smallest image"),
+    key(Model, Int(1), "video_max_pixels", "65536", NoEffect("models are of text only"), "Largest video frame"),
+    key(Model, Int(1), "video_min_pixels", "256", NoEffect("models are of text only"), "Smallest video frame"),
+    key(Model, Float(Positive), "video_fps", "2", NoEffect("models are of text only"), "Frames of a video per second"),
+    key(Model, Int(1), "video_maxlen", "128", NoEffect("models are of text only"), "Frames of a video"),
+    key(Model, Bool, "freeze_vision_tower", "true", NoEffect("models are of text only"), "Leave the vision tower as it is"),
+    key(Model, Bool, "freeze_multi_modal_projector", "true", NoEffect("models are of text only"), "Leave the projector as it is"),
+    key(Model, Bool, "freeze_language_model", "false", Later("models are of text only"), "Leave the language model as it is"),
     key(Data, List, "dataset", "", Used, "Data sets: paths, or names in dataset_info.json"),
     key(Data, List, "eval_dataset", "", Used, "Data sets of the evaluation: paths, or names in dataset_info.json"),
     key(Data, Path, "dataset_dir", "data", Used, "Folder of dataset_info.json and its files"),
@@ -141,8 +152,8 @@ pub const KEYS: &[Key] = &[
     key(Data, Bool, "remove_unused_columns", "true", NoEffect("only the text column is read"), "Drop columns that the model does not take"),
     key(Data, Bool, "group_by_length", "false", Later("sequences are drawn uniformly"), "Batches of similar length"),
     key(Data, Choice(&["random", "sequential", "group_by_length"]), "train_sampling_strategy", "random", Later("use disable_shuffling for the order of the files"), "How sequences are drawn"),
-    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Later("only pretraining (stage: pt) is there"), "Training stage"),
-    key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Later("only full-parameter training is there"), "Which parameters are trained"),
+    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Only("only pretraining (stage: pt) is there"), "Training stage"),
+    key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Only("only full-parameter training is there"), "Which parameters are trained"),
     key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
     key(Method, Bool, "do_predict", "false", Later("use `oarlock generate`"), "Generate answers"),
     key(Method, Bool, "predict_with_generate", "false", Later("use `oarlock generate`"), "Generate answers when evaluating"),
@@ -244,7 +255,7 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "logging_first_step", "false", Used, "Log the first step, too"),
     key(Log, Bool, "plot_loss", "false", Used, "Draw training_loss.png"),
     key(Log, Bool, "disable_tqdm", "false", Used, "Plain lines instead of a progress line"),
-    key(Log, List, "report_to", "none", Later("logs go to trainer_log.jsonl"), "Trackers to report to"),
+    key(Log, List, "report_to", "none", Only("logs go to trainer_log.jsonl"), "Trackers to report to"),
     key(Log, Text, "run_name", "", NoEffect("no tracker is there"), "Name of the run in trackers"),
     key(Log, Path, "logging_dir", "", NoEffect("logs go to output_dir"), "Folder of TensorBoard logs"),
     key(Log, Text, "log_level", "passive", NoEffect("messages are few"), "Level of messages"),

@@ -130,6 +130,9 @@ fn arguments_win_and_come_in_every_spelling() {
     assert_eq!(arguments.file.as_deref(), Some("a.yaml"));
     assert!(arguments.print_config && arguments.dry_run && arguments.help);
 
+    let full = train(&format!("{file}finetuning_type: lora\n"), &["finetuning_type=full"], &[]).unwrap();
+    assert_eq!(full.origin("finetuning_type").unwrap().to_string(), "argument");
+
     let inline = train(&file, &["--lr_scheduler_kwargs", "{\"min_lr_rate\": 0.25}"], &[]).unwrap();
     assert_eq!(inline.train.schedule.shape, Shape::CosineWithMinLr { num_cycles: 0.5, min_lr_rate: 0.25 });
 }
@@ -167,6 +170,7 @@ fn settings_take_their_meaning_from_each_other() {
     assert_eq!(eval.data.held_out, HeldOut::Share(0.1));
     assert_eq!(eval.eval, EvalArgs { when: When::Every(Steps::Count(5)), at_end: true, batch_size: 8 });
     assert_eq!(eval.origin("eval_strategy").unwrap().to_string(), "evaluation_strategy");
+    assert!(!good("val_size: 0.1\ndo_eval: no").eval.at_end);
     assert_eq!(good("val_size: 20").data.held_out, HeldOut::Records(20));
     let shape =
         |text: &str| good(&format!("learning_rate: 1e-3\nlr_scheduler_type: {text}")).train.schedule.shape;
@@ -266,7 +270,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "fsdp_config: {a: 1}",
-            "t.yaml:4:14: `fsdp_config: a mapping` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:14: `fsdp_config: {a: 1}` is not supported yet (ranks are data parallel with whole states)",
         ),
         (
             "report_to: wandb",
@@ -335,6 +339,14 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:5:31: `min_lr` takes a number, at least 0, not `low`",
         ),
         (
+            "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1}",
+            "t.yaml:5:22: `min_lr` (1) is greater than `learning_rate` (5e-5)",
+        ),
+        (
+            "lr_scheduler_kwargs:\n  min_lr: 1\n  min_lr: 2",
+            "t.yaml:6:3: `min_lr` is written twice (remove one of them)",
+        ),
+        (
             "lr_scheduler_type: warmup_stable_decay",
             "t.yaml:4:20: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs",
         ),
@@ -355,15 +367,15 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "lr_scheduler_kwargs: {min_lr: 1}",
-            "t.yaml:4:31: `linear` takes no argument `min_lr` (it takes none)",
+            "t.yaml:4:23: `linear` takes no argument `min_lr` (it takes none)",
         ),
         (
             "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycle: 1}",
-            "t.yaml:5:34: `cosine` takes no argument `num_cycle` (did you mean `num_cycles`?)",
+            "t.yaml:5:23: `cosine` takes no argument `num_cycle` (did you mean `num_cycles`?)",
         ),
         (
             "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {wombat: 1}",
-            "t.yaml:5:31: `cosine` takes no argument `wombat` (it takes num_cycles)",
+            "t.yaml:5:23: `cosine` takes no argument `wombat` (it takes num_cycles)",
         ),
         (
             "min_lr_ratio: 0.1",

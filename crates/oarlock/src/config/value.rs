@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::keys::{Key, Kind};
+use super::source::Place;
 use super::yaml::{Data, Node, parse_inside};
 
 /// A value of a known type. Paths and choices are [`Value::Text`]; counts and shares of steps are
@@ -23,7 +24,18 @@ pub enum Value {
     /// Names.
     List(Vec<String>),
     /// Settings inside a setting, still as written.
-    Map(Vec<(String, Node)>),
+    Map(Vec<Field>),
+}
+
+/// A setting inside a setting.
+#[derive(Clone, Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// Where the name stands.
+    pub place: Place,
+    /// Its value.
+    pub value: Node,
 }
 
 impl Value {
@@ -51,13 +63,13 @@ impl fmt::Display for Value {
             Value::Float(x) => f.write_str(&number(*x)),
             Value::Text(x) => f.write_str(x),
             Value::List(x) => f.write_str(&x.join(", ")),
-            Value::Map(pairs) => {
+            Value::Map(fields) => {
                 f.write_str("{")?;
-                for (i, (key, node)) in pairs.iter().enumerate() {
+                for (i, Field { name, value, .. }) in fields.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
-                    match &node.data {
-                        Data::Scalar { text, .. } => write!(f, "{comma}{key}: {text}")?,
-                        _ => write!(f, "{comma}{key}: …")?,
+                    match &value.data {
+                        Data::Scalar { text, .. } => write!(f, "{comma}{name}: {text}")?,
+                        _ => write!(f, "{comma}{name}: …")?,
                     }
                 }
                 f.write_str("}")
@@ -82,8 +94,10 @@ pub fn read(kind: Kind, node: &Node) -> Option<Value> {
             names.collect::<Option<Vec<_>>>().map(list)
         }
         (Kind::Map, Data::Map(pairs)) => {
-            let pairs = pairs.iter().map(|(key, value)| Some((scalar(key)?.to_owned(), value.clone())));
-            pairs.collect::<Option<Vec<_>>>().map(Value::Map)
+            let field = |(key, value): &(Node, Node)| {
+                Some(Field { name: scalar(key)?.to_owned(), place: key.place.clone(), value: value.clone() })
+            };
+            pairs.iter().map(field).collect::<Option<Vec<_>>>().map(Value::Map)
         }
         (Kind::Map, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
             let inner = parse_inside(text, &node.place).ok()?;

@@ -185,10 +185,10 @@ fn takes_value(name: &str, next: &str) -> bool {
 fn argument(text: &str, place: Place, name: &str) -> Node {
     let map = keys::find(&normal(name)).is_some_and(|key| key.kind == Kind::Map);
     let list = text.starts_with('[');
-    if map || list {
-        if let Ok(node) = yaml::parse_inside(text, &place) {
-            return node;
-        }
+    if (map || list)
+        && let Ok(node) = yaml::parse_inside(text, &place)
+    {
+        return node;
     }
     Node::scalar(text, place)
 }
@@ -223,14 +223,13 @@ pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Probl
         Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
     };
     let ranks = variable("WORLD_SIZE");
-    if ranks.is_none() {
-        if let Some(nodes) = variable("NNODES") {
-            if nodes.value.place.text().trim() != "1" {
-                return Err(Problem::new("training on several machines is not supported yet")
-                    .at(&nodes.value.place, "more than one machine")
-                    .help("unset NNODES"));
-            }
-        }
+    if ranks.is_none()
+        && let Some(nodes) = variable("NNODES")
+        && nodes.value.place.text().trim() != "1"
+    {
+        return Err(Problem::new("training on several machines is not supported yet")
+            .at(&nodes.value.place, "more than one machine")
+            .help("unset NNODES"));
     }
     let entries = ranks.or_else(|| variable("NPROC_PER_NODE")).into_iter().collect();
     Ok(Layer { authority: Authority::MustAgree, entries })

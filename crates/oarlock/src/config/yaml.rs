@@ -2,6 +2,7 @@
 //! decided by the key that it belongs to, so that `5e-4`, which YAML 1.1 takes for a word, is a number.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
@@ -19,6 +20,14 @@ pub struct Node {
     pub data: Data,
     /// Where it stands.
     pub place: Place,
+}
+
+/// The place of an equal key before this one.
+fn repeated(seen: &mut BTreeMap<String, Place>, key: &Node) -> Option<Place> {
+    match &key.data {
+        Data::Scalar { text, .. } => seen.insert(text.clone(), key.place.clone()),
+        _ => None,
+    }
 }
 
 /// The content of a [`Node`].
@@ -201,11 +210,21 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
             }
             Event::MappingStart(..) => {
                 let mut pairs = Vec::new();
+                let mut seen = BTreeMap::new();
                 loop {
                     match self.next()? {
                         (Event::MappingEnd, _) => break,
                         (event, span) => {
                             let key = self.node(event, span, depth + 1)?;
+                            // At the top all duplicates are reported together, later; here one is enough.
+                            if depth > 0
+                                && let Some(first) = repeated(&mut seen, &key)
+                            {
+                                return Err(Problem::new(format!("{} is written twice", key.describe()))
+                                    .at(&key.place, "again here")
+                                    .at(&first, "first here")
+                                    .help("remove one of them"));
+                            }
                             let (event, span) = self.next()?;
                             pairs.push((key, self.node(event, span, depth + 1)?));
                         }

@@ -121,6 +121,15 @@ impl Schedule {
         self.peak * factor
     }
 
+    /// The course in one line: its first, its last, and at the end of the warm-up its highest learning rate.
+    pub fn outline(&self) -> String {
+        let last = self.total.saturating_sub(1);
+        let mut steps = vec![0, self.warmup.min(last), last];
+        steps.dedup();
+        let points = steps.iter().map(|step| format!("{:.2e} at step {}", self.lr(*step), step + 1));
+        format!("learning rate {}", points.collect::<Vec<_>>().join(", "))
+    }
+
     fn micro_steps(&self) -> f64 {
         (self.total as f64 * self.accumulation as f64).max(1.0)
     }
@@ -413,6 +422,15 @@ mod tests {
         assert_close(of_four, seed(51), "first formula, 4 micro-steps a step");
         let of_four = schedule(Shape::Minimind3, 2e-4, 0, 25, 4).lr(12);
         assert_close(of_four, newest(51), "newest formula, 4 micro-steps a step");
+    }
+
+    #[test]
+    fn the_outline_names_the_corners() {
+        assert_eq!(
+            schedule(Shape::Linear, 1e-3, 5, 10, 1).outline(),
+            "learning rate 0.00e0 at step 1, 1.00e-3 at step 6, 2.00e-4 at step 10"
+        );
+        assert_eq!(schedule(Shape::Constant, 1e-3, 0, 1, 1).outline(), "learning rate 1.00e-3 at step 1");
     }
 
     #[test]

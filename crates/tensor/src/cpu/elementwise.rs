@@ -1,9 +1,216 @@
-//! temp
+//! Elementwise sums, products and conversions, and the bias of a linear layer.
+
+use super::isa::multiversion;
+use super::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
+use super::sums::{ROW_BLOCK, partial_rows, store_sum_of_rows};
 use super::{Cpu, Store};
-use crate::dtype::Float;
-pub fn add<T: Float>(_c: &Cpu, a: &[T], b: &[T], y: &mut [T]) { for ((y, a), b) in y.iter_mut().zip(a).zip(b) { *y = T::from_f32(a.to_f32() + b.to_f32()); } }
-pub fn add_in_place<T: Float>(_c: &Cpu, y: &mut [T], a: &[T]) { for (y, a) in y.iter_mut().zip(a) { *y = T::from_f32(a.to_f32() + y.to_f32()); } }
-pub fn add_bias<T: Float>(_c: &Cpu, y: &mut [T], b: &[T]) { for r in y.chunks_mut(b.len()) { for (y, b) in r.iter_mut().zip(b) { *y = T::from_f32(y.to_f32() + b.to_f32()); } } }
-pub fn bias_grad_scratch(_r: usize, _d: usize) -> usize { 0 }
-pub fn bias_grad<T: Float>(_c: &Cpu, dy: &[T], d: &mut [f32], s: Store, _scratch: &mut [f32]) { if s == Store::Overwrite { d.fill(0.0) } for r in dy.chunks(d.len()) { for (d, y) in d.iter_mut().zip(r) { *d += y.to_f32(); } } }
-pub fn cast<A: Float, B: Float>(_c: &Cpu, x: &[A], y: &mut [B]) { for (y, x) in y.iter_mut().zip(x) { *y = B::from_f32(x.to_f32()); } }
+use crate::dtype::{Element, Float};
+
+macro_rules! binary {
+    ($(#[$meta:meta])* $name:ident, $task:ident, $x:ident, $y:ident => $value:expr) => {
+        $(#[$meta])*
+        pub fn $name<T: Float>(cpu: &Cpu, x: &[T], y: &[T], out: &mut [T]) {
+            assert!(x.len() == out.len() && y.len() == out.len(), concat!(stringify!($name), ": lengths"));
+            cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
+                let from = i * TASK_ELEMS;
+                $task(cpu.isa, &x[from..], &y[from..], out);
+            });
+        }
+
+        multiversion! {
+            fn $task[T: Float](x: &[T], y: &[T], out: &mut [T]) {
+                for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+                    let ($x, $y) = (x.to_f32(), y.to_f32());
+                    *out = T::from_f32($value);
+                }
+            }
+        }
+    };
+}
+
+binary! {
+    /// `out = x + y`.
+    add, add_task, x, y => x + y
+}
+binary! {
+    /// `out = x - y`.
+    sub, sub_task, x, y => x - y
+}
+binary! {
+    /// `out = x * y`.
+    mul, mul_task, x, y => x * y
+}
+
+/// `y += x`.
+pub fn add_assign<T: Float>(cpu: &Cpu, y: &mut [T], x: &[T]) {
+    axpy(cpu, 1.0, x, y);
+}
+
+/// `y += alpha * x`.
+pub fn axpy<T: Float, U: Float>(cpu: &Cpu, alpha: f32, x: &[U], y: &mut [T]) {
+    assert_eq!(x.len(), y.len(), "axpy: lengths");
+    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| axpy_task(cpu.isa, alpha, &x[i * TASK_ELEMS..], y));
+}
+
+multiversion! {
+    fn axpy_task[T: Float, U: Float](alpha: f32, x: &[U], y: &mut [T]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = T::from_f32(y.to_f32() + alpha * x.to_f32());
+        }
+    }
+}
+
+/// `x *= alpha`.
+pub fn scale<T: Float>(cpu: &Cpu, alpha: f32, x: &mut [T]) {
+    cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| scale_task(cpu.isa, alpha, x));
+}
+
+multiversion! {
+    fn scale_task[T: Float](alpha: f32, x: &mut [T]) {
+        for x in x {
+            *x = T::from_f32(x.to_f32() * alpha);
+        }
+    }
+}
+
+/// `y = x` in another type, rounded to nearest.
+pub fn cast<T: Float, U: Float>(cpu: &Cpu, x: &[T], y: &mut [U]) {
+    assert_eq!(x.len(), y.len(), "cast: lengths");
+    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| cast_task(cpu.isa, &x[i * TASK_ELEMS..], y));
+}
+
+multiversion! {
+    fn cast_task[T: Float, U: Float](x: &[T], y: &mut [U]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = U::from_f32(x.to_f32());
+        }
+    }
+}
+
+/// Every element becomes `value`.
+pub fn fill<T: Element>(cpu: &Cpu, value: T, x: &mut [T]) {
+    cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| x.fill(value));
+}
+
+/// `x [rows, dim] += bias [dim]` in each row.
+pub fn bias_add<T: Float>(cpu: &Cpu, x: &mut [T], bias: &[T]) {
+    let dim = bias.len();
+    assert!(dim > 0 && x.len().is_multiple_of(dim), "bias_add: rows of {dim}");
+    cpu.par.chunks_mut(x, task_rows(dim) * dim, |_, x| bias_add_task(cpu.isa, x, bias));
+}
+
+multiversion! {
+    fn bias_add_task[T: Float](x: &mut [T], bias: &[T]) {
+        for row in x.chunks_exact_mut(bias.len()) {
+            for (x, b) in row.iter_mut().zip(bias) {
+                *x = T::from_f32(x.to_f32() + b.to_f32());
+            }
+        }
+    }
+}
+
+/// The f32 elements of scratch that [`bias_grad`] needs.
+pub fn bias_grad_scratch(rows: usize, dim: usize) -> usize {
+    partial_rows(rows, dim)
+}
+
+/// The gradient of [`bias_add`] for the bias: the sum of the rows of `dy`, in the order of the norms' weights.
+pub fn bias_grad<T: Float>(cpu: &Cpu, dy: &[T], (d_bias, store): (&mut [f32], Store), scratch: &mut [f32]) {
+    let dim = d_bias.len();
+    assert!(dim > 0 && dy.len().is_multiple_of(dim), "bias_grad: rows of {dim}");
+    let rows = dy.len() / dim;
+    let partials = &mut scratch[..bias_grad_scratch(rows, dim)];
+    for_pieces(&cpu.par, rows.div_ceil(ROW_BLOCK), cut(partials, dim), |i, partial| {
+        let from = i * ROW_BLOCK * dim;
+        let to = dy.len().min(from + ROW_BLOCK * dim);
+        bias_grad_block(cpu.isa, &dy[from..to], partial);
+    });
+    store_sum_of_rows(cpu, partials, d_bias, store);
+}
+
+multiversion! {
+    fn bias_grad_block[T: Float](dy: &[T], d_bias: &mut [f32]) {
+        d_bias.fill(0.0);
+        for row in dy.chunks_exact(d_bias.len()) {
+            for (sum, dy) in d_bias.iter_mut().zip(row) {
+                *sum += dy.to_f32();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
+    use crate::dtype::{bf16, f16};
+
+    fn check<T: Float>(n: usize, tolerance: f64) {
+        let (x, y) = (values::<T>(1, n), values::<T>(2, n));
+        let outs = same_everywhere(|cpu| {
+            let mut outs = [x.clone(), x.clone(), x.clone(), y.clone(), y.clone(), y.clone(), y.clone()];
+            add(cpu, &x, &y, &mut outs[0]);
+            sub(cpu, &x, &y, &mut outs[1]);
+            mul(cpu, &x, &y, &mut outs[2]);
+            add_assign(cpu, &mut outs[3], &x);
+            axpy(cpu, -0.7, &x, &mut outs[4]);
+            scale(cpu, 1.3, &mut outs[5]);
+            fill(cpu, T::from_f32(0.5), &mut outs[6]);
+            outs
+        });
+        let formulas: [fn(f64, f64) -> f64; 7] = [
+            |x, y| x + y,
+            |x, y| x - y,
+            |x, y| x * y,
+            |x, y| x + y,
+            |x, y| y - 0.7 * x,
+            |_, y| 1.3 * y,
+            |_, _| 0.5,
+        ];
+        for (out, formula) in outs.iter().zip(formulas) {
+            let want: Vec<f64> = f64s(&x).iter().zip(f64s(&y)).map(|(x, y)| formula(*x, y)).collect();
+            assert_close(out, &want, tolerance);
+        }
+    }
+
+    #[test]
+    fn elementwise_ops_match_their_formulas() {
+        for n in [0, 1, 77, TASK_ELEMS + 3] {
+            check::<f32>(n, 2e-7);
+            check::<bf16>(n, 4e-3);
+            check::<f16>(n, 5e-4);
+        }
+    }
+
+    #[test]
+    fn casts_round_once() {
+        let x = values::<f32>(1, TASK_ELEMS + 7);
+        let (halves, back) = same_everywhere(|cpu| {
+            let (mut halves, mut back) = (vec![bf16::ZERO; x.len()], x.clone());
+            cast(cpu, &x, &mut halves);
+            cast(cpu, &halves, &mut back);
+            (halves, back)
+        });
+        assert!(halves.iter().zip(&x).all(|(h, x)| *h == bf16::from_f32(*x)));
+        assert!(back.iter().zip(&halves).all(|(b, h)| *b == h.to_f32()));
+    }
+
+    #[test]
+    fn bias_and_its_gradient() {
+        let (rows, dim) = (77, 35);
+        let (x, bias) = (values::<bf16>(1, rows * dim), values::<bf16>(2, dim));
+        let (y, written, added) = same_everywhere(|cpu| {
+            let (mut y, mut scratch) = (x.clone(), vec![f32::NAN; bias_grad_scratch(rows, dim)]);
+            bias_add(cpu, &mut y, &bias);
+            let (mut written, mut added) = (vec![f32::NAN; dim], vec![1.0; dim]);
+            bias_grad(cpu, &x, (&mut written, Store::Overwrite), &mut scratch);
+            bias_grad(cpu, &x, (&mut added, Store::Add), &mut scratch);
+            (y, written, added)
+        });
+        let (x, bias) = (f64s(&x), f64s(&bias));
+        assert_close(&y, &x.iter().enumerate().map(|(i, x)| x + bias[i % dim]).collect::<Vec<_>>(), 4e-3);
+        let sums: Vec<f64> = (0..dim).map(|j| x.iter().skip(j).step_by(dim).sum()).collect();
+        assert_close(&written, &sums, 1e-6);
+        assert_close(&added, &sums.iter().map(|s| s + 1.0).collect::<Vec<_>>(), 1e-6);
+    }
+}

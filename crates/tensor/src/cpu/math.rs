@@ -7,6 +7,10 @@ use std::f32::consts::LOG2_E;
 /// bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
+/// ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
 /// `a0 + x (a1 + x (a2 + …))`.
 #[inline(always)]
 fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
@@ -17,28 +21,20 @@ fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     value
 }
 
-/// `2^n` for `n` in -126..=127.
-#[inline(always)]
-fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) << 23) as u32)
-}
-
-/// `e^x`, relative error below 1.2e-7 wherever the result is normal; underflow is gradual, NaN stays NaN.
+/// `e^x`, relative error below 1.2e-7 from -87.3 to 88.3. Below -87.7 it is 0, above 88.4 infinity (so results
+/// that are not normal are flushed), and NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Beyond these the result is 0 or infinity; comparisons written so that NaN passes.
-    let x = if x > 89.0 { 89.0 } else { x };
-    let x = if x < -104.0 { -104.0 } else { x };
+    // Comparisons written so that NaN passes.
+    let x = if x > 88.8 { 88.8 } else { x };
+    let x = if x < -88.0 { -88.0 } else { x };
     let shifted = x * LOG2_E + ROUND;
-    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let n_float = shifted - ROUND;
-    // ln 2 in two parts: the first has so few bits that its product with n is exact.
-    let r = (x - n_float * 0.693_359_4) - n_float * -2.121_944_4e-4;
+    let r = (x - n_float * LN2_HIGH) - n_float * LN2_LOW;
     let q = polynomial(r, [0.5, 0.166_665_18, 0.041_666_203, 0.008_368_954, 0.001_395_06]);
-    let e = 1.0 + (r + r * r * q);
-    // Two factors, since n reaches from -150 to 128; for NaN n is arbitrary and the shift drops what does not fit.
-    let half = n >> 1;
-    e * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+    // 2^n by its exponent field: 0 for n = -127, infinity for 128, and the shift drops the bits of ROUND.
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()));
+    (1.0 + (r + r * r * q)) * scale
 }
 
 /// `1 / (1 + e^-x)`.
@@ -82,6 +78,45 @@ pub(crate) fn normal_cdf(x: f32) -> f32 {
     if x > 0.0 { 1.0 - tail } else { tail }
 }
 
+/// Natural logarithm of a positive normal number, absolute error below 1e-7 (1 + |result|).
+#[inline(always)]
+pub(crate) fn ln(x: f32) -> f32 {
+    // x = m 2^e with m between the roots of 1/2 and 2.
+    let bits = x.to_bits() as i32;
+    let e = (bits - std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32) >> 23;
+    let f = f32::from_bits((bits - (e << 23)) as u32) - 1.0;
+    let q = polynomial(
+        f,
+        [
+            0.333_333_3,
+            -0.250_008_23,
+            0.200_012_36,
+            -0.166_233,
+            0.142_015_08,
+            -0.131_605_14,
+            0.127_636_34,
+            -0.076_362_54,
+        ],
+    );
+    let e = e as f32;
+    let square = f * f;
+    e * LN2_HIGH + (f + (f * square * q - 0.5 * square + e * LN2_LOW))
+}
+
+/// Sine and cosine of `bits / 2^32` of a full turn, absolute error below 2e-7.
+#[inline(always)]
+pub(crate) fn sin_cos_turn(bits: u32) -> (f32, f32) {
+    // The nearest quarter turn, and what remains: at most an eighth of a turn.
+    let quarter = bits.wrapping_add(1 << 29) >> 30;
+    let u = bits.wrapping_sub(quarter << 30) as i32 as f32 * (1.0 / 4_294_967_296.0);
+    let square = u * u;
+    let s = u * polynomial(square, [std::f32::consts::TAU, -41.341_663, 81.592_55, -75.402_07]);
+    let c = polynomial(square, [1.0, -19.739_152, 64.921_25, -83.592_61]);
+    let (sin, cos) = if quarter & 1 == 0 { (s, c) } else { (c, s) };
+    let negate = |x: f32, bit: u32| f32::from_bits(x.to_bits() ^ (bit << 31));
+    (negate(sin, (quarter >> 1) & 1), negate(cos, ((quarter + 1) >> 1) & 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,13 +134,15 @@ mod tests {
 
     #[test]
     fn exp_is_accurate_and_saturates() {
-        assert!(worst((-87.3, 88.72), exp, f64::exp) < 1.2e-7);
+        assert!(worst((-87.3, 88.3), exp, f64::exp) < 1.2e-7);
         assert!(worst((-1.0, 1.0), exp, f64::exp) < 1.2e-7);
         assert_eq!(exp(0.0), 1.0);
-        assert_eq!((exp(f32::NEG_INFINITY), exp(f32::INFINITY)), (0.0, f32::INFINITY));
-        assert_eq!((exp(-1000.0), exp(88.8)), (0.0, f32::INFINITY));
-        assert!(exp(f32::NAN).is_nan());
-        assert!((f64::from(exp(-95.0)) - (-95f64).exp()).abs() < 2e-45, "denormal results");
+        for (low, high) in
+            [(f32::NEG_INFINITY, f32::INFINITY), (-1e30, 1e30), (-88.0, 88.4), (-1000.0, 1000.0)]
+        {
+            assert_eq!((exp(low), exp(high)), (0.0, f32::INFINITY));
+        }
+        assert!(exp(f32::NAN).is_nan() && exp(-f32::NAN).is_nan());
     }
 
     #[test]
@@ -131,5 +168,20 @@ mod tests {
             let got = f64::from(normal_cdf(x));
             assert!(((got - want) / want).abs() < 1e-6, "{x}: {got} against {want}");
         }
+    }
+
+    #[test]
+    fn ln_and_turns_are_accurate() {
+        for i in 0..200_000u32 {
+            let bits = i.wrapping_mul(0x9e37_79b9);
+            let x = (f64::from(bits) + 1.0) / 4_294_967_296.0;
+            let (got, want) = (f64::from(ln(x as f32)), f64::from(x as f32).ln());
+            assert!((got - want).abs() < 1e-7 * (1.0 + want.abs()), "ln {x}: {got} {want}");
+            let angle = std::f64::consts::TAU * f64::from(bits) / 4_294_967_296.0;
+            let (sin, cos) = sin_cos_turn(bits);
+            assert!((f64::from(sin) - angle.sin()).abs() < 2e-7, "sin {angle}");
+            assert!((f64::from(cos) - angle.cos()).abs() < 2e-7, "cos {angle}");
+        }
+        assert_eq!(ln(1.0), 0.0);
     }
 }

@@ -18,6 +18,7 @@ pub mod norm;
 pub(crate) mod pieces;
 pub mod random;
 pub mod rope;
+pub mod softmax;
 pub mod sums;
 #[cfg(test)]
 pub(crate) mod testing;

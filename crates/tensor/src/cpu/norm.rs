@@ -6,12 +6,9 @@
 use super::isa::multiversion;
 use super::lanes::{sum_map, sum_map2, sum_map3};
 use super::pieces::{cut, for_pieces, task_rows};
-use super::sums::sum_rows_in_place;
+use super::sums::{ROW_BLOCK, partial_rows, store_sum_of_rows};
 use super::{Cpu, Store};
 use crate::dtype::Float;
-
-/// The rows whose weight gradients are added one after the other.
-pub const ROW_BLOCK: usize = 32;
 
 /// The row length, from a weight of one element per column.
 fn row_length<T>(op: &str, weight: &[T], rows_by_dim: &[usize], rows: &[usize]) -> usize {
@@ -112,7 +109,7 @@ multiversion! {
 
 /// The f32 elements of scratch that [`rms_norm_backward`] needs.
 pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
-    rows.div_ceil(ROW_BLOCK) * dim
+    partial_rows(rows, dim)
 }
 
 /// Gradients of [`rms_norm_forward`]: `dx` and `d_weight`, each overwritten or added to.
@@ -144,20 +141,6 @@ pub fn rms_norm_backward<T: Float>(
         );
     });
     store_sum_of_rows(cpu, partials, d_weight, d_weight_store);
-}
-
-/// Sums the rows of `partials` and stores the result.
-fn store_sum_of_rows(cpu: &Cpu, partials: &mut [f32], out: &mut [f32], store: Store) {
-    if partials.is_empty() {
-        if store == Store::Overwrite {
-            out.fill(0.0);
-        }
-        return;
-    }
-    sum_rows_in_place(cpu, partials, out.len());
-    for (out, sum) in out.iter_mut().zip(partials) {
-        store.put(out, *sum);
-    }
 }
 
 multiversion! {
@@ -246,7 +229,7 @@ multiversion! {
 
 /// The f32 elements of scratch that [`layer_norm_backward`] needs.
 pub fn layer_norm_backward_scratch(rows: usize, dim: usize) -> usize {
-    2 * rms_norm_backward_scratch(rows, dim)
+    2 * partial_rows(rows, dim)
 }
 
 /// Gradients of [`layer_norm_forward`]; `d_bias` where there is a bias.
@@ -265,7 +248,7 @@ pub fn layer_norm_backward<T: Float>(
     let lengths = [x.len(), dy.len(), dx.len()];
     let dim = row_length("layer_norm_backward", weight, &lengths, &[mean.len(), rstd.len()]);
     assert_eq!(d_weight.len(), dim, "layer_norm_backward: d_weight");
-    let n = rms_norm_backward_scratch(rstd.len(), dim);
+    let n = partial_rows(rstd.len(), dim);
     let (weights, biases) = scratch[..2 * n].split_at_mut(n);
     let n_blocks = rstd.len().div_ceil(ROW_BLOCK);
     let outputs = (cut(dx, ROW_BLOCK * dim), cut(weights, dim), cut(biases, dim));

@@ -20,7 +20,7 @@ pub(crate) fn add(mut sum: Tensor, more: Tensor) -> Result<Tensor> {
     let Kind::Cpu(cpu) = device.kind();
     device.profile().time("gradient sum", 0, 3 * sum.bytes().len() as u64, || {
         with_float!(sum.dtype(), "gradient sum", T => {
-            elementwise::add_in_place(cpu, sum.slice_mut::<T>()?, more.slice::<T>()?);
+            elementwise::add_assign(cpu, sum.slice_mut::<T>()?, more.slice::<T>()?);
             Ok(())
         })
     })?;

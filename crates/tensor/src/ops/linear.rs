@@ -85,7 +85,7 @@ impl Linear {
                 matmul(x.device(), rows_of(x)?, self.as_right(w.slice::<T>()?), out, Store::Overwrite)?;
                 if let Some(bias) = &bias {
                     let Kind::Cpu(cpu) = x.device().kind();
-                    elementwise::add_bias(cpu, y.slice_mut::<T>()?, bias.slice::<T>()?);
+                    elementwise::bias_add(cpu, y.slice_mut::<T>()?, bias.slice::<T>()?);
                 }
                 Ok(())
             })
@@ -128,7 +128,7 @@ impl Function for LinearBackward {
             with_float!(dy.dtype(), "linear", T => {
                 let mut scratch = device.scratch(4 * elementwise::bias_grad_scratch(n_rows, op.n_out))?;
                 let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-                elementwise::bias_grad(cpu, dy.slice::<T>()?, slot.slice_mut(), store, scratch);
+                elementwise::bias_grad(cpu, dy.slice::<T>()?, (slot.slice_mut(), store), scratch);
                 Ok(())
             })?;
         }

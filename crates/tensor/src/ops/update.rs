@@ -1,14 +1,17 @@
-//! Updates of flat buffers, outside any tape: the optimizer step, the rounding of working copies, sums for the norm.
+//! Updates of flat buffers, outside any tape: first values, the optimizer step, working copies, sums for the norm.
 
 use std::ops::Range;
 
 use crate::cpu::adamw::{AdamW, AdamWState, adamw_step};
-use crate::cpu::{elementwise, sums};
+use crate::cpu::{elementwise, random, sums};
 use crate::device::{Device, Kind};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::flat::FlatBuffer;
 use crate::ops::with_float;
+
+pub use crate::cpu::random::Stream;
+pub use crate::cpu::sums::NORM_BLOCK;
 
 /// The flat buffers of a unit that an AdamW step touches.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +79,6 @@ pub fn round_into(
     })
 }
 
-pub use crate::cpu::sums::NORM_BLOCK;
 
 /// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), in f64.
 pub fn squared_norms(device: &Device, x: &[f32], out: &mut [f64]) {
@@ -87,4 +89,16 @@ pub fn squared_norms(device: &Device, x: &[f32], out: &mut [f64]) {
 /// The sum of f64 values by a fixed pairwise tree.
 pub fn tree_sum(values: &[f64]) -> f64 {
     sums::tree_sum(values)
+}
+
+/// Elements `first..` of a stream of normal numbers with mean 0.
+pub fn fill_normal(device: &Device, stream: Stream, first: u64, std: f32, out: &mut [f32]) {
+    let Kind::Cpu(cpu) = device.kind();
+    random::fill_normal(cpu, stream, first, 0.0, std, out);
+}
+
+/// Elements `first..` of a stream of numbers uniform in [-bound, bound).
+pub fn fill_uniform(device: &Device, stream: Stream, first: u64, bound: f32, out: &mut [f32]) {
+    let Kind::Cpu(cpu) = device.kind();
+    random::fill_uniform(cpu, stream, first, -bound, bound, out);
 }

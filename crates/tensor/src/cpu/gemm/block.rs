@@ -8,7 +8,7 @@ use crate::dtype::{DType, Float};
 
 use super::convert::{narrow, widen};
 use super::kernel::{Micro, Out, PACKED, Tile};
-use super::pack::{Panels, Source, pack};
+use super::pack::{Panels, Source, pack, prefetch};
 use super::{MatMut, MatRef, Store};
 
 /// Words of K in a block if C is f32 and can hold partial sums.
@@ -122,10 +122,24 @@ pub(super) fn run<T: Float, C: Float>(
     let words = Shared(scratch.as_mut_ptr().cast::<u32>());
     let a_scratch = blocks.b_words();
 
-    let a_src =
-        Source { data: a.data.as_ptr(), stride: a.row_stride, extent: m, k_contiguous: !a.transposed };
-    let b_src = Source { data: b.data.as_ptr(), stride: b.row_stride, extent: n, k_contiguous: b.transposed };
-    let a_in_place = !a.transposed && (if micro.pairs { k % 2 == 0 } else { T::DTYPE == DType::F32 });
+    let a_src = Source {
+        data: a.data.as_ptr(),
+        len: a.data.len(),
+        stride: a.row_stride,
+        extent: m,
+        k_contiguous: !a.transposed,
+    };
+    let b_src = Source {
+        data: b.data.as_ptr(),
+        len: b.data.len(),
+        stride: b.row_stride,
+        extent: n,
+        k_contiguous: b.transposed,
+    };
+    // Rows a multiple of the page apart would all fall into one set of the first-level cache.
+    let a_in_place = !a.transposed
+        && (if micro.pairs { k.is_multiple_of(2) } else { T::DTYPE == DType::F32 })
+        && !(a.row_stride * size_of::<T>()).is_multiple_of(4096);
     let b_panels = Panels { used: micro.nr, width: micro.nr, stride: blocks.b_panel(), pairs: micro.pairs };
     let a_panels =
         Panels { used: micro.mr, width: micro.a_width, stride: blocks.a_panel(), pairs: micro.pairs };
@@ -181,6 +195,12 @@ pub(super) fn run<T: Float, C: Float>(
                             };
                             let rows = micro.mr.min(rows.end - row);
                             let c = c_data.at(row * c_stride + col);
+                            // C arrives while the sums are formed.
+                            for r in 0..rows {
+                                for line in (0..cols).step_by(64 / size_of::<C>()) {
+                                    prefetch(c.wrapping_add(r * c_stride + line));
+                                }
+                            }
                             // SAFETY: the tile is inside C and this task's own; A and B have `steps` words as packed
                             // above, or in place where K is whole words.
                             unsafe {

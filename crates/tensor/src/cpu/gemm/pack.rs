@@ -12,6 +12,8 @@ use super::convert::widen;
 pub(crate) struct Source<T> {
     /// The first element.
     pub(crate) data: *const T,
+    /// Elements that may be read from `data`.
+    pub(crate) len: usize,
     /// Elements between stored rows.
     pub(crate) stride: usize,
     /// The size of the outer dimension.
@@ -38,8 +40,8 @@ pub(crate) struct Panels {
     pub(crate) pairs: bool,
 }
 
-/// Packs `outer` x `k` of `src` into consecutive panels at `dst`. Outer indices beyond the
-/// matrix, and the second half of the last pair of an odd `k`, become zero.
+/// Packs `outer` x `k` of `src` into consecutive panels at `dst`. Lanes beyond the matrix
+/// get any value; the second half of the last pair of an odd `k` becomes zero.
 ///
 /// # Safety
 /// The ranges must lie inside the matrix, and `dst` must be valid for all panels (`stride` words each).
@@ -65,8 +67,8 @@ pub(crate) unsafe fn pack<T: Float>(
     }
 }
 
-/// Steps that are copied from every panel before the next: few enough that the rows in flight keep their pages in the
-/// first-level TLB, enough that each panel gets whole pages of writes.
+/// Steps that are copied into every panel before the next: few enough that the rows in flight keep their pages in the
+/// first-level TLB, enough that each panel gets some whole lines.
 const STEPS_AT_ONCE: usize = 8;
 
 #[inline(always)]
@@ -79,77 +81,158 @@ unsafe fn body<T: Float, const PAIRS: bool, const L: usize>(
     transpose: impl Fn(&mut [[u32; L]; L]),
 ) {
     let per_step = if PAIRS { 2 } else { 1 };
-    let n_k = k.len();
-    let steps = n_k.div_ceil(per_step);
+    let steps = k.len().div_ceil(per_step);
     let n_panels = outer.len().div_ceil(panels.used);
-    // The first outer index in lanes `lane..lane + L` of panel `p`, and how many of them exist.
-    let lanes = |p: usize, lane: usize| {
-        let first = outer.start + p * panels.used + lane;
-        (first, src.extent.saturating_sub(first).min(L))
+    // The block of lanes `lane..lane + L` of panel `p`, from step `s`.
+    let block = |p: usize, lane: usize, s: usize| {
+        let (first, first_k) = (outer.start + p * panels.used + lane, k.start + s * per_step);
+        let offset =
+            if src.k_contiguous { first * src.stride + first_k } else { first_k * src.stride + first };
+        Block {
+            from: src.data.wrapping_add(offset),
+            left: src.len.saturating_sub(offset),
+            stride: src.stride,
+            lanes: src.extent.saturating_sub(first).min(L),
+            k: k.end - first_k,
+            to: dst.wrapping_add(p * panels.stride + s * panels.width + lane),
+            width: panels.width,
+        }
     };
-    if src.k_contiguous {
-        for p in 0..n_panels {
-            for lane in (0..panels.width).step_by(L) {
-                let (first, n) = lanes(p, lane);
-                for s in (0..steps).step_by(L) {
-                    let left = n_k - s * per_step;
-                    let mut block = [[0u32; L]; L];
-                    // SAFETY: rows `first..first + n` exist and have `left` elements from here; the panel has
-                    // `steps` groups of `width` words.
-                    unsafe {
-                        let from = src.data.wrapping_add(first * src.stride + k.start + s * per_step);
-                        if left >= L * per_step {
-                            for (r, row) in block.iter_mut().take(n).enumerate() {
-                                *row = along_k::<T, PAIRS, L>(from.add(r * src.stride));
-                            }
-                        } else {
-                            for (r, row) in block.iter_mut().take(n).enumerate() {
-                                let mut edge = [[T::zeroed(); L]; 2];
-                                let n_edge = left.min(L * per_step);
-                                let flat = edge.as_flattened_mut().as_mut_ptr();
-                                from.add(r * src.stride).copy_to_nonoverlapping(flat, n_edge);
-                                *row = along_k::<T, PAIRS, L>(flat);
-                            }
-                        }
-                        transpose(&mut block);
-                        let to = dst.add(p * panels.stride + s * panels.width + lane);
-                        for (i, row) in block.iter().take(steps - s).enumerate() {
-                            to.add(i * panels.width).cast::<[u32; L]>().write_unaligned(*row);
+    // SAFETY: the caller promises the ranges and the room for all panels.
+    unsafe {
+        if src.k_contiguous {
+            for p in 0..n_panels {
+                for lane in (0..panels.width).step_by(L) {
+                    for s in (0..steps).step_by(L) {
+                        let block = block(p, lane, s);
+                        if block.lanes > 0 && block.k >= L * per_step {
+                            block.turn::<PAIRS, L>(&transpose);
+                        } else if block.lanes > 0 {
+                            block.edge::<PAIRS, L>(L, true, |b| b.turn::<PAIRS, L>(&transpose));
                         }
                     }
                 }
             }
-        }
-    } else {
-        for s0 in (0..steps).step_by(STEPS_AT_ONCE) {
-            for p in 0..n_panels {
-                for lane in (0..panels.width).step_by(L) {
-                    let (first, n) = lanes(p, lane);
-                    for s in s0..(s0 + STEPS_AT_ONCE).min(steps) {
-                        let row = k.start + s * per_step;
-                        let second = PAIRS && row + 1 < k.end;
-                        // SAFETY: the rows exist and have outer indices `first..first + n`; the panel has `steps`
-                        // groups of `width` words.
-                        unsafe {
-                            let from = src.data.wrapping_add(row * src.stride + first);
-                            let to = dst.add(p * panels.stride + s * panels.width + lane).cast::<[u32; L]>();
-                            let word = if n == L && (second || !PAIRS) {
-                                across::<T, PAIRS, L>(from, from.wrapping_add(src.stride))
-                            } else {
-                                let mut edge = [[T::zeroed(); L]; 2];
-                                from.copy_to_nonoverlapping(edge[0].as_mut_ptr(), n);
-                                if second {
-                                    from.add(src.stride).copy_to_nonoverlapping(edge[1].as_mut_ptr(), n);
-                                }
-                                across::<T, PAIRS, L>(edge[0].as_ptr(), edge[1].as_ptr())
-                            };
-                            to.write_unaligned(word);
+        } else {
+            for s in (0..steps).step_by(STEPS_AT_ONCE) {
+                for p in 0..n_panels {
+                    for lane in (0..panels.width).step_by(L) {
+                        let block = block(p, lane, s);
+                        let n_steps = STEPS_AT_ONCE.min(steps - s);
+                        // Lanes beyond the matrix may read on into the next row.
+                        let end = (n_steps * per_step - 1) * src.stride + L;
+                        if block.lanes > 0 && block.k >= n_steps * per_step && end <= block.left {
+                            block.copy::<PAIRS, L>(n_steps);
+                        } else if block.lanes > 0 {
+                            block.edge::<PAIRS, L>(n_steps, false, |b| b.copy::<PAIRS, L>(n_steps));
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Where some steps of some lanes of one panel come from and go to.
+struct Block<T> {
+    from: *const T,
+    /// Elements that may be read from there.
+    left: usize,
+    stride: usize,
+    /// Outer indices that exist.
+    lanes: usize,
+    /// Elements of K that are left.
+    k: usize,
+    to: *mut u32,
+    width: usize,
+}
+
+impl<T: Float> Block<T> {
+    /// `L` steps of `L` lanes of a source that runs along K; lanes that do not exist repeat the last.
+    ///
+    /// # Safety
+    /// The steps and at least one lane must exist.
+    #[inline(always)]
+    unsafe fn turn<const PAIRS: bool, const L: usize>(&self, transpose: impl Fn(&mut [[u32; L]; L])) {
+        let mut words = [[0u32; L]; L];
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (r, row) in words.iter_mut().enumerate() {
+                *row = along_k::<T, PAIRS, L>(self.from.add(r.min(self.lanes - 1) * self.stride));
+                // The rows of the next lanes: short rows end before the hardware has learned to follow them.
+                prefetch(self.from.wrapping_add((r + L) * self.stride));
+            }
+            transpose(&mut words);
+            for (i, row) in words.iter().enumerate() {
+                self.to.add(i * self.width).cast::<[u32; L]>().write_unaligned(*row);
+            }
+        }
+    }
+
+    /// `steps` steps of `L` lanes of a source that runs across K.
+    ///
+    /// # Safety
+    /// All of it must be readable.
+    #[inline(always)]
+    unsafe fn copy<const PAIRS: bool, const L: usize>(&self, steps: usize) {
+        let per_step = if PAIRS { 2 } else { 1 };
+        let ahead = STEPS_AT_ONCE * per_step * self.stride;
+        for s in 0..steps {
+            let from = self.from.wrapping_add(s * per_step * self.stride);
+            prefetch(from.wrapping_add(ahead));
+            if PAIRS {
+                prefetch(from.wrapping_add(ahead + self.stride));
+            }
+            // SAFETY: the caller's contract.
+            unsafe {
+                let words = across::<T, PAIRS, L>(from, from.wrapping_add(self.stride));
+                self.to.add(s * self.width).cast::<[u32; L]>().write_unaligned(words);
+            }
+        }
+    }
+
+    /// Does a block of at most `steps` steps (up to 16) that is not whole: `whole` gets it completed with zeros.
+    ///
+    /// # Safety
+    /// What `lanes` and `k` name must exist.
+    #[inline(never)]
+    unsafe fn edge<const PAIRS: bool, const L: usize>(
+        &self,
+        steps: usize,
+        along_k: bool,
+        whole: impl Fn(&Block<T>),
+    ) {
+        let per_step = if PAIRS { 2 } else { 1 };
+        let n_k = self.k.min(steps * per_step);
+        let (rows, cols) = if along_k { (self.lanes, n_k) } else { (n_k, self.lanes) };
+        let (mut from, mut to) = ([[[T::zeroed(); L]; 2]; 32], [[0u32; L]; 16]);
+        for (r, buffer) in from.iter_mut().enumerate().take(rows) {
+            // SAFETY: a stored row holds these elements; the buffer's rows hold twice `L`.
+            unsafe {
+                let row = self.from.add(r * self.stride);
+                row.copy_to_nonoverlapping(buffer.as_flattened_mut().as_mut_ptr(), cols);
+            }
+        }
+        let left = 64 * L;
+        let (from, to_start) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
+        whole(&Block { from, left, stride: 2 * L, lanes: L, k: 2 * L, to: to_start, width: L });
+        for (s, words) in to.iter().enumerate().take(n_k.div_ceil(per_step)) {
+            // SAFETY: the panel has these steps.
+            unsafe { self.to.add(s * self.width).cast::<[u32; L]>().write_unaligned(*words) }
+        }
+    }
+}
+
+/// Asks for the cache line at `p`, which need not be valid.
+#[inline(always)]
+pub(super) fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// `L` words along K.

@@ -1,0 +1,152 @@
+//! How much memory a process uses and the machine has, as the kernel counts it.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// The memory of one process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Resident: every page that it has mapped and that lies in memory.
+    pub rss: u64,
+    /// Proportional: shared pages divided among those that share them. Adds up over ranks.
+    pub pss: u64,
+    /// The most that was resident at any time.
+    pub peak_rss: u64,
+}
+
+impl ProcessMemory {
+    /// Of a process that this user may look at.
+    ///
+    /// # Errors
+    /// When there is no such process or its accounts are closed to us.
+    pub fn of(pid: u32) -> Result<ProcessMemory> {
+        let rollup = read(&format!("/proc/{pid}/smaps_rollup"))?;
+        let status = read(&format!("/proc/{pid}/status"))?;
+        let take = |text: &str, key: &str| {
+            field(text, key)
+                .ok_or_else(|| Error::system(format!("find {key} of process {pid}"), "no such line"))
+        };
+        Ok(ProcessMemory {
+            rss: take(&rollup, "Rss:")?,
+            pss: take(&rollup, "Pss:")?,
+            peak_rss: take(&status, "VmHWM:")?,
+        })
+    }
+
+    /// Of this process.
+    ///
+    /// # Errors
+    /// When /proc is not there.
+    pub fn current() -> Result<ProcessMemory> {
+        ProcessMemory::of(std::process::id())
+    }
+}
+
+/// The memory that the ranks of this machine share, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MachineMemory {
+    /// All of the machine.
+    pub total: u64,
+    /// What could be had now without swapping.
+    pub available: u64,
+    /// The least limit of the control groups around this process, if there is one.
+    pub limit: Option<u64>,
+}
+
+impl MachineMemory {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// When /proc is not there.
+    pub fn current() -> Result<MachineMemory> {
+        let info = read("/proc/meminfo")?;
+        let take = |key: &str| {
+            field(&info, key)
+                .ok_or_else(|| Error::system(format!("find {key} in /proc/meminfo"), "no such line"))
+        };
+        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let limit = group_limit(&groups, Path::new("/sys/fs/cgroup"));
+        Ok(MachineMemory { total: take("MemTotal:")?, available: take("MemAvailable:")?, limit })
+    }
+
+    /// What this process and its like can use at most.
+    pub fn usable(&self) -> u64 {
+        self.limit.map_or(self.total, |limit| limit.min(self.total))
+    }
+}
+
+fn read(path: &str) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| Error::system(format!("read {path}"), e))
+}
+
+/// The bytes in a line like `Rss:   1234 kB`.
+fn field(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The least limit on the way from this process's control group to the root; version 2, or the memory tree of version 1.
+fn group_limit(groups: &str, root: &Path) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
+        let (tree, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            list if list.split(',').any(|c| c == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => return Vec::new(),
+        };
+        let leaf = tree.join(path.trim_start_matches('/'));
+        let up = leaf.ancestors().take_while(|dir| dir.starts_with(&tree));
+        up.filter_map(|dir| std::fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok())
+            .collect()
+    });
+    // Version 1 writes "no limit" as the greatest number of pages.
+    limits.filter(|&bytes| bytes < i64::MAX as u64 / 2).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touched_memory_is_counted_and_untouched_is_not() {
+        let before = ProcessMemory::current().unwrap();
+        let region = crate::Communicator::solo().allocate("r", 64 << 20, crate::Sharing::PerRank).unwrap();
+        let reserved = ProcessMemory::current().unwrap();
+        region.write(0, &vec![1u8; 32 << 20]).unwrap();
+        let touched = ProcessMemory::current().unwrap();
+        assert!(reserved.pss < before.pss + (16 << 20), "{before:?} {reserved:?}");
+        assert!(
+            touched.pss >= reserved.pss + (30 << 20) && touched.peak_rss >= touched.rss,
+            "{reserved:?} {touched:?}"
+        );
+        assert!(ProcessMemory::of(u32::MAX).is_err());
+        let machine = MachineMemory::current().unwrap();
+        assert!(
+            machine.usable() <= machine.total
+                && machine.available <= machine.total
+                && machine.usable() > touched.rss
+        );
+    }
+
+    #[test]
+    fn the_least_limit_on_the_way_up_counts() {
+        let root = std::env::temp_dir().join(format!("oarlock-cgroup-{}", std::process::id()));
+        let put = |path: &str, text: &str| {
+            let file = root.join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        put("a/b/memory.max", "max\n");
+        put("a/memory.max", "5000\n");
+        put("memory.max", "9000\n");
+        put("memory/x/memory.limit_in_bytes", "9223372036854771712\n");
+        put("memory/memory.limit_in_bytes", "700\n");
+        assert_eq!(group_limit("0::/a/b\n", &root), Some(5000));
+        assert_eq!(group_limit("0::/\n", &root), Some(9000));
+        assert_eq!(group_limit("4:cpu:/x\n3:memory:/x\n", &root), Some(700));
+        assert_eq!(group_limit("", &root), None);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

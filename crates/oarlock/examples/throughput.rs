@@ -1,0 +1,119 @@
+//! Times the training step of a MiniMind-class model on synthetic tokens, with a profile by op.
+//!
+//! `cargo run --release --example throughput -- [bf16|f32] [ranks] [steps] [hidden] [layers] [batch] [seq]`
+
+use std::time::Instant;
+
+use oarlock::model::{Decoder, DecoderConfig, Family, RopeSettings};
+use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Batch, Result, SeededInit};
+use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::{DType, RopeScaling};
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize, default: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(default);
+    let dtype = if args.first().is_some_and(|a| a == "f32") { DType::F32 } else { DType::BF16 };
+    let (ranks, steps, hidden, layers) = (number(1, 2), number(2, 6), number(3, 512), number(4, 8));
+    let (batch, seq) = (number(5, 4), number(6, 512));
+    let comms = oarlock_comm::shm::threads(ranks)?;
+    let handles: Vec<_> = comms
+        .into_iter()
+        .map(|comm| std::thread::spawn(move || rank(comm, dtype, steps, hidden, layers, batch, seq)))
+        .collect();
+    for handle in handles {
+        handle.join().map_err(|_| oarlock::Error::Usage("a rank panicked".to_string()))??;
+    }
+    Ok(())
+}
+
+fn rank(
+    comm: oarlock_comm::Communicator,
+    dtype: DType,
+    steps: usize,
+    hidden: usize,
+    layers: usize,
+    batch: usize,
+    seq: usize,
+) -> Result<()> {
+    let start = Instant::now();
+    let config = AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+    let accelerator = Accelerator::over(comm.clone(), &config)?;
+    let model = Decoder::new(
+        DecoderConfig {
+            family: Family::Llama,
+            vocab_size: 6400,
+            hidden_size: hidden,
+            intermediate_size: hidden * 11 / 4,
+            n_layers: layers,
+            n_heads: hidden / 64,
+            n_kv_heads: (hidden / 256).max(1),
+            head_dim: 64,
+            max_positions: 1024,
+            norm_eps: 1e-6,
+            tie_embeddings: true,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
+            init_std: 0.02,
+        },
+        seq,
+    )?;
+    let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 0, device: accelerator.device().clone() })?;
+    let ids: Vec<i32> = (0..batch * seq).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
+    let labels: Vec<i32> =
+        (0..batch * seq).map(|i| if i % seq + 1 < seq { ids[i + 1] } else { -100 }).collect();
+    let data = Batch { input_ids: ids, labels, doc_start: None, rows: batch, len: seq, n_targets: batch * (seq - 1) };
+    let mut times = Vec::new();
+    let main = accelerator.is_main_process();
+    for step in 0..steps {
+        accelerator.wait_for_everyone()?;
+        let n_fresh = accelerator.device().arena().n_fresh();
+        if step + 1 == steps {
+            accelerator.device().profile().enable();
+        }
+        let begin = Instant::now();
+        let accumulation = accelerator.accumulate(data.n_targets)?;
+        let (ids, labels, mask) = accelerator.place(&data)?;
+        let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
+        accelerator.backward(&loss)?;
+        let backward = begin.elapsed();
+        let norm = accelerator.clip_grad_norm(&mut optimizer, 1.0)?;
+        optimizer.step(5e-4)?;
+        let time = begin.elapsed();
+        times.push(time.as_secs_f64());
+        if main {
+            println!(
+                "step {step}: loss {:.4} norm {norm:.4} {:.1} ms (forward+backward {:.1}), {:.0} tok/s, since start {:.2} s, fresh {}",
+                loss.sum / data.n_targets as f64,
+                1e3 * time.as_secs_f64(),
+                1e3 * backward.as_secs_f64(),
+                (batch * seq * comm.world_size()) as f64 / time.as_secs_f64(),
+                start.elapsed().as_secs_f64(),
+                accelerator.device().arena().n_fresh() - n_fresh,
+            );
+        }
+    }
+    if main {
+        let mut ops = accelerator.device().profile().take();
+        ops.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
+        let total = times.last().copied().unwrap_or(0.0);
+        for (name, op) in ops {
+            let seconds = op.time.as_secs_f64();
+            println!(
+                "{name:24} {:5} x {:8.2} ms {:5.1} %  {:7.1} GFLOP/s {:7.1} GB/s",
+                op.calls,
+                1e3 * seconds,
+                100.0 * seconds / total,
+                op.flops as f64 / seconds / 1e9,
+                op.bytes as f64 / seconds / 1e9
+            );
+        }
+        for (name, usage) in accelerator.device().arena().usage() {
+            println!("{name:20} peak {:8.1} MB", usage.peak_bytes as f64 / 1e6);
+        }
+    }
+    comm.finish();
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! The two ways in which reports reach the disk: a file that is replaced as a whole, and a file that grows by
+//! whole lines. After a crash or on a full disk neither holds half of anything.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Result, io_error};
+
+/// Writes a file beside its place and renames it in, so that a reader sees the old or the new one.
+pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_all()
+    });
+    if let Err(error) = written.and_then(|()| std::fs::rename(&beside, path)) {
+        // What is left is useless, and the error that matters is the first one.
+        let _ = std::fs::remove_file(&beside);
+        return Err(io_error("write", path)(error));
+    }
+    Ok(())
+}
+
+/// Writes a JSON value as Hugging Face does: indented, with a newline at the end.
+pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
+    replace(path, format!("{value:#}\n").as_bytes())
+}
+
+/// A file that grows by whole lines.
+#[derive(Debug)]
+pub struct Lines {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Lines {
+    /// Begins an empty file.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(io_error("create", path))?;
+        Ok(Lines { path: path.to_owned(), file, len: 0 })
+    }
+
+    /// Continues a file, or begins it. Half a line at its end, left by a crash, is cut off.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(io_error("open", path))?;
+        let mut content = Vec::new();
+        file.read_to_end(&mut content).map_err(io_error("read", path))?;
+        let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1) as u64;
+        let mut lines = Lines { path: path.to_owned(), file, len: whole };
+        lines.cut().map_err(io_error("write", path))?;
+        Ok(lines)
+    }
+
+    /// Adds a line in one write. If that fails, what got through is cut off again.
+    pub fn push(&mut self, line: &str) -> Result<()> {
+        let line = format!("{line}\n");
+        match self.file.write_all(line.as_bytes()) {
+            Ok(()) => {
+                self.len += line.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                // The first error is the one to report; half a line is cut off at the next open at the latest.
+                let _ = self.cut();
+                Err(io_error("write", &self.path)(error))
+            }
+        }
+    }
+
+    fn cut(&mut self) -> std::io::Result<()> {
+        self.file.set_len(self.len)?;
+        self.file.seek(SeekFrom::Start(self.len)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Error;
+    use super::*;
+
+    #[test]
+    fn half_a_line_is_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        for (before, after) in
+            [("a\nb\nc", "a\nb\nnew\n"), ("torn", "new\n"), ("", "new\n"), ("a\n", "a\nnew\n")]
+        {
+            std::fs::write(&path, before).unwrap();
+            Lines::open(&path).unwrap().push("new").unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        replace(&path, b"old").unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        let error = replace(&folder.path().join("no/such/file"), b"x").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write `") && error.contains("no/such/file"), "{error}");
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_with_advice() {
+        // Every write to /dev/full fails as a full disk does.
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut lines = Lines { path: PathBuf::from("/dev/full"), file, len: 0 };
+        let error = lines.push("lost").unwrap_err();
+        assert!(
+            matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull)
+        );
+        assert!(error.to_string().ends_with("free some space, then run the same command again: it resumes"));
+    }
+}
