@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use oarlock_tensor::cpu::random;
+use oarlock_tensor::ops::update::Stream;
 
 use crate::error::{Error, Result};
 
@@ -140,9 +140,7 @@ impl Sampler {
 
 /// The random number of a position.
 fn uniform(seed: u64, position: usize) -> f64 {
-    let mut u = [0.0];
-    random::fill_uniform(seed, STREAM, position as u64, 0.0, 1.0, &mut u);
-    f64::from(u[0])
+    f64::from(Stream { seed, stream: STREAM }.uniform(position as u64))
 }
 
 #[cfg(test)]
