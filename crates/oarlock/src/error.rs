@@ -17,6 +17,9 @@ pub enum Error {
     /// From the data.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
+    /// From the logs.
+    #[error(transparent)]
+    Report(#[from] crate::report::Error),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

@@ -3,10 +3,13 @@
 //! Begin with [`Accelerator`]. ARCHITECTURE.md in the repository tells the story of a training step.
 
 mod accelerator;
+pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 mod error;
 pub mod generate;
+pub mod launch;
 pub mod model;
 pub mod nn;
 pub mod rank;

@@ -9,6 +9,7 @@ mod hash;
 mod loader;
 mod pack;
 mod permute;
+mod pieces;
 mod sampler;
 mod source;
 mod tokenizer;

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
+use super::pieces::Pieces;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
     special: SpecialIds,
+    /// The short way, where there is one.
+    pieces: Option<Pieces>,
     engine: OnceLock<std::result::Result<tokenizers::Tokenizer, String>>,
 }
 
@@ -35,6 +38,10 @@ pub struct Tokenizer {
 struct Outline {
     #[serde(default)]
     added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
 }
 
 #[derive(Deserialize)]
@@ -57,7 +64,10 @@ impl Tokenizer {
             cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
         })?;
         let outline: Outline = serde_json::from_slice(&json).map_err(|e| broken(&path, &e.to_string()))?;
-        let mut tokenizer = Tokenizer { path, json, special: SpecialIds::default(), engine: OnceLock::new() };
+        let added = outline.added_tokens.iter().map(|a| a.content.clone()).collect();
+        let pieces = Pieces::of(&outline.normalizer, &outline.pre_tokenizer, added);
+        let special = SpecialIds::default();
+        let mut tokenizer = Tokenizer { path, json, special, pieces, engine: OnceLock::new() };
         let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(&named[&format!("{what}_token")]) {
@@ -74,8 +84,7 @@ impl Tokenizer {
             let id = &numbered[&format!("{what}_token_id")];
             Ok(id.get(0).unwrap_or(id).as_u64().and_then(|id| u32::try_from(id).ok()))
         };
-        let special = SpecialIds { bos: find("bos")?, eos: find("eos")?, pad: find("pad")? };
-        tokenizer.special = special;
+        tokenizer.special = SpecialIds { bos: find("bos")?, eos: find("eos")?, pad: find("pad")? };
         Ok(tokenizer)
     }
 
@@ -108,6 +117,14 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let engine = self.engine()?;
+        match self.pieces.as_ref().and_then(|pieces| pieces.encode(engine.get_model(), text)) {
+            Some(ids) => Ok(ids),
+            None => self.encode_by_engine(text),
+        }
+    }
+
+    fn encode_by_engine(&self, text: &str) -> Result<Vec<u32>> {
         let encoding =
             self.engine()?.encode_fast(text, false).map_err(|e| broken(&self.path, &e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
@@ -276,6 +293,47 @@ pub(super) mod tests {
         assert_eq!(tokenizer.decode(&[1, 2], false).unwrap(), "<|im_start|><|im_end|>");
     }
 
+    /// The pieces of Llama 3, and a pattern that leaves gaps.
+    const PATTERNS: [&str; 2] = [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"\p{L}+",
+    ];
+
+    #[test]
+    fn the_short_way_and_the_engine_agree_on_other_patterns() {
+        let (dir, _) = small();
+        let path = dir.path().join("tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for pattern in PATTERNS {
+            json["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}]});
+            std::fs::write(&path, json.to_string()).unwrap();
+            let tokenizer = Tokenizer::open(dir.path()).unwrap();
+            assert!(tokenizer.pieces.is_some());
+            for text in [
+                "",
+                " the  end \n\n of\tWE'LL don't 12345 日本 🙂!? \r\n ",
+                "a<think>b <|im_end|>",
+                "\u{0}é\u{301} ",
+            ] {
+                assert_eq!(
+                    tokenizer.encode(text).unwrap(),
+                    tokenizer.encode_by_engine(text).unwrap(),
+                    "{text:?}"
+                );
+            }
+        }
+        json["normalizer"] = serde_json::json!({"type": "Lowercase"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        assert!(Tokenizer::open(dir.path()).unwrap().pieces.is_none());
+        json["normalizer"] = serde_json::json!({"type": "NFC"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path()).unwrap();
+        assert!(tokenizer.pieces.is_some());
+        assert_eq!(tokenizer.encode("e\u{301}").unwrap(), tokenizer.encode("é").unwrap());
+    }
+
     #[test]
     fn a_batch_equals_one_by_one() {
         let (_dir, tokenizer) = small();
@@ -307,6 +365,7 @@ pub(super) mod tests {
             thread_local!(static TOKENIZER: (TempDir, Tokenizer) = small());
             TOKENIZER.with(|(_, tokenizer)| {
                 let ids = tokenizer.encode(&text).unwrap();
+                prop_assert_eq!(&ids, &tokenizer.encode_by_engine(&text).unwrap());
                 prop_assert_eq!(&tokenizer.decode(&ids, false).unwrap(), &text);
                 let mut stream = tokenizer.stream(false);
                 let mut shown: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();

@@ -164,6 +164,14 @@ fn wide_ids_take_four_bytes() {
         Header { id_bytes: 4, n_tokens: 3, n_records: 2, origin_bytes: 5, vocab_size: 70_000, body_hash: 9 };
     let layout = Header::parse(&header.to_bytes()).unwrap().layout().unwrap();
     assert_eq!(layout, [64..76, 80..104, 104..109]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wide.tokens");
+    let mut bytes = header.to_bytes().to_vec();
+    bytes.extend_from_slice(bytemuck::cast_slice(&[69_999u32, 1, 2, 0]));
+    bytes.extend_from_slice(bytemuck::cast_slice(&[0u64, 1, 3]));
+    bytes.extend_from_slice(b"12345");
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(records(&TokenCache::open(&path).unwrap()), [vec![69_999], vec![1, 2]]);
     let overflow = Header { n_tokens: u64::MAX, ..header };
     assert!(overflow.layout().is_none());
 }

@@ -301,7 +301,7 @@ impl Iterator for Elements {
     fn next(&mut self) -> Option<Self::Item> {
         // After the end of the array the reader is at the end of the file.
         match self.reader.fill_buf() {
-            Ok([]) if !self.started => return None,
+            Ok([]) if !self.started => None,
             _ => self.element().transpose(),
         }
     }
