@@ -14,6 +14,9 @@ pub enum Error {
     /// From between the ranks.
     #[error(transparent)]
     Comm(#[from] oarlock_comm::Error),
+    /// A checkpoint that was not saved or cannot be loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

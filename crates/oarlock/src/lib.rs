@@ -3,6 +3,7 @@
 //! Begin with [`Accelerator`]. ARCHITECTURE.md in the repository tells the story of a training step.
 
 mod accelerator;
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
@@ -14,6 +15,7 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{Accelerator, AcceleratorConfig, Accumulation};
+pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
 pub use shard::{Placement, SeededInit, WeightSource};
