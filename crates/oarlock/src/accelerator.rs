@@ -200,20 +200,13 @@ impl Accelerator {
     }
 
     /// Saves everything that the run needs to go on: weights, optimizer state, and what the caller keeps. The folder
-    /// appears when it is complete; an older checkpoint of that name is replaced only then. All ranks call it.
+    /// appears when it is complete; an older checkpoint of that name is replaced only then. All ranks call it. On
+    /// process 0 `extra` writes more files into the folder that it is given, such as the model in the form that other
+    /// programs open; they belong to the checkpoint as all others do.
     ///
     /// # Errors
     /// When a file cannot be written on some rank; then nothing is left of it, and training can go on.
-    pub fn save_state(&self, dir: &FilePath, optimizer: &Optimizer, client: &ClientState) -> Result<()> {
-        self.save_state_with(dir, optimizer, client, &mut |_| Ok(()))
-    }
-
-    /// As [`Accelerator::save_state`]; on process 0 `extra` writes more files into the folder that it is given, such as
-    /// the model in the form that other programs open. They belong to the checkpoint as all others do.
-    ///
-    /// # Errors
-    /// As [`Accelerator::save_state`], and what `extra` reports.
-    pub fn save_state_with(
+    pub fn save_state(
         &self,
         dir: &FilePath,
         optimizer: &Optimizer,

@@ -170,6 +170,11 @@ impl Manifest {
     /// When it contradicts itself and could not be read again.
     pub(super) fn to_text(&self) -> Result<String, Problem> {
         self.check()?;
+        self.seal()
+    }
+
+    /// The text with its checksum.
+    pub(super) fn seal(&self) -> Result<String, Problem> {
         let mut text = serde_json::to_string_pretty(self).map_err(|error| bad(error.to_string()))? + "\n";
         if let Some(at) = text.rfind(&self.checksum) {
             let seal = checksum_without(&text, at);

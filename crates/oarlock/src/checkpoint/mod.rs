@@ -42,9 +42,9 @@ pub use save::save;
 pub struct ClientState {
     /// The steps of the loop that are done.
     pub step: u64,
-    /// The epoch that the next batch belongs to, from 0.
+    /// The epoch that the next sample belongs to, from 0.
     pub epoch: u64,
-    /// The samples of that epoch that all ranks together have consumed.
+    /// The samples consumed so far, over all epochs and ranks.
     pub consumed_samples: u64,
     /// The seeds of the run, by what they are for.
     pub seeds: BTreeMap<String, u64>,
