@@ -1,0 +1,163 @@
+//! The rules of the house that a compiler does not check.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The most lines of a source file; tables and data are exempt.
+const MAX_LINES: usize = 600;
+
+/// Which top-level modules of this crate a module may name. Every module is here; what is not listed is forbidden.
+const EDGES: &[(&str, &[&str])] = &[
+    // No sibling: what is written and what it means, before anything is loaded.
+    ("config", &[]),
+    ("report", &[]),
+    ("data", &[]),
+    // A model never learns that it is sharded.
+    ("nn", &[]),
+    ("model", &["error", "nn", "weights"]),
+    ("shard", &["error", "nn", "weights"]),
+    ("generate", &["data", "error", "model"]),
+    ("checkpoint", &["error", "shard"]),
+    ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
+    ("train", &["accelerator", "checkpoint", "config", "data", "error", "model", "report", "shard"]),
+    ("launch", &["error"]),
+    ("cli", &["accelerator", "config", "data", "error", "generate", "launch", "model", "rank", "train"]),
+    ("rank", &["error"]),
+    // It joins the errors of the modules that have their own.
+    ("error", &["checkpoint", "data", "report"]),
+    ("main", &[]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// All files below a folder whose names end so, in order; build folders and hidden ones left aside.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            found.extend(files(&path, extensions));
+        } else if path.is_file() && path.extension().is_some_and(|e| extensions.iter().any(|want| e == *want)) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let crates = files(&root().join("crates"), &["rs"]);
+    assert!(crates.len() > 100);
+    crates.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+fn assert_none(broken: Vec<String>, rule: &str) {
+    assert!(broken.is_empty(), "{rule}:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn files_are_short() {
+    let long = sources().into_iter().filter(|(_, text)| text.lines().count() > MAX_LINES);
+    assert_none(long.map(|(path, _)| path.display().to_string()).collect(), "more than 600 lines; divide it by topics");
+}
+
+#[test]
+fn every_file_says_its_job_first() {
+    let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//! "));
+    assert_none(silent.map(|(path, _)| path.display().to_string()).collect(), "the first line begins with `//! `");
+}
+
+#[test]
+fn no_file_holds_what_is_unfinished_or_unsafe() {
+    let unfinished = [concat!("to", "do!("), concat!("unim", "plemented!("), concat!("TO", "DO"), concat!("FIX", "ME")];
+    let mut broken = Vec::new();
+    for (path, text) in sources() {
+        let above = path.components().any(|part| part.as_os_str() == "oarlock");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let is_unsafe = above && ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word));
+            if unfinished.iter().any(|word| line.contains(word)) || (is_unsafe && !path.ends_with("tidy.rs")) {
+                broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none(broken, "unfinished, or unsafe above the crates that may be");
+}
+
+/// The top-level modules that a file of module `own` names.
+fn named(text: &str, own: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        for (at, _) in line.match_indices("crate::") {
+            let path = &line[at + "crate::".len()..];
+            // `crate::{a, b}` names several.
+            let list = match path.strip_prefix('{') {
+                Some(list) => list.split('}').next().unwrap_or_default(),
+                None => path.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default(),
+            };
+            for name in list.split(',').map(|name| name.trim().split("::").next().unwrap_or_default()) {
+                // `crate::Error` and the like are named where they are defined.
+                let module = match name {
+                    "Error" | "Result" => "error",
+                    "Accelerator" | "AcceleratorConfig" => "accelerator",
+                    name => name,
+                };
+                if modules.contains(module) && module != own {
+                    found.insert(module.to_string());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn modules_name_only_what_they_may() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut modules = BTreeSet::new();
+    for entry in fs::read_dir(&source).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        modules.insert(name.trim_end_matches(".rs").to_string());
+    }
+    modules.remove("lib");
+    let listed: BTreeSet<String> = EDGES.iter().map(|(module, _)| (*module).to_string()).collect();
+    assert_eq!(modules, listed, "the table of edges lists every module");
+    let modules: BTreeSet<&str> = modules.iter().map(String::as_str).collect();
+    for (module, allowed) in EDGES {
+        let file = source.join(format!("{module}.rs"));
+        let mut paths = if file.is_file() { vec![file] } else { Vec::new() };
+        if source.join(module).is_dir() {
+            paths.extend(files(&source.join(module), &["rs"]));
+        }
+        let mut used = BTreeSet::new();
+        for path in paths.into_iter().filter(|path| !path.components().any(|part| part.as_os_str() == "tests")) {
+            for name in named(&fs::read_to_string(&path).unwrap(), module, &modules) {
+                assert!(allowed.contains(&name.as_str()), "{}: `{module}` may not name `{name}`", path.display());
+                used.insert(name);
+            }
+        }
+        let idle: Vec<_> = allowed.iter().filter(|name| !used.contains(**name)).collect();
+        assert!(idle.is_empty(), "`{module}` does not name {idle:?}; take it out of the table");
+    }
+}
+
+#[test]
+fn nothing_names_the_machine_it_was_written_on() {
+    let places = [concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
+    let mut broken = Vec::new();
+    for path in files(&root(), &["rs", "toml", "md", "py", "yaml", "yml", "sh", "json"]) {
+        if path.components().any(|part| part.as_os_str() == "golden") && path.extension().is_some_and(|e| e == "json") {
+            continue;
+        }
+        for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
+            if places.iter().any(|place| line.contains(place)) {
+                broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none(broken, "a path of one machine");
+}
