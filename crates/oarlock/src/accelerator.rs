@@ -22,6 +22,7 @@
 //! ```
 
 use std::fmt::Arguments;
+use std::io::Write;
 use std::path::Path as FilePath;
 
 use oarlock_comm::{Communicator, Scalar};
@@ -252,7 +253,8 @@ impl Accelerator {
     /// Prints a line on process 0 only.
     pub fn print(&self, line: Arguments<'_>) {
         if self.is_main_process() {
-            println!("{line}");
+            // A reader that went away is no reason to end a training.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
     }
 }

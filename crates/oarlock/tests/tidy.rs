@@ -13,10 +13,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("report", &[]),
     ("data", &[]),
-    // A model never learns that it is sharded.
     ("nn", &[]),
-    ("model", &["error", "nn", "weights"]),
-    ("shard", &["error", "nn", "weights"]),
+    // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
+    // sharded.
+    ("model", &["error", "nn", "shard"]),
+    ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["error", "shard"]),
     ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),

@@ -1,7 +1,5 @@
 //! `oarlock generate` and `oarlock chat`: text from a trained model, as it comes.
 
-use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -10,9 +8,9 @@ use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::Outcome;
+use crate::cli::{Outcome, print, stream, tell};
 use crate::data::Tokenizer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};
 use crate::model::hf::load_for_inference;
 
@@ -32,7 +30,7 @@ struct ModelArgs {
     #[arg(long, default_value_t = 256)]
     max_new_tokens: usize,
     /// 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Only the likeliest tokens that together have this probability
     #[arg(long, default_value_t = 0.95)]
@@ -100,13 +98,10 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let begin = Instant::now();
     print(&args.prompt)?;
-    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, |text| {
-        print(text)?;
-        Ok(ControlFlow::Continue(()))
-    })?;
+    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, stream)?;
     print("\n")?;
     let seconds = begin.elapsed().as_secs_f64();
-    eprintln!("{} tokens, {:.0} tokens/s", answer.n_tokens, answer.n_tokens as f64 / seconds);
+    tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
     Ok(())
 }
 
@@ -116,9 +111,4 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
     Ok(())
-}
-
-fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "standard output"))
 }

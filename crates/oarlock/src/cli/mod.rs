@@ -5,6 +5,8 @@ mod generate;
 mod tokenizer;
 mod train;
 
+use std::io::{ErrorKind, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -72,14 +74,35 @@ pub fn main() -> ExitCode {
         Err(Failure::Told(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
-            eprint!("{}", problems.render(colour, width));
+            tell(&problems.render(colour, width));
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            eprintln!("error: {error}");
+            tell(&format!("error: {error}\n"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints to standard output.
+fn print(text: &str) -> Result<(), Error> {
+    stream(text).map(|_| ())
+}
+
+/// Prints a part of what goes on while somebody reads: a reader that went away, as `head` does, wants no more, and
+/// that is no error.
+fn stream(text: &str) -> Result<ControlFlow<()>, Error> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(cause) => Err(Error::io("write to", "standard output")(cause)),
+    }
+}
+
+/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
+fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Whether standard error is a terminal that shows colours, and its width.

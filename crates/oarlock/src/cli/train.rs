@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use crate::accelerator::Accelerator;
-use crate::cli::{Failure, Outcome};
+use crate::cli::{Failure, Outcome, print, tell};
 use crate::config::{TrainConfig, explain, paths, train_config, written};
 use crate::launch::{self, STARTED};
 use crate::rank;
@@ -13,12 +13,12 @@ use crate::train;
 pub(super) fn run(words: &[String], started: SystemTime) -> Outcome {
     let arguments = written::arguments(words).map_err(Failure::Problems)?;
     if arguments.help || words.is_empty() {
-        print!("{}", explain::help());
+        print(&explain::help())?;
         return if arguments.help { Ok(()) } else { Err(Failure::Told(2)) };
     }
     let config = train_config(&arguments, &|name| std::env::var(name).ok()).map_err(Failure::Problems)?;
     if arguments.print_config {
-        print!("{}", config.table());
+        print(&config.table())?;
     }
     paths::check(&config).map_err(Failure::Problems)?;
     if arguments.dry_run || arguments.print_config {
@@ -34,11 +34,11 @@ pub(super) fn run(words: &[String], started: SystemTime) -> Outcome {
     match launch::run_ranks(config.ranks.num_processes, &again, started)? {
         launch::Outcome::Done => Ok(()),
         launch::Outcome::Failed(failed) => {
-            eprintln!("error: {}", launch::explain(&failed));
+            tell(&format!("error: {}\n", launch::explain(&failed)));
             Err(Failure::Told(1))
         }
         launch::Outcome::Stopped(signal) => {
-            eprintln!("stopped by signal {signal}; all ranks have ended");
+            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
             Err(Failure::Told(128 + (signal & 0x7f) as u8))
         }
     }
