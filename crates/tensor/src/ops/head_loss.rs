@@ -38,7 +38,7 @@ pub struct HeadLoss {
 /// # Errors
 /// Shapes that do not fit, or a label outside `0..V` that is not [`IGNORE_INDEX`].
 pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss> {
-    let &[1.., dim] = weight.shape().sizes() else {
+    let &[(1..), dim] = weight.shape().sizes() else {
         return Err(wrong_shape("head_loss", "a weight of shape [V, I] with V > 0", &weight.weight()?));
     };
     if x.sizes().is_empty() || x.shape().last() != dim {
