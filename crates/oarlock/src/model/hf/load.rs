@@ -36,7 +36,12 @@ pub struct LoadedModel {
 ///
 /// # Errors
 /// What is wrong with the folder, or no memory.
-pub fn load_for_inference(dir: &Path, device: &Device, dtype: DType, n_positions: usize) -> Result<LoadedModel> {
+pub fn load_for_inference(
+    dir: &Path,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
     if !dtype.is_float() {
         return Err(Error::Usage(format!("a model cannot compute in {dtype}; give f32, bf16 or f16")));
     }
