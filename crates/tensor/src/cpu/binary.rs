@@ -66,7 +66,8 @@ mod tests {
     fn operands_are_spread() {
         let (rows, cols) = (141, 239);
         let (x, y) = (values::<f32>(1, rows * cols), values::<f32>(2, rows * cols));
-        for (x_strides, y_strides) in [([cols, 1], [cols, 1]), ([cols, 1], [0, 1]), ([1, 0], [cols, 1]), ([0, 0], [cols, 1])]
+        for (x_strides, y_strides) in
+            [([cols, 1], [cols, 1]), ([cols, 1], [0, 1]), ([1, 0], [cols, 1]), ([0, 0], [cols, 1])]
         {
             let walk = Walk::new(&[rows, cols], [&x_strides, &y_strides]);
             let outs = same_everywhere(|cpu| {

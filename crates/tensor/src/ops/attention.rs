@@ -79,15 +79,27 @@ fn shape_of(q: &Tensor, k: &Tensor, kv_len: usize, v: &Tensor, mask: &Mask, scal
         );
         return Err(wrong_shape("attention", expected, k));
     }
-    if let Mask::Documents(starts) = mask
-        && (starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32)
-    {
-        return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
+    if let Mask::Documents(starts) = mask {
+        if starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32 {
+            return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
+        }
+        check_starts(starts.slice()?, q_len, kv_len)?;
     }
     if !scale.is_finite() {
         return Err(Error::Usage(format!("attention: the scale is {scale}")));
     }
     Ok(AttentionShape { batch, q_len, kv_len, n_heads, n_kv_heads, head_dim, kv_capacity, scale, causal })
+}
+
+/// A document begins at its queries' positions or before: else a query would see nothing.
+fn check_starts(starts: &[i32], q_len: usize, kv_len: usize) -> Result<()> {
+    for (position, &start) in starts.iter().enumerate() {
+        let bound = kv_len - q_len + position % q_len + 1;
+        if usize::try_from(start).map_or(true, |start| start >= bound) {
+            return Err(Error::Index { op: "attention, document starts", index: i64::from(start), position, bound });
+        }
+    }
+    Ok(())
 }
 
 fn doc_start(mask: &Mask) -> Result<Option<&[i32]>> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, CustomOp};
 use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, Place, Result, Shape, Tape, Tensor, bf16, f16,
+    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, Place, Result, Shape, Tape, Tensor, bf16,
+    f16,
 };
 
 /// An array in f64.
@@ -101,7 +102,10 @@ pub fn assert_close(got: &[f64], want: &[f64], dtype: DType, slack: f64, what: &
     let largest = want.iter().fold(0f64, |m, x| m.max(x.abs()));
     let allowed = tolerance(dtype) * slack * largest.max(1e-3);
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((got - want).abs() <= allowed, "{what} [{i}]: got {got}, want {want}, allowed error {allowed:e}");
+        assert!(
+            (got - want).abs() <= allowed,
+            "{what} [{i}]: got {got}, want {want}, allowed error {allowed:e}"
+        );
     }
 }
 
@@ -130,7 +134,12 @@ pub fn tensor(array: &Array, dtype: DType, device: &Device) -> Tensor {
 }
 
 /// Parameters in one flat buffer, with gaps between them and garbage in the gradients.
-pub fn settle(arrays: &[Array], dtype: DType, device: &Device, trained: bool) -> (Vec<Param>, Arc<FlatParams>) {
+pub fn settle(
+    arrays: &[Array],
+    dtype: DType,
+    device: &Device,
+    trained: bool,
+) -> (Vec<Param>, Arc<FlatParams>) {
     let mut end = 0;
     let mut places = Vec::new();
     for array in arrays {
@@ -164,7 +173,10 @@ pub fn grad_of(home: &FlatParams, index: usize) -> Vec<f64> {
     let place = home.places()[index];
     assert!(home.touched(index), "parameter {index} got no gradient");
     let grads = home.grads().unwrap().read().unwrap();
-    grads.slice::<f32>()[place.first..place.first + place.shape.n_elems()].iter().map(|g| f64::from(*g)).collect()
+    grads.slice::<f32>()[place.first..place.first + place.shape.n_elems()]
+        .iter()
+        .map(|g| f64::from(*g))
+        .collect()
 }
 
 /// A scalar that depends on each element differently: the sum of `weights[i] · y[i]` over all inputs.
@@ -180,7 +192,8 @@ impl CustomOp for Weighted {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        let sum = |y: &Tensor| weights_of_loss(y.n_elems()).iter().zip(f64s(y)).map(|(w, y)| w * y).sum::<f64>();
+        let sum =
+            |y: &Tensor| weights_of_loss(y.n_elems()).iter().zip(f64s(y)).map(|(w, y)| w * y).sum::<f64>();
         Tensor::from_slice(&[inputs.iter().map(sum).sum::<f64>() as f32], [], inputs[0].device())
     }
 
@@ -233,8 +246,11 @@ impl Case {
         let of = |input: &Tensor| gradients.of(input).map(f64s);
         let d_inputs: Option<Vec<_>> =
             if mode.inputs_are_leaves { inputs.iter().map(of).collect() } else { Some(Vec::new()) };
-        let d_params =
-            if mode.params_are_trained { (0..params.len()).map(|i| grad_of(&home, i)).collect() } else { Vec::new() };
+        let d_params = if mode.params_are_trained {
+            (0..params.len()).map(|i| grad_of(&home, i)).collect()
+        } else {
+            Vec::new()
+        };
         Run { y: f64s(&outputs[0]), d_inputs: d_inputs.expect("a leaf got no gradient"), d_params }
     }
 
@@ -297,8 +313,10 @@ impl Case {
     #[track_caller]
     pub fn check_dtypes(&self, dtypes: &[DType]) {
         let want = self.expected();
-        let doubled = |grads: &[Vec<f64>]| grads.iter().map(|g| g.iter().map(|g| 2.0 * g).collect()).collect();
-        let twice = Run { y: want.y.clone(), d_inputs: doubled(&want.d_inputs), d_params: doubled(&want.d_params) };
+        let doubled =
+            |grads: &[Vec<f64>]| grads.iter().map(|g| g.iter().map(|g| 2.0 * g).collect()).collect();
+        let twice =
+            Run { y: want.y.clone(), d_inputs: doubled(&want.d_inputs), d_params: doubled(&want.d_params) };
         let pars = [Par::solo(), Par::threads(2).unwrap(), Par::threads(7).unwrap()];
         for isa in Isa::available() {
             for &dtype in dtypes {
@@ -313,10 +331,20 @@ impl Case {
                 if !self.params.is_empty() {
                     if !self.inputs.is_empty() {
                         let frozen = self.run(&solo, dtype, Mode { params_are_trained: false, ..TRAINED });
-                        assert_eq!((&frozen.y, &frozen.d_inputs), (&got.y, &got.d_inputs), "{}: frozen", self.name);
+                        assert_eq!(
+                            (&frozen.y, &frozen.d_inputs),
+                            (&got.y, &got.d_inputs),
+                            "{}: frozen",
+                            self.name
+                        );
                     }
                     let plain = self.run(&solo, dtype, Mode { inputs_are_leaves: false, ..TRAINED });
-                    assert_eq!((&plain.y, &plain.d_params), (&got.y, &got.d_params), "{}: plain inputs", self.name);
+                    assert_eq!(
+                        (&plain.y, &plain.d_params),
+                        (&got.y, &got.d_params),
+                        "{}: plain inputs",
+                        self.name
+                    );
                 }
             }
         }
@@ -324,6 +352,11 @@ impl Case {
         self.run(&device, DType::F32, TRAINED);
         let fresh = device.arena().n_fresh();
         self.run(&device, DType::F32, TRAINED);
-        assert_eq!(device.arena().n_fresh(), fresh, "{}: a second step took memory from the system", self.name);
+        assert_eq!(
+            device.arena().n_fresh(),
+            fresh,
+            "{}: a second step took memory from the system",
+            self.name
+        );
     }
 }

@@ -148,8 +148,9 @@ fn dropout_is_addressed_and_scaled() {
     case("dropout", [array(1, &[7, 11])], move |x| x[0].dropout(0.25, 5, 6), reference).check();
     // After an activation nothing is kept: both are made again for the product.
     let op = |x: &[Tensor]| x[0].silu()?.dropout(0.25, 5, 6)?.square();
-    let reference =
-        move |x: &[&[f64]]| x[0].iter().enumerate().map(|(i, x)| (x * sigmoid(*x) * kept(i)).powi(2)).collect();
+    let reference = move |x: &[&[f64]]| {
+        x[0].iter().enumerate().map(|(i, x)| (x * sigmoid(*x) * kept(i)).powi(2)).collect()
+    };
     case("dropout after silu", [array(1, &[7, 11])], op, reference).check();
 }
 
@@ -168,7 +169,14 @@ fn casts() {
 fn integers_have_no_arithmetic() {
     let device = Device::cpu(Isa::detect(), Par::solo());
     let ints = Tensor::from_slice(&[1, 2], [2], &device).unwrap();
-    let errors = [ints.relu(), ints.add(&ints), ints.softmax(), ints.sum(0), ints.cast(DType::F32), ints.dropout(0.5, 1, 1)];
+    let errors = [
+        ints.relu(),
+        ints.add(&ints),
+        ints.softmax(),
+        ints.sum(0),
+        ints.cast(DType::F32),
+        ints.dropout(0.5, 1, 1),
+    ];
     for error in errors {
         assert!(error.unwrap_err().to_string().contains("expected a float tensor, got i32"));
     }

@@ -18,11 +18,15 @@ fn orders() {
     case("permute", x(), |x| x[0].permute(&[2, 0, 1]), pick(30, at)).check();
     let at = |i: usize| (i / 15 * 3 + i % 3) * 5 + i / 3 % 5;
     case("transpose", x(), |x| x[0].transpose(1, 2), pick(30, at)).check();
-    case("reshape", x(), |x| x[0].relu()?.reshape([5, 6])?.square(), |x| {
-        x[0].iter().map(|x| x.max(0.0).powi(2)).collect()
-    })
+    case(
+        "reshape",
+        x(),
+        |x| x[0].relu()?.reshape([5, 6])?.square(),
+        |x| x[0].iter().map(|x| x.max(0.0).powi(2)).collect(),
+    )
     .check();
-    case("squeeze and unsqueeze", x(), |x| x[0].unsqueeze(1)?.unsqueeze(4)?.squeeze(1), pick(30, |i| i)).check();
+    case("squeeze and unsqueeze", x(), |x| x[0].unsqueeze(1)?.unsqueeze(4)?.squeeze(1), pick(30, |i| i))
+        .check();
     case("expand", [array(1, &[3, 1])], |x| x[0].expand([2, 3, 4]), pick(24, |i| i / 4 % 3)).check();
     case("expand a scalar", [array(1, &[])], |x| x[0].expand([2, 3]), pick(6, |_| 0)).check();
     case("heads", x(), |x| ops::merge_heads(&ops::split_heads(&x[0], 5)?), pick(30, |i| i)).check();
@@ -42,7 +46,8 @@ fn parts_and_joins() {
     case("split and concat", x(), halves, pick(60, at)).check();
     // Parts that overlap add up.
     let overlap = |x: &[Tensor]| x[0].narrow(2, 0..3)?.mul(&x[0].narrow(2, 2..5)?);
-    let reference = |x: &[&[f64]]| (0..36).map(|i| x[0][i / 3 * 5 + i % 3] * x[0][i / 3 * 5 + i % 3 + 2]).collect();
+    let reference =
+        |x: &[&[f64]]| (0..36).map(|i| x[0][i / 3 * 5 + i % 3] * x[0][i / 3 * 5 + i % 3 + 2]).collect();
     case("narrow twice", x(), overlap, reference).check();
     let pair = || [array(1, &[3, 4]), array(2, &[3, 4])];
     for dim in 0..3 {
@@ -60,7 +65,8 @@ fn parts_and_joins() {
 fn rows_by_index() {
     let ids = [2i32, 0, 2, 2, 1, 3];
     let op = move |x: &[Tensor]| x[0].index_select(&Tensor::from_slice(&ids, [3, 2], x[0].device())?);
-    case("index_select", [array(1, &[4, 3, 5])], op, pick(90, move |i| ids[i / 15] as usize * 15 + i % 15)).check();
+    case("index_select", [array(1, &[4, 3, 5])], op, pick(90, move |i| ids[i / 15] as usize * 15 + i % 15))
+        .check();
     let device = Device::cpu(Isa::detect(), Par::solo());
     let x = Tensor::from_slice(&[1f32, 2.0], [2, 1], &device).unwrap();
     let select = |id: i32| x.index_select(&Tensor::from_slice(&[0, id], [2], &device).unwrap());
@@ -106,10 +112,16 @@ fn misuse_is_named() {
         (x.expand([3, 3]), "expand: expected a shape that broadcasts with [3, 3], got [2, 3]"),
         (x.expand([3]), "expand: expected a shape that broadcasts to [3], got [2, 3]"),
         (x.narrow(1, 2..4), "narrow: expected 2..4 inside dim 1, got [2, 3]"),
-        (ops::split(&x, 1, &[1, 1]).map(|_| x.clone()), "split: expected a size of [1, 1] together at dim 1, got [2, 3]"),
+        (
+            ops::split(&x, 1, &[1, 1]).map(|_| x.clone()),
+            "split: expected a size of [1, 1] together at dim 1, got [2, 3]",
+        ),
         (ops::concat(&[], 0), "concat: no tensor was given"),
         (ops::concat(&[&x, &y], 0), "concat: expected f32, as the other input, got i32"),
-        (ops::concat(&[&x, &x.transpose(0, 1).unwrap()], 0), "concat: expected [2, 3] but for dim 0, got [3, 2]"),
+        (
+            ops::concat(&[&x, &x.transpose(0, 1).unwrap()], 0),
+            "concat: expected [2, 3] but for dim 0, got [3, 2]",
+        ),
         (ops::stack(&[&x, &x.reshape([6]).unwrap()], 0), "stack: expected [2, 3], got [6]"),
         (x.index_select(&x), "index_select: expected i32 ids, got f32"),
         (x.masked_fill(&x, 0.0), "masked_fill: expected an i32 mask, got f32"),

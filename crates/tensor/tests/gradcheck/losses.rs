@@ -9,7 +9,8 @@ use crate::common::{array, case, positive};
 /// The summed cross-entropy of rows of logits, and the number of targets.
 pub fn cross_entropy(logits: &[f64], labels: &[i32], vocab: usize, ignored: i32) -> (f64, usize) {
     let targets = logits.chunks(vocab).zip(labels).filter(|(_, label)| **label != ignored);
-    let losses = targets.map(|(row, label)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[*label as usize]);
+    let losses =
+        targets.map(|(row, label)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[*label as usize]);
     let losses: Vec<f64> = losses.collect();
     (losses.iter().sum(), losses.len())
 }
@@ -35,8 +36,14 @@ fn cross_entropies() {
         let labels = Tensor::from_slice(labels, [labels.len()], &device).unwrap();
         ops::cross_entropy(&logits, &labels, -1, Reduction::Sum)
     };
-    assert_eq!(loss(&[0, -100]).unwrap_err().to_string(), "cross_entropy: index -100 at position 1 is outside 0..3");
-    assert_eq!(loss(&[3, 0]).unwrap_err().to_string(), "cross_entropy: index 3 at position 0 is outside 0..3");
+    assert_eq!(
+        loss(&[0, -100]).unwrap_err().to_string(),
+        "cross_entropy: index -100 at position 1 is outside 0..3"
+    );
+    assert_eq!(
+        loss(&[3, 0]).unwrap_err().to_string(),
+        "cross_entropy: index 3 at position 0 is outside 0..3"
+    );
     assert_eq!(loss(&[0]).unwrap_err().to_string(), "cross_entropy: expected 2 labels (i32), got [1]");
 }
 
@@ -54,7 +61,9 @@ fn squared_errors() {
 
 #[test]
 fn divergences() {
-    for (reduction, divisor) in [(KlReduction::Sum, 1.0), (KlReduction::Mean, 35.0), (KlReduction::BatchMean, 5.0)] {
+    for (reduction, divisor) in
+        [(KlReduction::Sum, 1.0), (KlReduction::Mean, 35.0), (KlReduction::BatchMean, 5.0)]
+    {
         let probs = move |x: &[&[f64]]| {
             vec![x[0].iter().zip(x[1]).map(|(x, p)| p * (p.ln() - x)).sum::<f64>() / divisor]
         };

@@ -54,7 +54,8 @@ fn batched_products() {
             let (a_rows, a_cols) = if ta { (k, m) } else { (m, k) };
             let (b_rows, b_cols) = if tb { (n, k) } else { (k, n) };
             let b_lead = if shared { &[][..] } else { &lead[..] };
-            let inputs = [array(1, &matrix(a_rows, a_cols, &lead)), array(2, &matrix(b_rows, b_cols, b_lead))];
+            let inputs =
+                [array(1, &matrix(a_rows, a_cols, &lead)), array(2, &matrix(b_rows, b_cols, b_lead))];
             let reference = move |x: &[&[f64]]| {
                 let b_of = |i: usize| if shared { x[1] } else { &x[1][i * n * k..(i + 1) * n * k] };
                 let one = |i: usize| product(&x[0][i * m * k..(i + 1) * m * k], ta, b_of(i), tb, [m, n, k]);
@@ -96,7 +97,8 @@ fn attention_from_small_ops_is_attention() {
 #[test]
 fn misuse_is_named() {
     let device = Device::cpu(Isa::detect(), Par::solo());
-    let t = |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+    let t =
+        |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
     let texts = [
         (t(&[3]).matmul(&t(&[3, 2])), "matmul: expected a left operand of at least two dims, got [3]"),
         (t(&[3, 2]).matmul(&t(&[2])), "matmul: expected a right operand of at least two dims, got [2]"),

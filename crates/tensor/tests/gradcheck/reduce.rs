@@ -35,7 +35,12 @@ fn max_of(row: &[f64]) -> f64 {
 #[test]
 fn over_each_dim_and_over_all() {
     let shape = [3, 7, 5];
-    type Entry = (&'static str, [fn(&Tensor, usize) -> Result<Tensor>; 2], fn(&Tensor) -> Result<Tensor>, fn(&[f64]) -> f64);
+    type Entry = (
+        &'static str,
+        [fn(&Tensor, usize) -> Result<Tensor>; 2],
+        fn(&Tensor) -> Result<Tensor>,
+        fn(&[f64]) -> f64,
+    );
     let ops: [Entry; 3] = [
         ("sum", [|x, d| x.sum(d), |x, d| x.sum_keepdim(d)], |x| x.sum_all(), sum_of),
         ("mean", [|x, d| x.mean(d), |x, d| x.mean_keepdim(d)], |x| x.mean_all(), mean_of),
@@ -44,7 +49,13 @@ fn over_each_dim_and_over_all() {
     for (name, forms, all, f) in ops {
         for dim in 0..3 {
             for form in forms {
-                case(name, [distinct(&shape)], move |x| form(&x[0], dim), move |x| along(&shape, dim, x[0], f)).check();
+                case(
+                    name,
+                    [distinct(&shape)],
+                    move |x| form(&x[0], dim),
+                    move |x| along(&shape, dim, x[0], f),
+                )
+                .check();
             }
         }
         case(name, [distinct(&shape)], move |x| all(&x[0]), move |x| vec![f(x[0])]).check();

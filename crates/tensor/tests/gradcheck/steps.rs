@@ -80,7 +80,12 @@ fn threads_do_not_change_a_bit_and_memory_is_reused() {
                 assert!(step.0.is_finite() && step.1.iter().flatten().all(|g| g.is_finite()));
                 let fresh = device.arena().n_fresh();
                 assert!(model.step(&device) == step, "{}: a second step differs", device.describe());
-                assert_eq!(device.arena().n_fresh(), fresh, "{}: new memory in the second step", device.describe());
+                assert_eq!(
+                    device.arena().n_fresh(),
+                    fresh,
+                    "{}: new memory in the second step",
+                    device.describe()
+                );
                 let first = first.get_or_insert_with(|| step.clone());
                 assert!(*first == step, "{}: not the bits of one thread", device.describe());
             }

@@ -97,8 +97,7 @@ fn hooks_surround_the_backward_pass_of_their_units() {
     }
     tape.leave_unit(outer);
     tape.backward(&x, 1.0).unwrap();
-    let want =
-        ["before outer", "before b", "op b", "after b", "before a", "op a", "after a", "after outer"];
+    let want = ["before outer", "before b", "op b", "after b", "before a", "op a", "after a", "after outer"];
     assert_eq!(*notes.lock().unwrap(), want);
     let x = tape.leaf(&vector(&device, &[1.0]));
     tape.leave_unit(Arc::new(log("refuses")));
@@ -174,7 +173,9 @@ fn custom_ops_may_hold_parameters() {
         let y = ops::custom(Gain(params[0].clone()), &[&x]).unwrap();
         let y = ops::custom(Gain(params[0].clone()), &[&y]).unwrap();
         let gradients = tape.backward(&y, 1.0).unwrap();
-        let want = |f: fn(f64, f64) -> f64| w.data.iter().zip([1.0, -2.0, 3.0]).map(|(w, x)| f(*w, x)).collect::<Vec<_>>();
+        let want = |f: fn(f64, f64) -> f64| {
+            w.data.iter().zip([1.0, -2.0, 3.0]).map(|(w, x)| f(*w, x)).collect::<Vec<_>>()
+        };
         assert_eq!(f64s(gradients.of(&x).unwrap()), want(|w, _| w * w));
         if trained {
             assert_eq!(grad_of(&home, 0), want(|w, x| 2.0 * w * x));
