@@ -81,7 +81,7 @@ mod tests {
                 let at = |s: [usize; 2]| i / cols * s[0] + i % cols * s[1];
                 let (x, y) = (x[at(x_strides)], y[at(y_strides)]);
                 let want = [x + y, x - y, x * y, x / y].map(f32::to_bits);
-                assert_eq!([0, 1, 2, 3].map(|k| outs[k][i].to_bits()), want);
+                assert_eq!(outs.each_ref().map(|out| out[i].to_bits()), want);
             }
         }
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, Mask, Rope};
-use oarlock_tensor::{Device, Par, RopeScaling, Tensor};
+use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
 
-use crate::common::{Case, array, case};
+use crate::common::{Array, Case, array, assert_close, case, f64s, tensor};
 
 /// Batch, queries, keys, heads, kv heads, head size.
 #[derive(Clone, Copy)]
@@ -83,6 +83,33 @@ fn full_causal_and_documents_with_grouped_heads() {
     check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Full);
     check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Causal);
     check(Dims { b: 1, q: 1, k: 1, h: 1, g: 1, d: 1 }, Sight::Causal);
+}
+
+/// Decoding: the last rows of a cache that has room for more.
+#[test]
+fn cached_attention_is_attention_over_the_filled_part() {
+    let n = Dims { b: 2, q: 2, k: 5, h: 4, g: 2, d: 6 };
+    let capacity = 9;
+    for isa in Isa::available() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let device = Device::cpu(isa, Par::solo());
+            let (q, k, v) = (
+                array(1, &[n.b, n.q, n.h, n.d]),
+                array(2, &[n.b, capacity, n.g, n.d]),
+                array(3, &[n.b, capacity, n.g, n.d]),
+            );
+            let [tq, tk, tv] = [&q, &k, &v].map(|a| tensor(a, dtype, &device));
+            let got = ops::attention_cached(&tq, &tk, &tv, n.k, 0.5).unwrap();
+            let row = n.g * n.d;
+            let filled =
+                |a: &Array| a.data.chunks(capacity * row).flat_map(|b| b[..n.k * row].to_vec()).collect();
+            let (k, v): (Vec<f64>, Vec<f64>) = (filled(&k), filled(&v));
+            let want = reference(&[&q.data, &k, &v], n, Sight::Causal, 0.5);
+            assert_close(&f64s(&got), &want, dtype, 1.0, &device.describe());
+            let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, 0.5).unwrap_err().to_string();
+            assert!(text.starts_with("attention: expected k and v of shape [2, K, G, 6]"), "{text}");
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, Mask, Reduction, Rope, WeightLayout};
 use oarlock_tensor::{DType, Device, FlatParams, Par, Param, Result, RopeScaling, Tape, Tensor};
 
-use crate::common::{array, grad_of, settle};
+use crate::common::{array, assert_close, grad_of, settle};
 
 const VOCAB: usize = 517;
 const DIM: usize = 96;
@@ -56,12 +56,17 @@ impl Model {
     }
 
     fn step(&self, device: &Device) -> (f32, Vec<Vec<f64>>) {
+        self.home.clear_grads();
+        self.micro_step(device)
+    }
+
+    /// Adds to the gradients.
+    fn micro_step(&self, device: &Device) -> (f32, Vec<Vec<f64>>) {
         let ids: Vec<i32> = (0..2 * SEQ).map(|i| (i * i % VOCAB) as i32).collect();
         let (ids, labels) = (&ids[..], ids.iter().map(|i| (i + 1) % VOCAB as i32).collect::<Vec<_>>());
         let tape = Tape::new();
         let ids = tape.input(&Tensor::from_slice(ids, [2, SEQ], device).unwrap());
         let labels = Tensor::from_slice(&labels, [2, SEQ], device).unwrap();
-        self.home.clear_grads();
         let loss = self.forward(&ids, &labels).unwrap();
         tape.backward(&loss, 1.0).unwrap();
         (loss.item().unwrap(), (0..self.params.len()).map(|i| grad_of(&self.home, i)).collect())
@@ -91,4 +96,19 @@ fn threads_do_not_change_a_bit_and_memory_is_reused() {
             }
         }
     }
+}
+
+#[test]
+fn micro_steps_add_up_and_untouched_parameters_become_zero() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let model = Model::new(DType::F32, &device);
+    let (_, once) = model.step(&device);
+    let (_, twice) = model.micro_step(&device);
+    for (once, twice) in once.iter().zip(&twice) {
+        let want: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+        assert_close(twice, &want, DType::F32, 1.0, "two micro-steps");
+    }
+    model.home.clear_grads();
+    model.home.zero_untouched().unwrap();
+    assert!((0..model.params.len()).all(|i| grad_of(&model.home, i).iter().all(|g| *g == 0.0)));
 }
