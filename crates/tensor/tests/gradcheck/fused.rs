@@ -97,6 +97,34 @@ fn a_norm_for_three_products() {
     Case { slack: 4.0, ..case }.check();
 }
 
+/// The outputs of the norm and of SwiGLU are made again for the products that took them, each cheap op of the chain too.
+#[test]
+fn an_mlp_of_recipes() {
+    let (rows, dim, hidden) = (4, 6, 5);
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| {
+        let y = ops::layer_norm(&x[0], &p[0], Some(&p[1]), 1e-3)?;
+        let [gate, up] = [2, 3].map(|i| ops::linear(&y, &p[i], None, ops::WeightLayout::OutIn));
+        let y = ops::swiglu(&gate?, &up?)?.scale(0.5)?.add_scalar(0.25)?.reshape([2, 2, 5])?;
+        ops::linear(&y.cast(y.dtype())?, &p[4], None, ops::WeightLayout::InOut)
+    };
+    let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+        let y = normalised(x[0], dim, 1.0, 1e-3);
+        let y: Vec<f64> = y.iter().enumerate().map(|(i, x)| x * p[0][i % dim] + p[1][i % dim]).collect();
+        let [gate, up] = [2, 3].map(|i| product(&y, false, p[i], true, [rows, hidden, dim]));
+        let y: Vec<f64> = gate.iter().zip(up).map(|(g, u)| 0.5 * g / (1.0 + (-g).exp()) * u + 0.25).collect();
+        product(&y, false, p[4], false, [rows, 3, hidden])
+    };
+    let weights = [
+        array(2, &[dim]),
+        array(3, &[dim]),
+        array(4, &[5, dim]),
+        array(5, &[5, dim]),
+        array(6, &[hidden, 3]),
+    ];
+    let case = with_params("an mlp of recipes", [array(1, &[rows, dim])], weights, op, reference);
+    Case { slack: 4.0, ..case }.check();
+}
+
 #[test]
 fn parameters_as_tensors() {
     let op = |_: &Env, x: &[Tensor], p: &[Param]| {
