@@ -40,6 +40,12 @@ struct Count {
     bytes: AtomicU64,
 }
 
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator(rank {} of {})", self.rank(), self.world_size())
+    }
+}
+
 /// How often an operation ran on this rank, and over how many bytes of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {

@@ -7,7 +7,8 @@ use crate::ledger::RankStatus;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of the communication crate. After [`PeerFailed`](Error::PeerFailed), [`Mismatch`](Error::Mismatch) and
-/// [`Timeout`](Error::Timeout) the group is over: every rank gets the first of them from every later collective.
+/// [`Timeout`](Error::Timeout) the run is over: every rank gets the first of them from every later collective. The ranks
+/// they name are those of the whole world, also where a group of it met.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A rank died, aborted or left while others needed it.

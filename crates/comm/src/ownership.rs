@@ -60,7 +60,8 @@ impl Ownership {
             let at = (length as u128 * rank as u128 / world_size.max(1) as u128) as usize;
             if rank == world_size { range.start + length } else { range.start + at / LINE * LINE }
         };
-        let ranges: Vec<_> = (0..world_size).map(|rank| vec![cut(rank)..cut(rank + 1)]).collect();
+        let piece = |rank: usize| cut(rank)..cut(rank + 1);
+        let ranges: Vec<_> = (0..world_size).map(|rank| vec![piece(rank)]).collect();
         let digest = [range.start, length, world_size].into_iter().fold(0, |d, x| mix(d, x as u64));
         Ownership { ranges, end: range.start + length, owned: length, digest }
     }

@@ -239,10 +239,12 @@ impl Watch {
         // When it began that all must end, and how far that has come.
         let mut ending: Option<Instant> = None;
         let mut asked = false;
+        let received = |flags: &[Arc<AtomicUsize>]| {
+            flags.iter().map(|f| f.load(Ordering::Relaxed) as i32).find(|&signal| signal != 0)
+        };
         while !self.reap(&mut first_exit) {
-            let received = self.flags.iter().map(|f| f.load(Ordering::Relaxed)).find(|&s| s != 0);
-            if let (Some(received), None) = (received, signal) {
-                signal = Some(received as i32);
+            if signal.is_none() && received(&self.flags).is_some() {
+                signal = received(&self.flags);
                 self.signal_all(Signal::TERM);
                 (asked, ending) = (true, ending.or(Some(Instant::now())));
             }
@@ -259,6 +261,8 @@ impl Watch {
             }
             std::thread::sleep(WATCH);
         }
+        // From a terminal it reaches the ranks as well, and they may have ended of it first.
+        let signal = signal.or(received(&self.flags));
         let exits: Vec<Exit> = self.exits.iter().map(|e| e.unwrap_or(Exit::Code(-1))).collect();
         let failed = self.host.failure().map(|cause| {
             let rank = match (&cause, first_exit) {

@@ -52,3 +52,30 @@ impl Ready {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    struct Fails;
+    impl Pending for Fails {
+        fn wait(self: Box<Self>) -> Result<()> {
+            Err(Error::system("copy", "the stream failed"))
+        }
+    }
+    struct Stream(u32);
+    impl Pending for Stream {
+        fn wait(self: Box<Self>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_transport_takes_its_own_kind_and_waits_for_others() {
+        assert_eq!(Ready::after(Stream(7)).into_pending::<Stream>().map(|s| s.0).ok(), Some(7));
+        let other = Ready::after(Fails).into_pending::<Stream>().err().unwrap();
+        assert_eq!(other.wait().unwrap_err().to_string(), "cannot copy: the stream failed");
+        assert!(Ready::now().into_pending::<Stream>().is_err_and(|now| now.wait().is_ok()));
+    }
+}

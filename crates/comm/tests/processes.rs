@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use oarlock_comm::shm::{self, ShmHost};
 use oarlock_comm::{
-    Communicator, Ending, Error, Exit, Grace, Ownership, RankGroup, RankState, Ready, Scalar, Sharing,
-    StopSignals,
+    Communicator, Ending, Error, Exit, Grace, Ownership, ProcessMemory, RankGroup, RankState, Ready, Scalar,
+    Sharing, StopSignals,
 };
 use oarlock_tensor::DType;
 use rustix::process::{Pid, Signal, kill_process};
@@ -43,9 +43,25 @@ fn rank(role: &str, comm: Communicator) {
     };
     match (role, comm.rank()) {
         ("sums", _) => sums(&comm),
+        ("replicated", _) => replicated(&comm),
         ("sleeper", _) => loop {
             std::thread::sleep(Duration::from_secs(1));
         },
+        ("busy", _) => {
+            let region = comm.allocate("gradients", 4 << 20, Sharing::PerRank).unwrap();
+            let mut round = 0;
+            exit_with(loop {
+                let sum =
+                    comm.all_reduce(&region, DType::F32, 0..1 << 20, Ready::now()).and_then(Ready::wait);
+                if sum.is_err() {
+                    break sum;
+                }
+                round += 1;
+                if round == 3 && comm.rank() == 1 {
+                    println!("ready");
+                }
+            });
+        }
         ("killed", 1) => {
             println!("ready");
             std::thread::sleep(Duration::from_secs(60));
@@ -92,7 +108,8 @@ fn sums(comm: &Communicator) {
     }
     let weights = comm.allocate("weights", 64 * world, Sharing::Replicated).unwrap();
     weights.write(64 * rank, &[rank as u8 + 1; 64]).unwrap();
-    let owners = Ownership::new((0..world).map(|r| vec![16 * r..16 * r + 16]).collect()).unwrap();
+    let line = |r: usize| 16 * r..16 * r + 16;
+    let owners = Ownership::new((0..world).map(|r| vec![line(r)]).collect()).unwrap();
     comm.all_gather(&weights, DType::F32, &owners, Ready::now()).unwrap().wait().unwrap();
     let mut bytes = vec![0u8; 64 * world];
     weights.read(0, &mut bytes).unwrap();
@@ -100,6 +117,30 @@ fn sums(comm: &Communicator) {
     let mut sum = [rank as f64];
     comm.all_reduce_f64(&mut sum, Scalar::Sum).unwrap();
     assert_eq!(sum[0] as usize, world * (world - 1) / 2);
+    comm.finish();
+}
+
+/// Each rank writes its half of a buffer that all have, and looks at every page of it.
+fn replicated(comm: &Communicator) {
+    const BYTES: usize = 32 << 20;
+    let weights = comm.allocate("weights", BYTES, Sharing::Replicated).unwrap();
+    let owners = Ownership::even(0..BYTES / 4, comm.world_size());
+    let before = ProcessMemory::current().unwrap();
+    let mine = owners.of(comm.rank())[0].clone();
+    for page in mine.clone().step_by(1024) {
+        weights.write(page, &[page as u32]).unwrap();
+    }
+    comm.all_gather(&weights, DType::I32, &owners, Ready::now()).unwrap().wait().unwrap();
+    for page in (0..BYTES / 4).step_by(1024) {
+        let mut word = [0u32];
+        weights.read(page, &mut word).unwrap();
+        assert_eq!(word[0] as usize, page);
+    }
+    comm.barrier().unwrap();
+    let after = ProcessMemory::current().unwrap();
+    comm.barrier().unwrap();
+    let (pss, rss) = (after.pss - before.pss, after.rss - before.rss);
+    assert!(rss as usize > BYTES / 8 * 7 && (pss as usize) < BYTES / 8 * 5, "{pss} of {rss} bytes");
     comm.finish();
 }
 
@@ -144,7 +185,7 @@ fn run(
         let mut group = RankGroup::spawn(host, commands(n, role), Grace::SHORT, &signals).unwrap();
         let mut outputs: Vec<_> =
             (0..n).map(|r| BufReader::new(group.take_output(r).0.expect("a pipe"))).collect();
-        if role == "killed" {
+        if matches!(role, "killed" | "busy") {
             let mut line = String::new();
             while !line.contains("ready") {
                 outputs[1].read_line(&mut line).unwrap();
@@ -172,6 +213,12 @@ fn processes_sum_as_threads_do() {
 }
 
 #[test]
+fn a_replicated_region_takes_memory_once() {
+    let (ending, outputs, _) = run(2, "replicated", |_| {});
+    assert!(ending.is_success(), "{ending:?} {outputs:?}");
+}
+
+#[test]
 fn a_killed_rank_is_named_within_a_second() {
     let (ending, outputs, took) =
         run(3, "killed", |pids| kill_process(Pid::from_raw(pids[1] as i32).unwrap(), Signal::KILL).unwrap());
@@ -182,6 +229,22 @@ fn a_killed_rank_is_named_within_a_second() {
         assert_eq!(ending.exits[rank], Exit::Code(3), "it had time to say so");
     }
     assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// Invariant 8, wherever in a collective the rank may be: no hang, no fault.
+#[test]
+fn a_rank_killed_inside_a_collective_is_named_too() {
+    for _ in 0..4 {
+        let (ending, outputs, took) = run(2, "busy", |pids| {
+            kill_process(Pid::from_raw(pids[1] as i32).unwrap(), Signal::KILL).unwrap()
+        });
+        assert_eq!(ending.failed.expect("a failed rank").rank, 1);
+        assert!(
+            ending.exits[0] == Exit::Code(3) && outputs[0].contains("error rank 1 failed: it"),
+            "{outputs:?}"
+        );
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
 }
 
 #[test]
@@ -287,6 +350,7 @@ fn joiner(host: &ShmHost, rank: usize, change: impl FnOnce(String) -> String) ->
     String::from_utf8(command.output().unwrap().stdout).unwrap()
 }
 
+/// Invariant 9.
 #[test]
 fn only_the_segment_of_this_run_is_joined_and_each_rank_once() {
     within(|| {

@@ -17,6 +17,12 @@ pub enum Error {
     /// A checkpoint that was not saved or cannot be loaded.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// From the data.
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
+    /// From the logs.
+    #[error(transparent)]
+    Report(#[from] crate::report::Error),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

@@ -4,9 +4,12 @@
 
 mod accelerator;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 mod error;
+pub mod generate;
+pub mod launch;
 pub mod model;
 pub mod nn;
 pub mod rank;

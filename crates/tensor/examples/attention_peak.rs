@@ -31,17 +31,29 @@ fn ceilings(isa: Isa) -> (f64, f64) {
         fn f32s(x: __m512) -> f32 {
             let mut sums = [x; 16];
             for _ in 0..STEPS {
-                sums = sums.map(|sum| _mm512_fmadd_ps(sum, x, x));
+                for sum in &mut sums {
+                    *sum = _mm512_fmadd_ps(*sum, x, x);
+                }
             }
-            _mm512_reduce_add_ps(sums.into_iter().fold(x, |a, b| _mm512_add_ps(a, b)))
+            let mut total = x;
+            for sum in sums {
+                total = _mm512_add_ps(total, sum);
+            }
+            _mm512_reduce_add_ps(total)
         }
         #[target_feature(enable = "avx512f,avx512bf16")]
         fn bf16s(x: __m512) -> f32 {
             let (mut sums, pairs) = ([x; 16], _mm512_cvtne2ps_pbh(x, x));
             for _ in 0..STEPS {
-                sums = sums.map(|sum| _mm512_dpbf16_ps(sum, pairs, pairs));
+                for sum in &mut sums {
+                    *sum = _mm512_dpbf16_ps(*sum, pairs, pairs);
+                }
             }
-            _mm512_reduce_add_ps(sums.into_iter().fold(x, |a, b| _mm512_add_ps(a, b)))
+            let mut total = x;
+            for sum in sums {
+                total = _mm512_add_ps(total, sum);
+            }
+            _mm512_reduce_add_ps(total)
         }
         let gflop = (STEPS * 16 * 16 * 2) as f64 / 1e9;
         let half = [0.5f32; 16];

@@ -89,9 +89,9 @@ impl Float for bf16 {
     fn from_f32(x: f32) -> bf16 {
         // Written out, without a branch, so that loops over it vectorise.
         let bits = x.to_bits();
-        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-        let quiet_nan = ((bits >> 16) as u16) | 0x0040;
-        bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded })
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        let quiet_nan = bits | 0x0040_0000;
+        bf16::from_bits(((if x.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
     }
 }
 

@@ -42,7 +42,8 @@ impl<const W: usize> Posted<W> {
     pub(super) fn put_text(&self, text: &str) {
         let mut words = [0u64; W];
         let room = bytemuck::cast_slice_mut::<u64, u8>(&mut words);
-        let length = text.floor_char_boundary(room.len());
+        let whole = |&end: &usize| text.is_char_boundary(end);
+        let length = (0..=room.len().min(text.len())).rev().find(whole).unwrap_or(0);
         room[..length].copy_from_slice(&text.as_bytes()[..length]);
         self.put(&words);
     }

@@ -11,6 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::failure::FailureCell;
 use super::posted::Posted;
 use crate::call::STAMP_WORDS;
+use crate::cores::available_cores;
 use crate::error::{Error, Result};
 use crate::region::Memory;
 
@@ -142,7 +143,9 @@ impl Segment {
         header.world_size.store(world_size as u64, Ordering::Relaxed);
         header.area.store(area, Ordering::Relaxed);
         header.format.store(FORMAT, Ordering::Relaxed);
-        let spins = if world_size <= crate::cores::available_cores().len() { 3000 } else { 0 };
+        // Also below a quota of processor time, of which the list of cores knows nothing.
+        let quota = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if world_size <= quota.min(available_cores().len()) { 3000 } else { 0 };
         header.spins.store(spins, Ordering::Relaxed);
         header.token[0].store(random[0], Ordering::Relaxed);
         header.token[1].store(random[1], Ordering::Release);

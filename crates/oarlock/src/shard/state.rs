@@ -63,7 +63,7 @@ pub struct SeededInit {
 
 impl WeightSource for SeededInit {
     fn read(&mut self, name: &str, _shape: &Shape, init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let stream = Stream { seed: self.seed, id: id_of(name) };
+        let stream = Stream { seed: self.seed, stream: id_of(name) };
         let first = elements.start as u64;
         match init {
             Init::Zeros => out.fill(0.0),

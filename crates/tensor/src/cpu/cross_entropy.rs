@@ -96,7 +96,10 @@ pub fn cross_entropy_grad_in_place(
 
 /// The number of rows that count, once all lengths and labels are known to be good.
 fn check(labels: &[i32], vocab: usize, n_logits: usize, n_losses: usize) -> Result<usize> {
-    assert!(n_logits == labels.len() * vocab && n_losses == labels.len(), "cross_entropy: lengths");
+    assert!(
+        vocab > 0 && n_logits == labels.len() * vocab && n_losses == labels.len(),
+        "cross_entropy: lengths"
+    );
     let bad = labels.iter().position(|&l| l != IGNORE && (l < 0 || l as usize >= vocab));
     if let Some(position) = bad {
         let index = i64::from(labels[position]);

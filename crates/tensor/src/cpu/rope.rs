@@ -97,8 +97,9 @@ fn check_positions(positions: Positions<'_>, rows: usize, bound: usize) -> Resul
     match positions {
         Positions::Counted { seq, offset } => {
             assert!(seq > 0, "rope: sequences of no rows");
-            let last = rows.min(seq) - 1;
-            if last + offset >= bound { Err(out_of_range((last + offset) as i64, last)) } else { Ok(()) }
+            let row = rows.min(seq) - 1;
+            let last = offset.saturating_add(row);
+            if last >= bound { Err(out_of_range(last as i64, row)) } else { Ok(()) }
         }
         Positions::Explicit(positions) => {
             assert_eq!(positions.len(), rows, "rope: one position per row");
@@ -209,6 +210,7 @@ mod tests {
         assert_eq!(run(Positions::Counted { seq: 2, offset: 1 }), Ok(()));
         let text = "rope: index 3 at position 1 is outside 0..3";
         assert_eq!(run(Positions::Counted { seq: 2, offset: 2 }), Err(text.into()));
+        assert!(run(Positions::Counted { seq: 2, offset: usize::MAX }).is_err());
         assert_eq!(run(Positions::Explicit(&[0, 3, 1, -1])), Err(text.into()));
         assert!(run(Positions::Explicit(&[0, 2, 1, -1])).is_err());
     }

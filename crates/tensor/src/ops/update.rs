@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::cpu::adamw::{AdamW, AdamWState, adamw_step};
-use crate::cpu::{elementwise, random, sums};
+use crate::cpu::{elementwise, gemm, random, sums};
 use crate::device::{Device, Kind};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -101,4 +101,11 @@ pub fn fill_normal(device: &Device, stream: Stream, first: u64, std: f32, out: &
 pub fn fill_uniform(device: &Device, stream: Stream, first: u64, bound: f32, out: &mut [f32]) {
     let Kind::Cpu(cpu) = device.kind();
     random::fill_uniform(cpu, stream, first, -bound, bound, out);
+}
+
+/// Floating-point operations per second that products of `dtype` can reach at most with all threads of the device,
+/// measured in 20 ms.
+pub fn peak_flops(device: &Device, dtype: DType) -> f64 {
+    let Kind::Cpu(cpu) = device.kind();
+    gemm::peak_flops(cpu, dtype) * cpu.par.n_threads() as f64
 }

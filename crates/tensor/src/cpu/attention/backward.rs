@@ -4,12 +4,19 @@
 //! P = exp(scale K Q^T - lse), dS = P * (V dO^T - delta), dV += P dO, dK += dS Q, dQ += dS^T K; dQ and dK are
 //! scaled when they are written. `delta` is the inner product of a query's output and its gradient.
 
+#![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
+
 use std::f32::consts::LOG2_E;
 
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::super::Cpu;
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
-use super::{AttentionShape, Carve, Inputs, Packed, Shared, Span, Tasks, carved};
+use super::workers::{self, Carve, Shared, Tasks, carved};
+use super::{AttentionShape, Inputs, Packed, Span};
 use crate::dtype::Float;
+use crate::error::Result;
 
 /// Queries of a block.
 const QUERIES: usize = 64;
@@ -23,20 +30,70 @@ pub(super) struct Saved<'a, T> {
     pub(super) d_o: &'a [T],
 }
 
+impl<'a, T: Float> Saved<'a, T> {
+    /// The same under the name that dispatch found for `T`.
+    pub(super) fn cast<U: Float>(self) -> Saved<'a, U> {
+        Saved { o: cast_slice(self.o), lse: self.lse, d_o: cast_slice(self.d_o) }
+    }
+}
+
 /// What the backward pass writes.
-pub(super) struct Outputs<T> {
-    pub(super) dq: Shared<T>,
-    pub(super) dk: Shared<T>,
-    pub(super) dv: Shared<T>,
+pub(super) struct Results<'a, T> {
+    pub(super) dq: &'a mut [T],
+    pub(super) dk: &'a mut [T],
+    pub(super) dv: &'a mut [T],
+}
+
+impl<'a, T: Float> Results<'a, T> {
+    /// The same under the name that dispatch found for `T`.
+    pub(super) fn cast<U: Float>(self) -> Results<'a, U> {
+        Results { dq: cast_slice_mut(self.dq), dk: cast_slice_mut(self.dk), dv: cast_slice_mut(self.dv) }
+    }
+}
+
+/// The results as tasks see them: each writes the rows of its heads.
+struct Outputs<T> {
+    dq: Shared<T>,
+    dk: Shared<T>,
+    dv: Shared<T>,
+}
+
+/// The operation, in errors.
+pub(super) const OP: &str = "attention backward";
+
+/// The backward pass.
+pub(super) fn backward<T: Float>(
+    cpu: &Cpu,
+    inputs: Inputs<T>,
+    saved: Saved<T>,
+    results: Results<T>,
+    scratch: &mut [u8],
+) -> Result<()> {
+    let shape = inputs.shape;
+    inputs.check(OP)?;
+    for (what, got) in [("o", saved.o.len()), ("d_o", saved.d_o.len()), ("dq", results.dq.len())] {
+        super::len(OP, what, inputs.q.len(), got)?;
+    }
+    super::len(OP, "dk", inputs.k.len(), results.dk.len())?;
+    super::len(OP, "dv", inputs.v.len(), results.dv.len())?;
+    super::len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, saved.lse.len())?;
+    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
+    let Results { dq, dk, dv } = results;
+    let outputs = &Outputs { dq: Shared::new(dq), dk: Shared::new(dk), dv: Shared::new(dv) };
+    let (inputs, saved) = (&inputs, &saved);
+    workers::share_out(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
+        tile::dispatch::<T>(cpu.isa, Backward { inputs, packed, saved, outputs, tasks, scratch });
+    })
 }
 
 /// One worker's share of the backward pass.
-pub(super) struct Backward<'a, T> {
-    pub(super) inputs: &'a Inputs<'a, T>,
-    pub(super) saved: &'a Saved<'a, T>,
-    pub(super) outputs: &'a Outputs<T>,
-    pub(super) tasks: Tasks,
-    pub(super) scratch: &'a mut [u32],
+struct Backward<'a, T> {
+    inputs: &'a Inputs<'a, T>,
+    packed: Packed,
+    saved: &'a Saved<'a, T>,
+    outputs: &'a Outputs<T>,
+    tasks: Tasks,
+    scratch: &'a mut [u32],
 }
 
 fn pieces(packed: &Packed) -> [usize; 14] {
@@ -111,7 +168,7 @@ struct Block {
 impl<T: Float> Task for Backward<'_, T> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self) {
-        let (shape, packed) = (self.inputs.shape, self.inputs.packed);
+        let (shape, packed) = (self.inputs.shape, self.packed);
         let sizes = pieces(&packed);
         let mut carve = Carve(self.scratch);
         let mut buffers = Buffers {
@@ -145,7 +202,16 @@ impl<T: Float> Task for Backward<'_, T> {
                 for q0 in (0..shape.q_len).step_by(QUERIES) {
                     // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
                     unsafe {
-                        queries::<T, K>(self.inputs, self.saved, &self.outputs.dq, &mut buffers, b, head, q0)
+                        queries::<T, K>(
+                            self.inputs,
+                            &packed,
+                            self.saved,
+                            &self.outputs.dq,
+                            &mut buffers,
+                            b,
+                            head,
+                            q0,
+                        )
                     };
                 }
             }
@@ -193,6 +259,7 @@ fn inner<T: Float>(a: &[T], b: &[T]) -> f32 {
 #[inline(always)]
 unsafe fn queries<T: Float, K: Kernel>(
     inputs: &Inputs<T>,
+    packed: &Packed,
     saved: &Saved<T>,
     dq: &Shared<T>,
     buffers: &mut Buffers,
@@ -200,7 +267,7 @@ unsafe fn queries<T: Float, K: Kernel>(
     head: usize,
     q0: usize,
 ) {
-    let (shape, packed) = (inputs.shape, &inputs.packed);
+    let shape = inputs.shape;
     let n = QUERIES.min(shape.q_len - q0);
     let rows = |x| {
         let x = super::sequence(x, b, shape.batch);

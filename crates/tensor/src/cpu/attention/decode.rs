@@ -5,7 +5,8 @@ use std::f32::consts::{LN_2, LOG2_E};
 use super::forward::{FLOOR, Outputs};
 use super::pack::HeadRows;
 use super::tile::{Kernel, LANES, Task};
-use super::{AttentionShape, Carve, Inputs, Packed, Tasks, carved};
+use super::workers::{Carve, Tasks, carved};
+use super::{AttentionShape, Inputs, Packed};
 use crate::dtype::Float;
 
 /// Keys of a block: their scores fit four vectors.
@@ -21,6 +22,7 @@ pub(super) fn applies(shape: &AttentionShape) -> bool {
 /// One worker's share of the pass.
 pub(super) struct Decode<'a, T> {
     pub(super) inputs: &'a Inputs<'a, T>,
+    pub(super) packed: Packed,
     pub(super) outputs: &'a Outputs<T>,
     pub(super) tasks: Tasks,
     pub(super) scratch: &'a mut [u32],
@@ -69,7 +71,7 @@ struct Buffers<'a> {
 impl<T: Float> Task for Decode<'_, T> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self) {
-        let (shape, packed) = (self.inputs.shape, self.inputs.packed);
+        let (shape, packed) = (self.inputs.shape, self.packed);
         let [n0, n1, n2, n3, n4] = pieces(shape, &packed);
         let mut carve = Carve(self.scratch);
         let mut buffers = Buffers {
@@ -84,7 +86,7 @@ impl<T: Float> Task for Decode<'_, T> {
         for task in self.tasks {
             let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
             // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
-            unsafe { group::<T, K>(self.inputs, self.outputs, &mut buffers, b, kv_head) };
+            unsafe { group::<T, K>(self.inputs, &packed, self.outputs, &mut buffers, b, kv_head) };
         }
     }
 }
@@ -96,12 +98,13 @@ impl<T: Float> Task for Decode<'_, T> {
 #[inline(always)]
 unsafe fn group<T: Float, K: Kernel>(
     inputs: &Inputs<T>,
+    packed: &Packed,
     outputs: &Outputs<T>,
     buffers: &mut Buffers,
     b: usize,
     kv_head: usize,
 ) {
-    let (shape, cols) = (inputs.shape, inputs.packed.cols);
+    let (shape, cols) = (inputs.shape, packed.cols);
     let keys = |x| {
         let x = super::sequence(x, b, shape.batch);
         HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)
@@ -180,9 +183,7 @@ unsafe fn scores<K: Kernel>(buffers: &mut Buffers, cols: usize, at: usize) {
                     *sum = K::fma(q, K::load(buffers.rows.as_ptr().add(j * cols + c)), *sum);
                 }
             }
-            for (j, sum) in sums.into_iter().enumerate() {
-                buffers.scores[r * KEYS + at + j] = K::sum(sum);
-            }
+            buffers.scores[r * KEYS + at..][..AT_ONCE].copy_from_slice(&K::sums(sums));
         }
     }
 }
@@ -192,26 +193,34 @@ unsafe fn scores<K: Kernel>(buffers: &mut Buffers, cols: usize, at: usize) {
 unsafe fn softmax<K: Kernel>(buffers: &mut Buffers, cols: usize, k0: usize) {
     for (r, query) in buffers.queries.iter_mut().enumerate() {
         let scores = &mut buffers.scores[r * KEYS..][..KEYS];
-        let mut max = query.max;
-        for (j, x) in scores.iter_mut().enumerate() {
-            let key = (k0 + j) as i32;
-            *x = if query.lo <= key && key < query.hi { *x } else { f32::NEG_INFINITY };
-            max = if *x > max { *x } else { max };
+        if k0 < query.lo as usize || query.hi < (k0 + KEYS) as i32 {
+            for (j, x) in scores.iter_mut().enumerate() {
+                let key = (k0 + j) as i32;
+                *x = if query.lo <= key && key < query.hi { *x } else { f32::NEG_INFINITY };
+            }
         }
         // SAFETY: a row of scores is four vectors.
         unsafe {
-            let mut factor = [0f32; LANES];
-            K::store(factor.as_mut_ptr(), K::exp2(K::splat(query.max - max)));
-            let mut sum = K::splat(0.0);
-            for j in (0..KEYS).step_by(LANES) {
-                let p = K::exp2(K::sub(K::load(scores.as_ptr().add(j)), K::splat(max)));
-                K::store(scores.as_mut_ptr().add(j), p);
-                sum = K::add(sum, p);
+            let scores = scores.as_mut_ptr();
+            let mut lanes = [0f32; LANES];
+            let mut max = K::load(scores);
+            for j in (LANES..KEYS).step_by(LANES) {
+                max = K::max(K::load(scores.add(j)), max);
             }
-            query.sum = query.sum * factor[0] + K::sum(sum);
+            K::store(lanes.as_mut_ptr(), max);
+            let max = lanes.iter().fold(query.max, |max, x| if *x > max { *x } else { max });
+            K::store(lanes.as_mut_ptr(), K::exp2(K::splat(query.max - max)));
+            let factor = lanes[0];
+            let mut p = [K::splat(0.0); KEYS / LANES];
+            for (j, p) in p.iter_mut().enumerate() {
+                *p = K::exp2(K::sub(K::load(scores.add(j * LANES)), K::splat(max)));
+                K::store(scores.add(j * LANES), *p);
+            }
+            let sums = K::sums(p);
+            query.sum = query.sum * factor + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
             query.max = max;
-            if factor[0] != 1.0 {
-                buffers.out[r * cols..][..cols].iter_mut().for_each(|x| *x *= factor[0]);
+            if factor != 1.0 {
+                buffers.out[r * cols..][..cols].iter_mut().for_each(|x| *x *= factor);
             }
         }
     }

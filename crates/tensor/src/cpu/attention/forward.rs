@@ -3,30 +3,86 @@
 //! Scores are kept transposed, a row per key and a column per query, so that the maxima and sums of a query run
 //! down a vector lane and no vector is ever summed across.
 
+#![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
+
 use std::f32::consts::{LN_2, LOG2_E};
 
+use bytemuck::cast_slice_mut;
+
+use super::super::Cpu;
+use super::decode::{self, Decode};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
-use super::{AttentionShape, Carve, Inputs, Packed, Shared, Span, Tasks, carved};
+use super::workers::{self, Carve, Shared, Tasks, carved};
+use super::{AttentionShape, Inputs, Packed, Span};
 use crate::dtype::Float;
+use crate::error::Result;
 
 /// Keys of a block: the scores of 32 queries with them take 16 KiB.
 const KEYS: usize = 128;
 /// Below every finite score, and finite itself so that differences of maxima are numbers.
 pub(super) const FLOOR: f32 = -1e30;
 
+/// The operation, in errors.
+pub(super) const OP: &str = "attention";
+
 /// What the forward pass writes.
+pub(super) struct Results<'a, T> {
+    pub(super) o: &'a mut [T],
+    pub(super) lse: &'a mut [f32],
+}
+
+impl<'a, T: Float> Results<'a, T> {
+    /// The same under the name that dispatch found for `T`.
+    pub(super) fn cast<U: Float>(self) -> Results<'a, U> {
+        Results { o: cast_slice_mut(self.o), lse: self.lse }
+    }
+}
+
+/// The results as tasks see them: each writes the rows of its heads.
 pub(super) struct Outputs<T> {
     pub(super) o: Shared<T>,
     pub(super) lse: Shared<f32>,
 }
 
+/// The forward pass.
+pub(super) fn forward<T: Float>(
+    cpu: &Cpu,
+    inputs: Inputs<T>,
+    results: Results<T>,
+    scratch: &mut [u8],
+) -> Result<()> {
+    let shape = inputs.shape;
+    inputs.check(OP)?;
+    super::len(OP, "o", inputs.q.len(), results.o.len())?;
+    super::len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, results.lse.len())?;
+    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
+    let (inputs, outputs) = (&inputs, &Outputs { o: Shared::new(results.o), lse: Shared::new(results.lse) });
+    if decode::applies(shape) {
+        workers::share_out(
+            OP,
+            cpu,
+            shape,
+            scratch,
+            decode::scratch_words(shape, &packed),
+            |tasks, scratch| {
+                tile::dispatch::<T>(cpu.isa, Decode { inputs, packed, outputs, tasks, scratch });
+            },
+        )
+    } else {
+        workers::share_out(OP, cpu, shape, scratch, scratch_words(shape, &packed), |tasks, scratch| {
+            tile::dispatch::<T>(cpu.isa, Forward { inputs, packed, outputs, tasks, scratch });
+        })
+    }
+}
+
 /// One worker's share of the forward pass.
-pub(super) struct Forward<'a, T> {
-    pub(super) inputs: &'a Inputs<'a, T>,
-    pub(super) outputs: &'a Outputs<T>,
-    pub(super) tasks: Tasks,
-    pub(super) scratch: &'a mut [u32],
+struct Forward<'a, T> {
+    inputs: &'a Inputs<'a, T>,
+    packed: Packed,
+    outputs: &'a Outputs<T>,
+    tasks: Tasks,
+    scratch: &'a mut [u32],
 }
 
 fn pieces(packed: &Packed) -> [usize; 7] {
@@ -72,7 +128,7 @@ struct Softmax<K: Kernel> {
 impl<T: Float> Task for Forward<'_, T> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self) {
-        let (shape, packed) = (self.inputs.shape, self.inputs.packed);
+        let (shape, packed) = (self.inputs.shape, self.packed);
         let [n0, n1, n2, n3, n4, n5, n6] = pieces(&packed);
         let mut carve = Carve(self.scratch);
         let mut buffers = Buffers {
@@ -95,7 +151,7 @@ impl<T: Float> Task for Forward<'_, T> {
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
                 for q0 in (0..shape.q_len).step_by(COLS) {
                     // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
-                    unsafe { queries::<T, K>(self.inputs, self.outputs, &mut buffers, b, head, q0) };
+                    unsafe { queries::<T, K>(self.inputs, &packed, self.outputs, &mut buffers, b, head, q0) };
                 }
             }
         }
@@ -109,13 +165,14 @@ impl<T: Float> Task for Forward<'_, T> {
 #[inline(always)]
 unsafe fn queries<T: Float, K: Kernel>(
     inputs: &Inputs<T>,
+    packed: &Packed,
     outputs: &Outputs<T>,
     buffers: &mut Buffers,
     b: usize,
     head: usize,
     q0: usize,
 ) {
-    let (shape, packed) = (inputs.shape, &inputs.packed);
+    let shape = inputs.shape;
     let n = COLS.min(shape.q_len - q0);
     let q = HeadRows::new(
         super::sequence(inputs.q, b, shape.batch),

@@ -14,6 +14,9 @@ mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tile_x86;
+mod workers;
+
+use bytemuck::cast_slice;
 
 use super::Cpu;
 use crate::dtype::{DType, Float, bf16, f16};
@@ -126,8 +129,7 @@ fn scratch_bytes(
         DType::F16 => tile::pair::<f16>(cpu.isa),
         DType::F32 | DType::I32 => tile::pair::<f32>(cpu.isa),
     };
-    // One line more than the workers use, because bytes need not start at a line.
-    size_of::<Line>() * (n_workers(cpu, shape) * lines(words(shape, &Packed::new(shape, pair))) + 1)
+    workers::scratch_bytes(cpu, shape, words(shape, &Packed::new(shape, pair)))
 }
 
 /// `o = softmax(scale * q k^T) v` for each head, and the log-sum-exp of each query's scores.
@@ -149,27 +151,12 @@ pub fn attention_forward<T: Float>(
     lse: &mut [f32],
     scratch: &mut [u8],
 ) -> Result<()> {
-    const OP: &str = "attention";
-    shape.check(OP, q.len(), k.len(), v.len(), doc_start)?;
-    len(OP, "o", q.len(), o.len())?;
-    len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, lse.len())?;
-    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
-    let inputs = Inputs { shape, packed, q, k, v, doc_start };
-    let outputs = forward::Outputs { o: Shared::new(o), lse: Shared::new(lse) };
-    if decode::applies(shape) {
-        workers(OP, cpu, shape, scratch, decode::scratch_words(shape, &packed), |tasks, scratch| {
-            tile::dispatch::<T>(
-                cpu.isa,
-                decode::Decode { inputs: &inputs, outputs: &outputs, tasks, scratch },
-            );
-        })
-    } else {
-        workers(OP, cpu, shape, scratch, forward::scratch_words(shape, &packed), |tasks, scratch| {
-            tile::dispatch::<T>(
-                cpu.isa,
-                forward::Forward { inputs: &inputs, outputs: &outputs, tasks, scratch },
-            );
-        })
+    let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start }, forward::Results { o, lse });
+    match T::DTYPE {
+        DType::F32 => instances::forward_f32(cpu, inputs.cast(), outputs.cast(), scratch),
+        DType::BF16 => instances::forward_bf16(cpu, inputs.cast(), outputs.cast(), scratch),
+        DType::F16 => instances::forward_f16(cpu, inputs.cast(), outputs.cast(), scratch),
+        got => Err(Error::DType { op: forward::OP, expected: "f32, bf16 or f16", got }),
     }
 }
 
@@ -193,32 +180,66 @@ pub fn attention_backward<T: Float>(
     dv: &mut [T],
     scratch: &mut [u8],
 ) -> Result<()> {
-    const OP: &str = "attention backward";
-    shape.check(OP, q.len(), k.len(), v.len(), doc_start)?;
-    for (what, got) in [("o", o.len()), ("d_o", d_o.len()), ("dq", dq.len())] {
-        len(OP, what, q.len(), got)?;
+    let inputs = Inputs { shape, q, k, v, doc_start };
+    let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
+    match T::DTYPE {
+        DType::F32 => instances::backward_f32(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        DType::BF16 => instances::backward_bf16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        DType::F16 => instances::backward_f16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
+        got => Err(Error::DType { op: backward::OP, expected: "f32, bf16 or f16", got }),
     }
-    len(OP, "dk", k.len(), dk.len())?;
-    len(OP, "dv", v.len(), dv.len())?;
-    len(OP, "lse", shape.batch * shape.n_heads * shape.q_len, lse.len())?;
-    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
-    let inputs = Inputs { shape, packed, q, k, v, doc_start };
-    let saved = backward::Saved { o, lse, d_o };
-    let outputs = backward::Outputs { dq: Shared::new(dq), dk: Shared::new(dk), dv: Shared::new(dv) };
-    workers(OP, cpu, shape, scratch, backward::scratch_words(shape, &packed), |tasks, scratch| {
-        let work = backward::Backward { inputs: &inputs, saved: &saved, outputs: &outputs, tasks, scratch };
-        tile::dispatch::<T>(cpu.isa, work);
-    })
+}
+
+/// The passes for each dtype. Not generic, so that they are compiled in this crate with its optimisation, and not
+/// in each crate that calls them.
+mod instances {
+    use super::*;
+
+    macro_rules! instances {
+        ($($forward:ident $backward:ident $t:ty),*) => {$(
+            #[inline(never)]
+            pub(super) fn $forward(
+                cpu: &Cpu,
+                inputs: Inputs<$t>,
+                results: forward::Results<$t>,
+                scratch: &mut [u8],
+            ) -> Result<()> {
+                forward::forward(cpu, inputs, results, scratch)
+            }
+            #[inline(never)]
+            pub(super) fn $backward(
+                cpu: &Cpu,
+                inputs: Inputs<$t>,
+                saved: backward::Saved<$t>,
+                results: backward::Results<$t>,
+                scratch: &mut [u8],
+            ) -> Result<()> {
+                backward::backward(cpu, inputs, saved, results, scratch)
+            }
+        )*};
+    }
+    instances!(forward_f32 backward_f32 f32, forward_bf16 backward_bf16 bf16, forward_f16 backward_f16 f16);
 }
 
 /// What forward and backward read.
 struct Inputs<'a, T> {
     shape: &'a AttentionShape,
-    packed: Packed,
     q: &'a [T],
     k: &'a [T],
     v: &'a [T],
     doc_start: Option<&'a [i32]>,
+}
+
+impl<'a, T: Float> Inputs<'a, T> {
+    /// The same under the name that dispatch found for `T`.
+    fn cast<U: Float>(self) -> Inputs<'a, U> {
+        let Inputs { shape, q, k, v, doc_start } = self;
+        Inputs { shape, q: cast_slice(q), k: cast_slice(k), v: cast_slice(v), doc_start }
+    }
+
+    fn check(&self, op: &'static str) -> Result<()> {
+        self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)
+    }
 }
 
 /// Sizes of packed operands.
@@ -302,97 +323,6 @@ impl Span {
             return (0, 0);
         }
         (self.lo_min as usize / ROWS * ROWS, (self.hi_max as usize).next_multiple_of(ROWS))
-    }
-}
-
-/// A cache line, the unit of scratch.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u32; 16]);
-
-fn lines(words: usize) -> usize {
-    words.div_ceil(16)
-}
-
-fn n_workers(cpu: &Cpu, shape: &AttentionShape) -> usize {
-    cpu.par.n_threads().min(shape.n_tasks())
-}
-
-/// The tasks of one worker: every `step`-th.
-type Tasks = std::iter::StepBy<std::ops::Range<usize>>;
-
-/// Shares tasks and scratch out among the threads.
-fn workers(
-    op: &'static str,
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    scratch: &mut [u8],
-    words: usize,
-    work: impl Fn(Tasks, &mut [u32]) + Send + Sync,
-) -> Result<()> {
-    if shape.n_tasks() == 0 || shape.head_dim == 0 {
-        return Ok(());
-    }
-    let n_workers = n_workers(cpu, shape);
-    let each = lines(words);
-    let got = scratch.len();
-    let (_, whole, _) = bytemuck::pod_align_to_mut::<u8, Line>(scratch);
-    if whole.len() < n_workers * each {
-        let expected = format!("{} bytes of scratch", size_of::<Line>() * (n_workers * each + 1));
-        return Err(Error::Shape { op, expected, got: got.to_string() });
-    }
-    cpu.par.chunks_mut(&mut whole[..n_workers * each], each, |worker, scratch| {
-        work((worker..shape.n_tasks()).step_by(n_workers), bytemuck::cast_slice_mut(scratch));
-    });
-    Ok(())
-}
-
-/// Scratch that is handed out piece by piece; pieces start at cache lines.
-struct Carve<'a>(&'a mut [u32]);
-
-impl<'a> Carve<'a> {
-    fn units(&mut self, n: usize) -> &'a mut [u32] {
-        let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(n.next_multiple_of(16));
-        self.0 = rest;
-        &mut piece[..n]
-    }
-
-    fn floats(&mut self, n: usize) -> &'a mut [f32] {
-        bytemuck::cast_slice_mut(self.units(n))
-    }
-}
-
-/// Words that [`Carve`] needs for these pieces.
-fn carved(pieces: &[usize]) -> usize {
-    pieces.iter().map(|n| n.next_multiple_of(16)).sum()
-}
-
-/// An output whose rows several tasks write, each its own.
-struct Shared<T> {
-    data: *mut T,
-    len: usize,
-}
-
-// SAFETY: access goes through `rows`, whose callers keep to their own elements.
-unsafe impl<T: Send> Sync for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Shared<T> {}
-
-impl<T> Shared<T> {
-    fn new(data: &mut [T]) -> Shared<T> {
-        Shared { data: data.as_mut_ptr(), len: data.len() }
-    }
-
-    /// The elements `start .. start + n`.
-    ///
-    /// # Safety
-    /// The slice that this was made from is still borrowed, and nobody else uses these elements.
-    #[expect(clippy::mut_from_ref, reason = "the caller owns the elements")]
-    #[inline(always)]
-    unsafe fn slice(&self, start: usize, n: usize) -> &mut [T] {
-        assert!(start + n <= self.len);
-        // SAFETY: in range; the rest is the caller's.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), n) }
     }
 }
 

@@ -39,8 +39,8 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The greater of the two; `b` if one of them is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// Sum of the lanes, in a fixed order.
-    unsafe fn sum(x: Self::V) -> f32;
+    /// Sums of the lanes of each, in a fixed order.
+    unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];
     /// Two to the power of each lane, below 2^-126 zero; NaN stays NaN.
     unsafe fn exp2(x: Self::V) -> Self::V;
     /// `x` in the lanes where `lo <= j < hi`, elsewhere `other`.
@@ -248,9 +248,15 @@ pub(super) struct Lanes<const FMA: bool>;
 
 type A16 = [f32; LANES];
 
-#[inline(always)]
-fn zip(a: A16, b: A16, f: impl Fn(f32, f32) -> f32) -> A16 {
-    std::array::from_fn(|i| f(a[i], b[i]))
+/// Applies an expression to the lanes: loops, because closures are not always inlined.
+macro_rules! lanes {
+    ($i:ident => $x:expr) => {{
+        let mut out = [0f32; LANES];
+        for $i in 0..LANES {
+            out[$i] = $x;
+        }
+        out
+    }};
 }
 
 impl<const FMA: bool> Kernel for Lanes<FMA> {
@@ -274,33 +280,36 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
     }
     #[inline(always)]
     unsafe fn add(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a + b)
+        lanes!(i => a[i] + b[i])
     }
     #[inline(always)]
     unsafe fn sub(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a - b)
+        lanes!(i => a[i] - b[i])
     }
     #[inline(always)]
     unsafe fn mul(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| a * b)
+        lanes!(i => a[i] * b[i])
     }
     #[inline(always)]
     unsafe fn fma(a: A16, b: A16, c: A16) -> A16 {
-        std::array::from_fn(|i| if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        lanes!(i => if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
     #[inline(always)]
     unsafe fn max(a: A16, b: A16) -> A16 {
-        zip(a, b, |a, b| if a > b { a } else { b })
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn sum(x: A16) -> f32 {
-        let mut x = x;
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                x[i] += x[i + half];
+    unsafe fn sums(x: [A16; 4]) -> [f32; 4] {
+        let mut out = [0f32; 4];
+        for (out, mut x) in out.iter_mut().zip(x) {
+            for half in [8, 4, 2, 1] {
+                for i in 0..half {
+                    x[i] += x[i + half];
+                }
             }
+            *out = x[0];
         }
-        x[0]
+        out
     }
     #[inline(always)]
     unsafe fn exp2(x: A16) -> A16 {
@@ -314,7 +323,7 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
             for c in EXP2[..5].iter().rev() {
                 y = Self::fma(y, r, [*c; LANES]);
             }
-            std::array::from_fn(|i| {
+            lanes!(i => {
                 let power = shifted[i].to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23;
                 if x[i] < -126.0 { 0.0 } else { y[i] * f32::from_bits(power) }
             })
@@ -326,7 +335,7 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
         let (lo, hi) = unsafe {
             (lo.cast::<[i32; LANES]>().read_unaligned(), hi.cast::<[i32; LANES]>().read_unaligned())
         };
-        std::array::from_fn(|i| if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
+        lanes!(i => if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
     }
     #[inline(always)]
     unsafe fn splat_unit(p: *const u32) -> A16 {

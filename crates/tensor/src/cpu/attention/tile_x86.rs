@@ -59,9 +59,21 @@ macro_rules! common {
             unsafe { _mm512_max_ps(a, b) }
         }
         #[inline(always)]
-        unsafe fn sum(x: __m512) -> f32 {
+        unsafe fn sums(x: [__m512; 4]) -> [f32; 4] {
             // SAFETY: the trait's contract.
-            unsafe { _mm512_reduce_add_ps(x) }
+            unsafe {
+                // Lane 4 q + i becomes the sum of quarter q of x[i]; then the quarters are added.
+                let [a, b, c, d] = x;
+                let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                let abcd =
+                    _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+                let halves = _mm512_add_ps(abcd, _mm512_shuffle_f32x4::<0x4e>(abcd, abcd));
+                let all = _mm512_add_ps(halves, _mm512_shuffle_f32x4::<0xb1>(halves, halves));
+                let mut out = [0f32; 4];
+                _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(all));
+                out
+            }
         }
         #[inline(always)]
         unsafe fn exp2(x: __m512) -> __m512 {

@@ -8,7 +8,7 @@ use crate::dtype::{DType, Float};
 
 use super::convert::{narrow, widen};
 use super::kernel::{Micro, Out, PACKED, Tile};
-use super::pack::{Panels, Source, pack, prefetch};
+use super::pack::{LINE, Panels, Source, pack, prefetch_to_l2};
 use super::{MatMut, MatRef, Store};
 
 /// Words of K in a block if C is f32 and can hold partial sums.
@@ -63,14 +63,15 @@ impl Blocks {
         }
     }
 
-    /// Words of one packed panel of B.
+    /// Words between packed panels of B. The extra step keeps panels off a power of two apart, where the same steps of all
+    /// panels would share a cache set while they are packed.
     fn b_panel(&self) -> usize {
-        self.micro.steps(self.k) * self.micro.nr
+        (self.micro.steps(self.k) + 1) * self.micro.nr
     }
 
-    /// Words of one packed panel of A.
+    /// Words between packed panels of A; one more step, as above.
     fn a_panel(&self) -> usize {
-        self.micro.steps(self.k) * self.micro.a_width
+        (self.micro.steps(self.k) + 1) * self.micro.a_width
     }
 
     fn b_words(&self) -> usize {
@@ -176,11 +177,17 @@ pub(super) fn run<T: Float, C: Float>(
                     }
                     let (i, g) = (task / groups, task % groups);
                     let rows = i * blocks.m..((i + 1) * blocks.m).min(m);
+                    // The block of A that this thread probably takes next arrives while it computes this one.
+                    let next_i = (task + threads) / groups;
+                    let next_rows = (next_i * blocks.m).min(m)..((next_i + 1) * blocks.m).min(m);
+                    let panels = g * n_panels / groups..(g + 1) * n_panels / groups;
+                    let n_tiles = panels.len() * rows.len().div_ceil(micro.mr);
+                    let mut n_done = 0;
                     if !a_in_place {
                         // SAFETY: the ranges are inside A; the block of scratch belongs to this thread.
                         unsafe { pack(cpu.isa, &a_src, rows.clone(), k_range.clone(), a_panels, a_block) }
                     }
-                    for p in g * n_panels / groups..(g + 1) * n_panels / groups {
+                    for p in panels {
                         let b = words.at(p * blocks.b_panel());
                         let col = n0 + p * micro.nr;
                         let cols = micro.nr.min(n - col);
@@ -195,10 +202,12 @@ pub(super) fn run<T: Float, C: Float>(
                             };
                             let rows = micro.mr.min(rows.end - row);
                             let c = c_data.at(row * c_stride + col);
+                            a_src.prefetch(&next_rows, &k_range, n_done, n_tiles);
+                            n_done += 1;
                             // C arrives while the sums are formed.
                             for r in 0..rows {
-                                for line in (0..cols).step_by(64 / size_of::<C>()) {
-                                    prefetch(c.wrapping_add(r * c_stride + line));
+                                for line in (0..cols).step_by(LINE / size_of::<C>()) {
+                                    prefetch_to_l2(c.wrapping_add(r * c_stride + line));
                                 }
                             }
                             // SAFETY: the tile is inside C and this task's own; A and B have `steps` words as packed

@@ -22,6 +22,18 @@ pub(crate) struct Source<T> {
     pub(crate) k_contiguous: bool,
 }
 
+impl<T> Source<T> {
+    /// Asks the second-level cache for part `part` of `parts` of a block that is needed soon.
+    pub(crate) fn prefetch(&self, outer: &Range<usize>, k: &Range<usize>, part: usize, parts: usize) {
+        let (rows, cols) = if self.k_contiguous { (outer, k) } else { (k, outer) };
+        for row in rows.start + rows.len() * part / parts..rows.start + rows.len() * (part + 1) / parts {
+            for col in cols.clone().step_by(LINE / size_of::<T>()) {
+                prefetch_to_l2(self.data.wrapping_add(row * self.stride + col));
+            }
+        }
+    }
+}
+
 // SAFETY: a `Source` is only read, and `T: Sync` data may be read from any thread.
 unsafe impl<T: Sync> Sync for Source<T> {}
 // SAFETY: as above.
@@ -67,10 +79,6 @@ pub(crate) unsafe fn pack<T: Float>(
     }
 }
 
-/// Steps that are copied into every panel before the next: few enough that the rows in flight keep their pages in the
-/// first-level TLB, enough that each panel gets some whole lines.
-const STEPS_AT_ONCE: usize = 8;
-
 #[inline(always)]
 unsafe fn body<T: Float, const PAIRS: bool, const L: usize>(
     src: &Source<T>,
@@ -80,52 +88,56 @@ unsafe fn body<T: Float, const PAIRS: bool, const L: usize>(
     dst: *mut u32,
     transpose: impl Fn(&mut [[u32; L]; L]),
 ) {
-    let per_step = if PAIRS { 2 } else { 1 };
-    let steps = k.len().div_ceil(per_step);
-    let n_panels = outer.len().div_ceil(panels.used);
-    // The block of lanes `lane..lane + L` of panel `p`, from step `s`.
-    let block = |p: usize, lane: usize, s: usize| {
-        let (first, first_k) = (outer.start + p * panels.used + lane, k.start + s * per_step);
-        let offset =
-            if src.k_contiguous { first * src.stride + first_k } else { first_k * src.stride + first };
-        Block {
-            from: src.data.wrapping_add(offset),
-            left: src.len.saturating_sub(offset),
-            stride: src.stride,
-            lanes: src.extent.saturating_sub(first).min(L),
-            k: k.end - first_k,
-            to: dst.wrapping_add(p * panels.stride + s * panels.width + lane),
-            width: panels.width,
-        }
-    };
-    // SAFETY: the caller promises the ranges and the room for all panels.
+    // SAFETY: the caller's contract.
     unsafe {
         if src.k_contiguous {
-            for p in 0..n_panels {
-                for lane in (0..panels.width).step_by(L) {
-                    for s in (0..steps).step_by(L) {
-                        let block = block(p, lane, s);
-                        if block.lanes > 0 && block.k >= L * per_step {
-                            block.turn::<PAIRS, L>(&transpose);
-                        } else if block.lanes > 0 {
-                            block.edge::<PAIRS, L>(L, true, |b| b.turn::<PAIRS, L>(&transpose));
-                        }
-                    }
-                }
-            }
+            turn::<T, PAIRS, L>(src, outer, k, panels, dst, transpose);
         } else {
-            for s in (0..steps).step_by(STEPS_AT_ONCE) {
-                for p in 0..n_panels {
-                    for lane in (0..panels.width).step_by(L) {
-                        let block = block(p, lane, s);
-                        let n_steps = STEPS_AT_ONCE.min(steps - s);
-                        // Lanes beyond the matrix may read on into the next row.
-                        let end = (n_steps * per_step - 1) * src.stride + L;
-                        if block.lanes > 0 && block.k >= n_steps * per_step && end <= block.left {
-                            block.copy::<PAIRS, L>(n_steps);
-                        } else if block.lanes > 0 {
-                            block.edge::<PAIRS, L>(n_steps, false, |b| b.copy::<PAIRS, L>(n_steps));
+            copy::<T, PAIRS, L>(src, outer, k, panels, dst);
+        }
+    }
+}
+
+/// Packs a source whose rows run along K: blocks of `L` lanes by `L` steps are transposed in registers.
+#[inline(always)]
+unsafe fn turn<T: Float, const PAIRS: bool, const L: usize>(
+    src: &Source<T>,
+    outer: Range<usize>,
+    k: Range<usize>,
+    panels: Panels,
+    dst: *mut u32,
+    transpose: impl Fn(&mut [[u32; L]; L]),
+) {
+    let per_step = if PAIRS { 2 } else { 1 };
+    let steps = k.len().div_ceil(per_step);
+    for p in 0..outer.len().div_ceil(panels.used) {
+        for lane in (0..panels.width).step_by(L) {
+            let first = outer.start + p * panels.used + lane;
+            // Lanes beyond the matrix repeat its last.
+            let Some(last_lane) = src.extent.checked_sub(first + 1) else { continue };
+            for s in (0..steps).step_by(L) {
+                let left = k.len() - s * per_step;
+                let mut words = [[0u32; L]; L];
+                // SAFETY: the lanes have `left` elements from here, and the panel has `steps` groups of words.
+                unsafe {
+                    let from = src.data.add(first * src.stride + k.start + s * per_step);
+                    for (r, row) in words.iter_mut().enumerate() {
+                        let from = from.add(r.min(last_lane) * src.stride);
+                        if left >= L * per_step {
+                            *row = along_k::<T, PAIRS, L>(from);
+                        } else {
+                            let mut tail = [[T::zeroed(); L]; 2];
+                            let tail = tail.as_flattened_mut().as_mut_ptr();
+                            from.copy_to_nonoverlapping(tail, left);
+                            *row = along_k::<T, PAIRS, L>(tail);
                         }
+                        // The rows of the next lanes: short rows end before the hardware has learned to follow them.
+                        prefetch(from.wrapping_add(L * src.stride));
+                    }
+                    transpose(&mut words);
+                    let to = dst.add(p * panels.stride + s * panels.width + lane);
+                    for (i, row) in words.iter().enumerate().take(steps - s) {
+                        to.add(i * panels.width).cast::<[u32; L]>().write_unaligned(*row);
                     }
                 }
             }
@@ -133,106 +145,64 @@ unsafe fn body<T: Float, const PAIRS: bool, const L: usize>(
     }
 }
 
-/// Where some steps of some lanes of one panel come from and go to.
-struct Block<T> {
-    from: *const T,
-    /// Elements that may be read from there.
-    left: usize,
-    stride: usize,
-    /// Outer indices that exist.
-    lanes: usize,
-    /// Elements of K that are left.
-    k: usize,
-    to: *mut u32,
-    width: usize,
-}
+/// Rows that are asked for ahead of the one that is copied.
+const ROWS_AHEAD: usize = 8;
 
-impl<T: Float> Block<T> {
-    /// `L` steps of `L` lanes of a source that runs along K; lanes that do not exist repeat the last.
-    ///
-    /// # Safety
-    /// The steps and at least one lane must exist.
-    #[inline(always)]
-    unsafe fn turn<const PAIRS: bool, const L: usize>(&self, transpose: impl Fn(&mut [[u32; L]; L])) {
-        let mut words = [[0u32; L]; L];
-        // SAFETY: the caller's contract.
-        unsafe {
-            for (r, row) in words.iter_mut().enumerate() {
-                *row = along_k::<T, PAIRS, L>(self.from.add(r.min(self.lanes - 1) * self.stride));
-                // The rows of the next lanes: short rows end before the hardware has learned to follow them.
-                prefetch(self.from.wrapping_add((r + L) * self.stride));
-            }
-            transpose(&mut words);
-            for (i, row) in words.iter().enumerate() {
-                self.to.add(i * self.width).cast::<[u32; L]>().write_unaligned(*row);
-            }
-        }
-    }
-
-    /// `steps` steps of `L` lanes of a source that runs across K.
-    ///
-    /// # Safety
-    /// All of it must be readable.
-    #[inline(always)]
-    unsafe fn copy<const PAIRS: bool, const L: usize>(&self, steps: usize) {
-        let per_step = if PAIRS { 2 } else { 1 };
-        let ahead = STEPS_AT_ONCE * per_step * self.stride;
-        for s in 0..steps {
-            let from = self.from.wrapping_add(s * per_step * self.stride);
-            prefetch(from.wrapping_add(ahead));
-            if PAIRS {
-                prefetch(from.wrapping_add(ahead + self.stride));
-            }
-            // SAFETY: the caller's contract.
-            unsafe {
-                let words = across::<T, PAIRS, L>(from, from.wrapping_add(self.stride));
-                self.to.add(s * self.width).cast::<[u32; L]>().write_unaligned(words);
-            }
-        }
-    }
-
-    /// Does a block of at most `steps` steps (up to 16) that is not whole: `whole` gets it completed with zeros.
-    ///
-    /// # Safety
-    /// What `lanes` and `k` name must exist.
-    #[inline(never)]
-    unsafe fn edge<const PAIRS: bool, const L: usize>(
-        &self,
-        steps: usize,
-        along_k: bool,
-        whole: impl Fn(&Block<T>),
-    ) {
-        let per_step = if PAIRS { 2 } else { 1 };
-        let n_k = self.k.min(steps * per_step);
-        let (rows, cols) = if along_k { (self.lanes, n_k) } else { (n_k, self.lanes) };
-        let (mut from, mut to) = ([[[T::zeroed(); L]; 2]; 32], [[0u32; L]; 16]);
-        for (r, buffer) in from.iter_mut().enumerate().take(rows) {
-            // SAFETY: a stored row holds these elements; the buffer's rows hold twice `L`.
-            unsafe {
-                let row = self.from.add(r * self.stride);
-                row.copy_to_nonoverlapping(buffer.as_flattened_mut().as_mut_ptr(), cols);
-            }
-        }
-        let left = 64 * L;
-        let (from, to_start) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
-        whole(&Block { from, left, stride: 2 * L, lanes: L, k: 2 * L, to: to_start, width: L });
-        for (s, words) in to.iter().enumerate().take(n_k.div_ceil(per_step)) {
-            // SAFETY: the panel has these steps.
-            unsafe { self.to.add(s * self.width).cast::<[u32; L]>().write_unaligned(*words) }
-        }
-    }
-}
-
-/// Asks for the cache line at `p`, which need not be valid.
+/// Packs a source whose rows run across K: each row (or pair) is read once, from end to end.
 #[inline(always)]
-pub(super) fn prefetch<T>(p: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+unsafe fn copy<T: Float, const PAIRS: bool, const L: usize>(
+    src: &Source<T>,
+    outer: Range<usize>,
+    k: Range<usize>,
+    panels: Panels,
+    dst: *mut u32,
+) {
+    let n_panels = outer.len().div_ceil(panels.used);
+    for (s, row) in k.clone().step_by(if PAIRS { 2 } else { 1 }).enumerate() {
+        let start = row * src.stride + outer.start;
+        let has_second = PAIRS && row + 1 < k.end;
+        let second = if has_second { src.stride } else { 0 };
+        let readable = src.len - start - second;
+        // Panels that reach beyond the matrix may read on into the next row, but not beyond the data.
+        let whole = if PAIRS && !has_second || readable < panels.width {
+            0
+        } else {
+            n_panels.min((readable - panels.width) / panels.used + 1)
+        };
+        let (mut from, mut to) = (src.data.wrapping_add(start), dst.wrapping_add(s * panels.width));
+        for _ in 0..whole {
+            for lane in (0..panels.width).step_by(L) {
+                let from = from.wrapping_add(lane);
+                // SAFETY: see `whole`; the panel has this step.
+                unsafe {
+                    let words = across::<T, PAIRS, L>(from, from.wrapping_add(second));
+                    to.wrapping_add(lane).cast::<[u32; L]>().write_unaligned(words);
+                }
+                prefetch(from.wrapping_add(ROWS_AHEAD * src.stride));
+                if PAIRS {
+                    prefetch(from.wrapping_add((ROWS_AHEAD + 1) * src.stride));
+                }
+            }
+            (from, to) = (from.wrapping_add(panels.used), to.wrapping_add(panels.stride));
+        }
+        for p in whole..n_panels {
+            for lane in (0..panels.width).step_by(L) {
+                let lanes = (outer.len() - p * panels.used).saturating_sub(lane).min(L);
+                let (mut first, mut next) = ([T::zeroed(); L], [T::zeroed(); L]);
+                // SAFETY: this many lanes exist; the panel has this step.
+                unsafe {
+                    let from = src.data.wrapping_add(start + p * panels.used + lane);
+                    from.copy_to_nonoverlapping(first.as_mut_ptr(), lanes);
+                    if has_second {
+                        from.wrapping_add(second).copy_to_nonoverlapping(next.as_mut_ptr(), lanes);
+                    }
+                    let words = across::<T, PAIRS, L>(first.as_ptr(), next.as_ptr());
+                    let to = dst.add(p * panels.stride + s * panels.width + lane);
+                    to.cast::<[u32; L]>().write_unaligned(words);
+                }
+            }
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
 }
 
 /// `L` words along K.
@@ -264,8 +234,36 @@ unsafe fn across<T: Float, const PAIRS: bool, const L: usize>(p: *const T, q: *c
     }
 }
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Asks the second-level cache for the line at `p`, which need not be valid.
 #[inline(always)]
-fn words<T: Float, const L: usize>(x: [T; L]) -> [u32; L] {
+pub(crate) fn prefetch_to_l2<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Asks the first-level cache for the line at `p`, which need not be valid.
+#[inline(always)]
+fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Each element as one word: its value in f32.
+#[inline(always)]
+pub(super) fn words<T: Float, const L: usize>(x: [T; L]) -> [u32; L] {
     std::array::from_fn(|i| widen(x[i]).to_bits())
 }
 

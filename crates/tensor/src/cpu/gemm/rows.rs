@@ -1,10 +1,15 @@
 //! Products with a few rows of A (generation): B is read once, in place, at the speed of memory.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
 use crate::cpu::Cpu;
 use crate::cpu::isa::{Isa, Path};
 use crate::dtype::Float;
 
 use super::convert::{narrow, widen};
+#[cfg(target_arch = "x86_64")]
+use super::pack::words;
 use super::{MatMut, MatRef, Store};
 
 /// The most rows of A that take this way.
@@ -81,7 +86,7 @@ fn product<T: Float>(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 => unsafe { avx2(by_column, x, w, stride, k, n, sums) },
-        _ => body::<T, 4, false>(by_column, x, w, stride, k, n, sums),
+        _ => body::<T, [f32; 4]>(by_column, x, w, stride, k, n, sums),
     }
 }
 
@@ -96,7 +101,7 @@ fn avx512<T: Float>(
     n: usize,
     sums: &mut [[f32; COLS]],
 ) {
-    body::<T, 16, true>(by_column, x, w, stride, k, n, sums);
+    body::<T, __m512>(by_column, x, w, stride, k, n, sums);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -110,11 +115,11 @@ fn avx2<T: Float>(
     n: usize,
     sums: &mut [[f32; COLS]],
 ) {
-    body::<T, 8, true>(by_column, x, w, stride, k, n, sums);
+    body::<T, __m256>(by_column, x, w, stride, k, n, sums);
 }
 
 #[inline(always)]
-fn body<T: Float, const L: usize, const FMA: bool>(
+fn body<T: Float, V: Lanes>(
     by_column: bool,
     x: &[f32],
     w: &[T],
@@ -126,7 +131,9 @@ fn body<T: Float, const L: usize, const FMA: bool>(
     if !by_column {
         for (i, row) in w.chunks(stride.max(n)).take(k).enumerate() {
             for (sums, x) in sums.iter_mut().zip(x.chunks_exact(k)) {
-                add_scaled::<T, FMA>(&mut sums[..n], x[i], &row[..n]);
+                for (sum, &w) in sums.iter_mut().zip(&row[..n]) {
+                    *sum = V::multiply_add(x[i], widen(w), *sum);
+                }
             }
         }
         return;
@@ -139,31 +146,19 @@ fn body<T: Float, const L: usize, const FMA: bool>(
             let (w, x, left) = (&w[j * stride..], &x[r * k..], sums.len() - r);
             let out = &mut sums[r..];
             r += match (width, left) {
-                (4, 4..) if L == 16 => dots::<T, L, FMA, 4, 4>(x, w, stride, k, j, out),
-                (4, 2..) => dots::<T, L, FMA, 2, 4>(x, w, stride, k, j, out),
-                (4, _) => dots::<T, L, FMA, 1, 4>(x, w, stride, k, j, out),
-                _ => dots::<T, L, FMA, 1, 1>(x, w, stride, k, j, out),
+                (4, 4..) if V::MANY_REGISTERS => dots::<T, V, 4, 4>(x, w, stride, k, j, out),
+                (4, 2..) => dots::<T, V, 2, 4>(x, w, stride, k, j, out),
+                (4, _) => dots::<T, V, 1, 4>(x, w, stride, k, j, out),
+                _ => dots::<T, V, 1, 1>(x, w, stride, k, j, out),
             };
         }
         j += width;
     }
 }
 
-#[inline(always)]
-fn fma<const FMA: bool>(x: f32, y: f32, sum: f32) -> f32 {
-    if FMA { x.mul_add(y, sum) } else { x * y + sum }
-}
-
-#[inline(always)]
-fn add_scaled<T: Float, const FMA: bool>(sums: &mut [f32], x: f32, row: &[T]) {
-    for (sum, &w) in sums.iter_mut().zip(row) {
-        *sum = fma::<FMA>(x, widen(w), *sum);
-    }
-}
-
 /// Dot products of `R` rows of `x` with `J` rows of `w`; returns `R`.
 #[inline(always)]
-fn dots<T: Float, const L: usize, const FMA: bool, const R: usize, const J: usize>(
+fn dots<T: Float, V: Lanes, const R: usize, const J: usize>(
     x: &[f32],
     w: &[T],
     stride: usize,
@@ -173,33 +168,134 @@ fn dots<T: Float, const L: usize, const FMA: bool, const R: usize, const J: usiz
 ) -> usize {
     let x: [&[f32]; R] = std::array::from_fn(|r| &x[r * k..][..k]);
     let w: [&[T]; J] = std::array::from_fn(|j| &w[j * stride..][..k]);
-    let mut acc = [[[0f32; L]; J]; R];
-    for i in (0..k - k % L).step_by(L) {
-        for j in 0..J {
-            let y: [f32; L] = std::array::from_fn(|l| widen(w[j][i..i + L][l]));
-            for r in 0..R {
-                let x = &x[r][i..i + L];
-                for l in 0..L {
-                    acc[r][j][l] = fma::<FMA>(x[l], y[l], acc[r][j][l]);
+    let whole = k - k % V::LANES;
+    // SAFETY: the callers have the instructions of `V`; `whole` elements exist in each row.
+    unsafe {
+        let mut acc = [[V::zero(); J]; R];
+        for i in (0..whole).step_by(V::LANES) {
+            for (j, w) in w.iter().enumerate() {
+                let y = V::load(w.as_ptr().add(i));
+                for (r, x) in x.iter().enumerate() {
+                    acc[r][j] = V::load(x.as_ptr().add(i)).times_plus(y, acc[r][j]);
                 }
             }
         }
+        for (sums, acc) in sums.iter_mut().zip(&acc) {
+            for (sum, acc) in sums[col..].iter_mut().zip(acc) {
+                *sum = acc.sum();
+            }
+        }
     }
-    for r in 0..R {
-        for j in 0..J {
-            let mut lanes = acc[r][j];
-            for i in k - k % L..k {
-                lanes[i % L] = fma::<FMA>(x[r][i], widen(w[j][i]), lanes[i % L]);
+    if whole < k {
+        for (sums, x) in sums.iter_mut().zip(x) {
+            for (sum, w) in sums[col..].iter_mut().zip(w) {
+                *sum = (whole..k).fold(*sum, |sum, i| V::multiply_add(x[i], widen(w[i]), sum));
             }
-            let mut half = L;
-            while half > 1 {
-                half /= 2;
-                for l in 0..half {
-                    lanes[l] += lanes[l + half];
-                }
-            }
-            sums[r][col + j] = lanes[0];
         }
     }
     R
+}
+
+/// A vector of f32. Its functions may be called only on a CPU that has its instructions.
+trait Lanes: Copy {
+    /// Elements of a vector.
+    const LANES: usize;
+    /// Whether there are 32 vector registers instead of 16.
+    const MANY_REGISTERS: bool;
+    fn multiply_add(x: f32, y: f32, sum: f32) -> f32;
+    unsafe fn zero() -> Self;
+    unsafe fn load<T: Float>(p: *const T) -> Self;
+    unsafe fn times_plus(self, y: Self, sum: Self) -> Self;
+    /// The sum of all lanes, by halves.
+    unsafe fn sum(self) -> f32;
+}
+
+impl Lanes for [f32; 4] {
+    const LANES: usize = 4;
+    const MANY_REGISTERS: bool = false;
+    #[inline(always)]
+    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
+        x * y + sum
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        [0.0; 4]
+    }
+    #[inline(always)]
+    unsafe fn load<T: Float>(p: *const T) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { p.cast::<[T; 4]>().read_unaligned() }.map(widen)
+    }
+    #[inline(always)]
+    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
+        std::array::from_fn(|l| self[l] * y[l] + sum[l])
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        (self[0] + self[2]) + (self[1] + self[3])
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for __m256 {
+    const LANES: usize = 8;
+    const MANY_REGISTERS: bool = false;
+    #[inline(always)]
+    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
+        x.mul_add(y, sum)
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load<T: Float>(p: *const T) -> Self {
+        // SAFETY: the caller's contract; arrays and vectors of one size.
+        unsafe { std::mem::transmute(words(p.cast::<[T; 8]>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { _mm256_fmadd_ps(self, y, sum) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for __m512 {
+    const LANES: usize = 16;
+    const MANY_REGISTERS: bool = true;
+    #[inline(always)]
+    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
+        x.mul_add(y, sum)
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load<T: Float>(p: *const T) -> Self {
+        // SAFETY: the caller's contract; arrays and vectors of one size.
+        unsafe { std::mem::transmute(words(p.cast::<[T; 16]>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_fmadd_ps(self, y, sum) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_reduce_add_ps(self) }
+    }
 }

@@ -1,0 +1,91 @@
+//! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
+
+mod env;
+mod generate;
+mod tokenizer;
+mod train;
+
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Error;
+
+/// What can go wrong at the command line: an error, or a list of problems with the configuration.
+enum Failure {
+    Error(Error),
+    Problems(crate::config::Problems),
+    /// Already told; this is the exit code.
+    Told(u8),
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Error(error.into())
+    }
+}
+
+type Outcome = Result<(), Failure>;
+
+/// Trains language models on many ranks from one binary.
+#[derive(Parser)]
+#[command(name = "oarlock", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key
+    #[command(disable_help_flag = true)]
+    Train {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
+        arguments: Vec<String>,
+    },
+    /// Continue a prompt with a trained model
+    Generate(generate::GenerateArgs),
+    /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
+    Chat(generate::ChatArgs),
+    /// Make tokenizers
+    Tokenizer {
+        #[command(subcommand)]
+        command: tokenizer::TokenizerCommand,
+    },
+    /// Print the version, the machine and what the kernels use of it
+    Env,
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let started = SystemTime::now();
+    let outcome = match Cli::parse().command {
+        Command::Train { arguments } => train::run(&arguments, started),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Chat(args) => generate::chat(&args),
+        Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Env => env::run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Told(code)) => ExitCode::from(code),
+        Err(Failure::Problems(problems)) => {
+            let (colour, width) = terminal();
+            eprint!("{}", problems.render(colour, width));
+            ExitCode::from(2)
+        }
+        Err(Failure::Error(error)) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether standard error is a terminal that shows colours, and its width.
+fn terminal() -> (bool, usize) {
+    use std::io::IsTerminal;
+    let stderr = std::io::stderr();
+    let width = terminal_size::terminal_size_of(&stderr).map_or(100, |(width, _)| usize::from(width.0));
+    (stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none(), width)
+}

@@ -1,0 +1,165 @@
+//! Batches, prepared ahead of time by one thread, from any position on.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use super::error::{Error, Result};
+use super::pack::Rows;
+use super::sampler::Sampler;
+
+/// One micro batch of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids, `rows * len`.
+    pub input_ids: Vec<i32>,
+    /// The target of each token, already shifted: the next token, or -100 for none.
+    pub labels: Vec<i32>,
+    /// Where in its row the document of each token begins; `None` when attention knows no documents.
+    pub doc_start: Option<Vec<i32>>,
+    /// The number of rows.
+    pub rows: usize,
+    /// The tokens of a row.
+    pub len: usize,
+    /// Targets that are not -100.
+    pub n_targets: usize,
+}
+
+impl Batch {
+    /// Fills the batch anew, in the memory that it has.
+    fn fill(&mut self, data: &Rows, rows: &[Option<u64>]) {
+        let len = data.row_len();
+        (self.rows, self.len, self.n_targets) = (rows.len(), len, 0);
+        self.input_ids.resize(rows.len() * len, 0);
+        self.labels.resize(rows.len() * len, 0);
+        self.doc_start = data.has_documents().then(|| {
+            let mut starts = self.doc_start.take().unwrap_or_default();
+            starts.resize(rows.len() * len, 0);
+            starts
+        });
+        let mut starts = self.doc_start.as_mut().map(|s| s.chunks_exact_mut(len));
+        let slices = self.input_ids.chunks_exact_mut(len).zip(self.labels.chunks_exact_mut(len));
+        for ((ids, labels), row) in slices.zip(rows) {
+            let starts = starts.as_mut().and_then(Iterator::next);
+            match row {
+                Some(row) => self.n_targets += data.write(*row, ids, labels, starts),
+                None => data.write_filler(ids, labels, starts),
+            }
+        }
+    }
+}
+
+/// The micro batches of one step of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepBatches {
+    /// One after the other; equally many on all ranks.
+    pub batches: Vec<Batch>,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The position after the step: samples consumed, over all epochs and ranks. Where a run goes on.
+    pub position: u64,
+    /// Targets in the whole step, over all micro batches and all ranks.
+    pub n_targets: u64,
+}
+
+impl StepBatches {
+    fn fill(&mut self, data: &Rows, sampler: &Sampler, position: u64) {
+        let window = sampler.window(position);
+        self.batches.resize_with(window.micro_batches.len(), Batch::default);
+        for (batch, rows) in self.batches.iter_mut().zip(&window.micro_batches) {
+            batch.fill(data, rows);
+        }
+        self.epoch = window.epoch;
+        self.position = window.end;
+        self.n_targets = sampler.all_rows(position).map(|row| data.n_targets(row) as u64).sum();
+    }
+}
+
+/// Steps without end, one prepared while another is computed.
+pub struct Loader {
+    ready: Receiver<StepBatches>,
+    used: SyncSender<StepBatches>,
+    /// Joined only to learn why it stopped; it ends by itself when the loader is gone.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Steps that wait, prepared.
+const N_AHEAD: usize = 2;
+
+impl Loader {
+    /// Begins at `position`, the number of samples that were consumed before.
+    ///
+    /// # Errors
+    /// When the sampler does not fit the rows, or no thread can be started.
+    pub fn new(data: Arc<Rows>, sampler: Sampler, position: u64) -> Result<Loader> {
+        sampler.check()?;
+        check_len(&data, &sampler)?;
+        let (ready_in, ready) = sync_channel(N_AHEAD);
+        let (used, used_out) = sync_channel::<StepBatches>(N_AHEAD + 1);
+        let work = move || {
+            let mut position = position;
+            loop {
+                let mut step = used_out.try_recv().unwrap_or_default();
+                step.fill(&data, &sampler, position);
+                position = step.position;
+                if ready_in.send(step).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("oarlock-loader".into()).spawn(work);
+        let thread = thread.map_err(|e| Error::Loader(format!("it did not start: {e}")))?;
+        Ok(Loader { ready, used, thread: Some(thread) })
+    }
+
+    /// The next step.
+    ///
+    /// # Errors
+    /// When the thread that prepares it has died.
+    pub fn next_step(&mut self) -> Result<StepBatches> {
+        self.ready.recv().map_err(|_| {
+            let panic = self.thread.take().and_then(|t| t.join().err());
+            let text = panic.as_ref().and_then(|p| p.downcast_ref::<String>().cloned());
+            Error::Loader(text.unwrap_or_else(|| "it gave no reason".into()))
+        })
+    }
+
+    /// Gives the memory of a step back, so that the next ones need none of their own.
+    pub fn give_back(&self, step: StepBatches) {
+        // A step too many is dropped, which is all that giving back can lose.
+        let _ = self.used.try_send(step);
+    }
+}
+
+/// One pass over `data` in its own order, for evaluation: every rank gets equally many batches of `micro_batch` rows,
+/// and every row counts once.
+///
+/// # Errors
+/// When the rank is not below the number of ranks, or `micro_batch` is zero.
+pub fn eval_batches(
+    data: Arc<Rows>,
+    world: u64,
+    rank: u64,
+    micro_batch: u64,
+) -> Result<impl Iterator<Item = Batch> + Send> {
+    let sampler =
+        Sampler { len: data.n_rows(), seed: 0, shuffle: false, world, rank, micro_batch, accumulation: 1 };
+    sampler.check()?;
+    Ok((0..sampler.steps_per_epoch()).map(move |step| {
+        let window = sampler.window(sampler.position_after(step));
+        let mut batch = Batch::default();
+        window.micro_batches.iter().for_each(|rows| batch.fill(&data, rows));
+        batch
+    }))
+}
+
+fn check_len(data: &Rows, sampler: &Sampler) -> Result<()> {
+    if sampler.len == data.n_rows() {
+        return Ok(());
+    }
+    let cause = format!("the sampler counts {} rows, the data has {}", sampler.len, data.n_rows());
+    Err(Error::Setting { key: "dataset", cause })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::super::source::Source;
+use super::super::tokenizer::Tokenizer;
+use super::super::tokenizer::tests::small;
+use super::*;
+
+const PACKINGS: [Packing; 4] =
+    [Packing::Concat, Packing::ConcatDocuments, Packing::Truncate, Packing::MiniMind];
+
+/// Records of many lengths, an empty one and one with the fill token in it among them.
+fn texts() -> Vec<String> {
+    let words = ["the", "end", "of", "day", "日本", "<|endoftext|>"];
+    (0..23)
+        .map(|i| (0..i * 5 % 17).map(|j| words[(i + j * j) % words.len()]).collect::<Vec<_>>().join(" "))
+        .collect()
+}
+
+struct Fixture {
+    _dir: TempDir,
+    tokenizer: Tokenizer,
+    cache: Arc<TokenCache>,
+    /// The ids of each text.
+    ids: Vec<Vec<i32>>,
+}
+
+fn fixture() -> Fixture {
+    let (dir, tokenizer) = small();
+    let lines: Vec<String> = texts().iter().map(|t| serde_json::json!({"text": t}).to_string()).collect();
+    std::fs::write(dir.path().join("data.jsonl"), lines.join("\n")).unwrap();
+    let source = Source::resolve("data.jsonl", dir.path(), None).unwrap();
+    let built = TokenCache::build(dir.path(), &source, &tokenizer, &mut |_| {}).unwrap();
+    let cache = Arc::new(TokenCache::open(&built.path).unwrap());
+    let encode = |t: String| tokenizer.encode(&t).unwrap().into_iter().map(|id| id as i32).collect();
+    let ids = texts().into_iter().map(encode).collect();
+    Fixture { _dir: dir, ids, tokenizer, cache }
+}
+
+impl Fixture {
+    fn settings(&self, packing: Packing, len: usize) -> RowSettings {
+        RowSettings { packing, len, special: self.tokenizer.special() }
+    }
+}
+
+struct Row {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    doc_start: Vec<i32>,
+    n: usize,
+}
+
+fn row(rows: &Rows, i: u64) -> Row {
+    let blank = vec![i32::MIN; rows.row_len()];
+    let mut out = Row { ids: blank.clone(), labels: blank.clone(), doc_start: blank, n: 0 };
+    let starts = rows.has_documents().then_some(&mut out.doc_start[..]);
+    out.n = rows.write(i, &mut out.ids, &mut out.labels, starts);
+    out
+}
+
+/// The definition: everything joined, then chopped.
+fn chopped<'a>(records: impl Iterator<Item = &'a Vec<i32>>, len: usize) -> Vec<Vec<i32>> {
+    let stream: Vec<i32> = records.flat_map(|ids| ids.iter().copied().chain([2])).collect();
+    stream.chunks_exact(len).map(<[i32]>::to_vec).collect()
+}
+
+#[test]
+fn concat_is_the_joined_stream_in_blocks() {
+    let f = fixture();
+    for len in [2, 3, 5, 8, 64, 200] {
+        let rows = Rows::new(f.cache.clone(), &f.settings(Packing::Concat, len)).unwrap();
+        let expected = chopped(f.ids.iter(), len);
+        assert_eq!(rows.n_rows(), expected.len() as u64);
+        for (i, expected) in expected.iter().enumerate() {
+            let row = row(&rows, i as u64);
+            assert_eq!(&row.ids, expected);
+            assert_eq!(row.labels[..len - 1], expected[1..]);
+            assert_eq!(row.labels[len - 1], IGNORED);
+            assert_eq!(row.n, len - 1);
+        }
+    }
+}
+
+#[test]
+fn documents_keep_to_themselves() {
+    let f = fixture();
+    for len in [2, 7, 50, 120] {
+        let plain = Rows::new(f.cache.clone(), &f.settings(Packing::Concat, len)).unwrap();
+        let rows = Rows::new(f.cache.clone(), &f.settings(Packing::ConcatDocuments, len)).unwrap();
+        // The document of every token of the stream.
+        let document: Vec<usize> =
+            f.ids.iter().enumerate().flat_map(|(d, ids)| vec![d; ids.len() + 1]).collect();
+        assert_eq!(rows.n_rows(), plain.n_rows());
+        for i in 0..rows.n_rows() {
+            let row = row(&rows, i);
+            assert_eq!(row.ids, self::row(&plain, i).ids);
+            let document = &document[i as usize * len..][..len];
+            for at in 0..len {
+                let start = document.iter().position(|d| *d == document[at]).unwrap();
+                assert_eq!(row.doc_start[at], start as i32);
+                let inside = at + 1 < len && document[at + 1] == document[at];
+                assert_eq!(row.labels[at], if inside { row.ids[at + 1] } else { IGNORED });
+            }
+        }
+    }
+}
+
+#[test]
+fn truncated_rows_hold_one_record() {
+    let f = fixture();
+    for len in [2, 6, 40] {
+        let rows = Rows::new(f.cache.clone(), &f.settings(Packing::Truncate, len)).unwrap();
+        assert_eq!(rows.n_rows(), 23);
+        for (i, ids) in f.ids.iter().enumerate() {
+            let row = row(&rows, i as u64);
+            let mut expected: Vec<i32> = ids.iter().copied().chain([2]).take(len).collect();
+            let n = expected.len();
+            expected.resize(len, 0);
+            assert_eq!(row.ids, expected);
+            assert_eq!(row.labels[..n - 1], expected[1..n]);
+            assert!(row.labels[n - 1..].iter().all(|&l| l == IGNORED));
+        }
+    }
+}
+
+#[test]
+fn minimind_rows_are_shifted_by_one_and_mask_the_fill_token() {
+    let f = fixture();
+    for len in [2, 6, 40] {
+        let rows = Rows::new(f.cache.clone(), &f.settings(Packing::MiniMind, len)).unwrap();
+        assert_eq!((rows.n_rows(), rows.row_len()), (23, len - 1));
+        for (i, ids) in f.ids.iter().enumerate() {
+            let mut whole: Vec<i32> =
+                [1].into_iter().chain(ids.iter().copied()).chain([2]).take(len).collect();
+            whole.resize(len, 0);
+            let row = row(&rows, i as u64);
+            assert_eq!(row.ids, whole[..len - 1]);
+            let targets: Vec<i32> = whole[1..].iter().map(|&id| if id == 0 { IGNORED } else { id }).collect();
+            assert_eq!(row.labels, targets);
+        }
+    }
+}
+
+#[test]
+fn the_number_of_targets_is_known_without_the_row() {
+    let f = fixture();
+    for packing in PACKINGS {
+        for len in [2, 3, 9, 33, 100] {
+            let rows = Rows::new(f.cache.clone(), &f.settings(packing, len)).unwrap();
+            for i in 0..rows.n_rows() {
+                let row = row(&rows, i);
+                assert_eq!(row.n, row.labels.iter().filter(|&&l| l != IGNORED).count());
+                assert_eq!(rows.n_targets(i), row.n, "{packing:?} {len} {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn held_out_records_are_split_off_whole_and_in_order() {
+    let f = fixture();
+    for (size, n) in [(ValSize::Count(1), 1), (ValSize::Count(22), 22), (ValSize::Fraction(0.2), 5)] {
+        let settings = f.settings(Packing::Truncate, 200);
+        let (train, held_out) = Rows::split(f.cache.clone(), &settings, size, 7).unwrap();
+        let held_out = held_out.unwrap();
+        assert_eq!((train.n_rows(), held_out.n_rows()), (23 - n, n));
+        let marked = held_out.selection.marked.clone();
+        for len in [2, 5] {
+            let settings = f.settings(Packing::Concat, len);
+            let (train, held_out) = Rows::split(f.cache.clone(), &settings, size, 7).unwrap();
+            let held_out = held_out.unwrap();
+            for (rows, kept) in [(train, false), (held_out, true)] {
+                let records = f.ids.iter().enumerate().filter(|(i, _)| marked.contains(&(*i as u64)) == kept);
+                let expected = chopped(records.map(|(_, ids)| ids), len);
+                let got: Vec<Vec<i32>> = (0..rows.n_rows()).map(|i| row(&rows, i).ids).collect();
+                assert_eq!(got, expected);
+            }
+        }
+    }
+    let settings = f.settings(Packing::Truncate, 20);
+    let marked = |seed| {
+        let (_, held_out) = Rows::split(f.cache.clone(), &settings, ValSize::Count(5), seed).unwrap();
+        held_out.unwrap().selection.marked
+    };
+    assert_eq!(marked(1), marked(1));
+    assert_ne!(marked(1), marked(2));
+    assert!(Rows::split(f.cache.clone(), &settings, ValSize::Fraction(0.0), 1).unwrap().1.is_none());
+}
+
+#[test]
+fn what_cannot_be_is_explained() {
+    let f = fixture();
+    let error = |settings: &RowSettings| Rows::new(f.cache.clone(), settings).unwrap_err().to_string();
+    let too_long = error(&f.settings(Packing::Concat, 100_000));
+    assert!(too_long.starts_with("23 records with") && too_long.contains("lower cutoff_len"), "{too_long}");
+    assert!(error(&f.settings(Packing::Concat, 1)).contains("give at least 2"));
+    let mut no_bos = f.settings(Packing::MiniMind, 8);
+    no_bos.special.bos = None;
+    assert!(error(&no_bos).contains("no bos_token"));
+    let settings = f.settings(Packing::Concat, 8);
+    let all = Rows::split(f.cache.clone(), &settings, ValSize::Count(23), 0).unwrap_err().to_string();
+    assert!(all.contains("23 of 23 records held out leave none"), "{all}");
+    assert_eq!(ValSize::parse(0.1).unwrap(), ValSize::Fraction(0.1));
+    assert_eq!(ValSize::parse(12.0).unwrap(), ValSize::Count(12));
+    for bad in [-0.1, 1.5, f64::NAN, f64::INFINITY] {
+        assert!(ValSize::parse(bad).unwrap_err().to_string().starts_with("val_size"), "{bad}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_held_out_records_leave_the_rest_in_order(marks in proptest::collection::vec(any::<bool>(), 23), len in 2usize..30) {
+        thread_local!(static FIXTURE: Fixture = fixture());
+        FIXTURE.with(|f| {
+            let marked: Vec<u64> = (0..23).filter(|&i| marks[i as usize]).collect();
+            for (chosen, kept) in [(Chosen::AllBut, false), (Chosen::Only, true)] {
+                let selection = Selection::new(f.cache.clone(), chosen, marked.clone());
+                let records = f.ids.iter().zip(&marks).filter(|(_, m)| **m == kept);
+                let expected = chopped(records.map(|(ids, _)| ids), len);
+                match Rows::of(selection, &f.settings(Packing::Concat, len)) {
+                    Ok(rows) => {
+                        let got: Vec<Vec<i32>> = (0..rows.n_rows()).map(|i| row(&rows, i).ids).collect();
+                        prop_assert_eq!(got, expected);
+                    }
+                    Err(_) => prop_assert!(expected.is_empty()),
+                }
+            }
+            Ok(())
+        })?;
+    }
+}

@@ -1,0 +1,135 @@
+//! A shorter way to the ids of byte-level BPE, the tokenizer of nearly every decoder model.
+//!
+//! The general engine tracks where every character came from, which costs more than the merges. Where a tokenizer is
+//! a regular expression, a byte alphabet and merges, its pieces can be cut and looked up directly. The ids are the
+//! same; what does not fit declines and takes the general way.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fancy_regex::Regex;
+use serde_json::Value;
+use tokenizers::{Model, ModelWrapper};
+
+/// The pieces of GPT-2, which `ByteLevel` cuts by itself.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// Pieces that a thread remembers, and the longest of them.
+const MAX_REMEMBERED: usize = 1 << 16;
+const MAX_PIECE_BYTES: usize = 64;
+
+/// How a tokenizer cuts text into pieces.
+pub(super) struct Pieces {
+    pattern: String,
+    /// Compiled when first needed; `None` inside when it cannot be.
+    regex: OnceLock<Option<Regex>>,
+    /// Texts with one of these inside are left to the engine.
+    added: Vec<String>,
+    /// Whether text is normalised to NFC first, which leaves ASCII alone.
+    composes: bool,
+    /// How each byte is written in the vocabulary.
+    alphabet: [char; 256],
+    /// Tells the memories of different tokenizers apart.
+    key: u64,
+}
+
+/// The ids of pieces.
+type Memory = HashMap<Box<str>, Box<[u32]>>;
+
+thread_local! {
+    /// The pieces that this thread has seen, of the tokenizer with this key.
+    static SEEN: RefCell<(u64, Memory)> = RefCell::new((0, HashMap::new()));
+}
+
+impl Pieces {
+    /// Reads how a `tokenizer.json` cuts text; `None` when it does something else.
+    pub(super) fn of(normalizer: &Value, pre_tokenizer: &Value, added: Vec<String>) -> Option<Pieces> {
+        let composes = normalizer["type"] == "NFC";
+        if !normalizer.is_null() && !composes {
+            return None;
+        }
+        let byte_level = |v: &Value, cuts: bool| {
+            v["type"] == "ByteLevel"
+                && v["add_prefix_space"] == false
+                && v["use_regex"].as_bool().unwrap_or(true) == cuts
+        };
+        let pattern = if byte_level(pre_tokenizer, true) {
+            GPT2
+        } else {
+            let [split, bytes] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
+            let plain =
+                split["type"] == "Split" && split["behavior"] == "Isolated" && split["invert"] == false;
+            if pre_tokenizer["type"] != "Sequence" || !plain || !byte_level(bytes, false) {
+                return None;
+            }
+            split["pattern"]["Regex"].as_str()?
+        };
+        static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        Some(Pieces {
+            pattern: pattern.into(),
+            regex: OnceLock::new(),
+            added,
+            composes,
+            alphabet: alphabet(),
+            key,
+        })
+    }
+
+    /// The ids of `text`; `None` when the engine must look at it.
+    pub(super) fn encode(&self, model: &ModelWrapper, text: &str) -> Option<Vec<u32>> {
+        if self.composes && !text.is_ascii() || self.added.iter().any(|token| text.contains(token.as_str())) {
+            return None;
+        }
+        let regex = self.regex.get_or_init(|| Regex::new(&self.pattern).ok()).as_ref()?;
+        SEEN.with_borrow_mut(|(key, seen)| {
+            if *key != self.key {
+                (*key, *seen) = (self.key, HashMap::new());
+            }
+            let mut ids = Vec::with_capacity(text.len() / 3);
+            let mut end = 0;
+            for piece in regex.find_iter(text) {
+                let piece = piece.ok()?;
+                // What no alternative matches is a piece of its own.
+                for piece in [&text[end..piece.start()], piece.as_str()] {
+                    self.append(model, piece, seen, &mut ids)?;
+                }
+                end = piece.end();
+            }
+            self.append(model, &text[end..], seen, &mut ids)?;
+            Some(ids)
+        })
+    }
+
+    fn append(&self, model: &ModelWrapper, piece: &str, seen: &mut Memory, ids: &mut Vec<u32>) -> Option<()> {
+        if piece.is_empty() {
+            return Some(());
+        }
+        if let Some(known) = seen.get(piece) {
+            ids.extend_from_slice(known);
+            return Some(());
+        }
+        let written: String = piece.bytes().map(|b| self.alphabet[usize::from(b)]).collect();
+        let tokens = model.tokenize(&written).ok()?;
+        let begin = ids.len();
+        ids.extend(tokens.into_iter().map(|t| t.id));
+        if piece.len() <= MAX_PIECE_BYTES && seen.len() < MAX_REMEMBERED {
+            seen.insert(piece.into(), ids[begin..].into());
+        }
+        Some(())
+    }
+}
+
+/// GPT-2's alphabet: a printable Latin-1 byte is itself, the others are the letters from U+0100 on.
+fn alphabet() -> [char; 256] {
+    let mut next = 0x100;
+    std::array::from_fn(|byte| {
+        let byte = byte as u32;
+        let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if printable { byte } else { next };
+        next += u32::from(!printable);
+        char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+    })
+}

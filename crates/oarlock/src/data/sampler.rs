@@ -1,0 +1,255 @@
+//! Which rows a rank computes, and when: a pure function of the seed and of how many samples came before.
+//!
+//! The samples of an epoch stand in one global order, shuffled or not, that knows no ranks. A step takes the next
+//! `accumulation * micro_batch * world` of them: micro batch `a` the `a`-th `micro_batch * world`, and of these rank
+//! `r` the `r`-th `micro_batch`. What a run must remember is therefore one number, the samples consumed, and it can
+//! go on with another number of ranks.
+//!
+//! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro batches when the epoch is not
+//! a multiple of the step, and no step reaches into the next epoch. Where the last micro batch is not full, rows are
+//! missing (`None`) on the last ranks: they are computed as rows without targets, so that every rank takes part in
+//! every collective, every sample counts once, and none twice.
+
+use super::error::{Error, Result};
+use super::permute::Permutation;
+
+/// The order of samples and their split over ranks and micro batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sampler {
+    /// Samples in an epoch.
+    pub len: u64,
+    /// Chooses the order.
+    pub seed: u64,
+    /// Whether an epoch has an order of its own; otherwise that of the file.
+    pub shuffle: bool,
+    /// Data-parallel ranks.
+    pub world: u64,
+    /// This rank.
+    pub rank: u64,
+    /// Samples of one rank in one micro batch.
+    pub micro_batch: u64,
+    /// Micro batches in one step.
+    pub accumulation: u64,
+}
+
+/// The samples of one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The position that this step begins at: samples consumed before it, over all epochs and ranks.
+    pub begin: u64,
+    /// The position after it.
+    pub end: u64,
+    /// This rank's rows, micro batch by micro batch, each of `micro_batch` rows; `None` where the epoch has ended.
+    pub micro_batches: Vec<Vec<Option<u64>>>,
+}
+
+impl Sampler {
+    /// Checks the numbers against each other.
+    ///
+    /// # Errors
+    /// When one of them is zero, or the rank is not below the number of ranks.
+    pub fn check(&self) -> Result<()> {
+        let positive = [
+            ("dataset", self.len),
+            ("world_size", self.world),
+            ("per_device_train_batch_size", self.micro_batch),
+            ("gradient_accumulation_steps", self.accumulation),
+        ];
+        for (key, value) in positive {
+            if value == 0 {
+                return Err(Error::Setting {
+                    key,
+                    cause: "0 samples, ranks or steps; give at least 1".into(),
+                });
+            }
+        }
+        if self.rank >= self.world {
+            let cause = format!("{} of {} ranks; give a rank below their number", self.rank, self.world);
+            return Err(Error::Setting { key: "rank", cause });
+        }
+        let step = self.world.checked_mul(self.micro_batch).and_then(|n| n.checked_mul(self.accumulation));
+        match step {
+            Some(_) => Ok(()),
+            None => Err(Error::Setting { key: "train_batch_size", cause: "too large for 64 bits".into() }),
+        }
+    }
+
+    /// The row that stands at place `i` (below `len`) of an epoch's global order.
+    pub fn row_at(&self, epoch: u64, i: u64) -> u64 {
+        if self.shuffle { Permutation::new(self.len, self.seed, epoch).at(i) } else { i }
+    }
+
+    /// Samples of a full step, over all ranks.
+    pub fn step_samples(&self) -> u64 {
+        self.accumulation * self.micro_batch_samples()
+    }
+
+    /// Steps in an epoch, the shorter last one included.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.len.div_ceil(self.step_samples())
+    }
+
+    /// The position after `steps` steps from the beginning.
+    pub fn position_after(&self, steps: u64) -> u64 {
+        let (epochs, rest) = (steps / self.steps_per_epoch(), steps % self.steps_per_epoch());
+        epochs * self.len + rest * self.step_samples()
+    }
+
+    /// The step that begins at `position`, however the samples before it were taken.
+    pub fn window(&self, position: u64) -> Window {
+        let micro_batches = self
+            .places(position)
+            .map(|place| {
+                let mine = place + self.rank * self.micro_batch;
+                self.rows(position / self.len, mine, self.micro_batch)
+            })
+            .collect();
+        Window { epoch: position / self.len, begin: position, end: self.end(position), micro_batches }
+    }
+
+    /// The rows of all ranks in the step that begins at `position`.
+    pub(super) fn all_rows(&self, position: u64) -> impl Iterator<Item = u64> {
+        let (epoch, first) = (position / self.len, position % self.len);
+        let order = Permutation::new(self.len, self.seed, epoch);
+        (first..first + (self.end(position) - position))
+            .map(move |place| if self.shuffle { order.at(place) } else { place })
+    }
+
+    fn end(&self, position: u64) -> u64 {
+        position + self.step_samples().min(self.len - position % self.len)
+    }
+
+    fn micro_batch_samples(&self) -> u64 {
+        self.micro_batch * self.world
+    }
+
+    /// The places in the epoch at which the step's micro batches begin.
+    fn places(&self, position: u64) -> impl Iterator<Item = u64> {
+        let first = position % self.len;
+        let last = first + (self.end(position) - position);
+        (0..self.accumulation)
+            .map(move |a| first + a * self.micro_batch_samples())
+            .take_while(move |&p| p < last)
+    }
+
+    fn rows(&self, epoch: u64, first: u64, n: u64) -> Vec<Option<u64>> {
+        let order = Permutation::new(self.len, self.seed, epoch);
+        let row = |place| if self.shuffle { order.at(place) } else { place };
+        (first..first + n).map(|place| (place < self.len).then(|| row(place))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sampler() -> impl Strategy<Value = Sampler> {
+        (1u64..200, any::<u64>(), any::<bool>(), 1u64..6, 1u64..5, 1u64..5).prop_map(
+            |(len, seed, shuffle, world, micro_batch, accumulation)| Sampler {
+                len,
+                seed,
+                shuffle,
+                world,
+                rank: 0,
+                micro_batch,
+                accumulation,
+            },
+        )
+    }
+
+    /// The rows of one step in global order, put together from what every rank got.
+    fn gathered(sampler: &Sampler, position: u64) -> Vec<u64> {
+        let ranks: Vec<Window> =
+            (0..sampler.world).map(|rank| Sampler { rank, ..sampler.clone() }.window(position)).collect();
+        let n = ranks[0].micro_batches.len();
+        assert!(ranks.iter().all(|w| w.micro_batches.len() == n && w.end == ranks[0].end));
+        let rows = (0..n).flat_map(|a| ranks.iter().flat_map(move |w| w.micro_batches[a].clone()));
+        let rows: Vec<Option<u64>> = rows.collect();
+        let full = rows.iter().take_while(|r| r.is_some()).count();
+        assert!(rows[full..].iter().all(Option::is_none), "missing rows stand last");
+        rows.into_iter().flatten().collect()
+    }
+
+    fn epoch(sampler: &Sampler, epoch: u64) -> Vec<u64> {
+        let (mut position, mut rows) = (epoch * sampler.len, Vec::new());
+        while position < (epoch + 1) * sampler.len {
+            rows.extend(gathered(sampler, position));
+            position = sampler.window(position).end;
+        }
+        assert_eq!(position, (epoch + 1) * sampler.len);
+        rows
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn every_sample_once_an_epoch(sampler in sampler(), at in 0u64..3) {
+            let mut rows = epoch(&sampler, at);
+            if !sampler.shuffle {
+                prop_assert!(rows.iter().copied().eq(0..sampler.len));
+            }
+            rows.sort_unstable();
+            prop_assert!(rows.into_iter().eq(0..sampler.len));
+        }
+
+        #[test]
+        fn the_split_does_not_change_the_order(sampler in sampler(), world in 1u64..6, micro_batch in 1u64..5) {
+            let other = Sampler { world, micro_batch, accumulation: 1, ..sampler.clone() };
+            prop_assert_eq!(epoch(&sampler, 1), epoch(&other, 1));
+        }
+
+        #[test]
+        fn a_step_follows_from_its_position_alone(sampler in sampler(), steps in 0u64..30) {
+            let mut position = 0;
+            for _ in 0..steps {
+                position = sampler.window(position).end;
+            }
+            prop_assert_eq!(position, sampler.position_after(steps));
+            prop_assert!(sampler.all_rows(position).eq(gathered(&sampler, position)));
+        }
+
+        #[test]
+        fn a_run_goes_on_with_another_world(sampler in sampler(), steps in 0u64..8, world in 1u64..6) {
+            let position = sampler.position_after(steps.min(sampler.steps_per_epoch() - 1));
+            let other = Sampler { world, ..sampler.clone() };
+            let (mut at, mut rows) = (position, Vec::new());
+            while at < sampler.len {
+                rows.extend(gathered(&other, at));
+                at = other.window(at).end;
+            }
+            prop_assert_eq!(&rows[..], &epoch(&sampler, 0)[position as usize..]);
+        }
+    }
+
+    #[test]
+    fn a_step_is_split_as_documented() {
+        let sampler =
+            Sampler { len: 21, seed: 0, shuffle: false, world: 2, rank: 1, micro_batch: 2, accumulation: 2 };
+        assert_eq!(sampler.steps_per_epoch(), 3);
+        let window = sampler.window(8);
+        assert_eq!((window.epoch, window.end), (0, 16));
+        assert_eq!(window.micro_batches, [[Some(10), Some(11)], [Some(14), Some(15)]]);
+        let last = sampler.window(16);
+        assert_eq!((last.epoch, last.end), (0, 21));
+        assert_eq!(last.micro_batches, [[Some(18), Some(19)], [None, None]]);
+        assert_eq!(sampler.window(21).epoch, 1);
+        // Twenty samples end a micro batch early: the last step is shorter.
+        assert_eq!(Sampler { len: 20, ..sampler }.window(16).micro_batches.len(), 1);
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused() {
+        let good =
+            Sampler { len: 8, seed: 0, shuffle: true, world: 2, rank: 1, micro_batch: 2, accumulation: 1 };
+        assert!(good.check().is_ok());
+        let error = |s: Sampler| s.check().unwrap_err().to_string();
+        assert!(error(Sampler { rank: 2, ..good.clone() }).contains("2 of 2 ranks"));
+        assert!(error(Sampler { micro_batch: 0, ..good.clone() }).starts_with("per_device_train_batch_size"));
+        assert!(error(Sampler { accumulation: u64::MAX, ..good }).contains("too large"));
+    }
+}

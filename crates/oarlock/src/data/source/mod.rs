@@ -1,0 +1,248 @@
+//! The records of a data set, streamed in file order and in bounded memory.
+//!
+//! A data set is a name in `dataset_info.json`, a file, a folder, or several of these separated by commas. Knows no
+//! tokens.
+
+mod csv;
+mod info;
+mod json;
+mod parquet;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use super::error::{Error, Result};
+
+/// A stream of the texts of a data set.
+pub type Texts = Box<dyn Iterator<Item = Result<String>> + Send>;
+
+/// The columns that are tried, in this order, when none is named.
+const DEFAULT_COLUMNS: [&str; 2] = ["text", "content"];
+
+/// Longer records are taken for a broken file; the bound keeps memory bounded.
+const MAX_RECORD_BYTES: u64 = 1 << 28;
+
+/// What to do about a record that is not valid UTF-8.
+const REENCODE: &str = "save the file as UTF-8";
+
+/// How records stand in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// `.jsonl`, `.json`: one object a line, or one array of objects.
+    Json,
+    /// `.txt`: one record a line.
+    Text,
+    /// `.csv`, with a header line.
+    Csv,
+    /// `.parquet`.
+    Parquet,
+}
+
+impl Format {
+    fn of(path: &Path) -> Option<Format> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "json" | "jsonl" => Some(Format::Json),
+            "txt" => Some(Format::Text),
+            "csv" => Some(Format::Csv),
+            "parquet" => Some(Format::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// The files of one data set, with the column and the number of records to take from them.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    name: String,
+    files: Vec<PathBuf>,
+    /// The named text column; `None` tries `DEFAULT_COLUMNS`.
+    column: Option<String>,
+    /// Take only the first so many records.
+    limit: Option<u64>,
+}
+
+/// One or more data sets, read one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    parts: Vec<Part>,
+}
+
+impl Source {
+    /// Finds the data sets that `dataset` names: names defined in `dataset_dir/dataset_info.json`, paths of files or
+    /// folders (as they stand or inside `dataset_dir`), or a list of these separated by commas. `max_samples` keeps
+    /// the first so many records of each.
+    ///
+    /// # Errors
+    /// When a name is not defined, a file is missing or of an unknown format, or the data set lives on a hub.
+    pub fn resolve(dataset: &str, dataset_dir: &Path, max_samples: Option<u64>) -> Result<Source> {
+        let names: Vec<&str> = dataset.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+        if names.is_empty() {
+            return Err(Error::Setting {
+                key: "dataset",
+                cause: "Please specify dataset for training.".into(),
+            });
+        }
+        let info = info::DatasetInfo::read(dataset_dir)?;
+        let mut parts = Vec::with_capacity(names.len());
+        for name in names {
+            let mut part = match info.as_ref().and_then(|info| info.part(name).transpose()).transpose()? {
+                Some(part) => part,
+                None => {
+                    let path = [PathBuf::from(name), dataset_dir.join(name)].into_iter().find(|p| p.exists());
+                    let path = path.ok_or_else(|| info::undefined(name, dataset_dir, info.as_ref()))?;
+                    Part { name: name.into(), files: files_of(&path, None)?, column: None, limit: None }
+                }
+            };
+            part.limit = part.limit.into_iter().chain(max_samples).min();
+            parts.push(part);
+        }
+        Ok(Source { parts })
+    }
+
+    /// The texts of all records, in order. An error ends the stream; so does a data set without any record.
+    pub fn texts(&self) -> Texts {
+        let parts = self.parts.clone();
+        let stream = parts.into_iter().flat_map(|part| {
+            let Part { name, files, column, limit } = part;
+            let shown = files.first().cloned().unwrap_or_default();
+            let texts = files.into_iter().flat_map(move |file| open(&file, column.as_deref()));
+            let mut n_texts = 0u64;
+            let mut texts = texts.take(usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX));
+            let mut ended = false;
+            std::iter::from_fn(move || {
+                let next = if ended { None } else { texts.next() };
+                n_texts += u64::from(next.is_some());
+                if next.is_none() && n_texts == 0 && !ended {
+                    ended = true;
+                    let cause = format!("data set {name} holds no record");
+                    let remedy = "give a file with text in it, and max_samples of at least 1";
+                    return Some(Err(Error::file(&shown, cause, remedy)));
+                }
+                next
+            })
+        });
+        Box::new(until_error(stream))
+    }
+
+    /// A short name for files that belong to this source.
+    pub(crate) fn label(&self) -> String {
+        let names: Vec<&str> = self.parts.iter().map(|p| p.name.as_str()).collect();
+        let file = Path::new(names.first().copied().unwrap_or("data")).file_stem().unwrap_or_default();
+        let more = if names.len() > 1 { format!("+{}", names.len() - 1) } else { String::new() };
+        let safe = |c: char| if c.is_alphanumeric() || c == '-' || c == '_' { c } else { '_' };
+        file.to_string_lossy().chars().take(40).map(safe).chain(more.chars()).collect()
+    }
+
+    /// All files, in reading order.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().flat_map(|p| p.files.iter().map(PathBuf::as_path))
+    }
+
+    /// Everything apart from the bytes of the files that decides which texts come out.
+    pub(crate) fn identity(&self) -> String {
+        let mut out = String::new();
+        for part in &self.parts {
+            let files: Vec<PathBuf> =
+                part.files.iter().map(|f| std::fs::canonicalize(f).unwrap_or_else(|_| f.clone())).collect();
+            out.push_str(&format!("{files:?} {:?} {:?}\n", part.column, part.limit));
+        }
+        out
+    }
+}
+
+/// Passes items on up to and including the first error.
+fn until_error<T>(stream: impl Iterator<Item = Result<T>>) -> impl Iterator<Item = Result<T>> {
+    stream.scan(false, |failed, item| {
+        if *failed {
+            return None;
+        }
+        *failed = item.is_err();
+        Some(item)
+    })
+}
+
+/// Opens one file; a failure to open is the only item of the stream.
+fn open(path: &Path, column: Option<&str>) -> Texts {
+    let columns: Vec<String> = match column {
+        Some(name) => vec![name.into()],
+        None => DEFAULT_COLUMNS.map(String::from).into(),
+    };
+    let opened = match Format::of(path) {
+        Some(Format::Json) => json::open(path, columns),
+        Some(Format::Text) => text::open(path),
+        Some(Format::Csv) => csv::open(path, &columns),
+        Some(Format::Parquet) => parquet::open(path, &columns),
+        None => Err(unknown_format(path)),
+    };
+    opened.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))
+}
+
+fn unknown_format(path: &Path) -> Error {
+    Error::file(path, "unknown data format", "give a .jsonl, .json, .txt, .csv or .parquet file")
+}
+
+/// The data files at `path`: itself, or those of the folder in the order of their names. Of a named `split` only the
+/// files called `split.*`, `split-*` or `split_*`.
+fn files_of(path: &Path, split: Option<&str>) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        std::fs::metadata(path).map_err(|e| Error::read(path, e))?;
+        return if Format::of(path).is_some() { Ok(vec![path.into()]) } else { Err(unknown_format(path)) };
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(|e| Error::read(path, e))? {
+        let file = entry.map_err(|e| Error::read(path, e))?.path();
+        let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let wanted =
+            split.is_none_or(|s| name.strip_prefix(s).is_some_and(|rest| rest.starts_with(['.', '-', '_'])));
+        if wanted
+            && !name.starts_with('.')
+            && name != "dataset_info.json"
+            && Format::of(&file).is_some()
+            && file.is_file()
+        {
+            files.push(file);
+        }
+    }
+    files.sort();
+    match (files.is_empty(), split) {
+        (false, _) => Ok(files),
+        (true, None) => Err(Error::file(
+            path,
+            "no data file in this folder",
+            "put .jsonl, .json, .txt, .csv or .parquet files there",
+        )),
+        (true, Some(split)) => Err(Error::file(
+            path,
+            format!("no file of split {split}"),
+            "name its files split.* or split-*, or drop the split",
+        )),
+    }
+}
+
+/// The error for a record or file without the text column.
+fn missing_column(path: &Path, line: u64, wanted: &[String], found: &[String]) -> Error {
+    let cause = match found {
+        [] => format!("no column {}: there are no columns", quoted(wanted, " or ")),
+        found => format!("no column {}; the columns are {}", quoted(wanted, " or "), quoted(found, ", ")),
+    };
+    let remedy = "name the text column in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
+    Error::record(path, line, cause, remedy)
+}
+
+/// The error for a text column that holds something else.
+fn wrong_type(path: &Path, line: u64, column: &str, found: &str) -> Error {
+    let cause = format!("column \"{column}\" holds {found} where a string is expected");
+    Error::record(path, line, cause, "write the text as a string, or remove the record")
+}
+
+fn quoted(names: &[String], separator: &str) -> String {
+    const SHOWN: usize = 12;
+    let mut out: Vec<String> = names.iter().take(SHOWN).map(|n| format!("\"{n}\"")).collect();
+    if names.len() > SHOWN {
+        out.push(format!("… ({} in all)", names.len()));
+    }
+    out.join(separator)
+}
+
+#[cfg(test)]
+mod tests;

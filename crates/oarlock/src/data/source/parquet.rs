@@ -1,0 +1,143 @@
+//! Parquet: the strings of one column, a row group at a time.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::super::error::{Error, Result};
+use super::text::utf8;
+use super::{Texts, missing_column, wrong_type};
+
+/// Rows decoded at a time.
+const BATCH_ROWS: usize = 256;
+
+/// Streams the first of `columns` that the schema names.
+pub(super) fn open(path: &Path, columns: &[String]) -> Result<Texts> {
+    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
+        return Ok(Box::new(std::iter::empty()));
+    }
+    let reader = guarded(path, || SerializedFileReader::new(file))?;
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let names: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
+    let name =
+        columns.iter().find(|c| names.contains(c)).ok_or_else(|| missing_column(path, 1, columns, &names))?;
+    let leaf = schema.columns().iter().position(|c| c.path().parts() == [name.as_str()]);
+    let flat = leaf.filter(|&i| {
+        let column = schema.column(i);
+        column.physical_type() == Type::BYTE_ARRAY && column.max_rep_level() == 0
+    });
+    let Some(column) = flat else {
+        let found =
+            leaf.map_or_else(|| "a nested value".into(), |i| schema.column(i).physical_type().to_string());
+        return Err(wrong_type(path, 1, name, &found));
+    };
+    let optional = schema.column(column).max_def_level() > 0;
+    Ok(Box::new(Rows {
+        path: path.into(),
+        name: name.clone(),
+        column,
+        optional,
+        n_groups: reader.num_row_groups(),
+        reader,
+        group: 0,
+        pages: None,
+        batch: Vec::new().into_iter(),
+        row: 0,
+        failed: false,
+    }))
+}
+
+/// Runs the decoder; its errors and its panics on damaged input become ours.
+fn guarded<T>(path: &Path, f: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T> {
+    let remedy = "write the file again; snappy, zstd, gzip and no compression can be read";
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(Error::file(path, format!("broken Parquet: {e}"), remedy)),
+        Err(_) => Err(Error::file(path, "broken Parquet: the decoder gave up", remedy)),
+    }
+}
+
+struct Rows {
+    path: PathBuf,
+    name: String,
+    column: usize,
+    optional: bool,
+    n_groups: usize,
+    reader: SerializedFileReader<File>,
+    group: usize,
+    pages: Option<ColumnReaderImpl<ByteArrayType>>,
+    batch: std::vec::IntoIter<Option<ByteArray>>,
+    row: u64,
+    failed: bool,
+}
+
+impl Rows {
+    /// Decodes the next rows; `false` at the end of the file.
+    fn refill(&mut self) -> Result<bool> {
+        loop {
+            if self.pages.is_none() {
+                if self.group == self.n_groups {
+                    return Ok(false);
+                }
+                let (reader, group, column) = (&self.reader, self.group, self.column);
+                let pages = guarded(&self.path, || reader.get_row_group(group)?.get_column_reader(column))?;
+                let ColumnReader::ByteArrayColumnReader(pages) = pages else {
+                    return Err(wrong_type(&self.path, self.row + 1, &self.name, "no strings"));
+                };
+                self.pages = Some(pages);
+                self.group += 1;
+            }
+            let Some(pages) = self.pages.as_mut() else { continue };
+            let (mut values, mut levels) = (Vec::new(), Vec::new());
+            let optional = self.optional;
+            let (n_rows, ..) = guarded(&self.path, || {
+                pages.read_records(BATCH_ROWS, optional.then_some(&mut levels), None, &mut values)
+            })?;
+            if n_rows == 0 {
+                self.pages = None;
+                continue;
+            }
+            let mut values = values.into_iter();
+            let rows: Vec<Option<ByteArray>> = if optional {
+                levels.iter().map(|&level| if level > 0 { values.next() } else { None }).collect()
+            } else {
+                values.map(Some).collect()
+            };
+            self.batch = rows.into_iter();
+            return Ok(true);
+        }
+    }
+
+    fn text(&mut self) -> Result<Option<String>> {
+        loop {
+            match self.batch.next() {
+                Some(Some(bytes)) => {
+                    self.row += 1;
+                    return utf8(&self.path, self.row, bytes.data().to_vec()).map(Some);
+                }
+                Some(None) => return Err(wrong_type(&self.path, self.row + 1, &self.name, "null")),
+                None if self.refill()? => {}
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let text = self.text().transpose();
+        self.failed = matches!(text, Some(Err(_)));
+        text
+    }
+}

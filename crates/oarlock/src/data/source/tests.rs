@@ -1,0 +1,317 @@
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    dir
+}
+
+fn read(dir: &TempDir, dataset: &str) -> Result<Vec<String>> {
+    Source::resolve(dataset, dir.path(), None)?.texts().collect()
+}
+
+/// The texts of one file.
+fn texts(name: &str, content: &[u8]) -> Vec<String> {
+    read(&folder(&[(name, content)]), name).unwrap()
+}
+
+/// The error of one file, without the folder.
+fn error(name: &str, content: &[u8]) -> String {
+    let dir = folder(&[(name, content)]);
+    let error = read(&dir, name).unwrap_err().to_string();
+    error.replace(&format!("{}/", dir.path().display()), "")
+}
+
+fn parquet_file(column: &str, texts: &[Option<&str>], compression: ::parquet::basic::Compression) -> Vec<u8> {
+    use ::parquet::data_type::{ByteArray, ByteArrayType};
+    use ::parquet::file::{properties::WriterProperties, writer::SerializedFileWriter};
+    let schema = format!("message m {{ REQUIRED INT64 id; OPTIONAL BYTE_ARRAY {column} (UTF8); }}");
+    let schema = ::parquet::schema::parser::parse_message_type(&schema).unwrap();
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let mut file = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut file, schema.into(), properties.into()).unwrap();
+    // Two row groups, so that reading crosses from one to the next.
+    for part in texts.chunks(texts.len().div_ceil(2).max(1)) {
+        let mut group = writer.next_row_group().unwrap();
+        let mut ids = group.next_column().unwrap().unwrap();
+        let numbers: Vec<i64> = (0..part.len() as i64).collect();
+        ids.typed::<::parquet::data_type::Int64Type>().write_batch(&numbers, None, None).unwrap();
+        ids.close().unwrap();
+        let mut strings = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = part.iter().flatten().map(|&t| ByteArray::from(t)).collect();
+        let levels: Vec<i16> = part.iter().map(|t| i16::from(t.is_some())).collect();
+        strings.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+        strings.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+    file
+}
+
+#[test]
+fn json_lines() {
+    let lines = b"\xef\xbb\xbf{\"text\": \"a\\u00e9\\n\", \"n\": [1, {\"text\": 2}]}\r\n\n  \n{\"content\":\"b\"}\n{\"content\": 5, \"text\": \"c\"}";
+    assert_eq!(texts("a.jsonl", lines), ["aé\n", "b", "c"]);
+    assert_eq!(texts("a.json", b"{\"text\": \"\"}\n{\"text\": \"x\", \"text\": \"y\"}"), ["", "y"]);
+}
+
+#[test]
+fn json_arrays() {
+    let array = "\n[ {\"text\": \"a]\\\"},\"},\n {\"text\": \"b\", \"x\": [[1], {}]}\n]\n";
+    assert_eq!(texts("a.json", array.as_bytes()), ["a]\"},", "b"]);
+    assert_eq!(texts("a.jsonl", b"[{\"text\": \"only\"}]"), ["only"]);
+}
+
+#[test]
+fn plain_text_and_csv() {
+    assert_eq!(texts("a.txt", "one\r\n\n two \nthree".as_bytes()), ["one", " two ", "three"]);
+    assert_eq!(texts("a.csv", "id,text\n1,\"a,\nb\"\n2,日本\n".as_bytes()), ["a,\nb", "日本"]);
+    assert_eq!(texts("a.csv", b"\xef\xbb\xbftext\nx\n"), ["x"]);
+}
+
+#[test]
+fn parquet_in_every_compression() {
+    use ::parquet::basic::Compression;
+    let long: Vec<String> = (0..700).map(|i| format!("record {i} 日本")).collect();
+    let values: Vec<Option<&str>> = long.iter().map(|t| Some(t.as_str())).collect();
+    let compressions = [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(Default::default()),
+        Compression::ZSTD(Default::default()),
+    ];
+    for compression in compressions {
+        assert_eq!(texts("a.parquet", &parquet_file("text", &values, compression)), long);
+    }
+}
+
+#[test]
+fn bad_records_name_file_line_cause_and_remedy() {
+    let good = "{\"text\": \"fine\"}\n";
+    let json = |bad: &str| error("a.jsonl", format!("{good}\n{bad}\n{good}").as_bytes());
+    let check = |error: String, parts: &[&str]| {
+        assert!(parts.iter().all(|p| error.contains(p)), "{error}");
+        assert!(error.starts_with(parts[0]) && error.contains("; "), "{error}");
+    };
+    check(json("{\"text\": "), &["a.jsonl:3: broken JSON at column 9: EOF", "repair or remove the record"]);
+    check(json("{\"text\": \"a\"} x"), &["a.jsonl:3: broken JSON at column 15: trailing characters"]);
+    check(json("{\"text\": \"\\ud800\"}"), &["a.jsonl:3: broken JSON at column"]);
+    check(
+        json("{\"body\": 1, \"id\": 2}"),
+        &[
+            "a.jsonl:3: no column \"text\" or \"content\"; the columns are \"body\", \"id\"",
+            "dataset_info.json",
+        ],
+    );
+    check(json("{}"), &["a.jsonl:3: no column", "there are no columns"]);
+    for (value, kind) in [
+        ("5", "a number"),
+        ("-5", "a number"),
+        ("0.5", "a number"),
+        ("null", "null"),
+        ("true", "a boolean"),
+        ("[1]", "an array"),
+        ("{\"a\": 1}", "an object"),
+    ] {
+        check(
+            json(&format!("{{\"text\": {value}}}")),
+            &[
+                &format!("a.jsonl:3: column \"text\" holds {kind} where a string is expected"),
+                "write the text as a string",
+            ],
+        );
+        if kind != "an object" {
+            check(json(value), &[&format!("a.jsonl:3: the record is {kind} where an object is expected")]);
+        }
+    }
+    check(json("\"words\""), &["a.jsonl:3: the record is a string where"]);
+    check(
+        error("a.jsonl", b"{\"text\": \"a\xffb\"}"),
+        &["a.jsonl:1: invalid UTF-8 at byte 12 of the record", "save the file as UTF-8"],
+    );
+    check(error("a.txt", b"ok\n\xc3("), &["a.txt:2: invalid UTF-8 at byte 1"]);
+    check(
+        error("a.json", b"[\n{\"text\": \"a\"},\n\n{\"text\": 1}]"),
+        &["a.json:4: column \"text\" holds a number"],
+    );
+    check(error("a.json", b"[\n{\"text\": \"a\"},\n{\n\"text\" 1}]"), &["a.json:4: broken JSON at column"]);
+    check(
+        error("a.json", b"[{\"text\": \"a\"}"),
+        &["a.json:1: the file ends inside the array", "close the array"],
+    );
+    check(error("a.json", b"[{\"text\": \"a\"}]\nx"), &["a.json:2: something follows the array"]);
+    check(error("a.csv", b"id,text\n1,a\n2\n"), &["a.csv:3: 1 fields where the header has 2"]);
+    check(error("a.csv", b"id,text\n1,\xff\n"), &["a.csv:2: invalid UTF-8 in field 2"]);
+    check(
+        error("a.csv", b"id,body\n1,a\n"),
+        &["a.csv:1: no column \"text\" or \"content\"; the columns are \"id\", \"body\""],
+    );
+}
+
+#[test]
+fn bad_parquet_is_explained() {
+    use ::parquet::basic::Compression::UNCOMPRESSED;
+    let null = error("a.parquet", &parquet_file("text", &[Some("a"), Some("b"), None], UNCOMPRESSED));
+    assert!(null.starts_with("a.parquet:3: column \"text\" holds null"), "{null}");
+    let other = error("a.parquet", &parquet_file("body", &[Some("a")], UNCOMPRESSED));
+    assert!(other.contains("no column \"text\" or \"content\"; the columns are \"id\", \"body\""), "{other}");
+    let dir = folder(&[
+        ("a.parquet", &parquet_file("body", &[Some("a")], UNCOMPRESSED)),
+        ("dataset_info.json", br#"{"n": {"file_name": "a.parquet", "columns": {"prompt": "id"}}}"#),
+    ]);
+    let number = read(&dir, "n").unwrap_err().to_string();
+    assert!(number.contains("column \"id\" holds INT64"), "{number}");
+    assert!(error("a.parquet", b"PAR1 or not").contains("broken Parquet"));
+}
+
+#[test]
+fn nothing_to_read_is_an_error() {
+    for name in ["a.jsonl", "a.json", "a.txt", "a.csv", "a.parquet"] {
+        assert!(error(name, b"").contains("holds no record; give a file with text in it"), "{name}");
+    }
+    assert!(error("a.json", b"[]").contains("holds no record"));
+    assert!(error("a.csv", b"text\n").contains("holds no record"));
+    assert!(error("a.xml", b"<a/>").contains("unknown data format; give a .jsonl"));
+    assert!(
+        Source::resolve(" , ", Path::new("."), None)
+            .unwrap_err()
+            .to_string()
+            .contains("Please specify dataset")
+    );
+    let dir = folder(&[("empty/readme", b"")]);
+    assert!(read(&dir, "empty").unwrap_err().to_string().contains("no data file in this folder"));
+}
+
+const INFO: &[u8] = br#"{
+    "demo": {"file_name": "c4.jsonl", "columns": {"prompt": "body"}, "num_samples": 2},
+    "folder": {"file_name": "parts"},
+    "inside": {"folder": "parts", "file_name": "b.txt", "split": "train"},
+    "tests": {"folder": "splits", "split": "test"},
+    "remote": {"hf_hub_url": "org/name"},
+    "both": {"hf_hub_url": "org/name", "file_name": "parts/b.txt"},
+    "no_file": {"columns": {"prompt": "text"}},
+    "one_split": {"file_name": "parts/b.txt", "split": "test"},
+    "number": {"file_name": 5},
+    "columns": {"file_name": "c4.jsonl", "columns": ["text"]},
+    "prompt": {"file_name": "c4.jsonl", "columns": {"prompt": 1}},
+    "samples": {"file_name": "c4.jsonl", "num_samples": 0},
+    "list": [],
+    "gone": {"file_name": "gone.txt"}
+}"#;
+
+fn defined() -> TempDir {
+    folder(&[
+        ("dataset_info.json", INFO),
+        ("c4.jsonl", b"{\"body\": \"1\"}\n{\"body\": \"2\"}\n{\"body\": \"3\"}"),
+        ("parts/b.txt", b"b1\nb2"),
+        ("parts/a.txt", b"a1\na2"),
+        ("parts/notes.md", b"no"),
+        ("splits/test-0.txt", b"t0"),
+        ("splits/test-1.txt", b"t1"),
+        ("splits/train.txt", b"no"),
+    ])
+}
+
+#[test]
+fn names_files_folders_and_lists() {
+    let dir = defined();
+    assert_eq!(read(&dir, "demo").unwrap(), ["1", "2"]);
+    assert_eq!(read(&dir, "folder").unwrap(), ["a1", "a2", "b1", "b2"]);
+    assert_eq!(read(&dir, "inside").unwrap(), ["b1", "b2"]);
+    assert_eq!(read(&dir, "tests").unwrap(), ["t0", "t1"]);
+    assert_eq!(read(&dir, "both").unwrap(), ["b1", "b2"]);
+    assert_eq!(
+        read(&dir, "parts, demo,parts/b.txt").unwrap(),
+        ["a1", "a2", "b1", "b2", "1", "2", "b1", "b2"]
+    );
+    let absolute = dir.path().join("parts/b.txt");
+    assert_eq!(read(&dir, absolute.to_str().unwrap()).unwrap(), ["b1", "b2"]);
+    let one_each: Result<Vec<String>> =
+        Source::resolve("demo,folder", dir.path(), Some(1)).unwrap().texts().collect();
+    assert_eq!(one_each.unwrap(), ["1", "a1"]);
+}
+
+#[test]
+fn bad_definitions_are_explained() {
+    let dir = defined();
+    for (name, wanted) in [
+        ("dmeo", "Undefined dataset dmeo in dataset_info.json. Did you mean demo?"),
+        ("zzzzzzzzzzzz", "Undefined dataset zzzzzzzzzzzz in dataset_info.json. Defined in"),
+        ("remote", "dataset remote is remote (hf_hub_url: org/name)"),
+        ("remote", "download it first"),
+        ("no_file", "no file_name; name the file"),
+        ("one_split", "split test of a single file"),
+        ("number", "file_name is 5; write it as a string"),
+        ("columns", "columns is [\"text\"]"),
+        ("prompt", "columns.prompt is 1"),
+        ("samples", "num_samples is 0; give a whole number"),
+        ("list", "not a JSON object"),
+        ("gone", "gone.txt: No such file"),
+    ] {
+        let error = read(&dir, name).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let dir = folder(&[("a.txt", b"a")]);
+    let error = read(&dir, "b.txt").unwrap_err().to_string();
+    assert!(error.contains("There is no such file, and no dataset_info.json in"), "{error}");
+    let dir = folder(&[("dataset_info.json", b"{\n\"a\": }")]);
+    let error = read(&dir, "a").unwrap_err().to_string();
+    assert!(error.contains("dataset_info.json:2: expected value"), "{error}");
+}
+
+#[test]
+fn an_error_ends_the_stream() {
+    let dir = folder(&[("a.jsonl", b"{\"text\": \"a\"}\n{\n{\n"), ("b.txt", b"b")]);
+    let source = Source::resolve("a.jsonl,b.txt", dir.path(), None).unwrap();
+    assert_eq!(source.texts().map(|t| t.is_ok()).collect::<Vec<_>>(), [true, false]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\",:a\\\\ \\n0-9]{0,80}") {
+        for name in ["a.jsonl", "a.json", "a.txt", "a.csv", "a.parquet", "dataset_info.json"] {
+            for bytes in [&bytes[..], json.as_bytes()] {
+                let dir = folder(&[(name, bytes)]);
+                let mut stream = match Source::resolve(name, dir.path(), None) {
+                    Ok(source) => source.texts(),
+                    Err(_) => continue,
+                };
+                prop_assert!(stream.by_ref().take(1000).count() < 1000);
+                prop_assert!(stream.next().is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_parquet_never_panics(at in 0usize..2000, byte in any::<u8>(), cut in 0usize..2000) {
+        let values: Vec<Option<&str>> = vec![Some("some text"); 60];
+        let mut file = parquet_file("text", &values, ::parquet::basic::Compression::SNAPPY);
+        let n = file.len();
+        file[at % n] = byte;
+        for bytes in [&file[..], &file[..cut % n]] {
+            let dir = folder(&[("a.parquet", bytes)]);
+            let n_texts = Source::resolve("a.parquet", dir.path(), None).unwrap().texts().take(1_000_000).count();
+            prop_assert!(n_texts < 1_000_000);
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_back(texts in proptest::collection::vec(any::<String>(), 1..8)) {
+        let lines: Vec<String> = texts.iter().map(|t| serde_json::json!({"id": 1, "text": t}).to_string()).collect();
+        let dir = folder(&[
+            ("a.jsonl", lines.join("\n").as_bytes()),
+            ("b.json", format!("[{}]", lines.join(" ,\n")).as_bytes()),
+        ]);
+        prop_assert_eq!(&read(&dir, "a.jsonl").unwrap(), &texts);
+        prop_assert_eq!(&read(&dir, "b.json").unwrap(), &texts);
+    }
+}

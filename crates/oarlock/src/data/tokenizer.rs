@@ -1,0 +1,378 @@
+//! A Hugging Face tokenizer folder: text to ids and back, and the ids with a special meaning.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::{Error, Result};
+use super::hash::hash_bytes;
+use super::pieces::Pieces;
+
+/// The ids with a special meaning; a tokenizer need not have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Begins a text.
+    pub bos: Option<u32>,
+    /// Ends a text.
+    pub eos: Option<u32>,
+    /// Fills a row.
+    pub pad: Option<u32>,
+}
+
+/// A tokenizer. Opening reads the files and the special ids; the vocabulary is built when it is first needed, since
+/// most ranks of a run never encode.
+pub struct Tokenizer {
+    path: PathBuf,
+    json: Vec<u8>,
+    special: SpecialIds,
+    /// The short way, where there is one.
+    pieces: Option<Pieces>,
+    engine: OnceLock<std::result::Result<tokenizers::Tokenizer, String>>,
+}
+
+/// What is read of `tokenizer.json` without building it.
+#[derive(Deserialize)]
+struct Outline {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+}
+
+impl Tokenizer {
+    /// Opens the folder `dir`: `tokenizer.json`, and the special ids from `tokenizer_config.json`, or where that is
+    /// silent from `config.json`.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` is missing or no JSON, or a special token is none of its tokens.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Tokenizer> {
+        let dir = dir.as_ref();
+        let path = dir.join("tokenizer.json");
+        let json = std::fs::read(&path).map_err(|e| Error::Tokenizer {
+            path: path.clone(),
+            cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
+        })?;
+        let outline: Outline = serde_json::from_slice(&json).map_err(|e| broken(&path, &e.to_string()))?;
+        let added = outline.added_tokens.iter().map(|a| a.content.clone()).collect();
+        let pieces = Pieces::of(&outline.normalizer, &outline.pre_tokenizer, added);
+        let special = SpecialIds::default();
+        let mut tokenizer = Tokenizer { path, json, special, pieces, engine: OnceLock::new() };
+        let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
+        let find = |what: &str| -> Result<Option<u32>> {
+            if let Some(token) = token_name(&named[&format!("{what}_token")]) {
+                let added = outline.added_tokens.iter().find(|a| a.content == token).map(|a| a.id);
+                let id = match added {
+                    Some(id) => Some(id),
+                    None => tokenizer.engine()?.token_to_id(token),
+                };
+                return id.map(Some).ok_or_else(|| Error::Tokenizer {
+                    path: dir.join("tokenizer_config.json"),
+                    cause: format!("{what}_token {token:?} is no token of tokenizer.json; name one that is"),
+                });
+            }
+            let id = &numbered[&format!("{what}_token_id")];
+            Ok(id.get(0).unwrap_or(id).as_u64().and_then(|id| u32::try_from(id).ok()))
+        };
+        tokenizer.special = SpecialIds { bos: find("bos")?, eos: find("eos")?, pad: find("pad")? };
+        Ok(tokenizer)
+    }
+
+    /// The ids with a special meaning.
+    pub fn special(&self) -> SpecialIds {
+        self.special
+    }
+
+    /// The number of ids, special tokens included.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn vocab_size(&self) -> Result<usize> {
+        let engine = self.engine()?;
+        // Ids may have gaps, so the largest decides.
+        let largest = engine.get_vocab(true).into_values().max();
+        Ok(largest.map_or(0, |id| id as usize + 1))
+    }
+
+    /// The id of a token, such as `<|im_start|>`.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn id_of(&self, token: &str) -> Result<Option<u32>> {
+        Ok(self.engine()?.token_to_id(token))
+    }
+
+    /// The ids of `text`, without any added beginning or end. Special tokens written out in it become their ids.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let engine = self.engine()?;
+        match self.pieces.as_ref().and_then(|pieces| pieces.encode(engine.get_model(), text)) {
+            Some(ids) => Ok(ids),
+            None => self.encode_by_engine(text),
+        }
+    }
+
+    fn encode_by_engine(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding =
+            self.engine()?.encode_fast(text, false).map_err(|e| broken(&self.path, &e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of many texts, on all threads of the current pool.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        self.engine()?;
+        texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
+    }
+
+    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        self.engine()?.decode(ids, skip_special_tokens).map_err(|e| broken(&self.path, &e.to_string()))
+    }
+
+    /// A decoder for ids that come one by one.
+    pub fn stream(&self, skip_special_tokens: bool) -> StreamDecoder<'_> {
+        StreamDecoder { tokenizer: self, skip_special_tokens, ids: Vec::new(), n_shown: 0 }
+    }
+
+    /// A hash of `tokenizer.json`: equal tokenizers give equal ids.
+    pub fn fingerprint(&self) -> u64 {
+        hash_bytes(&self.json)
+    }
+
+    fn engine(&self) -> Result<&tokenizers::Tokenizer> {
+        let built = self.engine.get_or_init(|| {
+            let mut engine = tokenizers::Tokenizer::from_bytes(&self.json).map_err(|e| e.to_string())?;
+            // Rows are cut and filled here; what the file says about it would hide tokens.
+            engine.with_truncation(None).map_err(|e| e.to_string())?;
+            engine.with_padding(None);
+            Ok(engine)
+        });
+        built.as_ref().map_err(|cause| broken(&self.path, cause))
+    }
+}
+
+fn broken(path: &Path, cause: &str) -> Error {
+    Error::Tokenizer { path: path.into(), cause: format!("{cause}; is it a whole tokenizer.json?") }
+}
+
+/// A JSON file that may be missing.
+fn side_file(dir: &Path, name: &str) -> Result<Value> {
+    let path = dir.join(name);
+    match std::fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
+            path,
+            cause: format!("broken JSON: {e}; repair or remove the file"),
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
+        Err(e) => Err(Error::read(&path, e)),
+    }
+}
+
+/// A special token is written as its text or as an object with a `content`.
+fn token_name(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// Turns ids that come one by one into whole characters.
+pub struct StreamDecoder<'t> {
+    tokenizer: &'t Tokenizer,
+    skip_special_tokens: bool,
+    /// The ids already shown that give the next one its context, then those that wait.
+    ids: Vec<u32>,
+    n_shown: usize,
+}
+
+impl StreamDecoder<'_> {
+    /// Ids that wait for the rest of a character at most: a character has four bytes, so more are no UTF-8.
+    const MAX_WAITING: usize = 8;
+
+    /// Takes the next id; gives the text that is complete with it, often empty.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let text = self.waiting_text()?;
+        if text.ends_with('\u{fffd}') && self.ids.len() - self.n_shown < Self::MAX_WAITING {
+            return Ok(String::new());
+        }
+        self.ids.drain(..self.n_shown);
+        self.n_shown = self.ids.len();
+        Ok(text)
+    }
+
+    /// Gives what still waits, with U+FFFD for broken characters.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn finish(mut self) -> Result<String> {
+        let text = self.waiting_text()?;
+        self.ids.clear();
+        Ok(text)
+    }
+
+    fn waiting_text(&self) -> Result<String> {
+        let decode = |ids: &[u32]| self.tokenizer.decode(ids, self.skip_special_tokens);
+        // Some decoders treat the first token of a text differently, so the new text is a difference.
+        let (context, all) = (decode(&self.ids[..self.n_shown])?, decode(&self.ids)?);
+        Ok(all.strip_prefix(context.as_str()).unwrap_or(&all).to_owned())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    use super::super::source::Source;
+    use super::super::train_bpe::{TrainSettings, train_bpe};
+    use super::*;
+
+    /// A small byte-level tokenizer in a folder of its own.
+    pub(in super::super) fn small() -> (TempDir, Tokenizer) {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "the quick brown fox jumps over the lazy dog\nthe end of the day\nüber alles 日本語 🙂\n";
+        std::fs::write(dir.path().join("text.txt"), text.repeat(3)).unwrap();
+        let source = Source::resolve("text.txt", dir.path(), None).unwrap();
+        train_bpe(&source, dir.path(), &TrainSettings::minimind(400)).unwrap();
+        let tokenizer = Tokenizer::open(dir.path()).unwrap();
+        (dir, tokenizer)
+    }
+
+    #[test]
+    fn special_ids_come_from_names_then_numbers() {
+        let (dir, tokenizer) = small();
+        assert_eq!(tokenizer.special(), SpecialIds { bos: Some(1), eos: Some(2), pad: Some(0) });
+        let config = dir.path().join("tokenizer_config.json");
+        std::fs::write(&config, r#"{"eos_token": {"content": "<think>"}, "pad_token": null}"#).unwrap();
+        std::fs::write(dir.path().join("config.json"), r#"{"eos_token_id": 9, "pad_token_id": [7, 8]}"#)
+            .unwrap();
+        let special = Tokenizer::open(dir.path()).unwrap().special();
+        assert_eq!(special, SpecialIds { bos: None, eos: Some(25), pad: Some(7) });
+        std::fs::write(&config, r#"{"eos_token": "<none>"}"#).unwrap();
+        let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
+        assert!(error.contains(r#"eos_token "<none>" is no token of tokenizer.json"#), "{error}");
+        std::fs::write(&config, "{").unwrap();
+        assert!(Tokenizer::open(dir.path()).err().unwrap().to_string().contains("broken JSON"));
+    }
+
+    #[test]
+    fn a_missing_or_foreign_file_is_explained() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("give a folder that holds a tokenizer.json"), "{error}");
+        std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+        let error = Tokenizer::open(dir.path()).unwrap().encode("x").err().unwrap().to_string();
+        assert!(error.contains("is it a whole tokenizer.json?"), "{error}");
+    }
+
+    #[test]
+    fn special_tokens_in_the_text_are_recognised() {
+        let (_dir, tokenizer) = small();
+        assert_eq!(tokenizer.encode("<|im_start|><|im_end|>").unwrap(), [1, 2]);
+        assert_eq!(tokenizer.id_of("<think>").unwrap(), Some(25));
+        assert_eq!(tokenizer.decode(&[1, 2], true).unwrap(), "");
+        assert_eq!(tokenizer.decode(&[1, 2], false).unwrap(), "<|im_start|><|im_end|>");
+    }
+
+    /// The pieces of Llama 3, and a pattern that leaves gaps.
+    const PATTERNS: [&str; 2] = [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"\p{L}+",
+    ];
+
+    #[test]
+    fn the_short_way_and_the_engine_agree_on_other_patterns() {
+        let (dir, _) = small();
+        let path = dir.path().join("tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for pattern in PATTERNS {
+            json["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}]});
+            std::fs::write(&path, json.to_string()).unwrap();
+            let tokenizer = Tokenizer::open(dir.path()).unwrap();
+            assert!(tokenizer.pieces.is_some());
+            for text in [
+                "",
+                " the  end \n\n of\tWE'LL don't 12345 日本 🙂!? \r\n ",
+                "a<think>b <|im_end|>",
+                "\u{0}é\u{301} ",
+            ] {
+                assert_eq!(
+                    tokenizer.encode(text).unwrap(),
+                    tokenizer.encode_by_engine(text).unwrap(),
+                    "{text:?}"
+                );
+            }
+        }
+        json["normalizer"] = serde_json::json!({"type": "Lowercase"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        assert!(Tokenizer::open(dir.path()).unwrap().pieces.is_none());
+        json["normalizer"] = serde_json::json!({"type": "NFC"});
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path()).unwrap();
+        assert!(tokenizer.pieces.is_some());
+        assert_eq!(tokenizer.encode("e\u{301}").unwrap(), tokenizer.encode("é").unwrap());
+    }
+
+    #[test]
+    fn a_batch_equals_one_by_one() {
+        let (_dir, tokenizer) = small();
+        let texts: Vec<String> = (0..50).map(|i| format!("the {i} dogs 日 {}", "fox ".repeat(i))).collect();
+        let single: Vec<Vec<u32>> = texts.iter().map(|t| tokenizer.encode(t).unwrap()).collect();
+        assert_eq!(tokenizer.encode_batch(&texts).unwrap(), single);
+    }
+
+    #[test]
+    fn a_stream_holds_back_half_characters_and_gives_up_on_broken_ones() {
+        let (_dir, tokenizer) = small();
+        let ids = tokenizer.encode("é").unwrap();
+        assert_eq!(ids.len(), 2);
+        let mut stream = tokenizer.stream(true);
+        assert_eq!(stream.push(ids[0]).unwrap(), "");
+        assert_eq!(stream.push(ids[1]).unwrap(), "é");
+        let mut shown = String::new();
+        for _ in 0..20 {
+            shown += &stream.push(ids[0]).unwrap();
+        }
+        assert!(shown.starts_with('\u{fffd}'));
+        assert!(stream.finish().unwrap().ends_with('\u{fffd}'));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_text_survives_and_a_stream_shows_the_same(text in any::<String>()) {
+            thread_local!(static TOKENIZER: (TempDir, Tokenizer) = small());
+            TOKENIZER.with(|(_, tokenizer)| {
+                let ids = tokenizer.encode(&text).unwrap();
+                prop_assert_eq!(&ids, &tokenizer.encode_by_engine(&text).unwrap());
+                prop_assert_eq!(&tokenizer.decode(&ids, false).unwrap(), &text);
+                let mut stream = tokenizer.stream(false);
+                let mut shown: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+                shown += &stream.finish().unwrap();
+                prop_assert_eq!(shown, text);
+                Ok(())
+            })?;
+        }
+    }
+}

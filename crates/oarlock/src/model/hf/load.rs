@@ -1,0 +1,84 @@
+//! A model for inference: its weights in memory, without gradients and optimizer state.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Place};
+
+use super::config::HfConfig;
+use super::weights::SafetensorsSource;
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::nn::{UnitParams, units_of};
+use crate::shard::{Layout, WeightSource};
+
+/// Elements that are converted at a time.
+const CHUNK_ELEMS: usize = 1 << 18;
+
+/// A model that can be asked.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// The settings of its folder.
+    pub config: HfConfig,
+    /// The model.
+    pub decoder: Decoder,
+    /// The dtype that it computes in.
+    pub dtype: DType,
+    /// Where it lives.
+    pub device: Device,
+    /// The longest sequence that it can take.
+    pub n_positions: usize,
+}
+
+/// Loads a Hugging Face folder for inference in `dtype` (f32, bf16 or f16), for sequences of up to `n_positions` or what
+/// the model allows, whichever is less.
+///
+/// # Errors
+/// What is wrong with the folder, or no memory.
+pub fn load_for_inference(dir: &Path, device: &Device, dtype: DType, n_positions: usize) -> Result<LoadedModel> {
+    if !dtype.is_float() {
+        return Err(Error::Usage(format!("a model cannot compute in {dtype}; give f32, bf16 or f16")));
+    }
+    let config = HfConfig::read(dir)?;
+    let n_positions = config.decoder().max_positions.min(n_positions);
+    let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
+    let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
+    for unit in units_of(&decoder) {
+        fill_unit(&unit, &mut source, device, dtype)?;
+    }
+    Ok(LoadedModel { config, decoder, dtype, device: device.clone(), n_positions })
+}
+
+fn fill_unit(unit: &UnitParams, source: &mut dyn WeightSource, device: &Device, dtype: DType) -> Result<()> {
+    let layout = Layout::new(unit.params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)));
+    let flat = FlatBuffer::pooled(device, layout.n_elems() * dtype.size(), "weights")?;
+    let mut lease = flat.write()?;
+    let mut values = vec![0.0; CHUNK_ELEMS];
+    for (named, placed) in unit.params.iter().zip(layout.params()) {
+        let n_elems = placed.place.shape.n_elems();
+        for start in (0..n_elems).step_by(CHUNK_ELEMS) {
+            let elements = start..(start + CHUNK_ELEMS).min(n_elems);
+            let values = &mut values[..elements.len()];
+            let first = placed.place.first + start;
+            source.read(&named.name, &placed.place.shape, named.param.init(), elements, values)?;
+            let span = first..first + values.len();
+            match dtype {
+                DType::BF16 => narrow(values, &mut lease.slice_mut::<bf16>()[span], bf16::from_f32),
+                DType::F16 => narrow(values, &mut lease.slice_mut::<f16>()[span], f16::from_f32),
+                DType::F32 | DType::I32 => lease.slice_mut::<f32>()[span].copy_from_slice(values),
+            }
+        }
+    }
+    drop(lease);
+    let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+    let params = Arc::new(FlatParams::new(places, dtype, flat, None, device)?);
+    for (index, named) in unit.params.iter().enumerate() {
+        named.param.settle(params.clone(), index);
+    }
+    Ok(())
+}
+
+fn narrow<T>(values: &[f32], out: &mut [T], from_f32: impl Fn(f32) -> T) {
+    out.iter_mut().zip(values).for_each(|(out, x)| *out = from_f32(*x));
+}

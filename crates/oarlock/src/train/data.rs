@@ -1,0 +1,85 @@
+//! The data of a run: token caches, built once by rank 0, and the rows to train and to evaluate on.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::accelerator::Accelerator;
+use crate::config::{DataArgs, HeldOut, TrainConfig};
+use crate::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer, ValSize};
+use crate::error::{Error, Result};
+
+/// Rows to train on, and rows to evaluate on where there are any.
+pub struct RunData {
+    /// Rows to train on.
+    pub train: Arc<Rows>,
+    /// Rows to evaluate on.
+    pub eval: Option<Arc<Rows>>,
+}
+
+/// Opens the rows of a run; rank 0 builds the token caches that are missing or out of date.
+pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
+    let tokenizer = Tokenizer::open(&config.model.path)?;
+    let settings = RowSettings {
+        packing: if config.data.packing { Packing::Concat } else { Packing::Truncate },
+        len: config.data.cutoff_len,
+        special: tokenizer.special(),
+    };
+    let train = cache(accelerator, config, &tokenizer, &config.data.datasets, vocab_size)?;
+    let (train, held_out) = match held_out(&config.data) {
+        Some(size) => Rows::split(train, &settings, size, config.train.data_seed)?,
+        None => (Rows::new(train, &settings)?, None),
+    };
+    let eval = match config.data.eval_datasets.is_empty() {
+        true => held_out,
+        false => {
+            let cache = cache(accelerator, config, &tokenizer, &config.data.eval_datasets, vocab_size)?;
+            Some(Rows::new(cache, &settings)?)
+        }
+    };
+    Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
+}
+
+fn held_out(data: &DataArgs) -> Option<ValSize> {
+    match data.held_out {
+        HeldOut::None => None,
+        HeldOut::Records(n) => Some(ValSize::Count(n as u64)),
+        HeldOut::Share(share) => Some(ValSize::Fraction(share)),
+    }
+}
+
+fn cache(
+    accelerator: &Accelerator,
+    config: &TrainConfig,
+    tokenizer: &Tokenizer,
+    datasets: &[String],
+    vocab_size: usize,
+) -> Result<Arc<TokenCache>> {
+    let max_samples = config.data.max_samples.map(|n| n as u64);
+    let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+    let dir = config.save.output_dir.join("cache");
+    let path = TokenCache::path(&dir, &source, tokenizer);
+    if accelerator.is_main_process() {
+        accelerator.communicator().set_phase("building the token cache");
+        if config.data.overwrite_cache {
+            remove_if_present(&path)?;
+        }
+        TokenCache::build(&dir, &source, tokenizer, &mut |_| ())?;
+    }
+    accelerator.wait_for_everyone()?;
+    let cache = TokenCache::open(&path)?;
+    if cache.vocab_size() > vocab_size as u64 {
+        return Err(Error::Model(format!(
+            "the tokenizer knows {} tokens, the model only {vocab_size} (vocab_size in {})",
+            cache.vocab_size(),
+            config.model.path.join("config.json").display()
+        )));
+    }
+    Ok(Arc::new(cache))
+}
+
+fn remove_if_present(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,181 @@
+//! What rank 0 tells while a run goes on: the progress line, the logs, the loss curve.
+
+use std::io::Stdout;
+use std::time::{Duration, Instant};
+
+use oarlock_comm::ProcessMemory;
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
+use crate::report::plots;
+use crate::report::progress::{Progress, Status};
+use crate::report::speed::utilisation;
+use crate::report::state::TrainerState;
+use crate::train::StepReport;
+
+/// Rank 0's voice. The other ranks have none.
+pub struct Journal {
+    log: RunLog,
+    progress: Progress<Stdout>,
+    flops_per_token: f64,
+    peak_flops: Option<f64>,
+    interval: Interval,
+    first_step: u64,
+    /// Loss and targets of the whole run.
+    run: (f64, u64),
+}
+
+/// What has happened since the last record.
+struct Interval {
+    begin: Instant,
+    loss_sum: f64,
+    n_targets: u64,
+    n_tokens: u64,
+    /// Time that was not training: evaluation, checkpoints.
+    paused: Duration,
+}
+
+impl Interval {
+    fn new() -> Interval {
+        Interval { begin: Instant::now(), loss_sum: 0.0, n_targets: 0, n_tokens: 0, paused: Duration::ZERO }
+    }
+
+    fn throughput(&self) -> f64 {
+        let seconds = self.begin.elapsed().saturating_sub(self.paused).as_secs_f64();
+        if seconds > 0.0 { self.n_tokens as f64 / seconds } else { 0.0 }
+    }
+}
+
+/// A step as the journal needs it.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Passes over the data.
+    pub epoch: f64,
+    /// The learning rate of the step.
+    pub lr: f64,
+    /// Tokens of the step, over all ranks.
+    pub n_tokens: u64,
+    /// Whether the step is logged.
+    pub log: bool,
+}
+
+impl Journal {
+    /// Begins, or goes on after `state.global_step`.
+    pub fn new(config: &TrainConfig, state: TrainerState, flops_per_token: f64) -> Result<Journal> {
+        let dir = &config.save.output_dir;
+        let first_step = state.global_step;
+        let log = if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
+        log.training_args(&config.as_yaml())?;
+        Ok(Journal {
+            log,
+            progress: Progress::stdout(config.log.plain),
+            flops_per_token,
+            peak_flops: None,
+            interval: Interval::new(),
+            first_step,
+            run: (0.0, 0),
+        })
+    }
+
+    /// The measured peak of all ranks together.
+    pub fn set_peak_flops(&mut self, peak: f64) {
+        self.peak_flops = Some(peak);
+    }
+
+    /// The steps that were done before this run.
+    pub fn first_step(&self) -> u64 {
+        self.first_step
+    }
+
+    /// A line for running_log.txt alone.
+    pub fn note(&mut self, text: &str) -> Result<()> {
+        Ok(self.log.message(text)?)
+    }
+
+    /// A line for the terminal and running_log.txt.
+    pub fn message(&mut self, text: &str) -> Result<()> {
+        self.progress.message(text).map_err(Error::io("write to", "standard output"))?;
+        Ok(self.log.message(text)?)
+    }
+
+    /// After every step.
+    pub fn step(&mut self, told: Told, report: &StepReport) -> Result<()> {
+        self.interval.loss_sum += report.loss_sum;
+        self.interval.n_targets += report.n_targets;
+        self.interval.n_tokens += told.n_tokens;
+        self.run.0 += report.loss_sum;
+        self.run.1 += report.n_targets;
+        let seen = self.log.state().num_input_tokens_seen + told.n_tokens;
+        let flos = self.log.state().total_flos + told.n_tokens as f64 * self.flops_per_token;
+        self.log.advance(told.step, told.epoch, seen, flos);
+        let throughput = self.interval.throughput();
+        let clock = self.log.clock();
+        let memory_bytes = if told.log { ProcessMemory::current().ok().map(|m| m.pss) } else { None };
+        let status = Status {
+            step: told.step,
+            total: self.log.state().max_steps,
+            loss: report.loss(),
+            learning_rate: told.lr,
+            grad_norm: report.grad_norm,
+            throughput,
+            utilisation: self.peak_flops.and_then(|peak| utilisation(throughput, self.flops_per_token, peak)),
+            memory_bytes,
+            elapsed: clock.elapsed(),
+            remaining: clock.remaining(told.step, self.log.state().max_steps),
+        };
+        let stdout = |r: std::io::Result<()>| r.map_err(Error::io("write to", "standard output"));
+        if !told.log {
+            return stdout(self.progress.step(&status));
+        }
+        stdout(self.progress.record(&status))?;
+        self.log.step(&StepRecord {
+            step: told.step,
+            epoch: told.epoch,
+            loss: self.interval.loss_sum / self.interval.n_targets as f64,
+            learning_rate: told.lr,
+            grad_norm: report.grad_norm,
+            throughput,
+            total_tokens: seen,
+            memory_bytes,
+        })?;
+        self.interval = Interval::new();
+        Ok(())
+    }
+
+    /// After an evaluation.
+    pub fn evaluation(&mut self, record: &EvalRecord) -> Result<()> {
+        self.log.evaluation(record)?;
+        let (loss, perplexity) = (record.loss, record.loss.exp());
+        self.message(&format!("evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}", record.step))
+    }
+
+    /// Takes time off the interval that was not training.
+    pub fn paused(&mut self, time: Duration) {
+        self.interval.paused += time;
+    }
+
+    /// How far the run is; for checkpoints.
+    pub fn state(&self) -> &TrainerState {
+        self.log.state()
+    }
+
+    /// The end: results and pictures.
+    pub fn finish(&mut self, config: &TrainConfig, samples: u64, steps: u64) -> Result<()> {
+        self.progress.finish().map_err(Error::io("write to", "standard output"))?;
+        if steps > 0 {
+            let loss = self.run.0 / self.run.1.max(1) as f64;
+            self.log.finish(&Summary { loss, samples, steps })?;
+        }
+        if config.log.plot_loss {
+            let dir = &config.save.output_dir;
+            let state = self.log.state();
+            plots::draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
+            let evals = state.series("eval_loss");
+            plots::draw(&dir.join("training_eval_loss.png"), "Evaluation loss", "eval_loss", &evals)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,387 @@
+//! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use oarlock_tensor::DType;
+use oarlock_tensor::ops::update;
+
+use crate::accelerator::{Accelerator, AcceleratorConfig};
+use crate::checkpoint::{self, ClientState};
+use crate::config::{Length, Precision, Resume, TrainConfig, When};
+use crate::data::{Loader, Rows, Sampler, eval_batches};
+use crate::error::{Error, Result};
+use crate::model::hf::{HfConfig, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained};
+use crate::model::Decoder;
+use crate::report::log::EvalRecord;
+use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
+use crate::report::state::TrainerState;
+use crate::shard::{Placement, SeededInit, WeightSource};
+use crate::train::data::{self, RunData};
+use crate::train::journal::{Journal, Told};
+use crate::train::{AdamWConfig, Optimizer, Schedule, evaluate, train_step};
+
+/// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
+///
+/// # Errors
+/// Whatever is wrong with the model, the data or the disk, and the failure of another rank.
+pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime) -> Result<()> {
+    let mut run = Run::set_up(config, accelerator, started)?;
+    if config.train.enabled {
+        run.train()?;
+    }
+    run.finish()
+}
+
+/// How the configuration asks for an accelerator.
+pub fn accelerator_config(config: &TrainConfig) -> AcceleratorConfig {
+    let mixed_precision = match config.train.precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+    };
+    AcceleratorConfig { mixed_precision, threads: config.ranks.threads, cpu_path: None, optimizer: Placement::Sharded }
+}
+
+struct Run<'a> {
+    config: &'a TrainConfig,
+    accelerator: &'a Accelerator,
+    hf: HfConfig,
+    model: Decoder,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    data: RunData,
+    sampler: Sampler,
+    /// Samples consumed so far, over all epochs and ranks.
+    position: u64,
+    total_steps: u64,
+    journal: Option<Journal>,
+    started: SystemTime,
+    timer: PhaseTimer,
+}
+
+impl<'a> Run<'a> {
+    fn set_up(config: &'a TrainConfig, accelerator: &'a Accelerator, started: SystemTime) -> Result<Run<'a>> {
+        accelerator.communicator().set_phase("setting up");
+        let hf = HfConfig::read(&config.model.path)?;
+        let model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
+        let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
+        let sampler = sampler_of(config, accelerator, &data.train);
+        sampler.check()?;
+        let total_steps = match config.train.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => (epochs * sampler.steps_per_epoch() as f64).ceil() as u64,
+        };
+        let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
+        let checkpoint = checkpoint_to_resume(config, accelerator)?;
+
+        accelerator.communicator().set_phase("loading weights");
+        let mut source: Box<dyn WeightSource> = match config.model.from_scratch || checkpoint.is_some() {
+            true => Box::new(SeededInit { seed: config.train.seed, device: accelerator.device().clone() }),
+            false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
+        };
+        let args = &config.train.optimizer;
+        let adamw = AdamWConfig {
+            beta1: args.beta1,
+            beta2: args.beta2,
+            eps: args.epsilon,
+            weight_decay: args.weight_decay,
+        };
+        let mut optimizer = accelerator.prepare(&model, adamw, source.as_mut())?;
+        let mut position = 0;
+        let mut state = first_state(config, &sampler, total_steps);
+        if let Some(dir) = &checkpoint {
+            let client = accelerator.load_state(dir, &mut optimizer)?;
+            position = client.position()?;
+            if accelerator.is_main_process() {
+                let resumed = TrainerState::load(dir)?;
+                state = TrainerState { max_steps: state.max_steps, ..resumed };
+            }
+        }
+
+        let decoder = hf.decoder();
+        let flops = flops_per_token(
+            optimizer.engine().n_params() as u64,
+            decoder.n_layers as u64,
+            data.train.row_len() as u64,
+            (decoder.n_heads * decoder.head_dim) as u64,
+        );
+        let mut journal = match accelerator.is_main_process() {
+            true => Some(Journal::new(config, state, flops)?),
+            false => None,
+        };
+        if let Some(journal) = &mut journal {
+            let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
+            introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+        }
+        Ok(Run {
+            config,
+            accelerator,
+            hf,
+            model,
+            optimizer,
+            schedule,
+            data,
+            sampler,
+            position,
+            total_steps,
+            journal,
+            started,
+            timer: PhaseTimer::new(),
+        })
+    }
+
+    fn train(&mut self) -> Result<()> {
+        let mut loader = Loader::new(self.data.train.clone(), self.sampler.clone(), self.position)?;
+        let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
+        let first = self.optimizer.n_steps();
+        for step in first..self.total_steps {
+            self.timer.enter(Phase::Data);
+            let window = loader.next_step()?;
+            if step == first {
+                self.note_startup("first forward")?;
+            }
+            let lr = self.schedule.lr(step);
+            let report = train_step(
+                self.accelerator,
+                &self.model,
+                &mut self.optimizer,
+                &window,
+                lr,
+                max_grad_norm,
+                &mut self.timer,
+            )?;
+            if step == first {
+                self.note_startup("first step")?;
+                self.measure_peak()?;
+            }
+            let n_tokens = (window.position - self.position) * self.data.train.row_len() as u64;
+            self.position = window.position;
+            loader.give_back(window);
+            let done = step + 1;
+            if let Some(journal) = &mut self.journal {
+                let log = due(self.config.log.when, done, self.total_steps, self.sampler.steps_per_epoch())
+                    || (done == 1 && self.config.log.first_step);
+                let epoch = self.position as f64 / self.sampler.len as f64;
+                journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
+            }
+            self.after_step(done)?;
+        }
+        Ok(())
+    }
+
+    /// Evaluation and checkpoints, where they are due.
+    fn after_step(&mut self, done: u64) -> Result<()> {
+        let per_epoch = self.sampler.steps_per_epoch();
+        let begin = Instant::now();
+        let last = done == self.total_steps;
+        if due(self.config.eval.when, done, self.total_steps, per_epoch) && !(last && self.config.eval.at_end) {
+            self.evaluate(done)?;
+        }
+        if due(self.config.save.when, done, self.total_steps, per_epoch) {
+            self.timer.enter(Phase::Save);
+            self.save(done)?;
+            self.timer.enter(Phase::Other);
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.paused(begin.elapsed());
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self, done: u64) -> Result<()> {
+        let Some(rows) = &self.data.eval else { return Ok(()) };
+        self.accelerator.communicator().set_phase(&format!("step {done}: evaluation"));
+        let begin = Instant::now();
+        let (world, rank) = (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
+        let micro_batch = self.config.eval.batch_size as u64;
+        let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
+        let (sum, n_targets) = evaluate(self.accelerator, &self.model, batches)?;
+        if n_targets == 0 {
+            return Err(Error::Usage("the evaluation data hold no target".to_string()));
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.evaluation(&EvalRecord {
+                step: done,
+                epoch: self.position as f64 / self.sampler.len as f64,
+                loss: sum / n_targets as f64,
+                runtime: begin.elapsed(),
+                samples: rows.n_rows(),
+                steps: rows.n_rows().div_ceil(world * micro_batch),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, done: u64) -> Result<()> {
+        self.accelerator.communicator().set_phase(&format!("step {done}: saving"));
+        let output = &self.config.save.output_dir;
+        let dir = output.join(format!("checkpoint-{done}"));
+        let (hf, model, options) = (&self.hf, &self.model, save_options(self.config, self.accelerator.dtype()));
+        let state = self.journal.as_ref().map(|journal| journal.state().clone());
+        let mut extra = |dir: &Path| {
+            save_pretrained(dir, hf, model, &mut WorkingCopies::of(model), &options)?;
+            match &state {
+                Some(state) => Ok(state.save(dir)?),
+                None => Ok(()),
+            }
+        };
+        if self.config.save.only_model {
+            if self.accelerator.is_main_process() {
+                extra(&dir)?;
+            }
+            return self.accelerator.wait_for_everyone();
+        }
+        let client = ClientState::at(self.position);
+        self.accelerator.save_state(&dir, &self.optimizer, &client, &mut extra)?;
+        if let (Some(keep), true) = (self.config.save.keep, self.accelerator.is_main_process()) {
+            checkpoint::retain(output, keep)?;
+        }
+        self.accelerator.wait_for_everyone()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let done = self.optimizer.n_steps();
+        if self.config.eval.at_end {
+            self.evaluate(done)?;
+        }
+        if self.config.train.enabled && self.accelerator.is_main_process() {
+            self.accelerator.communicator().set_phase("saving the model");
+            let options = save_options(self.config, self.accelerator.dtype());
+            let output = &self.config.save.output_dir;
+            save_pretrained(output, &self.hf, &self.model, &mut WorkingCopies::of(&self.model), &options)?;
+        }
+        if let Some(journal) = &mut self.journal {
+            let first = journal.first_step();
+            let samples = self.position - self.sampler.position_after(first);
+            journal.finish(self.config, samples, done - first)?;
+            let mut text = format!("done: {done} steps; model and logs are in {}", self.config.save.output_dir.display());
+            text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
+            journal.message(&text)?;
+        }
+        self.accelerator.wait_for_everyone()
+    }
+
+    /// The time since the command began, in running_log.txt.
+    fn note_startup(&mut self, what: &str) -> Result<()> {
+        let time = self.started.elapsed().unwrap_or(Duration::ZERO);
+        match &mut self.journal {
+            Some(journal) => journal.note(&format!("startup: {what} after {:.3} s", time.as_secs_f64())),
+            None => Ok(()),
+        }
+    }
+
+    /// What the cores of all ranks can do at the same time, for the utilisation.
+    fn measure_peak(&mut self) -> Result<()> {
+        self.accelerator.wait_for_everyone()?;
+        let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
+        self.accelerator.reduce_sum(&mut peak)?;
+        if let Some(journal) = &mut self.journal {
+            journal.set_peak_flops(peak[0]);
+        }
+        Ok(())
+    }
+}
+
+fn sampler_of(config: &TrainConfig, accelerator: &Accelerator, rows: &Arc<Rows>) -> Sampler {
+    Sampler {
+        len: rows.n_rows(),
+        seed: config.train.data_seed,
+        shuffle: config.data.shuffle,
+        world: accelerator.num_processes() as u64,
+        rank: accelerator.process_index() as u64,
+        micro_batch: config.train.batch_size as u64,
+        accumulation: config.train.accumulation as u64,
+    }
+}
+
+fn save_options(config: &TrainConfig, dtype: DType) -> SaveOptions<'_> {
+    SaveOptions {
+        dtype,
+        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
+        side_files_from: Some(&config.model.path),
+    }
+}
+
+/// Whether something that happens `when` is due after `done` steps.
+fn due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
+    match when {
+        When::Never => false,
+        When::Epoch => done.is_multiple_of(per_epoch) || done == total,
+        When::Every(steps) => done.is_multiple_of(steps.of(total).max(1)),
+    }
+}
+
+/// The checkpoint to go on from: rank 0 looks, all take the same.
+fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<PathBuf>> {
+    let output = &config.save.output_dir;
+    let found = match &config.save.resume {
+        Resume::Never => None,
+        Resume::From(dir) => Some(dir.clone()),
+        Resume::IfPresent | Resume::Newest => {
+            let newest = match accelerator.is_main_process() {
+                true => checkpoint::newest(output)?.map(|dir| dir.to_string_lossy().into_owned()),
+                false => None,
+            };
+            let chosen = accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
+            let chosen = String::from_utf8_lossy(&chosen).into_owned();
+            (!chosen.is_empty()).then(|| PathBuf::from(chosen))
+        }
+    };
+    if found.is_none() && config.save.resume == Resume::Newest {
+        return Err(Error::Usage(format!(
+            "resume_from_checkpoint is true, but {} holds no whole checkpoint",
+            output.display()
+        )));
+    }
+    Ok(found)
+}
+
+fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {
+    let steps_of = |when: When| match when {
+        When::Every(steps) => steps.of(total_steps),
+        When::Epoch => sampler.steps_per_epoch(),
+        When::Never => 0,
+    };
+    TrainerState {
+        max_steps: total_steps,
+        num_train_epochs: total_steps.div_ceil(sampler.steps_per_epoch()),
+        logging_steps: steps_of(config.log.when),
+        eval_steps: steps_of(config.eval.when),
+        save_steps: steps_of(config.save.when),
+        train_batch_size: Some(config.train.batch_size as u64),
+        ..TrainerState::default()
+    }
+}
+
+fn introduce(
+    journal: &mut Journal,
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    (n_params, n_rows, row_len): (usize, u64, usize),
+    total_steps: u64,
+    resumed: Option<&Path>,
+) -> Result<()> {
+    if let Some(line) = config.without_effect_line() {
+        journal.message(&line)?;
+    }
+    if let Some(dir) = resumed {
+        journal.message(&format!("Resuming training from {}.", dir.display()))?;
+    }
+    let per_step = accelerator.num_processes() * config.train.batch_size * config.train.accumulation;
+    journal.message(&format!(
+        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {row_len} tokens; {total_steps} steps of {per_step} rows",
+        n_params as f64 / 1e6,
+        accelerator.dtype(),
+        accelerator.num_processes(),
+        accelerator.device().describe(),
+    ))
+}
+
+/// The moment a process began, handed down by the launcher in microseconds since 1970.
+pub fn started(stamp: Option<&str>) -> SystemTime {
+    match stamp.and_then(|s| s.parse().ok()) {
+        Some(micros) => UNIX_EPOCH + Duration::from_micros(micros),
+        None => SystemTime::now(),
+    }
+}
