@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &checkpoint {
             let client = accelerator.load_state(dir, &mut optimizer)?;
-            position = client.position()?;
+            position = client.consumed_samples;
             if accelerator.is_main_process() {
                 let resumed = TrainerState::load(dir)?;
                 state = TrainerState { max_steps: state.max_steps, ..resumed };
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
             }
             return self.accelerator.wait_for_everyone();
         }
-        let client = ClientState::at(self.position);
+        let client = ClientState { step: done, consumed_samples: self.position, ..ClientState::default() };
         self.accelerator.save_state(&dir, &self.optimizer, &client, &mut extra)?;
         if let (Some(keep), true) = (self.config.save.keep, self.accelerator.is_main_process()) {
             checkpoint::retain(output, keep)?;
@@ -320,7 +320,13 @@ fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Resu
         Resume::From(dir) => Some(dir.clone()),
         Resume::IfPresent | Resume::Newest => {
             let newest = match accelerator.is_main_process() {
-                true => checkpoint::newest(output)?.map(|dir| dir.to_string_lossy().into_owned()),
+                true => {
+                    let newest = checkpoint::newest(output)?;
+                    for skipped in &newest.skipped {
+                        accelerator.print(format_args!("Skipping {skipped}"));
+                    }
+                    newest.path.map(|dir| dir.to_string_lossy().into_owned())
+                }
                 false => None,
             };
             let chosen = accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
