@@ -14,15 +14,15 @@ pub enum Error {
     /// From between the ranks.
     #[error(transparent)]
     Comm(#[from] oarlock_comm::Error),
-    /// A checkpoint that was not saved or cannot be loaded.
-    #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// From the data.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
     /// From the logs.
     #[error(transparent)]
     Report(#[from] crate::report::Error),
+    /// A checkpoint that was not saved or cannot be loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

@@ -38,6 +38,7 @@ pub struct Param(Arc<Inner>);
 struct Inner {
     shape: Shape,
     init: Init,
+    in_f32: bool,
     slot: RwLock<Option<Slot>>,
 }
 
@@ -79,12 +80,40 @@ impl GradSlot {
     pub fn slice_mut(&mut self) -> &mut [f32] {
         &mut self.lease.slice_mut::<f32>()[self.first..self.first + self.len]
     }
+
+    /// Stores a gradient as [`GradSlot::store`] says.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when `grad` has another number of elements.
+    pub fn put(&mut self, grad: &[f32]) -> Result<()> {
+        if grad.len() != self.len {
+            return Err(Error::Shape {
+                op: "gradient of a parameter",
+                expected: format!("{} elements", self.len),
+                got: format!("{} elements", grad.len()),
+            });
+        }
+        let store = self.store;
+        self.slice_mut().iter_mut().zip(grad).for_each(|(slot, grad)| store.put(slot, *grad));
+        Ok(())
+    }
 }
 
 impl Param {
     /// A parameter without a home.
     pub fn new(shape: Shape, init: Init) -> Param {
-        Param(Arc::new(Inner { shape, init, slot: RwLock::new(None) }))
+        Param(Arc::new(Inner { shape, init, in_f32: false, slot: RwLock::new(None) }))
+    }
+
+    /// A parameter without a home whose working copy is f32 whatever the model computes in: for the few elements
+    /// where 16 bits would be too coarse, such as the weights of norms.
+    pub fn in_f32(shape: Shape, init: Init) -> Param {
+        Param(Arc::new(Inner { shape, init, in_f32: true, slot: RwLock::new(None) }))
+    }
+
+    /// The dtype of its working copy in a model that computes in `dtype`.
+    pub fn working_dtype(&self, dtype: DType) -> DType {
+        if self.0.in_f32 { DType::F32 } else { dtype }
     }
 
     /// Its shape.

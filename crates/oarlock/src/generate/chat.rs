@@ -46,7 +46,11 @@ impl<'a> Chat<'a> {
     ///
     /// # Errors
     /// What the template or the generator reports, such as a conversation that is longer than the model allows.
-    pub fn reply(&mut self, text: &str, on_text: impl FnMut(&str) -> Result<ControlFlow<()>>) -> Result<String> {
+    pub fn reply(
+        &mut self,
+        text: &str,
+        on_text: impl FnMut(&str) -> Result<ControlFlow<()>>,
+    ) -> Result<String> {
         let question = Message::new("user", text);
         let messages: Vec<Message> =
             self.system.iter().chain(&self.history).chain([&question]).cloned().collect();
@@ -65,7 +69,9 @@ impl<'a> Chat<'a> {
         let terminal = Path::new("the terminal");
         let mut line = String::new();
         loop {
-            write!(output, "User: ").and_then(|()| output.flush()).map_err(Error::io("write to", terminal))?;
+            write!(output, "User: ")
+                .and_then(|()| output.flush())
+                .map_err(Error::io("write to", terminal))?;
             line.clear();
             if input.read_line(&mut line).map_err(Error::io("read", terminal))? == 0 {
                 return Ok(());

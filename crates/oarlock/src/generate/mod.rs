@@ -190,3 +190,6 @@ impl Generator {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

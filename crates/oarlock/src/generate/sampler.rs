@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use oarlock_tensor::cpu::random;
+use oarlock_tensor::cpu::random::Stream;
 
 use crate::error::{Error, Result};
 
@@ -26,7 +26,8 @@ pub struct Sampling {
 
 impl Sampling {
     /// Always the likeliest token.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+    pub const GREEDY: Sampling =
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
 
     fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::Usage(what));
@@ -34,10 +35,16 @@ impl Sampling {
             return refuse(format!("temperature is {}; expected 0 (greedy) or more", self.temperature));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return refuse(format!("top_p is {}; expected more than 0 and at most 1 (all tokens)", self.top_p));
+            return refuse(format!(
+                "top_p is {}; expected more than 0 and at most 1 (all tokens)",
+                self.top_p
+            ));
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            return refuse(format!("repetition_penalty is {}; expected more than 0 (1 for none)", self.repetition_penalty));
+            return refuse(format!(
+                "repetition_penalty is {}; expected more than 0 (1 for none)",
+                self.repetition_penalty
+            ));
         }
         Ok(())
     }
@@ -59,7 +66,9 @@ impl Sampler {
     /// The token after `text`, whose length addresses the random number.
     pub(super) fn next(&mut self, logits: &[f32], text: &[u32]) -> Result<u32> {
         if let Some(bad) = logits.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
-            return Err(Error::Model(format!("the model gives a logit of {bad}: its weights are damaged or overflow this dtype")));
+            return Err(Error::Model(format!(
+                "the model gives a logit of {bad}: its weights are damaged or overflow this dtype"
+            )));
         }
         self.scores.clear();
         self.scores.extend_from_slice(logits);
@@ -140,9 +149,7 @@ impl Sampler {
 
 /// The random number of a position.
 fn uniform(seed: u64, position: usize) -> f64 {
-    let mut u = [0.0];
-    random::fill_uniform(seed, STREAM, position as u64, 0.0, 1.0, &mut u);
-    f64::from(u[0])
+    f64::from(Stream { seed, stream: STREAM }.uniform(position as u64))
 }
 
 #[cfg(test)]

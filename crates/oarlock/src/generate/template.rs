@@ -46,7 +46,9 @@ impl ChatTemplate {
     pub fn read(dir: &Path) -> Result<ChatTemplate> {
         let config_path = dir.join("tokenizer_config.json");
         let config: Map<String, Value> = match std::fs::read(&config_path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&config_path, e.to_string()))?,
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&config_path, e.to_string()))?
+            }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Map::new(),
             Err(e) => return Err(Error::io("read", &config_path)(e)),
         };
@@ -73,14 +75,18 @@ impl ChatTemplate {
     }
 
     fn compile(source: String, tokens: Vec<(String, String)>, path: PathBuf) -> Result<ChatTemplate> {
-        let broken = |e: minijinja::Error| Error::bad_file(&path, format!("the chat template is broken: {e}"));
+        let broken =
+            |e: minijinja::Error| Error::bad_file(&path, format!("the chat template is broken: {e}"));
         let mut environment = Environment::new();
         environment.set_syntax(whitespace().map_err(broken)?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
-        environment.add_function("raise_exception", |message: String| -> std::result::Result<Jinja, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<Jinja, minijinja::Error> {
+                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
         environment.add_template_owned(NAME, source).map_err(broken)?;
         Ok(ChatTemplate { environment, tokens, path })
     }
@@ -91,7 +97,8 @@ impl ChatTemplate {
     /// What the template reports, such as roles in an order that it does not know.
     pub fn render_prompt(&self, messages: &[Message]) -> Result<String> {
         let tokens = Jinja::from_pairs(self.tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        let turn = |m: &Message| Jinja::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]);
+        let turn =
+            |m: &Message| Jinja::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]);
         let messages: Jinja = messages.iter().map(turn).collect();
         let render = || {
             let template = self.environment.get_template(NAME)?;
@@ -109,7 +116,8 @@ fn whitespace() -> std::result::Result<SyntaxConfig, minijinja::Error> {
 /// The template of `tokenizer_config.json`: a text, or a list of named ones.
 fn written_in(config: &Map<String, Value>) -> Option<&str> {
     let template = config.get("chat_template")?;
-    let named = |list: &'_ Vec<Value>| list.iter().position(|t| t.get("name").is_some_and(|name| name == "default"));
+    let named =
+        |list: &'_ Vec<Value>| list.iter().position(|t| t.get("name").is_some_and(|name| name == "default"));
     match template.as_array() {
         Some(list) => list.get(named(list)?)?.get("template")?.as_str(),
         None => template.as_str(),
@@ -123,10 +131,13 @@ fn to_json(value: &Jinja, kwargs: Kwargs) -> std::result::Result<String, minijin
     match kwargs.get::<Option<usize>>("indent")? {
         Some(n) => {
             let indent = " ".repeat(n);
-            let mut writer = Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(indent.as_bytes()));
+            let mut writer =
+                Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(indent.as_bytes()));
             value.serialize(&mut writer).map_err(bad)?;
         }
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced(CompactFormatter))).map_err(bad)?,
+        None => value
+            .serialize(&mut Serializer::with_formatter(&mut out, Spaced(CompactFormatter)))
+            .map_err(bad)?,
     }
     String::from_utf8(out).map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))
 }
@@ -134,11 +145,19 @@ fn to_json(value: &Jinja, kwargs: Kwargs) -> std::result::Result<String, minijin
 struct Spaced(CompactFormatter);
 
 impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { self.0.begin_array_value(out, first) } else { out.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { self.0.begin_object_key(out, first) } else { out.write_all(b", ") }
     }
 

@@ -3,7 +3,7 @@
 mod cache;
 mod config;
 mod decoder;
-mod hf;
+pub mod hf;
 
 pub use cache::LayerCache;
 pub use config::{DecoderConfig, Family, RopeSettings};

@@ -81,7 +81,7 @@ impl Module for Embedding {
     }
 }
 
-/// RMSNorm over the last dim.
+/// RMSNorm over the last dim. Its weight stays f32 in every precision: near one, bf16 has steps of 1/128.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     /// `[dim]`.
@@ -96,7 +96,7 @@ impl RmsNorm {
     /// # Errors
     /// An impossible shape.
     pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: Param::new(Shape::new(&[dim])?, Init::Ones), eps })
+        Ok(RmsNorm { weight: Param::in_f32(Shape::new(&[dim])?, Init::Ones), eps })
     }
 
     /// x `[.., dim]` → `[.., dim]`.

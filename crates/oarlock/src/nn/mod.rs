@@ -6,7 +6,7 @@ mod unit;
 pub use layers::{Embedding, Linear, RmsNorm};
 pub use unit::{Unit, UnitRun};
 
-use oarlock_tensor::Param;
+use oarlock_tensor::{DType, Param};
 
 /// A part of a model that can list its parameters.
 pub trait Module {
@@ -60,6 +60,21 @@ pub struct UnitParams {
     pub params: Vec<NamedParam>,
     /// Where the engine attaches itself; absent for the parameters outside any unit.
     pub run: Option<UnitRun>,
+}
+
+impl UnitParams {
+    /// The parameters by the dtype of their working copies in a model that computes in `dtype`, each group in order.
+    pub fn by_dtype(&self, dtype: DType) -> Vec<(DType, Vec<NamedParam>)> {
+        let mut groups: Vec<(DType, Vec<NamedParam>)> = Vec::new();
+        for named in &self.params {
+            let working = named.param.working_dtype(dtype);
+            match groups.iter_mut().find(|(group, _)| *group == working) {
+                Some((_, params)) => params.push(named.clone()),
+                None => groups.push((working, vec![named.clone()])),
+            }
+        }
+        groups
+    }
 }
 
 /// A model's units in the order in which it shows them; shared parameters stay with the first.

@@ -2,29 +2,47 @@
 
 use crate::cpu::{Store, norm};
 use crate::device::Kind;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x `[.., I]`, weight `[I]` → `[.., I]`. The output is cheap, so the tape keeps x and makes it again.
+/// Runs a body with `$w` standing for the weight's elements, which are f32 or of the rows' type `$T`.
+macro_rules! with_weight {
+    ($weight:expr, $T:ty, $w:ident => $body:expr) => {
+        if $weight.dtype() == DType::F32 {
+            let $w = $weight.slice::<f32>()?;
+            $body
+        } else {
+            let $w = $weight.slice::<$T>()?;
+            $body
+        }
+    };
+}
+
+/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]`. The output is cheap, so the tape keeps x and makes it again.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f32) -> Result<Tensor> {
-    if x.sizes().is_empty() || weight.shape().sizes() != [x.shape().last()] {
-        return Err(wrong_shape("rms_norm", format!("x of shape [.., {:?}]", weight.shape()), x));
+    if x.sizes().is_empty() || x.shape().last() == 0 || weight.shape().sizes() != [x.shape().last()] {
+        let expected = format!("x of shape [.., I] with I > 0 for a weight of shape {:?}", weight.shape());
+        return Err(wrong_shape("rms_norm", expected, x));
     }
     let recorder = Recorder::new(&[x], &[weight])?;
     let w = weight.weight()?;
-    check_dtype("rms_norm", x, &w)?;
+    if w.dtype() != DType::F32 {
+        check_dtype("rms_norm", x, &w)?;
+    }
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
-    let mut rstd = Tensor::uninit([x.shape().n_rows()], crate::DType::F32, x.device(), "statistics")?;
+    let mut rstd = Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics")?;
     let Kind::Cpu(cpu) = x.device().kind();
     x.device().profile().time("rms_norm forward", 0, 2 * x.bytes().len() as u64, || {
         with_float!(x.dtype(), "rms_norm", T => {
-            norm::rms_norm_forward(cpu, x.slice::<T>()?, w.slice::<T>()?, eps, y.slice_mut::<T>()?, rstd.slice_mut()?);
+            let (x, y, rstd) = (x.slice::<T>()?, y.slice_mut::<T>()?, rstd.slice_mut()?);
+            with_weight!(w, T, w => norm::rms_norm_forward(cpu, x, w, eps, y, rstd));
             Ok(())
         })
     })?;
@@ -64,10 +82,9 @@ impl Function for RmsNormBackward {
                     }
                     None => (&mut unused[..dim], Store::Overwrite),
                 };
-                norm::rms_norm_backward(
-                    cpu, x.slice::<T>()?, w.slice::<T>()?, self.rstd.slice()?, dy.slice::<T>()?,
-                    (dx.slice_mut::<T>()?, store), d_weight, scratch,
-                );
+                let (x, rstd, dy) = (x.slice::<T>()?, self.rstd.slice()?, dy.slice::<T>()?);
+                let dx = (dx.slice_mut::<T>()?, store);
+                with_weight!(w, T, w => norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch));
                 Ok(())
             })
         })?;
@@ -85,7 +102,8 @@ impl Function for RmsNormBackward {
         let Kind::Cpu(cpu) = x.device().kind();
         x.device().profile().time("rms_norm replay", 0, 2 * x.bytes().len() as u64, || {
             with_float!(x.dtype(), "rms_norm", T => {
-                norm::rms_norm_apply(cpu, x.slice::<T>()?, w.slice::<T>()?, self.rstd.slice()?, y.slice_mut::<T>()?);
+                let (x, rstd, y) = (x.slice::<T>()?, self.rstd.slice()?, y.slice_mut::<T>()?);
+                with_weight!(w, T, w => norm::rms_norm_apply(cpu, x, w, rstd, y));
                 Ok(())
             })
         })?;

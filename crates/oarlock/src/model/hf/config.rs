@@ -85,7 +85,9 @@ const QWEN3: Defaults = Defaults { head_dim: Some(128), ..QWEN2 };
 const MINIMIND: Defaults = Defaults {
     vocab_size: 6400,
     hidden_size: 768,
-    intermediate_size: |hidden| ((hidden as f64 * std::f64::consts::PI / 64.0).ceil() as usize).saturating_mul(64),
+    intermediate_size: |hidden| {
+        ((hidden as f64 * std::f64::consts::PI / 64.0).ceil() as usize).saturating_mul(64)
+    },
     n_layers: 8,
     n_heads: 8,
     n_kv_heads: Some(4),
@@ -117,8 +119,9 @@ impl HfConfig {
     }
 
     fn parse(path: &Path, text: &str) -> Result<HfConfig> {
-        let map: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|e| Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model")))?;
+        let map: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+            Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model"))
+        })?;
         let fields = Fields::new(path, text, &map);
         let (decoder, naming, defaults) = match fields.text("model_type")? {
             Some("llama") => (transformers(&fields, Family::Llama, &LLAMA)?, Naming::Transformers, &LLAMA),
@@ -131,7 +134,11 @@ impl HfConfig {
                 let defaults = if fields.has("n_routed_experts") { &MINIMIND_2025 } else { &MINIMIND };
                 (transformers(&fields, Family::Minimind, defaults)?, Naming::Transformers, defaults)
             }
-            _ => return Err(fields.wrong("model_type", "supported are llama, qwen2, qwen3 and minimind, all dense")),
+            _ => {
+                return Err(
+                    fields.wrong("model_type", "supported are llama, qwen2, qwen3 and minimind, all dense")
+                );
+            }
         };
         refuse_unsupported(&fields, decoder.n_layers, decoder.max_positions)?;
         decoder.check().map_err(|e| Error::bad_file(path, e.to_string()))?;
@@ -145,7 +152,11 @@ impl HfConfig {
             true => fields.token_ids("eos_token_id")?.unwrap_or_default(),
             false => defaults.eos.into_iter().collect(),
         };
-        let special = SpecialTokens { bos: first("bos_token_id", defaults.bos)?, eos, pad: first("pad_token_id", None)? };
+        let special = SpecialTokens {
+            bos: first("bos_token_id", defaults.bos)?,
+            eos,
+            pad: first("pad_token_id", None)?,
+        };
         Ok(HfConfig { decoder, naming, special, fields: map })
     }
 
@@ -179,7 +190,8 @@ impl HfConfig {
 
     /// The Python files that the folder's own model class needs (`auto_map`).
     pub(super) fn code_files(&self) -> Vec<String> {
-        let classes = self.fields.get("auto_map").and_then(Value::as_object).into_iter().flat_map(Map::values);
+        let classes =
+            self.fields.get("auto_map").and_then(Value::as_object).into_iter().flat_map(Map::values);
         let module = |class: &Value| Some(format!("{}.py", class.as_str()?.split_once('.')?.0));
         let mut files: Vec<String> = classes.filter_map(module).collect();
         files.sort();
@@ -241,7 +253,8 @@ impl HfConfig {
                 if c.family == Family::Llama {
                     set("mlp_bias", json!(c.mlp_bias));
                 }
-                let mut parameters = fields.get("rope_parameters").and_then(Value::as_object).cloned().unwrap_or_default();
+                let mut parameters =
+                    fields.get("rope_parameters").and_then(Value::as_object).cloned().unwrap_or_default();
                 parameters.extend(rope::write(&c.rope));
                 fields.insert("rope_parameters".to_string(), Value::Object(parameters));
                 fields.remove("rope_theta");
@@ -258,7 +271,11 @@ impl HfConfig {
     pub(super) fn generation_json(&self) -> String {
         let mut fields = Map::new();
         fields.insert("_from_model_config".to_string(), json!(true));
-        let ids = [("bos", json!(self.special.bos)), ("eos", json_ids(&self.special.eos)), ("pad", json!(self.special.pad))];
+        let ids = [
+            ("bos", json!(self.special.bos)),
+            ("eos", json_ids(&self.special.eos)),
+            ("pad", json!(self.special.pad)),
+        ];
         for (name, id) in ids {
             if !id.is_null() {
                 fields.insert(format!("{name}_token_id"), id);
@@ -356,7 +373,8 @@ fn refuse_unsupported(fields: &Fields<'_>, n_layers: usize, max_positions: usize
         return Err(fields.wrong("hidden_act", "supported is silu"));
     }
     if fields.value("quantization_config").is_some() {
-        return Err(fields.wrong("quantization_config", "quantized weights are not supported: take the original model"));
+        return Err(fields
+            .wrong("quantization_config", "quantized weights are not supported: take the original model"));
     }
     // MiniMind writes the numbers of its experts also where it has none.
     if fields.flag_or("use_moe", false)? {
@@ -384,7 +402,8 @@ fn refuse_unsupported(fields: &Fields<'_>, n_layers: usize, max_positions: usize
     {
         return Err(fields.wrong("use_sliding_window", "sliding windows are not supported: set it to false"));
     }
-    let other = |kinds: &Value| kinds.as_array().is_some_and(|k| k.iter().any(|kind| kind != "full_attention"));
+    let other =
+        |kinds: &Value| kinds.as_array().is_some_and(|k| k.iter().any(|kind| kind != "full_attention"));
     if fields.value("layer_types").is_some_and(other) {
         return Err(fields.wrong("layer_types", "supported is full_attention"));
     }

@@ -67,7 +67,12 @@ impl<'a> Fields<'a> {
         })
     }
 
-    fn typed<T>(&self, name: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+    fn typed<T>(
+        &self,
+        name: &str,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| self.wrong(name, format!("expected {expected}")))
     }

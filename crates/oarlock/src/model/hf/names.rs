@@ -35,7 +35,8 @@ impl Naming {
             Some((index, rest)) => (format!("layers.{index}."), rest, &SEED_ERA_BLOCK[..]),
             None => (String::new(), name, &SEED_ERA[..]),
         };
-        let renamed = table.iter().find_map(|(ours, theirs)| Some(format!("{theirs}{}", rest.strip_prefix(ours)?)));
+        let renamed =
+            table.iter().find_map(|(ours, theirs)| Some(format!("{theirs}{}", rest.strip_prefix(ours)?)));
         format!("{prefix}{}", renamed.unwrap_or_else(|| rest.to_string()))
     }
 }
@@ -64,7 +65,12 @@ mod tests {
 
     #[test]
     fn tables_are_told_from_weights() {
-        for table in ["model.layers.0.self_attn.rotary_emb.inv_freq", "pos_cis", "layers.1.attention.mask", "model.freqs_cos"] {
+        for table in [
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "pos_cis",
+            "layers.1.attention.mask",
+            "model.freqs_cos",
+        ] {
             assert!(follows_from_settings(table), "{table}");
         }
         assert!(!follows_from_settings("model.layers.0.mlp.gate.weight"));

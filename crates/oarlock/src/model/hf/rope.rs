@@ -9,7 +9,12 @@ use crate::error::Result;
 use crate::model::RopeSettings;
 
 /// Reads the settings with transformers' defaults; `theta` is the family's.
-pub(super) fn read(fields: &Fields<'_>, theta: f64, max_positions: usize, style: RopeStyle) -> Result<RopeSettings> {
+pub(super) fn read(
+    fields: &Fields<'_>,
+    theta: f64,
+    max_positions: usize,
+    style: RopeStyle,
+) -> Result<RopeSettings> {
     let theta = fields.number_or("rope_theta", theta)?;
     let nested = match fields.object("rope_parameters")? {
         Some(object) => Some(object),
@@ -17,7 +22,9 @@ pub(super) fn read(fields: &Fields<'_>, theta: f64, max_positions: usize, style:
     };
     for holder in [Some(*fields), nested].into_iter().flatten() {
         if holder.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-            return Err(holder.wrong("partial_rotary_factor", "heads are turned as a whole: only 1.0 is supported"));
+            return Err(
+                holder.wrong("partial_rotary_factor", "heads are turned as a whole: only 1.0 is supported")
+            );
         }
     }
     let Some(nested) = nested else { return Ok(RopeSettings { theta, style, scaling: RopeScaling::None }) };
@@ -29,7 +36,9 @@ fn scaling(fields: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {
     let key = if fields.has("rope_type") { "rope_type" } else { "type" };
     let factor = || match fields.number("factor")? {
         Some(factor) => Ok(factor),
-        None => Err(fields.wrong("factor", "this kind of rotary scaling needs it: give a number, such as 4.0")),
+        None => {
+            Err(fields.wrong("factor", "this kind of rotary scaling needs it: give a number, such as 4.0"))
+        }
     };
     let trained = || fields.count_or("original_max_position_embeddings", max_positions);
     Ok(match fields.text(key)?.unwrap_or("default") {

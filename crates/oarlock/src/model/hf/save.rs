@@ -63,7 +63,14 @@ impl WorkingCopies {
 }
 
 impl WeightSource for WorkingCopies {
-    fn read(&mut self, name: &str, _shape: &Shape, _init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
+    fn read(
+        &mut self,
+        name: &str,
+        _shape: &Shape,
+        _init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
         let Some(named) = self.0.get(name) else {
             return Err(Error::Usage(format!("the model has no parameter \"{name}\"")));
         };
@@ -93,14 +100,23 @@ pub fn save_pretrained(
     weights: &mut dyn WeightSource,
     options: &SaveOptions<'_>,
 ) -> Result<()> {
+    if !options.dtype.is_float() {
+        return Err(Error::Usage(format!(
+            "weights cannot be written as {}; give f32, bf16 or f16",
+            options.dtype
+        )));
+    }
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let shards = plan_shards(model, options);
     let mut staged = Staged { dir, names: BTreeSet::new() };
     for (index, shard) in shards.iter().enumerate() {
-        staged.write(&shard_name(index, shards.len()), |out| write_shard(out, shard, config, weights, options.dtype))?;
+        staged.write(&shard_name(index, shards.len()), |out| {
+            write_shard(out, shard, config, weights, options.dtype)
+        })?;
     }
     if shards.len() > 1 {
-        staged.write(INDEX, |out| Ok(out.write_all(index_json(&shards, config, options.dtype).as_bytes())?))?;
+        staged
+            .write(INDEX, |out| Ok(out.write_all(index_json(&shards, config, options.dtype).as_bytes())?))?;
     }
     staged.write("config.json", |out| Ok(out.write_all(config.to_json(options.dtype).as_bytes())?))?;
     let code_files = config.code_files();
@@ -175,7 +191,8 @@ fn write_shard(
         infos.push((config.naming().in_file(&named.name), info));
     }
     let note = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let header = Metadata::new(Some(note), infos).map_err(|e| Error::Model(format!("cannot lay out the weights: {e}")))?;
+    let header = Metadata::new(Some(note), infos)
+        .map_err(|e| Error::Model(format!("cannot lay out the weights: {e}")))?;
     let mut header = serde_json::to_vec(&header).map_err(std::io::Error::from)?;
     // The data begin at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');

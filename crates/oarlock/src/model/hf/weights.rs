@@ -54,10 +54,21 @@ impl SafetensorsSource {
 }
 
 impl WeightSource for SafetensorsSource {
-    fn read(&mut self, name: &str, shape: &Shape, _init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let fits = |t: &&Located| t.shape == shape.sizes() && elements.len() == out.len() && elements.end <= shape.n_elems();
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        _init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let fits = |t: &&Located| {
+            t.shape == shape.sizes() && elements.len() == out.len() && elements.end <= shape.n_elems()
+        };
         let Some(tensor) = self.tensors.get(name).filter(fits) else {
-            return Err(Error::Usage(format!("elements {elements:?} of \"{name}\" {shape:?} are not among the opened weights")));
+            return Err(Error::Usage(format!(
+                "elements {elements:?} of \"{name}\" {shape:?} are not among the opened weights"
+            )));
         };
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;
@@ -83,9 +94,12 @@ fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
     }
     let path = dir.join("model.safetensors.index.json");
     if !path.exists() {
-        let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists());
+        let pickled =
+            ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists());
         let problem = match pickled {
-            true => "holds pytorch_model.bin, but only safetensors files are read; save the model again with transformers",
+            true => {
+                "holds pytorch_model.bin, but only safetensors files are read; save the model again with transformers"
+            }
             false => "holds no model.safetensors and no model.safetensors.index.json",
         };
         return Err(Error::bad_file(dir, problem));
@@ -93,25 +107,38 @@ fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
     let index: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-        return Err(Error::bad_file(&path, "\"weight_map\" is missing; expected an object of weight and file names"));
+        return Err(Error::bad_file(
+            &path,
+            "\"weight_map\" is missing; expected an object of weight and file names",
+        ));
     };
     let file = |(weight, file): (&String, &Value)| match file.as_str() {
         Some(name) if Path::new(name).file_name().is_some_and(|base| base == name) => Ok(name.to_string()),
-        _ => Err(Error::bad_file(&path, format!("the file of \"{weight}\" is {file}; expected the name of a file beside it"))),
+        _ => Err(Error::bad_file(
+            &path,
+            format!("the file of \"{weight}\" is {file}; expected the name of a file beside it"),
+        )),
     };
     map.iter().map(file).collect()
 }
 
 fn list_tensors(path: &Path, map: &[u8], file: usize, found: &mut BTreeMap<String, Located>) -> Result<()> {
     let (header_len, metadata) = SafeTensors::read_metadata(map).map_err(|e| {
-        Error::bad_file(path, format!("{e}: the file is damaged or cut off ({} bytes); copy or download it again", map.len()))
+        Error::bad_file(
+            path,
+            format!("{e}: the file is damaged or cut off ({} bytes); copy or download it again", map.len()),
+        )
     })?;
     let data = 8 + header_len;
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
-        let located = Located { file, bytes: data + start..data + end, shape: info.shape.clone(), dtype: info.dtype };
+        let located =
+            Located { file, bytes: data + start..data + end, shape: info.shape.clone(), dtype: info.dtype };
         if found.insert(name.clone(), located).is_some() {
-            return Err(Error::bad_file(path, format!("\"{name}\" is also in another file of the folder; remove one of them")));
+            return Err(Error::bad_file(
+                path,
+                format!("\"{name}\" is also in another file of the folder; remove one of them"),
+            ));
         }
     }
     Ok(())

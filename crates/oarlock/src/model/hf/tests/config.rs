@@ -5,7 +5,7 @@ use oarlock_tensor::{RopeScaling, Yarn};
 use serde_json::json;
 
 use super::*;
-use crate::model::{DecoderConfig, Family, RopeSettings};
+use crate::model::{DecoderConfig, RopeSettings};
 
 fn read(text: &str) -> Result<HfConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -27,7 +27,8 @@ fn a_bare_family_has_the_defaults_of_transformers() {
     let qwen2 = decoder(json!({ "model_type": "qwen2", "num_attention_heads": 64, "hidden_size": 512 }));
     assert_eq!((qwen2.n_kv_heads, qwen2.head_dim, qwen2.intermediate_size), (32, 8, 22_016));
     assert!(qwen2.qkv_bias && !qwen2.o_bias);
-    let qwen3 = decoder(json!({ "model_type": "qwen3", "num_key_value_heads": null, "attention_bias": true }));
+    let qwen3 =
+        decoder(json!({ "model_type": "qwen3", "num_key_value_heads": null, "attention_bias": true }));
     assert_eq!((qwen3.n_kv_heads, qwen3.head_dim, qwen3.vocab_size), (32, 128, 151_936));
     assert!(qwen3.qk_norm && qwen3.qkv_bias && qwen3.o_bias && !qwen3.mlp_bias);
 }
@@ -56,7 +57,8 @@ fn rotary_settings_in_both_spellings() {
         config[name] = rope;
         decoder(config).rope
     };
-    let linear = RopeSettings { theta: 5e5, style: RopeStyle::Half, scaling: RopeScaling::Linear { factor: 2.0 } };
+    let linear =
+        RopeSettings { theta: 5e5, style: RopeStyle::Half, scaling: RopeScaling::Linear { factor: 2.0 } };
     assert_eq!(with("rope_scaling", json!({ "type": "linear", "factor": 2.0 })), linear);
     assert_eq!(with("rope_parameters", json!({ "rope_type": "linear", "factor": 2 })), linear);
     assert_eq!(with("rope_parameters", json!({ "rope_type": "default", "rope_theta": 7 })).theta, 7.0);
@@ -96,9 +98,13 @@ fn what_is_written_reads_as_the_same_and_keeps_unknown_fields() {
         "model_type": "llama", "made_by": {"x": [1, 2]}, "rope_theta": 9e4, "torch_dtype": "float16",
         "rope_scaling": {"type": "linear", "factor": 2.0}, "eos_token_id": [5, 6], "rms_norm_eps": 1e-5, "transformers_version": "4.1",
     });
-    let written: Value = serde_json::from_str(&read(&text.to_string()).unwrap().to_json(DType::BF16)).unwrap();
+    let written: Value =
+        serde_json::from_str(&read(&text.to_string()).unwrap().to_json(DType::BF16)).unwrap();
     assert_eq!(written["made_by"], json!({ "x": [1, 2] }));
-    assert_eq!(written["rope_parameters"], json!({ "factor": 2.0, "rope_theta": 9e4, "rope_type": "linear" }));
+    assert_eq!(
+        written["rope_parameters"],
+        json!({ "factor": 2.0, "rope_theta": 9e4, "rope_type": "linear" })
+    );
     assert_eq!((&written["dtype"], &written["eos_token_id"]), (&json!("bfloat16"), &json!([5, 6])));
     assert_eq!((&written["rms_norm_eps"], &written["transformers_version"]), (&json!(1e-5), &json!("4.1")));
     assert_eq!(written["architectures"], json!(["LlamaForCausalLM"]));
@@ -113,7 +119,12 @@ fn tokens_with_a_meaning() {
     let llama = SpecialTokens { bos: Some(1), eos: vec![2], pad: None };
     assert_eq!(special(json!({ "model_type": "llama" })), llama);
     let none = SpecialTokens { bos: None, eos: vec![], pad: Some(3) };
-    assert_eq!(special(json!({ "model_type": "llama", "bos_token_id": null, "eos_token_id": null, "pad_token_id": 3 })), none);
+    assert_eq!(
+        special(
+            json!({ "model_type": "llama", "bos_token_id": null, "eos_token_id": null, "pad_token_id": 3 })
+        ),
+        none
+    );
     assert_eq!(special(json!({ "model_type": "qwen2", "eos_token_id": [7, 8] })).eos, [7, 8]);
 }
 
@@ -121,28 +132,46 @@ fn tokens_with_a_meaning() {
 fn what_cannot_be_built_is_refused_with_line_and_field() {
     let refused = |text: &str| message(read(text));
     let error = refused("{\n  \"model_type\": \"llama\",\n  \"hidden_size\": \"big\"\n}");
-    assert!(error.ends_with("config.json: line 3: \"hidden_size\" is \"big\"; expected a whole number from 0 on"), "{error}");
+    assert!(
+        error.ends_with("config.json: line 3: \"hidden_size\" is \"big\"; expected a whole number from 0 on"),
+        "{error}"
+    );
     let error = refused("{\n  \"model_type\": \"llama\",\n}");
     assert!(error.contains("config.json: ") && error.contains("line 3"), "{error}");
     assert!(refused("[1]").contains("expected the JSON object"));
     for (text, part) in [
         (json!({}), "\"model_type\" is missing; supported are llama, qwen2, qwen3 and minimind"),
         (json!({ "model_type": "gpt2" }), "\"model_type\" is \"gpt2\""),
-        (json!({ "model_type": "llama", "hidden_act": "gelu" }), "\"hidden_act\" is \"gelu\"; supported is silu"),
+        (
+            json!({ "model_type": "llama", "hidden_act": "gelu" }),
+            "\"hidden_act\" is \"gelu\"; supported is silu",
+        ),
         (json!({ "model_type": "minimind", "use_moe": true }), "\"use_moe\" is true; mixtures of experts"),
         (json!({ "model_type": "qwen3", "num_experts": 8 }), "\"num_experts\" is 8; mixtures of experts"),
-        (json!({ "model_type": "llama", "quantization_config": {"bits": 4} }), "\"quantization_config\" is an object"),
+        (
+            json!({ "model_type": "llama", "quantization_config": {"bits": 4} }),
+            "\"quantization_config\" is an object",
+        ),
         (json!({ "model_type": "llama", "attention_dropout": 0.1 }), "dropout is not supported"),
         (json!({ "model_type": "qwen2", "use_sliding_window": true }), "sliding windows are not supported"),
         (json!({ "model_type": "qwen2", "layer_types": ["sliding_attention"] }), "\"layer_types\""),
-        (json!({ "model_type": "llama", "rope_scaling": {"type": "longrope"} }), "supported are default, linear"),
+        (
+            json!({ "model_type": "llama", "rope_scaling": {"type": "longrope"} }),
+            "supported are default, linear",
+        ),
         (json!({ "model_type": "llama", "rope_scaling": {"type": "linear"} }), "\"factor\" is missing"),
         (json!({ "model_type": "llama", "partial_rotary_factor": 0.5 }), "\"partial_rotary_factor\" is 0.5"),
         (json!({ "model_type": "llama", "num_attention_heads": 0 }), "cannot be divided among 0 heads"),
-        (json!({ "model_type": "llama", "num_key_value_heads": 5 }), "is not a multiple of num_key_value_heads (5)"),
+        (
+            json!({ "model_type": "llama", "num_key_value_heads": 5 }),
+            "is not a multiple of num_key_value_heads (5)",
+        ),
         (json!({ "model_type": "llama", "vocab_size": 0 }), "vocab_size is 0"),
         (json!({ "model_type": "llama", "eos_token_id": "x" }), "expected a token id or a list of them"),
-        (json!({ "model_type": "minimind", "dim": 512, "multiple_of": 0 }), "\"multiple_of\" is 0; expected at least 1"),
+        (
+            json!({ "model_type": "minimind", "dim": 512, "multiple_of": 0 }),
+            "\"multiple_of\" is 0; expected at least 1",
+        ),
     ] {
         let error = refused(&text.to_string());
         assert!(error.contains("config.json: ") && error.contains(part), "{text}: {error}");

@@ -14,7 +14,8 @@ use super::*;
 use crate::error::Error;
 
 /// The golden folders.
-const MODELS: [&str; 7] = ["llama", "llama-biased", "qwen2", "qwen3", "minimind", "minimind-2025", "minimind-seed"];
+const MODELS: [&str; 7] =
+    ["llama", "llama-biased", "qwen2", "qwen3", "minimind", "minimind-2025", "minimind-seed"];
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -34,7 +35,8 @@ fn load(dir: &Path, dtype: DType) -> LoadedModel {
 
 /// The largest distance to the logits that transformers computed, and their own largest size.
 fn distance(model: &LoadedModel, expected: &Value) -> (f64, f64) {
-    let list = |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let list =
+        |value: &Value| value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
     let ids: Vec<i32> = list(&expected["ids"]).iter().map(|&id| id as i32).collect();
     let ids = Tensor::from_slice(&ids, [1, ids.len()], &model.device).unwrap();
     let logits = model.decoder.logits(&ids, &Mask::Causal).unwrap();
@@ -73,7 +75,14 @@ fn a_written_folder_gives_the_same_logits_bit_by_bit() {
         let model = load(&from, DType::F32);
         let dir = tempfile::tempdir().unwrap();
         let options = SaveOptions { dtype: DType::F32, max_shard_bytes: 8000, side_files_from: Some(&from) };
-        save_pretrained(dir.path(), &model.config, &model.decoder, &mut WorkingCopies::of(&model.decoder), &options).unwrap();
+        save_pretrained(
+            dir.path(),
+            &model.config,
+            &model.decoder,
+            &mut WorkingCopies::of(&model.decoder),
+            &options,
+        )
+        .unwrap();
         assert!(dir.path().join("model.safetensors.index.json").exists());
         let again = load(dir.path(), DType::F32);
         assert_eq!(again.decoder.config(), model.decoder.config(), "{name}");

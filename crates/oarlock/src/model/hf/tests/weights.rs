@@ -19,13 +19,18 @@ fn decoder_of(dir: &Path) -> (HfConfig, Decoder) {
 }
 
 /// A copy of a golden folder of one file whose tensors `edit` may change.
-fn edited(name: &str, edit: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) -> tempfile::TempDir {
+fn edited(
+    name: &str,
+    edit: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>),
+) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(golden(name).join("config.json"), dir.path().join("config.json")).unwrap();
     let bytes = std::fs::read(golden(name).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut tensors: HashMap<_, _> =
-        file.iter().map(|(name, t)| (name.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect();
+    let mut tensors: HashMap<_, _> = file
+        .iter()
+        .map(|(name, t)| (name.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec())))
+        .collect();
     edit(&mut tensors);
     let views = tensors.iter().map(|(n, (d, s, b))| (n.clone(), TensorView::new(*d, s.clone(), b).unwrap()));
     serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
@@ -48,21 +53,30 @@ fn slices_join_to_the_whole_in_every_dtype() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let model = load(&golden("qwen2"), DType::F32);
         let dir = tempfile::tempdir().unwrap();
-        let options = SaveOptions { dtype, max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, side_files_from: None };
+        let options =
+            SaveOptions { dtype, max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, side_files_from: None };
         let mut copies = WorkingCopies::of(&model.decoder);
         save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &options).unwrap();
         let mut source = open(dir.path()).unwrap();
         for named in names_of(&model.decoder) {
             let n = named.param.shape().n_elems();
             let whole = read(&mut source, &named, 0..n);
-            let parts: Vec<f32> = [0..n / 3, n / 3..n / 3, n / 3..n].into_iter().flat_map(|r| read(&mut source, &named, r)).collect();
+            let parts: Vec<f32> = [0..n / 3, n / 3..n / 3, n / 3..n]
+                .into_iter()
+                .flat_map(|r| read(&mut source, &named, r))
+                .collect();
             assert_eq!(whole, parts);
             let round = |x: &f32| match dtype {
                 DType::BF16 => half::bf16::from_f32(*x).to_f32(),
                 DType::F16 => half::f16::from_f32(*x).to_f32(),
                 _ => *x,
             };
-            assert_eq!(whole, read(&mut copies, &named, 0..n).iter().map(round).collect::<Vec<_>>(), "{}", named.name);
+            assert_eq!(
+                whole,
+                read(&mut copies, &named, 0..n).iter().map(round).collect::<Vec<_>>(),
+                "{}",
+                named.name
+            );
         }
     }
 }
@@ -75,14 +89,19 @@ fn reading_what_was_not_opened_is_refused() {
     assert!(source.read("model.norm.weight", &shape, Init::Ones, 0..16, &mut out).is_ok());
     assert!(source.read("model.norm.weight", &shape, Init::Ones, 8..24, &mut out).is_err());
     assert!(source.read("model.norm.bias", &shape, Init::Ones, 0..16, &mut out).is_err());
-    assert!(source.read("model.norm.weight", &Shape::new(&[4, 4]).unwrap(), Init::Ones, 0..16, &mut out).is_err());
+    assert!(
+        source.read("model.norm.weight", &Shape::new(&[4, 4]).unwrap(), Init::Ones, 0..16, &mut out).is_err()
+    );
 }
 
 #[test]
 fn tables_and_second_copies_of_tied_weights_do_no_harm() {
     let dir = edited("minimind", |t| {
         t.insert("lm_head.weight".to_string(), t["model.embed_tokens.weight"].clone());
-        t.insert("model.layers.0.self_attn.rotary_emb.inv_freq".to_string(), (Dtype::F32, vec![1], vec![0; 4]));
+        t.insert(
+            "model.layers.0.self_attn.rotary_emb.inv_freq".to_string(),
+            (Dtype::F32, vec![1], vec![0; 4]),
+        );
         t.insert("model.freqs_cos".to_string(), (Dtype::F32, vec![1], vec![0; 4]));
     });
     open(dir.path()).unwrap();
@@ -107,7 +126,10 @@ fn all_that_is_wrong_with_the_weights_is_told_at_once() {
         assert!(error.contains(part), "{part}: {error}");
     }
     let dir = edited("qwen3", |t| drop(t.remove("lm_head.weight")));
-    assert!(message(open(dir.path())).contains("lacks the output weights lm_head.weight; where they are the embedding's"));
+    assert!(
+        message(open(dir.path()))
+            .contains("lacks the output weights lm_head.weight; where they are the embedding's")
+    );
 }
 
 #[test]
@@ -115,7 +137,9 @@ fn broken_files_are_named_with_the_reason() {
     let dir = edited("qwen3", |_| {});
     let path = dir.path().join("model.safetensors");
     let whole = std::fs::read(&path).unwrap();
-    for (bytes, reason) in [(&whole[..whole.len() - 5], "damaged or cut off"), (&whole[..3], "header"), (b"", "header")] {
+    for (bytes, reason) in
+        [(&whole[..whole.len() - 5], "damaged or cut off"), (&whole[..3], "header"), (b"", "header")]
+    {
         std::fs::write(&path, bytes).unwrap();
         let error = message(open(dir.path()));
         assert!(error.contains("model.safetensors: ") && error.contains(reason), "{error}");
@@ -141,7 +165,14 @@ fn broken_files_are_named_with_the_reason() {
 struct Failing(WorkingCopies);
 
 impl WeightSource for Failing {
-    fn read(&mut self, name: &str, shape: &Shape, init: Init, e: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        e: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
         if name == "model.norm.weight" {
             return Err(Error::Usage("lost".to_string()));
         }
@@ -165,7 +196,8 @@ fn a_failed_save_leaves_the_folder_and_a_good_one_removes_stale_shards() {
     let shards = SaveOptions { dtype: DType::F32, max_shard_bytes: 12_000, side_files_from: Some(&from) };
     save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &shards).unwrap();
     let before = listing(dir.path());
-    let contents = |dir: &Path| before.iter().map(|name| std::fs::read(dir.join(name)).unwrap()).collect::<Vec<_>>();
+    let contents =
+        |dir: &Path| before.iter().map(|name| std::fs::read(dir.join(name)).unwrap()).collect::<Vec<_>>();
     let old = contents(dir.path());
     assert!(before.contains(&"model-00001-of-00003.safetensors".to_string()), "{before:?}");
     assert!(before.contains(&"generation_config.json".to_string()));
@@ -174,6 +206,11 @@ fn a_failed_save_leaves_the_folder_and_a_good_one_removes_stale_shards() {
     let failing = &mut Failing(WorkingCopies::of(&model.decoder));
     let error = message(save_pretrained(dir.path(), &model.config, &model.decoder, failing, &whole));
     assert_eq!(error, "lost");
+    let integers = SaveOptions { dtype: DType::I32, ..whole };
+    assert!(
+        message(save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &integers))
+            .contains("as i32")
+    );
     assert_eq!((listing(dir.path()), contents(dir.path())), (before.clone(), old));
 
     save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &whole).unwrap();
@@ -189,7 +226,11 @@ fn a_full_disk_is_a_clean_error() {
     // What is written under this name goes to a device that is always full.
     let part = dir.path().join(format!(".model.safetensors.{}.part", std::process::id()));
     std::os::unix::fs::symlink("/dev/full", &part).unwrap();
-    let options = SaveOptions { dtype: DType::F32, max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, side_files_from: None };
+    let options = SaveOptions {
+        dtype: DType::F32,
+        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
+        side_files_from: None,
+    };
     let mut copies = WorkingCopies::of(&model.decoder);
     let error = message(save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &options));
     assert!(error.contains("cannot write") && error.contains("model.safetensors: No space left"), "{error}");
@@ -201,12 +242,24 @@ fn a_folder_with_its_own_model_class_keeps_the_code() {
     let dir = edited("minimind", |_| {});
     let path = dir.path().join("config.json");
     let mut config = json(&path);
-    config["auto_map"] = serde_json::json!({ "AutoConfig": "model_x.Config", "AutoModelForCausalLM": "model_x.Model" });
+    config["auto_map"] =
+        serde_json::json!({ "AutoConfig": "model_x.Config", "AutoModelForCausalLM": "model_x.Model" });
     std::fs::write(&path, config.to_string()).unwrap();
     std::fs::write(dir.path().join("model_x.py"), "pass").unwrap();
     let model = load(dir.path(), DType::F32);
     let to = tempfile::tempdir().unwrap();
-    let options = SaveOptions { dtype: DType::F32, max_shard_bytes: 1 << 30, side_files_from: Some(dir.path()) };
-    save_pretrained(to.path(), &model.config, &model.decoder, &mut WorkingCopies::of(&model.decoder), &options).unwrap();
-    assert_eq!(listing(to.path()), ["config.json", "generation_config.json", "model.safetensors", "model_x.py"]);
+    let options =
+        SaveOptions { dtype: DType::F32, max_shard_bytes: 1 << 30, side_files_from: Some(dir.path()) };
+    save_pretrained(
+        to.path(),
+        &model.config,
+        &model.decoder,
+        &mut WorkingCopies::of(&model.decoder),
+        &options,
+    )
+    .unwrap();
+    assert_eq!(
+        listing(to.path()),
+        ["config.json", "generation_config.json", "model.safetensors", "model_x.py"]
+    );
 }

@@ -1,0 +1,226 @@
+//! Generation on the golden models, with a tokenizer and chat templates made here.
+
+use std::path::Path;
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::Mask;
+use oarlock_tensor::{Device, Par};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::load_for_inference;
+
+fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    Generator::new(load_for_inference(&dir, &device, dtype, n_positions).unwrap())
+}
+
+fn options(max_new_tokens: usize) -> GenerateOptions {
+    GenerateOptions { sampling: Sampling::GREEDY, max_new_tokens, stop_ids: Vec::new() }
+}
+
+fn go_on(_: u32) -> Result<ControlFlow<()>> {
+    Ok(ControlFlow::Continue(()))
+}
+
+/// A word-level tokenizer over the 61 ids of the golden models: "w3" to "w58", and "é" as two tokens of one byte each.
+fn tokenizer(template: &str) -> (TempDir, Tokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut vocab = serde_json::Map::new();
+    for (id, token) in ["<pad>", "<s>", "</s>"].iter().enumerate() {
+        vocab.insert(token.to_string(), json!(id));
+    }
+    (3..59).for_each(|id| drop(vocab.insert(format!("w{id}"), json!(id))));
+    vocab.insert("<0xC3>".to_string(), json!(59));
+    vocab.insert("<0xA9>".to_string(), json!(60));
+    let added = |id: u32, content: &str| json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false });
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [added(0, "<pad>"), added(1, "<s>"), added(2, "</s>")],
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "decoder": { "type": "ByteFallback" },
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "<pad>" },
+    });
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let config = json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" }, "chat_template": template });
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::open(dir.path()).unwrap();
+    (dir, tokenizer)
+}
+
+#[test]
+fn the_cache_gives_the_tokens_of_a_full_pass() {
+    for name in ["llama", "qwen3", "minimind-seed"] {
+        let generator = generator(name, DType::F32, 64);
+        let answer = generator.generate(&[1, 5, 17, 8], &options(20), go_on).unwrap();
+        assert_eq!((answer.stop, answer.n_tokens), (Stop::MaxNewTokens, 20));
+        let mut ids = vec![1i32, 5, 17, 8];
+        for &token in &answer.output {
+            let tensor = Tensor::from_slice(&ids, [1, ids.len()], &generator.model.device).unwrap();
+            let logits =
+                generator.model.decoder.logits(&tensor, &Mask::Causal).unwrap().to_vec::<f32>().unwrap();
+            let last = &logits[logits.len() - 61..];
+            let best = (0..61).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+            assert_eq!(best as u32, token, "{name} after {} tokens", ids.len());
+            ids.push(token as i32);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_longer_than_a_part_is_taken_in_parts() {
+    let generator = generator("minimind", DType::F32, 64);
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 50).collect();
+    let mut cache = generator.empty_cache(64).unwrap();
+    let whole = generator.next_logits(&prompt, &mut cache).unwrap();
+    let mut cache = generator.empty_cache(64).unwrap();
+    let parts: Vec<_> =
+        prompt.chunks(16).map(|part| generator.next_logits(part, &mut cache).unwrap()).collect();
+    let far = whole.iter().zip(parts.last().unwrap()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far < 1e-5, "{far}");
+}
+
+#[test]
+fn an_answer_ends_for_each_reason() {
+    let generator = generator("llama", DType::BF16, 12);
+    let free = generator.generate(&[1, 5], &options(50), go_on).unwrap();
+    assert_eq!((free.stop, free.n_tokens), (Stop::ModelLength, 10));
+    let stop_id = free.output[4];
+    let first = free.output.iter().position(|&id| id == stop_id).unwrap();
+    let with_stop = GenerateOptions { stop_ids: vec![stop_id], ..options(50) };
+    let stopped = generator.generate(&[1, 5], &with_stop, go_on).unwrap();
+    assert_eq!((stopped.stop, &stopped.output[..]), (Stop::EndOfText, &free.output[..first]));
+    let mut seen = Vec::new();
+    let caller = generator.generate(&[1, 5], &options(50), |id| {
+        seen.push(id);
+        Ok(if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    assert_eq!((caller.unwrap().stop, &seen[..]), (Stop::Caller, &free.output[..3]));
+    assert_eq!(generator.generate(&[1, 5], &options(0), go_on).unwrap().n_tokens, 0);
+}
+
+#[test]
+fn prompts_that_do_not_fit_are_explained() {
+    let generator = generator("llama", DType::F32, 12);
+    let error = |prompt: &[u32]| generator.generate(prompt, &options(5), go_on).err().unwrap().to_string();
+    assert!(error(&[]).contains("the prompt is empty"));
+    assert!(error(&[3; 12]).contains("the prompt has 12 tokens, but the longest sequence is 12"));
+    assert!(error(&[3, 61]).contains("holds token 61, but the model knows 61"));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let generator = generator("qwen3", DType::F32, 64);
+    let text = |seed| {
+        let sampling = Sampling { temperature: 1.0, top_k: 50, top_p: 0.9, repetition_penalty: 1.1, seed };
+        generator.generate(&[1, 7], &GenerateOptions { sampling, ..options(30) }, go_on).unwrap().output
+    };
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}
+
+#[test]
+fn streamed_text_has_whole_characters_and_is_the_answer() {
+    let (_dir, tokenizer) = tokenizer("");
+    let generator = generator("qwen2", DType::F32, 64);
+    let sampling = Sampling { temperature: 3.0, seed: 3, ..Sampling::GREEDY };
+    let mut shown = Vec::new();
+    let answer =
+        generator.generate_text(&tokenizer, "w5 w9", &GenerateOptions { sampling, ..options(50) }, |piece| {
+            shown.push(piece.to_string());
+            Ok(ControlFlow::Continue(()))
+        });
+    let answer = answer.unwrap();
+    assert_eq!(shown.concat(), answer.output);
+    assert!(shown.iter().all(|piece| !piece.is_empty()));
+    let ids = generator.generate(
+        &tokenizer.encode("w5 w9").unwrap(),
+        &GenerateOptions { sampling, ..options(50) },
+        go_on,
+    );
+    assert_eq!(answer.output, tokenizer.decode(&ids.unwrap().output, true).unwrap());
+    assert_eq!(generator.stop_ids(&tokenizer), [2]);
+}
+
+#[test]
+fn templates_render_as_jinja_does() {
+    let template = "{%- set ns = namespace(last=0) %}\n{%- for m in messages[::-1] %}\n    {%- if m.role == 'user' %}\n        \
+        {%- set ns.last = (messages|length - 1) - loop.index0 %}\n        {%- break %}\n    {%- endif %}\n{%- endfor %}\n\
+        {{- bos_token }}\n{% for m in messages %}\n    {% if m.content is string and m.content.startswith('a') %}\n\
+        {{ m['role'].upper() }}: {{ m.content.split('|')[-1].strip() }}{{ eos_token }}\n    {% else %}\n{{ m | tojson }}\n\
+        {% endif %}\n{% endfor %}\n{{ ns.last }} {{ m2 is defined }} {{ {'k': ['<x>', 1]} | tojson(indent=1) }}\n\
+        {%- if add_generation_prompt %}\n    {{- '\\n>' }}\n{%- endif %}\n";
+    let (dir, _) = tokenizer(template);
+    let history =
+        [Message::new("user", "a|b "), Message::new("assistant", "<é>"), Message::new("user", "ax")];
+    let text = ChatTemplate::read(dir.path()).unwrap().render_prompt(&history).unwrap();
+    // What transformers' render_jinja_template gives.
+    let expected = "<s>\nUSER: b</s>\n{\"role\": \"assistant\", \"content\": \"<é>\"}\nUSER: ax</s>\n2 False \
+        {\n \"k\": [\n  \"<x>\",\n  1\n ]\n}\n>";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn templates_are_found_in_all_their_places_and_their_faults_are_told() {
+    let (dir, _) = tokenizer("{{ raise_exception('roles must alternate') }}");
+    let error = ChatTemplate::read(dir.path()).unwrap().render_prompt(&[]).err().unwrap().to_string();
+    assert!(
+        error.contains("tokenizer_config.json: the chat template fails: ")
+            && error.contains("roles must alternate"),
+        "{error}"
+    );
+    let read = |template: serde_json::Value| {
+        std::fs::write(
+            dir.path().join("tokenizer_config.json"),
+            json!({ "chat_template": template }).to_string(),
+        )
+        .unwrap();
+        ChatTemplate::read(dir.path()).and_then(|t| t.render_prompt(&[Message::new("user", "x")]))
+    };
+    let list = json!([{ "name": "tools", "template": "t" }, { "name": "default", "template": "d{{ messages[0].content }}" }]);
+    assert_eq!(read(list).unwrap(), "dx");
+    assert!(read(json!("{% if %}")).err().unwrap().to_string().contains("the chat template is broken"));
+    assert!(read(json!(null)).err().unwrap().to_string().contains("has no chat template"));
+    std::fs::write(dir.path().join("chat_template.jinja"), "own {{ messages[0].role }}\n").unwrap();
+    assert_eq!(read(json!("ignored")).unwrap(), "own user");
+}
+
+const CHAT: &str =
+    "{% for m in messages %}{{ m.role == 'user' and 'w3' or 'w4' }} {{ m.content }} {% endfor %}";
+
+#[test]
+fn a_chat_keeps_its_history_until_it_is_cleared() {
+    let (dir, tokenizer) = tokenizer(CHAT);
+    let template = ChatTemplate::read(dir.path()).unwrap();
+    let generator = generator("qwen3", DType::F32, 40);
+    let sampling = Sampling { temperature: 3.0, seed: 5, ..Sampling::GREEDY };
+    let sampled = || GenerateOptions { sampling, ..options(6) };
+    let mut chat = Chat::new(&generator, &tokenizer, &template, sampled(), Some("w20"));
+    let mut out = Vec::new();
+    let input = "w5 w6\n\nw7\nclear\nw8\nexit\nw9\n";
+    chat.run(&mut input.as_bytes(), &mut out).unwrap();
+    let said: Vec<_> = chat.history().iter().map(|m| m.role.as_str()).collect();
+    assert_eq!(said, ["user", "assistant"]);
+    assert_eq!(chat.history()[0].content, "w8");
+    let out = String::from_utf8(out).unwrap();
+    assert_eq!(out.matches("User: ").count(), 6, "{out}");
+    assert_eq!(out.matches("Assistant: ").count(), 3, "{out}");
+    assert!(out.contains("The conversation is forgotten."));
+
+    // Each turn sees the turns before it.
+    let again = |turns: &[&str]| {
+        let mut chat = Chat::new(&generator, &tokenizer, &template, sampled(), None);
+        turns.iter().map(|t| chat.reply(t, |_| Ok(ControlFlow::Continue(()))).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(again(&["w5", "w6"])[0], again(&["w5"])[0]);
+    assert_ne!(again(&["w5", "w6"])[1], again(&["w6"])[0]);
+
+    let long = "w5 ".repeat(50) + "\nw6\n";
+    let mut out = Vec::new();
+    let mut chat = Chat::new(&generator, &tokenizer, &template, sampled(), None);
+    chat.run(&mut long.as_bytes(), &mut out).unwrap();
+    assert!(String::from_utf8(out).unwrap().contains("`clear` begins anew"));
+    assert_eq!((chat.history().len(), chat.history()[0].content.as_str()), (2, "w6"));
+}
