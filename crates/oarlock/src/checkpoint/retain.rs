@@ -18,6 +18,13 @@ pub struct Listed {
     pub problem: Option<Problem>,
 }
 
+impl std::fmt::Display for Listed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        self.problem.iter().try_for_each(|problem| write!(f, ": {problem}"))
+    }
+}
+
 /// What a run can go on from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Newest {

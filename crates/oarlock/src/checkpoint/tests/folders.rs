@@ -135,6 +135,8 @@ fn the_newest_whole_one_is_taken_and_the_others_are_named() {
     fs::remove_file(dir(100).join("config.json")).unwrap();
     let found = newest(folder.path()).unwrap();
     assert_eq!(found.path, Some(dir(10)));
+    let said = format!("{}: the file config.json is missing", dir(100).display());
+    assert_eq!(found.skipped[1].to_string(), said);
     let skipped: Vec<_> = found.skipped.into_iter().map(|s| (s.step, s.problem.unwrap())).collect();
     let missing = Problem::MissingFile { file: "config.json".into() };
     assert_eq!(skipped, [(200, Problem::NoManifest), (100, missing)]);
