@@ -139,7 +139,9 @@ impl Param {
     fn slot(&self) -> Result<Slot> {
         let slot = self.0.slot.read().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| {
-            Error::Usage("a parameter is used before its model was prepared: it has no memory yet".to_string())
+            Error::Usage(
+                "a parameter is used before its model was prepared: it has no memory yet".to_string(),
+            )
         })
     }
 

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use oarlock_comm::{Communicator, Ownership, Ready, Region, Scalar, Sharing};
 use oarlock_tensor::cpu::adamw::AdamW;
 use oarlock_tensor::ops::update;
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, Place, Result as TensorResult, Shape, UnitHook};
+use oarlock_tensor::{
+    DType, Device, FlatBuffer, FlatParams, Init, Place, Result as TensorResult, Shape, UnitHook,
+};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
@@ -93,14 +95,20 @@ impl Engine {
             if let Some(run) = &unit.run
                 && run.attach(Arc::new(WholeUnit)).is_err()
             {
-                return Err(Error::Usage(format!("unit \"{}\" belongs to another engine already", unit.name)));
+                return Err(Error::Usage(format!(
+                    "unit \"{}\" belongs to another engine already",
+                    unit.name
+                )));
             }
             for (dtype, params) in unit.by_dtype(options.dtype) {
                 let layout = Layout::new(
-                    params.iter().map(|p| (p.name.clone(), *p.param.shape(), decays(&p.name, p.param.shape()))),
+                    params
+                        .iter()
+                        .map(|p| (p.name.clone(), *p.param.shape(), decays(&p.name, p.param.shape()))),
                 );
                 let inits = params.iter().map(|p| p.param.init()).collect();
-                let group = EngineUnit::new(units.len(), layout, inits, comm, device, Options { dtype, ..options })?;
+                let group =
+                    EngineUnit::new(units.len(), layout, inits, comm, device, Options { dtype, ..options })?;
                 for (index, named) in params.iter().enumerate() {
                     named.param.settle(group.params.clone(), index);
                 }
@@ -154,7 +162,9 @@ impl Engine {
         for unit in &self.units {
             unit.params.zero_untouched()?;
             let ready = match self.options.optimizer {
-                Placement::Sharded => self.comm.reduce_scatter(&unit.grads, DType::F32, &unit.owners, Ready::now())?,
+                Placement::Sharded => {
+                    self.comm.reduce_scatter(&unit.grads, DType::F32, &unit.owners, Ready::now())?
+                }
                 Placement::Whole => {
                     self.comm.all_reduce(&unit.grads, DType::F32, 0..unit.layout.n_elems(), Ready::now())?
                 }
@@ -179,7 +189,11 @@ impl Engine {
             let owned = unit.layout.owned(self.comm.rank(), self.comm.world_size());
             let blocks = first + owned.start / BLOCK..first + owned.end.div_ceil(BLOCK);
             if let Some(grads) = unit.params.grads() {
-                update::squared_norms(&self.device, &grads.read()?.slice::<f32>()[owned], &mut squares[blocks]);
+                update::squared_norms(
+                    &self.device,
+                    &grads.read()?.slice::<f32>()[owned],
+                    &mut squares[blocks],
+                );
             }
             first += unit.layout.n_blocks();
         }
@@ -223,7 +237,9 @@ impl Engine {
     fn publish(&self) -> Result<()> {
         for unit in &self.units {
             if self.options.optimizer == Placement::Sharded {
-                self.comm.all_gather(&unit.weights, unit.params.dtype(), &unit.owners, Ready::now())?.wait()?;
+                self.comm
+                    .all_gather(&unit.weights, unit.params.dtype(), &unit.owners, Ready::now())?
+                    .wait()?;
             }
         }
         Ok(())
@@ -310,7 +326,8 @@ impl EngineUnit {
         )?;
         let state = |what| FlatBuffer::pooled(device, updated.len() * 4, what);
         let master = if options.dtype == DType::F32 { None } else { Some(state("master weights")?) };
-        let owners = Ownership::new((0..world_size).map(|rank| vec![layout.owned(rank, world_size)]).collect())?;
+        let owners =
+            Ownership::new((0..world_size).map(|rank| vec![layout.owned(rank, world_size)]).collect())?;
         Ok(EngineUnit {
             inits,
             params: Arc::new(params),
@@ -345,7 +362,13 @@ impl EngineUnit {
     /// Rounds the master weights into the working copy; nothing to do where they are the same.
     fn refresh_working_copy(&self, device: &Device) -> Result<()> {
         if let Some(master) = &self.master {
-            update::round_into(device, master, self.params.weights(), self.updated.clone(), self.params.dtype())?;
+            update::round_into(
+                device,
+                master,
+                self.params.weights(),
+                self.updated.clone(),
+                self.params.dtype(),
+            )?;
         }
         Ok(())
     }

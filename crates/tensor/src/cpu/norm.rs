@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm over rows, forward and backward.
 //!
-//! The weight of an RMSNorm may be f32 where rows are 16-bit (it is near one, where 16 bits are coarse); the product
-//! is rounded once.
+//! The rows and the weight of an RMSNorm may be f32 where its output is 16-bit: residual streams are sums of many parts,
+//! and weights are near one, where 16 bits are coarse. The output is rounded once.
 //! Weight gradients are sums over rows: sequential inside blocks of [`ROW_BLOCK`] rows, a pairwise tree over blocks.
 
 use super::isa::multiversion;
@@ -29,14 +29,21 @@ fn rms_rstd<T: Float>(x: &[T], eps: f32) -> f32 {
 }
 
 #[inline(always)]
-fn rms_row<T: Float, W: Float>(x: &[T], weight: &[W], rstd: f32, y: &mut [T]) {
+fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: &[W], rstd: f32, y: &mut [Y]) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-        *y = T::from_f32(x.to_f32() * rstd * w.to_f32());
+        *y = Y::from_f32(x.to_f32() * rstd * w.to_f32());
     }
 }
 
-/// `y = x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is kept for the backward pass.
-pub fn rms_norm_forward<T: Float, W: Float>(cpu: &Cpu, x: &[T], weight: &[W], eps: f32, y: &mut [T], rstd: &mut [f32]) {
+/// `y = x * rstd * weight`, rounded once to y's type, with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is kept for the backward pass.
+pub fn rms_norm_forward<X: Float, W: Float, Y: Float>(
+    cpu: &Cpu,
+    x: &[X],
+    weight: &[W],
+    eps: f32,
+    y: &mut [Y],
+    rstd: &mut [f32],
+) {
     let dim = row_length("rms_norm_forward", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     for_pieces(&cpu.par, rstd.len().div_ceil(task), (cut(y, task * dim), cut(rstd, task)), |i, (y, rstd)| {
@@ -45,7 +52,7 @@ pub fn rms_norm_forward<T: Float, W: Float>(cpu: &Cpu, x: &[T], weight: &[W], ep
 }
 
 multiversion! {
-    fn rms_forward_task[T: Float, W: Float](x: &[T], weight: &[W], eps: f32, y: &mut [T], rstd: &mut [f32]) {
+    fn rms_forward_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], eps: f32, y: &mut [Y], rstd: &mut [f32]) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             *rstd = rms_rstd(x, eps);
@@ -55,7 +62,13 @@ multiversion! {
 }
 
 /// [`rms_norm_forward`] with `rstd` known: the output again, to the bit.
-pub fn rms_norm_apply<T: Float, W: Float>(cpu: &Cpu, x: &[T], weight: &[W], rstd: &[f32], y: &mut [T]) {
+pub fn rms_norm_apply<X: Float, W: Float, Y: Float>(
+    cpu: &Cpu,
+    x: &[X],
+    weight: &[W],
+    rstd: &[f32],
+    y: &mut [Y],
+) {
     let dim = row_length("rms_norm_apply", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     cpu.par.chunks_mut(y, task * dim, |i, y| {
@@ -64,7 +77,7 @@ pub fn rms_norm_apply<T: Float, W: Float>(cpu: &Cpu, x: &[T], weight: &[W], rstd
 }
 
 multiversion! {
-    fn rms_apply_task[T: Float, W: Float](x: &[T], weight: &[W], rstd: &[f32], y: &mut [T]) {
+    fn rms_apply_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], rstd: &[f32], y: &mut [Y]) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             rms_row(x, weight, *rstd, y);
@@ -73,14 +86,14 @@ multiversion! {
 }
 
 /// The residual addition and the norm after it in one pass: `h = a + b`, `y = rms_norm(h)`.
-pub fn add_rms_norm_forward<T: Float, W: Float>(
+pub fn add_rms_norm_forward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
-    a: &[T],
-    b: &[T],
+    a: &[X],
+    b: &[X],
     weight: &[W],
     eps: f32,
-    h: &mut [T],
-    y: &mut [T],
+    h: &mut [X],
+    y: &mut [Y],
     rstd: &mut [f32],
 ) {
     let lengths = [a.len(), b.len(), h.len(), y.len()];
@@ -95,12 +108,12 @@ pub fn add_rms_norm_forward<T: Float, W: Float>(
 }
 
 multiversion! {
-    fn add_rms_task[T: Float, W: Float](a: &[T], b: &[T], weight: &[W], eps: f32, h: &mut [T], y: &mut [T], rstd: &mut [f32]) {
+    fn add_rms_task[X: Float, W: Float, Y: Float](a: &[X], b: &[X], weight: &[W], eps: f32, h: &mut [X], y: &mut [Y], rstd: &mut [f32]) {
         let dim = weight.len();
         let rows = a.chunks_exact(dim).zip(b.chunks_exact(dim)).zip(h.chunks_exact_mut(dim));
         for (((a, b), h), (y, rstd)) in rows.zip(y.chunks_exact_mut(dim).zip(rstd)) {
             for ((h, a), b) in h.iter_mut().zip(a).zip(b) {
-                *h = T::from_f32(a.to_f32() + b.to_f32());
+                *h = X::from_f32(a.to_f32() + b.to_f32());
             }
             *rstd = rms_rstd(h, eps);
             rms_row(h, weight, *rstd, y);
@@ -114,13 +127,13 @@ pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
 }
 
 /// Gradients of [`rms_norm_forward`]: `dx` and `d_weight`, each overwritten or added to.
-pub fn rms_norm_backward<T: Float, W: Float>(
+pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
-    x: &[T],
+    x: &[X],
     weight: &[W],
     rstd: &[f32],
-    dy: &[T],
-    (dx, dx_store): (&mut [T], Store),
+    dy: &[Y],
+    (dx, dx_store): (&mut [X], Store),
     (d_weight, d_weight_store): (&mut [f32], Store),
     scratch: &mut [f32],
 ) {
@@ -145,8 +158,8 @@ pub fn rms_norm_backward<T: Float, W: Float>(
 }
 
 multiversion! {
-    fn rms_backward_block[T: Float, W: Float](
-        x: &[T], weight: &[W], rstd: &[f32], dy: &[T], dx: &mut [T], store: Store, d_weight: &mut [f32],
+    fn rms_backward_block[X: Float, W: Float, Y: Float](
+        x: &[X], weight: &[W], rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store, d_weight: &mut [f32],
     ) {
         let dim = weight.len();
         d_weight.fill(0.0);
@@ -155,21 +168,21 @@ multiversion! {
             let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * w);
             let slope = projection * rstd * rstd / dim as f32;
             match store {
-                Store::Overwrite => rms_backward_row::<T, W, false>(x, weight, dy, rstd, slope, dx, d_weight),
-                Store::Add => rms_backward_row::<T, W, true>(x, weight, dy, rstd, slope, dx, d_weight),
+                Store::Overwrite => rms_backward_row::<X, W, Y, false>(x, weight, dy, rstd, slope, dx, d_weight),
+                Store::Add => rms_backward_row::<X, W, Y, true>(x, weight, dy, rstd, slope, dx, d_weight),
             }
         }
     }
 }
 
 #[inline(always)]
-fn rms_backward_row<T: Float, W: Float, const ADD: bool>(
-    x: &[T],
+fn rms_backward_row<X: Float, W: Float, Y: Float, const ADD: bool>(
+    x: &[X],
     weight: &[W],
-    dy: &[T],
+    dy: &[Y],
     rstd: f32,
     slope: f32,
-    dx: &mut [T],
+    dx: &mut [X],
     d_weight: &mut [f32],
 ) {
     let store = if ADD { Store::Add } else { Store::Overwrite };

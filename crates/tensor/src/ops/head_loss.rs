@@ -50,7 +50,9 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss
     let recorder = Recorder::new(&[x], &[weight])?;
     let seed = recorder.as_ref().filter(|r| r.needs_grad()).and_then(Recorder::promised_seed);
     let mut dx = match (&recorder, seed) {
-        (Some(r), Some(_)) if r.needs_input(0) => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
+        (Some(r), Some(_)) if r.needs_input(0) => {
+            Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?)
+        }
         _ => None,
     };
     let (sum, n_targets) = run(x, weight, labels, seed, dx.as_mut())?;
@@ -160,7 +162,12 @@ fn chunks<T: Float>(
         let x_mat = MatRef { data: x_rows, rows, cols: dim, row_stride: dim, transposed: false };
         device.profile().time("head forward", flops, 0, || {
             let w_mat = MatRef { data: ws, rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let out = MatMut { data: &mut logits.slice_mut::<f32>()?[..rows * vocab], rows, cols: vocab, row_stride: vocab };
+            let out = MatMut {
+                data: &mut logits.slice_mut::<f32>()?[..rows * vocab],
+                rows,
+                cols: vocab,
+                row_stride: vocab,
+            };
             matmul(device, x_mat, w_mat, out, Store::Overwrite)
         })?;
         let logit_rows = &mut logits.slice_mut::<f32>()?[..rows * vocab];
