@@ -137,7 +137,7 @@ fn chunks<T: Float>(
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     // Chunks of one size: a short last one would waste the packing of the weights.
     let n_chunks = (n_rows * vocab).div_ceil(CHUNK_ELEMS).min(n_rows.div_ceil(32)).max(1);
-    let chunk = n_rows.div_ceil(n_chunks).next_multiple_of(32).min(n_rows.max(1));
+    let chunk = n_rows.div_ceil(n_chunks).next_multiple_of(32).clamp(1, n_rows.max(1));
     let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
     // In f32 the gradient is written over the logits.
     let in_place = x.dtype() == DType::F32;

@@ -125,6 +125,23 @@ fn an_mlp_of_recipes() {
     Case { slack: 4.0, ..case }.check();
 }
 
+/// A residual stream in f32 around products in the short dtypes.
+#[test]
+fn a_stream_in_f32() {
+    let op = |env: &Env, x: &[Tensor], p: &[Param]| {
+        let stream = ops::embedding_to(&env.ints(&IDS, &[6]), &p[0], DType::F32)?;
+        let stream = ops::add_residual(&stream, &x[0])?;
+        assert_eq!(stream.dtype(), DType::F32);
+        ops::rms_norm_to(&stream, &p[1], 1e-3, x[0].dtype())
+    };
+    let reference = |x: &[&[f64]], p: &[&[f64]]| {
+        let sum: Vec<f64> = (0..30).map(|i| p[0][IDS[i / 5] as usize * 5 + i % 5] + x[0][i]).collect();
+        normalised(&sum, 5, 0.0, 1e-3).iter().enumerate().map(|(i, x)| x * p[1][i % 5]).collect()
+    };
+    let params = [array(1, &[7, 5]), array(2, &[5])];
+    with_params("a stream in f32", [array(3, &[6, 5])], params, op, reference).check();
+}
+
 #[test]
 fn parameters_as_tensors() {
     let op = |_: &Env, x: &[Tensor], p: &[Param]| {

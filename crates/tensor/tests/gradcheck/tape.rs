@@ -45,6 +45,24 @@ fn gradients_are_not_shared() {
     assert_eq!(f64s(gradients.of(&z).unwrap()), [1.0, 1.0]);
 }
 
+/// Between the passes the tape holds x alone, of a chain of five cheap ops and the product after it.
+#[test]
+fn cheap_outputs_are_not_kept() {
+    let device = device();
+    let (params, _home) = settle(&[array(1, &[3, 64])], DType::F32, &device, true);
+    let held =
+        || device.arena().usage().iter().filter(|u| u.0 == "activation").map(|u| u.1.bytes).sum::<usize>();
+    let tape = Tape::new();
+    let x = tape.leaf(&Tensor::zeros([1024, 64], DType::F32, &device).unwrap());
+    let chain = |x: &Tensor| {
+        x.gelu()?.scale(2.0)?.dropout(0.1, 1, 2)?.reshape([512, 128])?.reshape([1024, 64])?.square()
+    };
+    let y = ops::linear(&chain(&x).unwrap(), &params[0], None, ops::WeightLayout::OutIn).unwrap();
+    let output = (1024 * 3 * 4usize).next_power_of_two();
+    assert!(held() <= output, "{} bytes for an output of {output}", held());
+    tape.backward(&y, 1.0).unwrap();
+}
+
 struct Log(&'static str, Arc<Mutex<Vec<String>>>);
 
 impl Log {
