@@ -30,19 +30,42 @@ fn assert_refused(said: &Said, code: i32, words: &[&str]) {
 #[test]
 fn a_wrong_configuration_is_refused_before_anything_is_written() {
     let site = Site::new();
-    site.write("wrong.yaml", "model_name_or_path: model\ndataset: text.jsonl\noutput_dir: out\nbf16: maybe\nlearning_rat: 1\n");
+    site.write(
+        "wrong.yaml",
+        "model_name_or_path: model\ndataset: text.jsonl\noutput_dir: out\nbf16: maybe\nlearning_rat: 1\n",
+    );
     let cases: &[(&[&str], &[&str])] = &[
         // All that is wrong is told at once, with its file and line.
-        (&["wrong.yaml"], &["wrong.yaml:4:7", "`bf16` takes true or false, not `maybe`", "wrong.yaml:5:1", "did you mean `learning_rate`?"]),
-        (&["train.yaml", "output_dir=out", "learning_rat=1"], &["unknown key `learning_rat`", "did you mean `learning_rate`?"]),
-        (&["train.yaml", "output_dir=out", "cutoff_len=1"], &["`cutoff_len` takes a whole number, at least 2"]),
+        (
+            &["wrong.yaml"],
+            &[
+                "wrong.yaml:4:7",
+                "`bf16` takes true or false, not `maybe`",
+                "wrong.yaml:5:1",
+                "did you mean `learning_rate`?",
+            ],
+        ),
+        (
+            &["train.yaml", "output_dir=out", "learning_rat=1"],
+            &["unknown key `learning_rat`", "did you mean `learning_rate`?"],
+        ),
+        (
+            &["train.yaml", "output_dir=out", "cutoff_len=1"],
+            &["`cutoff_len` takes a whole number, at least 2"],
+        ),
         (&["train.yaml", "output_dir=out", "--learning_rat", "1"], &["did you mean `learning_rate`?"]),
         (&["train.yaml"], &["`output_dir` is missing"]),
-        (&["nowhere.yaml"], &["cannot read the configuration `nowhere.yaml`", "relative to the working directory"]),
+        (
+            &["nowhere.yaml"],
+            &["cannot read the configuration `nowhere.yaml`", "relative to the working directory"],
+        ),
         (&["train.yaml", "output_dir=out", "model_name_or_path=nowhere"], &["no model folder `nowhere`"]),
         (&["train.yaml", "output_dir=out", "dataset=nowhere.jsonl"], &["no data set `nowhere.jsonl`"]),
         (&["train.yaml", "output_dir=text.jsonl"], &["`text.jsonl` is a file, not a folder"]),
-        (&["train.yaml", "output_dir=out", "resume_from_checkpoint=nowhere"], &["no checkpoint folder `nowhere`"]),
+        (
+            &["train.yaml", "output_dir=out", "resume_from_checkpoint=nowhere"],
+            &["no checkpoint folder `nowhere`"],
+        ),
         (&["train.yaml", "output_dir=out", "stage=sft"], &["stage", "sft"]),
     ];
     for (words, expected) in cases {
@@ -51,7 +74,14 @@ fn a_wrong_configuration_is_refused_before_anything_is_written() {
         assert!(!site.path("out").exists() && said.stdout.is_empty(), "{words:?}");
     }
     let mut clash = site.training("out", &[]);
-    assert_refused(&run({ clash.env("NPROC_PER_NODE", "3"); clash }), 2, &["`num_processes` is 2, but NPROC_PER_NODE says 3"]);
+    assert_refused(
+        &run({
+            clash.env("NPROC_PER_NODE", "3");
+            clash
+        }),
+        2,
+        &["`num_processes` is 2, but NPROC_PER_NODE says 3"],
+    );
 }
 
 #[test]
@@ -66,7 +96,11 @@ fn wrong_data_and_models_are_named_with_file_and_line() {
         ("noise", "model.safetensors", &[0x5a; 300]),
         ("settings", "config.json", b"{\"hidden_size\": "),
         ("words", "tokenizer.json", b"{"),
-        ("small", "config.json", String::from_utf8(site.read("model/config.json")).unwrap().replace("300", "280").as_bytes()),
+        (
+            "small",
+            "config.json",
+            String::from_utf8(site.read("model/config.json")).unwrap().replace("300", "280").as_bytes(),
+        ),
     ] {
         fs::create_dir(site.path(folder)).unwrap();
         for name in names(&site, "model") {
@@ -83,13 +117,19 @@ fn wrong_data_and_models_are_named_with_file_and_line() {
         (&["dataset=untitled.jsonl"], &["untitled.jsonl:3: no column \"text\"", "the columns are \"txt\""]),
         (&["dataset=broken.jsonl"], &["broken.jsonl:2: broken JSON", "repair or remove the record"]),
         (&["dataset=words.docx"], &["words.docx"]),
-        (&["cutoff_len=65"], &["sequences of 65 tokens", "max_position_embeddings is 64", "smaller cutoff_len"]),
+        (
+            &["cutoff_len=65"],
+            &["sequences of 65 tokens", "max_position_embeddings is 64", "smaller cutoff_len"],
+        ),
         (&["model_name_or_path=cut"], &["cut/model.safetensors", "damaged or cut off (60000 bytes)"]),
         (&["model_name_or_path=noise"], &["noise/model.safetensors", "damaged or cut off (300 bytes)"]),
         (&["model_name_or_path=settings"], &["settings/config.json", "EOF while parsing"]),
         (&["model_name_or_path=words"], &["words/tokenizer.json", "is it a whole tokenizer.json?"]),
         (&["model_name_or_path=bare"], &["bare", "holds no model.safetensors", "train_from_scratch: true"]),
-        (&["model_name_or_path=small"], &["the tokenizer knows 300 tokens, the model only 280", "small/config.json"]),
+        (
+            &["model_name_or_path=small"],
+            &["the tokenizer knows 300 tokens, the model only 280", "small/config.json"],
+        ),
         (&["val_size=46"], &["val_size", "46"]),
     ];
     for (words, expected) in cases {
@@ -107,7 +147,16 @@ fn wrong_data_and_models_are_named_with_file_and_line() {
     assert_refused(&said, 1, &["temperature"]);
     let said = run(site.oarlock(&["chat", "--model", "model"]));
     assert_refused(&said, 1, &["has no chat template"]);
-    let said = run(site.oarlock(&["tokenizer", "train", "--dataset", "text.jsonl", "--output-dir", "t", "--vocab-size", "9"]));
+    let said = run(site.oarlock(&[
+        "tokenizer",
+        "train",
+        "--dataset",
+        "text.jsonl",
+        "--output-dir",
+        "t",
+        "--vocab-size",
+        "9",
+    ]));
     assert_refused(&said, 1, &["give at least 292"]);
     assert_refused(&run(site.oarlock(&["trian"])), 2, &["unrecognized subcommand 'trian'"]);
 }
@@ -115,13 +164,18 @@ fn wrong_data_and_models_are_named_with_file_and_line() {
 #[test]
 fn help_and_plans_are_printed_and_nothing_is_written() {
     let site = Site::new();
-    for words in [&["--help"][..], &["train", "--help"], &["generate", "--help"], &["tokenizer", "train", "--help"]] {
+    for words in
+        [&["--help"][..], &["train", "--help"], &["generate", "--help"], &["tokenizer", "train", "--help"]]
+    {
         let said = run(site.oarlock(words));
         assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{words:?}");
         assert!(!said.stdout.is_empty());
     }
     let help = run(site.oarlock(&["train", "-h"])).stdout;
-    assert!(help.contains("per_device_train_batch_size=N") && help.contains("Peak learning rate [5e-5]"), "{help}");
+    assert!(
+        help.contains("per_device_train_batch_size=N") && help.contains("Peak learning rate [5e-5]"),
+        "{help}"
+    );
     assert_eq!(run(site.oarlock(&["train"])).code, Some(2));
     let version = run(site.oarlock(&["--version"])).stdout;
     assert_eq!(version, format!("oarlock {}\n", env!("CARGO_PKG_VERSION")));
@@ -147,7 +201,15 @@ fn a_run_leaves_the_files_of_llama_factory() {
     let site = Site::new();
     let said = site.train(
         "out",
-        &["val_size=0.2", "eval_strategy=steps", "eval_steps=4", "plot_loss=true", "save_strategy=steps", "save_steps=2", "save_total_limit=2"],
+        &[
+            "val_size=0.2",
+            "eval_strategy=steps",
+            "eval_steps=4",
+            "plot_loss=true",
+            "save_strategy=steps",
+            "save_steps=2",
+            "save_total_limit=2",
+        ],
     );
     // Standard output is no terminal: plain lines, one a record.
     assert!(!said.stdout.contains(['\r', '\x1b']), "{said:?}");
@@ -155,12 +217,32 @@ fn a_run_leaves_the_files_of_llama_factory() {
     assert_eq!(said.stderr, "");
 
     let expected = [
-        "all_results.json", "cache", "checkpoint-10", "checkpoint-8", "config.json", "eval_results.json",
-        "model.safetensors", "running_log.txt", "tokenizer.json", "tokenizer_config.json", "train_results.json",
-        "trainer_log.jsonl", "trainer_state.json", "training_args.yaml", "training_eval_loss.png", "training_loss.png",
+        "all_results.json",
+        "cache",
+        "checkpoint-10",
+        "checkpoint-8",
+        "config.json",
+        "eval_results.json",
+        "model.safetensors",
+        "running_log.txt",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "train_results.json",
+        "trainer_log.jsonl",
+        "trainer_state.json",
+        "training_args.yaml",
+        "training_eval_loss.png",
+        "training_loss.png",
     ];
     assert_eq!(names(&site, "out"), expected);
-    let checkpoint = ["config.json", "model.safetensors", "state", "tokenizer.json", "tokenizer_config.json", "trainer_state.json"];
+    let checkpoint = [
+        "config.json",
+        "model.safetensors",
+        "state",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "trainer_state.json",
+    ];
     assert_eq!(names(&site, "out/checkpoint-8"), checkpoint);
     for picture in ["training_loss.png", "training_eval_loss.png"] {
         assert!(site.read(&format!("out/{picture}")).starts_with(b"\x89PNG"));
@@ -168,14 +250,26 @@ fn a_run_leaves_the_files_of_llama_factory() {
 
     let log = site.log("out");
     assert_eq!(log.len(), 10 + 3);
-    for key in ["current_steps", "total_steps", "loss", "lr", "epoch", "percentage", "elapsed_time", "remaining_time", "throughput", "total_tokens"] {
+    for key in [
+        "current_steps",
+        "total_steps",
+        "loss",
+        "lr",
+        "epoch",
+        "percentage",
+        "elapsed_time",
+        "remaining_time",
+        "throughput",
+        "total_tokens",
+    ] {
         assert!(log[0].get(key).is_some(), "{key}: {}", log[0]);
     }
     let evaluated: Vec<_> = log.iter().filter(|record| record.get("eval_loss").is_some()).collect();
     let steps: Vec<_> = evaluated.iter().map(|record| record["current_steps"].as_u64().unwrap()).collect();
     assert_eq!(steps, [4, 8, 10]);
     let results = json(&site, "out/eval_results.json");
-    let (loss, perplexity) = (results["eval_loss"].as_f64().unwrap(), results["perplexity"].as_f64().unwrap());
+    let (loss, perplexity) =
+        (results["eval_loss"].as_f64().unwrap(), results["perplexity"].as_f64().unwrap());
     assert!((perplexity - loss.exp()).abs() < 1e-9 * perplexity);
     assert_eq!(evaluated[2]["eval_loss"].as_f64(), Some(loss));
     let all = json(&site, "out/all_results.json");
@@ -195,10 +289,19 @@ fn a_run_leaves_the_files_of_llama_factory() {
 #[test]
 fn a_model_evaluates_alike_on_any_number_of_ranks() {
     let site = Site::new();
-    site.write("held.jsonl", "{\"text\": \"the ferryman found a rope below the reed beds. The lamp was lit.\"}\n");
+    site.write(
+        "held.jsonl",
+        "{\"text\": \"the ferryman found a rope below the reed beds. The lamp was lit.\"}\n",
+    );
     let mut losses = Vec::new();
     for ranks in ["num_processes=1", "num_processes=3"] {
-        let words = ["do_train=false", "do_eval=true", "eval_dataset=held.jsonl", "per_device_eval_batch_size=1", ranks];
+        let words = [
+            "do_train=false",
+            "do_eval=true",
+            "eval_dataset=held.jsonl",
+            "per_device_eval_batch_size=1",
+            ranks,
+        ];
         site.train(ranks, &words);
         assert!(!site.path(ranks).join("model.safetensors").exists());
         losses.push(json(&site, &format!("{ranks}/eval_results.json"))["eval_loss"].as_f64().unwrap());
@@ -211,8 +314,12 @@ fn what_was_trained_generates() {
     let site = Site::new();
     site.train("out", &["max_steps=2"]);
     let generate = |model: &str, words: &[&str]| {
-        let mut command = site.oarlock(&["generate", "--model", model, "--prompt", "the ferry", "--max-new-tokens", "8"]);
-        let said = run({ command.args(words); command });
+        let mut command =
+            site.oarlock(&["generate", "--model", model, "--prompt", "the ferry", "--max-new-tokens", "8"]);
+        let said = run({
+            command.args(words);
+            command
+        });
         assert_eq!(said.code, Some(0), "{said:?}");
         assert!(said.stdout.starts_with("the ferry") && said.stdout.ends_with('\n'), "{said:?}");
         assert!(said.stderr.contains("tokens/s"), "{said:?}");
@@ -227,9 +334,13 @@ fn what_was_trained_generates() {
 #[test]
 fn a_tokenizer_of_ones_own_trains_a_model_from_scratch() {
     let site = Site::new();
-    let words = ["tokenizer", "train", "--dataset", "text.jsonl", "--output-dir", "own", "--vocab-size", "300"];
+    let words =
+        ["tokenizer", "train", "--dataset", "text.jsonl", "--output-dir", "own", "--vocab-size", "300"];
     let said = run(site.oarlock(&words));
-    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "wrote own/tokenizer.json and own/tokenizer_config.json\n"));
+    assert_eq!(
+        (said.code, said.stdout.as_str()),
+        (Some(0), "wrote own/tokenizer.json and own/tokenizer_config.json\n")
+    );
     fs::copy(golden().join("config.json"), site.path("own/config.json")).unwrap();
     let words = ["model_name_or_path=own", "train_from_scratch=true", "packing=false"];
     site.train("two", &words);
@@ -249,11 +360,17 @@ fn ranks_come_from_the_environment_and_data_from_dataset_dir() {
     fs::create_dir(site.path("data")).unwrap();
     fs::rename(site.path("text.jsonl"), site.path("data/text.jsonl")).unwrap();
     let mut command = site.training("out", &[]);
-    let said = run({ command.env("NPROC_PER_NODE", "2"); command });
+    let said = run({
+        command.env("NPROC_PER_NODE", "2");
+        command
+    });
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.contains("; 2 rank(s) of "), "{said:?}");
     // The same file under a name of dataset_info.json.
-    site.write("data/dataset_info.json", "{\"river\": {\"file_name\": \"text.jsonl\", \"columns\": {\"prompt\": \"text\"}}}");
+    site.write(
+        "data/dataset_info.json",
+        "{\"river\": {\"file_name\": \"text.jsonl\", \"columns\": {\"prompt\": \"text\"}}}",
+    );
     site.train("named", &["dataset=river", "num_processes=2"]);
     assert!(site.model("named") == site.model("out"));
     let said = run(site.training("out2", &["dataset=rivre", "num_processes=2"]));
@@ -265,7 +382,12 @@ fn tokens_are_cached_until_the_text_changes() {
     let site = Site::new();
     let written = || {
         let names = names(&site, "out/cache");
-        names.iter().map(|name| (name.clone(), fs::metadata(site.path("out/cache").join(name)).unwrap().modified().unwrap())).collect::<Vec<_>>()
+        names
+            .iter()
+            .map(|name| {
+                (name.clone(), fs::metadata(site.path("out/cache").join(name)).unwrap().modified().unwrap())
+            })
+            .collect::<Vec<_>>()
     };
     let words = ["overwrite_output_dir=true", "max_steps=1"];
     site.train("out", &words);
@@ -275,7 +397,9 @@ fn tokens_are_cached_until_the_text_changes() {
     assert_eq!(written(), first, "a warm cache was built anew");
     site.train("out", &[&words[..], &["overwrite_cache=true"]].concat());
     assert_ne!(written(), first, "overwrite_cache kept the cache");
-    let rows = |said: &Said| said.stdout.split(" rows of ").next().unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    let rows = |said: &Said| {
+        said.stdout.split(" rows of ").next().unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
     let before = rows(&site.train("out", &words));
     let mut text = site.read("text.jsonl");
     text.extend_from_slice(&site.read("text.jsonl"));

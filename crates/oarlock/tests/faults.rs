@@ -40,7 +40,10 @@ fn a_killed_rank_ends_all_and_is_named() {
         kill_process(pid(ranks[victim]), Signal::KILL).unwrap();
         let said = ended(running, &ranks, Instant::now());
         assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.stderr.contains(&format!("rank {victim}")) && said.stderr.contains("signal 9"), "{said:?}");
+        assert!(
+            said.stderr.contains(&format!("rank {victim}")) && said.stderr.contains("signal 9"),
+            "{said:?}"
+        );
         assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
     }
 }
@@ -134,7 +137,10 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint() {
 
         let to = format!("max_steps={}", last + 2);
         let again = site.train("out", &[&to]);
-        assert!(again.stdout.contains(&format!("Resuming training from out/checkpoint-{last}.")), "{again:?}");
+        assert!(
+            again.stdout.contains(&format!("Resuming training from out/checkpoint-{last}.")),
+            "{again:?}"
+        );
         let steps: Vec<u64> = site.losses("out").iter().map(|record| record.0).collect();
         assert_eq!(steps, (1..=last + 2).collect::<Vec<_>>());
     }
@@ -151,7 +157,12 @@ fn a_reader_that_goes_away_does_not_end_the_training() {
         assert_eq!(site.losses(&output).len(), 10);
         assert!(!site.model(&output).is_empty());
     }
-    for command in ["train --help", "env", "train train.yaml output_dir=o --print-config", "generate --model model --prompt the"] {
+    for command in [
+        "train --help",
+        "env",
+        "train train.yaml output_dir=o --print-config",
+        "generate --model model --prompt the",
+    ] {
         // The reader has gone before the first word.
         let said = run(site.shell(&format!("{{ sleep 0.3; \"$0\" {command}; }} | true")));
         assert!(!said.stderr.contains("panicked"), "{command}: {said:?}");

@@ -31,7 +31,10 @@ fn from_any_step_it_goes_on_to_the_bit() {
         for step in steps {
             let from = format!("resume_from_checkpoint=whole/checkpoint-{step}");
             let said = site.train("resumed", &[&words[..], &[&from, "overwrite_output_dir=true"]].concat());
-            assert!(said.stdout.contains(&format!("Resuming training from whole/checkpoint-{step}.")), "{said:?}");
+            assert!(
+                said.stdout.contains(&format!("Resuming training from whole/checkpoint-{step}.")),
+                "{said:?}"
+            );
             assert_eq!(site.losses("resumed"), losses[*step as usize..], "{precision}, step {step}");
             assert!(site.model("resumed") == site.model("whole"), "{precision}, step {step}");
             assert!(
@@ -152,12 +155,14 @@ fn steps(comm: Communicator, rows: &Arc<Rows>, mixed_precision: DType, optimizer
     let adamw = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
     let mut optimizer = accelerator.prepare(&model, adamw, &mut weights).unwrap();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
-    let sampler = Sampler { len: rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch: 3, accumulation: 2 };
+    let sampler =
+        Sampler { len: rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch: 3, accumulation: 2 };
     let mut loader = Loader::new(rows.clone(), sampler, 0).unwrap();
     let mut timer = PhaseTimer::new();
     let mut step = || {
         let window = loader.next_step().unwrap();
-        let report = train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 1.0, &mut timer).unwrap();
+        let report =
+            train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 1.0, &mut timer).unwrap();
         (report.loss_sum.to_bits(), report.grad_norm.to_bits())
     };
     let reports = (0..6).map(|_| step()).collect();
@@ -167,7 +172,12 @@ fn steps(comm: Communicator, rows: &Arc<Rows>, mixed_precision: DType, optimizer
             let mut values = vec![0.0; elements.len()];
             let slice = Slice { name: name.clone(), shape, elements: elements.clone() };
             optimizer.engine().read_state(&slice, moment, &mut values).unwrap();
-            state.push((name.clone(), elements.start, moment, values.into_iter().map(f32::to_bits).collect()));
+            state.push((
+                name.clone(),
+                elements.start,
+                moment,
+                values.into_iter().map(f32::to_bits).collect(),
+            ));
         }
     }
     comm.finish();
@@ -204,7 +214,9 @@ fn whole_and_sharded_optimizer_states_are_the_same_bits() {
 }
 
 /// Each parameter's state in one piece, whoever held its parts.
-fn joined(slices: Vec<(String, usize, Moment, Vec<u32>)>) -> std::collections::BTreeMap<(String, Moment), Vec<u32>> {
+fn joined(
+    slices: Vec<(String, usize, Moment, Vec<u32>)>,
+) -> std::collections::BTreeMap<(String, Moment), Vec<u32>> {
     let mut all = std::collections::BTreeMap::<_, Vec<u32>>::new();
     for (name, start, moment, values) in slices {
         let joined = all.entry((name, moment)).or_default();

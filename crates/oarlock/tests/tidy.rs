@@ -43,7 +43,8 @@ fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             found.extend(files(&path, extensions));
-        } else if path.is_file() && path.extension().is_some_and(|e| extensions.iter().any(|want| e == *want)) {
+        } else if path.is_file() && path.extension().is_some_and(|e| extensions.iter().any(|want| e == *want))
+        {
             found.push(path);
         }
     }
@@ -63,25 +64,34 @@ fn assert_none(broken: Vec<String>, rule: &str) {
 #[test]
 fn files_are_short() {
     let long = sources().into_iter().filter(|(_, text)| text.lines().count() > MAX_LINES);
-    assert_none(long.map(|(path, _)| path.display().to_string()).collect(), "more than 600 lines; divide it by topics");
+    assert_none(
+        long.map(|(path, _)| path.display().to_string()).collect(),
+        "more than 600 lines; divide it by topics",
+    );
 }
 
 #[test]
 fn every_file_says_its_job_first() {
     let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//! "));
-    assert_none(silent.map(|(path, _)| path.display().to_string()).collect(), "the first line begins with `//! `");
+    assert_none(
+        silent.map(|(path, _)| path.display().to_string()).collect(),
+        "the first line begins with `//! `",
+    );
 }
 
 #[test]
 fn no_file_holds_what_is_unfinished_or_unsafe() {
-    let unfinished = [concat!("to", "do!("), concat!("unim", "plemented!("), concat!("TO", "DO"), concat!("FIX", "ME")];
+    let unfinished =
+        [concat!("to", "do!("), concat!("unim", "plemented!("), concat!("TO", "DO"), concat!("FIX", "ME")];
     let mut broken = Vec::new();
     for (path, text) in sources() {
         let above = path.components().any(|part| part.as_os_str() == "oarlock");
         for (number, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
-            let is_unsafe = above && ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word));
-            if unfinished.iter().any(|word| line.contains(word)) || (is_unsafe && !path.ends_with("tidy.rs")) {
+            let is_unsafe =
+                above && ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word));
+            if unfinished.iter().any(|word| line.contains(word)) || (is_unsafe && !path.ends_with("tidy.rs"))
+            {
                 broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
             }
         }
@@ -135,9 +145,15 @@ fn modules_name_only_what_they_may() {
             paths.extend(files(&source.join(module), &["rs"]));
         }
         let mut used = BTreeSet::new();
-        for path in paths.into_iter().filter(|path| !path.components().any(|part| part.as_os_str() == "tests")) {
+        for path in
+            paths.into_iter().filter(|path| !path.components().any(|part| part.as_os_str() == "tests"))
+        {
             for name in named(&fs::read_to_string(&path).unwrap(), module, &modules) {
-                assert!(allowed.contains(&name.as_str()), "{}: `{module}` may not name `{name}`", path.display());
+                assert!(
+                    allowed.contains(&name.as_str()),
+                    "{}: `{module}` may not name `{name}`",
+                    path.display()
+                );
                 used.insert(name);
             }
         }
@@ -148,10 +164,13 @@ fn modules_name_only_what_they_may() {
 
 #[test]
 fn nothing_names_the_machine_it_was_written_on() {
-    let places = [concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
+    let places =
+        [concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
     let mut broken = Vec::new();
     for path in files(&root(), &["rs", "toml", "md", "py", "yaml", "yml", "sh", "json"]) {
-        if path.components().any(|part| part.as_os_str() == "golden") && path.extension().is_some_and(|e| e == "json") {
+        if path.components().any(|part| part.as_os_str() == "golden")
+            && path.extension().is_some_and(|e| e == "json")
+        {
             continue;
         }
         for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {

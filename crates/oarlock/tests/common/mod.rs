@@ -97,7 +97,9 @@ impl Site {
     }
 
     fn inside(&self, mut command: Command, words: &[&str]) -> Command {
-        for name in ["WORLD_SIZE", "RANK", "NPROC_PER_NODE", "NNODES", "OARLOCK_STARTED", "OARLOCK_SHARED_MEMORY"] {
+        for name in
+            ["WORLD_SIZE", "RANK", "NPROC_PER_NODE", "NNODES", "OARLOCK_STARTED", "OARLOCK_SHARED_MEMORY"]
+        {
             command.env_remove(name);
         }
         command.args(words).current_dir(self.0.path()).stdin(Stdio::null());
@@ -125,7 +127,9 @@ impl Site {
         self.log(output)
             .iter()
             .filter(|record| record.get("loss").is_some())
-            .map(|record| (record["current_steps"].as_u64().unwrap(), bits(record, "loss"), bits(record, "grad_norm")))
+            .map(|record| {
+                (record["current_steps"].as_u64().unwrap(), bits(record, "loss"), bits(record, "grad_norm"))
+            })
             .collect()
     }
 
@@ -168,7 +172,10 @@ impl Running {
     pub fn wait(mut self) -> Said {
         let status = until("the end of the command", || self.child.try_wait().unwrap());
         let took = self.begin.elapsed();
-        let [stdout, stderr] = self.outputs.each_ref().map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
+        let [stdout, stderr] = self
+            .outputs
+            .each_ref()
+            .map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
         Said { code: status.code(), signal: status.signal(), stdout, stderr, took }
     }
 
@@ -204,7 +211,9 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// The rank processes below a launcher: those whose environment says which rank they are.
 fn ranks_of(launcher: u32) -> Vec<u32> {
     let mut ranks = Vec::new();
-    for pid in fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok()) {
+    for pid in
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+    {
         if parent(pid) == Some(launcher)
             && let Some(rank) = rank_of(pid)
         {
