@@ -223,6 +223,7 @@ fn a_run_leaves_the_files_of_llama_factory() {
         "checkpoint-8",
         "config.json",
         "eval_results.json",
+        "generation_config.json",
         "model.safetensors",
         "running_log.txt",
         "tokenizer.json",
@@ -237,6 +238,7 @@ fn a_run_leaves_the_files_of_llama_factory() {
     assert_eq!(names(&site, "out"), expected);
     let checkpoint = [
         "config.json",
+        "generation_config.json",
         "model.safetensors",
         "state",
         "tokenizer.json",

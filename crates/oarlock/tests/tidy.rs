@@ -181,3 +181,40 @@ fn nothing_names_the_machine_it_was_written_on() {
     }
     assert_none(broken, "a path of one machine");
 }
+
+/// The targets of the links of a page that lead into the repository, without their anchors.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let inside = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    inside.map(|target| target.split('#').next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn every_page_is_linked_and_every_link_leads_somewhere() {
+    let pages = files(&root(), &["md"]);
+    let mut broken = Vec::new();
+    let mut linked = BTreeSet::new();
+    for page in &pages {
+        let index = page.file_name().is_some_and(|name| name == "README.md");
+        for link in links(&fs::read_to_string(page).unwrap()) {
+            match page.parent().unwrap().join(link).canonicalize() {
+                Ok(target) if index => drop(linked.insert(target)),
+                Ok(_) => {}
+                Err(_) => broken.push(format!("{}: {link}", page.display())),
+            }
+        }
+    }
+    assert_none(broken, "a link that leads nowhere");
+    let docs = pages.iter().filter(|page| page.parent().is_some_and(|folder| folder.ends_with("docs")));
+    let alone = docs.filter(|page| !page.ends_with("README.md") && !linked.contains(*page));
+    assert_none(alone.map(|page| page.display().to_string()).collect(), "no README links to the page");
+}
+
+#[test]
+fn the_changelog_tells_this_version() {
+    let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
+    let told = ["Unreleased", env!("CARGO_PKG_VERSION")].iter().any(|version| {
+        text.lines().any(|line| line.starts_with("## ") && line.contains(version))
+    });
+    assert!(told, "CHANGELOG.md has no section for {} or Unreleased", env!("CARGO_PKG_VERSION"));
+}
