@@ -3,12 +3,12 @@
     torchrun --nproc-per-node 2 throughput.py --engine fsdp2 --dtype bf16
 
 Every rank trains on a fixed batch of random tokens: forward, backward, clipping, AdamW. Rank 0 prints one JSON line: the
-median step, tokens per second of all ranks, the end of the first step after the start of this script, and the memory of
-rank 0 at the end (PSS) and at its peak (RSS), in MB.
+median step, tokens per second of all ranks, the end of the first step (in seconds after --started, or after the start of
+this script), and the memory of rank 0 at the end (PSS) and at its peak (RSS), in MB.
 """
 import time
 
-STARTED = time.perf_counter()
+STARTED = time.time()
 
 import argparse
 import json
@@ -34,6 +34,7 @@ def arguments():
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=1, help="steps before those that are timed; at least 1")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--started", type=float, default=STARTED, help="when the command began, in seconds since 1970")
     parser.add_argument("--local_rank", type=int, default=0, help="set by some launchers; unused")
     return parser.parse_args()
 
@@ -133,7 +134,7 @@ def main():
     make = {"accelerate": accelerate_step, "ddp": torch_step, "fsdp2": torch_step}.get(args.engine, deepspeed_step)
     step = make(model, args, ids)
     step()
-    first_step = time.perf_counter() - STARTED
+    first_step = time.time() - args.started
     for _ in range(args.warmup - 1):
         step()
     times = []

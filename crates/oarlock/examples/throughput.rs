@@ -36,7 +36,8 @@ fn rank(
     seq: usize,
 ) -> Result<()> {
     let start = Instant::now();
-    let config = AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+    let config =
+        AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let model = Decoder::new(
         DecoderConfig {
@@ -60,11 +61,23 @@ fn rank(
         },
         seq,
     )?;
-    let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 0, device: accelerator.device().clone() })?;
-    let ids: Vec<i32> = (0..batch * seq).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
+    let mut optimizer = accelerator.prepare(
+        &model,
+        AdamWConfig::default(),
+        &mut SeededInit { seed: 0, device: accelerator.device().clone() },
+    )?;
+    let ids: Vec<i32> =
+        (0..batch * seq).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
         (0..batch * seq).map(|i| if i % seq + 1 < seq { ids[i + 1] } else { -100 }).collect();
-    let data = Batch { input_ids: ids, labels, doc_start: None, rows: batch, len: seq, n_targets: batch * (seq - 1) };
+    let data = Batch {
+        input_ids: ids,
+        labels,
+        doc_start: None,
+        rows: batch,
+        len: seq,
+        n_targets: batch * (seq - 1),
+    };
     let mut times = Vec::new();
     let main = accelerator.is_main_process();
     for step in 0..steps {

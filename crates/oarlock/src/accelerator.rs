@@ -52,7 +52,12 @@ pub struct AcceleratorConfig {
 
 impl Default for AcceleratorConfig {
     fn default() -> AcceleratorConfig {
-        AcceleratorConfig { mixed_precision: DType::F32, threads: None, cpu_path: None, optimizer: Placement::Sharded }
+        AcceleratorConfig {
+            mixed_precision: DType::F32,
+            threads: None,
+            cpu_path: None,
+            optimizer: Placement::Sharded,
+        }
     }
 }
 
@@ -155,7 +160,9 @@ impl Accelerator {
         let mut total = [n_targets as f64];
         self.comm.all_reduce_f64(&mut total, Scalar::Sum)?;
         if total[0] == 0.0 {
-            return Err(Error::Usage("a step without a single target: all its labels are ignored".to_string()));
+            return Err(Error::Usage(
+                "a step without a single target: all its labels are ignored".to_string(),
+            ));
         }
         Ok(Accumulation { n_targets: total[0] as u64 })
     }
@@ -181,10 +188,14 @@ impl Accelerator {
     /// When the loss is on no tape, or an op fails.
     pub fn backward(&self, loss: &HeadLoss) -> Result<()> {
         let tape = loss.loss.tape().ok_or_else(|| {
-            Error::Usage("backward: the loss is on no tape; give the model `accumulation.input(&ids)`".to_string())
+            Error::Usage(
+                "backward: the loss is on no tape; give the model `accumulation.input(&ids)`".to_string(),
+            )
         })?;
         let seed = tape.seed().ok_or_else(|| {
-            Error::Usage("backward: the tape has no seed; it must come from Accelerator::accumulate".to_string())
+            Error::Usage(
+                "backward: the tape has no seed; it must come from Accelerator::accumulate".to_string(),
+            )
         })?;
         tape.backward(&loss.loss, seed)?;
         Ok(())

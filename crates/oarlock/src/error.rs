@@ -45,7 +45,9 @@ pub enum Error {
     #[error("{0}")]
     Model(String),
     /// Gradients that are not finite.
-    #[error("step {step}: the gradient is not finite, first in the unit of \"{unit}\"; lower the learning rate, or look at the records of this step")]
+    #[error(
+        "step {step}: the gradient is not finite, first in the unit of \"{unit}\"; lower the learning rate, or look at the records of this step"
+    )]
     NotFinite {
         /// The optimizer step, from 1.
         step: u64,

@@ -54,7 +54,12 @@ impl Golden {
     }
 
     /// What we compute: one report a step, as every rank sees it.
-    fn train(&self, dtype: DType, weight_decay: f64, (ranks, rows, accumulation): (usize, u64, u64)) -> Vec<StepReport> {
+    fn train(
+        &self,
+        dtype: DType,
+        weight_decay: f64,
+        (ranks, rows, accumulation): (usize, u64, u64),
+    ) -> Vec<StepReport> {
         let reports: Vec<_> = std::thread::scope(|scope| {
             let start = |comm| scope.spawn(move || self.rank(comm, dtype, weight_decay, rows, accumulation));
             let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
@@ -64,8 +69,16 @@ impl Golden {
         reports.into_iter().next().unwrap()
     }
 
-    fn rank(&self, comm: Communicator, dtype: DType, weight_decay: f64, rows: u64, accumulation: u64) -> Result<Vec<StepReport>> {
-        let settings = AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+    fn rank(
+        &self,
+        comm: Communicator,
+        dtype: DType,
+        weight_decay: f64,
+        rows: u64,
+        accumulation: u64,
+    ) -> Result<Vec<StepReport>> {
+        let settings =
+            AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(comm.clone(), &settings)?;
         let hf = HfConfig::read(&self.dir)?;
         let model = Decoder::new(hf.decoder().clone(), self.rows.row_len())?;
@@ -104,8 +117,20 @@ fn assert_follows(ours: &[StepReport], (losses, norms): &(Vec<f64>, Vec<f64>), w
     assert_eq!(ours.len(), losses.len(), "{what}");
     for (step, report) in ours.iter().enumerate() {
         let (loss, norm) = (report.loss() - losses[step], report.grad_norm / norms[step] - 1.0);
-        assert!(loss.abs() < 1e-4, "{what}, step {}: loss {} instead of {}", step + 1, report.loss(), losses[step]);
-        assert!(norm.abs() < 1e-3, "{what}, step {}: norm {} instead of {}", step + 1, report.grad_norm, norms[step]);
+        assert!(
+            loss.abs() < 1e-4,
+            "{what}, step {}: loss {} instead of {}",
+            step + 1,
+            report.loss(),
+            losses[step]
+        );
+        assert!(
+            norm.abs() < 1e-3,
+            "{what}, step {}: norm {} instead of {}",
+            step + 1,
+            report.grad_norm,
+            norms[step]
+        );
     }
 }
 

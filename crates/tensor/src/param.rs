@@ -38,6 +38,7 @@ pub struct Param(Arc<Inner>);
 struct Inner {
     shape: Shape,
     init: Init,
+    in_f32: bool,
     slot: RwLock<Option<Slot>>,
 }
 
@@ -101,7 +102,18 @@ impl GradSlot {
 impl Param {
     /// A parameter without a home.
     pub fn new(shape: Shape, init: Init) -> Param {
-        Param(Arc::new(Inner { shape, init, slot: RwLock::new(None) }))
+        Param(Arc::new(Inner { shape, init, in_f32: false, slot: RwLock::new(None) }))
+    }
+
+    /// A parameter without a home whose working copy is f32 whatever the model computes in: for the few elements
+    /// where 16 bits would be too coarse, such as the weights of norms.
+    pub fn in_f32(shape: Shape, init: Init) -> Param {
+        Param(Arc::new(Inner { shape, init, in_f32: true, slot: RwLock::new(None) }))
+    }
+
+    /// The dtype of its working copy in a model that computes in `dtype`.
+    pub fn working_dtype(&self, dtype: DType) -> DType {
+        if self.0.in_f32 { DType::F32 } else { dtype }
     }
 
     /// Its shape.
@@ -127,7 +139,9 @@ impl Param {
     fn slot(&self) -> Result<Slot> {
         let slot = self.0.slot.read().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| {
-            Error::Usage("a parameter is used before its model was prepared: it has no memory yet".to_string())
+            Error::Usage(
+                "a parameter is used before its model was prepared: it has no memory yet".to_string(),
+            )
         })
     }
 

@@ -247,7 +247,8 @@ impl Recorder {
         let run = tape.lock().run;
         if inputs.iter().flatten().any(|id| id.run != run) {
             return Err(Error::Usage(
-                "an op's input was recorded before the tape was last run backward: put it on the tape again".to_string(),
+                "an op's input was recorded before the tape was last run backward: put it on the tape again"
+                    .to_string(),
             ));
         }
         let mut needs_grad = inputs.iter().any(Option::is_some);
@@ -304,9 +305,7 @@ impl Recorder {
 
     /// Records the op and puts its outputs on the tape.
     pub fn finish<const N: usize>(self, outputs: [Tensor; N], op: impl Function + 'static) -> [Tensor; N] {
-        let node = self
-            .needs_grad
-            .then(|| self.tape.lock().push(Step::Op(Box::new(op)), self.inputs, N));
+        let node = self.needs_grad.then(|| self.tape.lock().push(Step::Op(Box::new(op)), self.inputs, N));
         let mut output = 0;
         outputs.map(|tensor| {
             let id = node.map(|node| VarId { output, ..node });
@@ -338,7 +337,9 @@ impl Backward<'_> {
             return Ok(tensor.clone());
         }
         let Some(Step::Op(op)) = self.nodes[id.node].op.take() else {
-            return Err(Error::Usage("the op that made a kept tensor has already been run backward".to_string()));
+            return Err(Error::Usage(
+                "the op that made a kept tensor has already been run backward".to_string(),
+            ));
         };
         let tensor = op.replay(id.output, self);
         let node = &mut self.nodes[id.node];

@@ -31,7 +31,12 @@ enum Memory {
 
 impl Tensor {
     /// A tensor of arbitrary content, for a kernel to fill. `what` names it in the memory table.
-    pub(crate) fn uninit(shape: impl IntoShape, dtype: DType, device: &Device, what: &'static str) -> Result<Tensor> {
+    pub(crate) fn uninit(
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+        what: &'static str,
+    ) -> Result<Tensor> {
         let shape = shape.into_shape()?;
         let buffer = device.arena().allocate(shape.n_elems() * dtype.size(), what)?;
         let memory = Memory::Pooled(Arc::new(buffer));
@@ -39,8 +44,21 @@ impl Tensor {
     }
 
     /// A read-only window on a unit's flat buffer.
-    pub(crate) fn leased(lease: Lease, offset_bytes: usize, shape: Shape, dtype: DType, device: &Device) -> Tensor {
-        Tensor { memory: Memory::Leased(Arc::new(lease)), offset_bytes, shape, dtype, device: device.clone(), var: None }
+    pub(crate) fn leased(
+        lease: Lease,
+        offset_bytes: usize,
+        shape: Shape,
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor {
+        Tensor {
+            memory: Memory::Leased(Arc::new(lease)),
+            offset_bytes,
+            shape,
+            dtype,
+            device: device.clone(),
+            var: None,
+        }
     }
 
     /// A tensor of zeros.

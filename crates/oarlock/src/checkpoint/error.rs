@@ -64,7 +64,9 @@ pub enum Problem {
         expected: u64,
     },
     /// A file whose bytes have changed.
-    #[error("the file {file} has changed since it was written: its checksum is {found} instead of {expected}")]
+    #[error(
+        "the file {file} has changed since it was written: its checksum is {found} instead of {expected}"
+    )]
     Checksum {
         /// Its path inside the checkpoint.
         file: String,
@@ -82,7 +84,9 @@ pub enum Problem {
         cause: String,
     },
     /// A rank that could not take what all had found to be in order.
-    #[error("rank {rank} failed while it read: {cause}; the model now holds parts of two states, load it again")]
+    #[error(
+        "rank {rank} failed while it read: {cause}; the model now holds parts of two states, load it again"
+    )]
     Interrupted {
         /// The rank.
         rank: usize,

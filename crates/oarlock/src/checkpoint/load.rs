@@ -40,7 +40,9 @@ pub fn load(dir: &Path, comm: &Communicator, engine: &mut Engine) -> Result<Clie
     let names: Vec<BTreeSet<String>> =
         share(comm, checked.map(|()| names.into_iter().map(str::to_string).collect()))?
             .map_err(|(_, problem)| refused(problem))?;
-    if let Some(name) = manifest.parameters.keys().find(|&name| !names.iter().any(|names| names.contains(name))) {
+    if let Some(name) =
+        manifest.parameters.keys().find(|&name| !names.iter().any(|names| names.contains(name)))
+    {
         return Err(refused(Problem::UnknownParameter { name: name.clone() }));
     }
 
@@ -134,7 +136,8 @@ impl Reader<'_> {
     /// Puts a slice together from the pieces that hold it; the manifest's check says that they hold all of it.
     fn read(&mut self, slice: &Slice, moment: Moment, out: &mut [f32]) -> Result<()> {
         let parameter = self.manifest.parameters.get(&slice.name);
-        let pieces: &[Piece] = parameter.and_then(|p| p.state.get(moment.name())).map_or(&[], |pieces| pieces);
+        let pieces: &[Piece] =
+            parameter.and_then(|p| p.state.get(moment.name())).map_or(&[], |pieces| pieces);
         let (start, end) = (slice.elements.start as u64, slice.elements.end as u64);
         let from = pieces.partition_point(|piece| piece.end() <= start);
         for piece in pieces[from..].iter().take_while(|piece| piece.first < end) {

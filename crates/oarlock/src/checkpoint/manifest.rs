@@ -146,7 +146,10 @@ impl Manifest {
     /// # Errors
     /// What is missing or damaged.
     pub fn open(dir: &Path) -> Result<Manifest, Problem> {
-        let unreadable = |file: &str, cause: io::Error| Problem::Unreadable { file: file.into(), cause: cause.to_string() };
+        let unreadable = |file: &str, cause: io::Error| Problem::Unreadable {
+            file: file.into(),
+            cause: cause.to_string(),
+        };
         let text = std::fs::read(dir.join(MANIFEST)).map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
             _ => unreadable(MANIFEST, cause),
@@ -197,7 +200,10 @@ impl Manifest {
         }
         for (name, parameter) in &self.parameters {
             if parameter.dtype != STATE_DTYPE {
-                return Err(bad(format!("\"{name}\" has the dtype {:?} instead of {STATE_DTYPE}", parameter.dtype)));
+                return Err(bad(format!(
+                    "\"{name}\" has the dtype {:?} instead of {STATE_DTYPE}",
+                    parameter.dtype
+                )));
             }
             let shape = Shape::new(&parameter.shape).map_err(|error| bad(format!("\"{name}\": {error}")))?;
             for (kind, pieces) in &parameter.state {

@@ -16,7 +16,8 @@ where
     T: Serialize + DeserializeOwned,
     E: Serialize + DeserializeOwned,
 {
-    let unexpected = |error: serde_json::Error| Error::Usage(format!("the ranks' outcomes do not travel: {error}"));
+    let unexpected =
+        |error: serde_json::Error| Error::Usage(format!("the ranks' outcomes do not travel: {error}"));
     let all = comm.all_gather_bytes(&serde_json::to_vec(&mine).map_err(unexpected)?)?;
     let mut achieved = Vec::with_capacity(all.len());
     for (rank, bytes) in all.iter().enumerate() {

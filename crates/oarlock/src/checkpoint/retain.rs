@@ -18,6 +18,13 @@ pub struct Listed {
     pub problem: Option<Problem>,
 }
 
+impl std::fmt::Display for Listed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        self.problem.iter().try_for_each(|problem| write!(f, ": {problem}"))
+    }
+}
+
 /// What a run can go on from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Newest {
@@ -76,8 +83,10 @@ pub fn retain(output_dir: &Path, keep: usize) -> Result<Vec<PathBuf>> {
 fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     recover(output_dir, "")?;
     let named = entries(output_dir)?.into_iter();
-    let mut folders: Vec<_> =
-        named.filter_map(|(name, path)| Some((step_of(&name)?, path))).filter(|(_, path)| path.is_dir()).collect();
+    let mut folders: Vec<_> = named
+        .filter_map(|(name, path)| Some((step_of(&name)?, path)))
+        .filter(|(_, path)| path.is_dir())
+        .collect();
     folders.sort();
     Ok(folders)
 }
@@ -89,8 +98,5 @@ fn inspect(step: u64, path: PathBuf) -> Listed {
 
 /// Whether its manifest is one that this version could have written.
 fn is_ours(listed: &Listed) -> bool {
-    matches!(
-        listed.problem,
-        None | Some(Problem::MissingFile { .. } | Problem::Size { .. })
-    )
+    matches!(listed.problem, None | Some(Problem::MissingFile { .. } | Problem::Size { .. }))
 }

@@ -137,10 +137,11 @@ fn lay_out(file: &str, slices: &[Slice]) -> (Vec<u8>, Vec<WrittenPiece>) {
 /// A slice in parts that are moved at once.
 pub(super) fn chunks(slice: &Slice) -> impl Iterator<Item = Slice> + '_ {
     let step = CHUNK_BYTES / 4;
-    slice.elements.clone().step_by(step).map(move |start| Slice {
-        elements: start..slice.elements.end.min(start + step),
-        ..slice.clone()
-    })
+    slice
+        .elements
+        .clone()
+        .step_by(step)
+        .map(move |start| Slice { elements: start..slice.elements.end.min(start + step), ..slice.clone() })
 }
 
 /// Writes the manifest and gives the folder its name.
@@ -169,7 +170,8 @@ fn finish(folder: TempFolder, ranks: Vec<RankFile>, engine: &Engine, client: &Cl
     for pieces in manifest.parameters.values_mut().flat_map(|parameter| parameter.state.values_mut()) {
         pieces.sort_by_key(|piece| piece.first);
     }
-    let written: BTreeSet<PathBuf> = manifest.files.iter().map(|file| folder.path().join(&file.path)).collect();
+    let written: BTreeSet<PathBuf> =
+        manifest.files.iter().map(|file| folder.path().join(&file.path)).collect();
     for path in extra.into_iter().filter(|path| !written.contains(path)) {
         manifest.files.push(seal(folder.path(), &path)?);
     }

@@ -120,5 +120,7 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
 
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "standard output"))
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(Error::io("write to", "standard output"))
 }

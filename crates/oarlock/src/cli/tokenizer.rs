@@ -33,6 +33,10 @@ pub(super) fn run(command: &TokenizerCommand) -> Outcome {
     let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples } = command;
     let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
     train_bpe(&source, output_dir, &TrainSettings::minimind(*vocab_size))?;
-    println!("wrote {} and {}", output_dir.join("tokenizer.json").display(), output_dir.join("tokenizer_config.json").display());
+    println!(
+        "wrote {} and {}",
+        output_dir.join("tokenizer.json").display(),
+        output_dir.join("tokenizer_config.json").display()
+    );
     Ok(())
 }

@@ -67,5 +67,8 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
 }
 
 fn fingerprint(config: &TrainConfig) -> u64 {
-    config.table().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    config
+        .table()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

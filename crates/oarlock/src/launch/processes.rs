@@ -57,7 +57,9 @@ pub fn run_ranks(n_ranks: usize, arguments: &[String], started: SystemTime) -> R
 /// What to say about a rank that failed, with a hint where its end has a likely cause.
 pub fn explain(failed: &FailedRank) -> String {
     match failed.exit {
-        Exit::Signal(9) => format!("{}; signal 9 is often the kernel's answer to a full memory", failed.cause),
+        Exit::Signal(9) => {
+            format!("{}; signal 9 is often the kernel's answer to a full memory", failed.cause)
+        }
         _ => failed.cause.to_string(),
     }
 }

@@ -15,7 +15,13 @@ impl LayerCache {
     ///
     /// # Errors
     /// No memory.
-    pub fn new(capacity: usize, n_kv_heads: usize, head_dim: usize, dtype: DType, device: &Device) -> Result<LayerCache> {
+    pub fn new(
+        capacity: usize,
+        n_kv_heads: usize,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<LayerCache> {
         let zeros = || Tensor::zeros([1, capacity, n_kv_heads, head_dim], dtype, device);
         Ok(LayerCache { keys: zeros()?, values: zeros()?, len: 0 })
     }

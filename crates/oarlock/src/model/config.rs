@@ -1,7 +1,7 @@
 //! The settings of a decoder, checked as a whole.
 
-use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::RopeScaling;
+use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Rope;
 
 use crate::error::{Error, Result};

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use oarlock_tensor::ops::{self, HeadLoss, Mask, Rope};
-use oarlock_tensor::{Result, Tensor};
+use oarlock_tensor::{DType, Result, Tensor};
 
 use crate::model::cache::LayerCache;
 use crate::model::config::DecoderConfig;
@@ -68,7 +68,8 @@ impl Decoder {
             true => Linear::with_weight(embed.weight.clone()),
             false => Linear::new(config.hidden_size, config.vocab_size, false, std)?,
         };
-        let layers: Result<Vec<_>> = (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
+        let layers: Result<Vec<_>> =
+            (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
         let rope = Arc::new(config.rope(n_positions)?);
         let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
         Ok(Decoder { embed_tokens: Unit::new(embed), layers: layers?, head: Unit::new(head), rope, config })
@@ -85,7 +86,7 @@ impl Decoder {
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
         let x = self.hidden(ids, mask)?;
-        self.head.run(&x, |head| ops::head_loss(&head.norm.forward(&x)?, &head.lm_head.weight, labels))
+        self.head.run(&x, |head| ops::head_loss(&head.normed(&x)?, &head.lm_head.weight, labels))
     }
 
     /// ids `[B, S]` → logits `[B, S, V]`.
@@ -94,7 +95,7 @@ impl Decoder {
     /// As [`Decoder::loss`].
     pub fn logits(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
         let x = self.hidden(ids, mask)?;
-        self.head.run(&x, |head| head.lm_head.forward(&head.norm.forward(&x)?))
+        self.head.run(&x, |head| head.lm_head.forward(&head.normed(&x)?))
     }
 
     /// The next tokens' logits `[1, V]` after `ids` `[1, S]`, which follow what `cache` holds; the cache grows by them.
@@ -102,16 +103,16 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
-        let mut x = self.embed_tokens.forward(ids)?;
+        let mut x = self.embed_tokens.forward_f32(ids)?;
         for (layer, cache) in self.layers.iter().zip(cache) {
             x = layer.forward_cached(&x, &self.rope, cache)?;
         }
-        let x = self.head.norm.forward(&ops::last_position(&x)?)?;
+        let x = self.head.normed(&ops::last_position(&x)?)?;
         self.head.lm_head.forward(&x)
     }
 
     fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
-        let mut x = self.embed_tokens.run(ids, |embed| embed.forward(ids))?;
+        let mut x = self.embed_tokens.run(ids, |embed| embed.forward_f32(ids))?;
         for layer in &self.layers {
             x = layer.run(&x, |block| block.forward(&x, &self.rope, mask))?;
         }
@@ -146,14 +147,19 @@ impl Block {
         })
     }
 
+    /// The residual stream x is f32; the block computes in the dtype of its weights.
     fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
-        let h = ops::add(x, &self.self_attn.forward(&self.input_layernorm.forward(x)?, rope, mask)?)?;
-        ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
+        self.around(x, |normed| self.self_attn.forward(normed, rope, mask))
     }
 
     fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
-        let h = ops::add(x, &self.self_attn.forward_cached(&self.input_layernorm.forward(x)?, rope, cache)?)?;
-        ops::add(&h, &self.mlp.forward(&self.post_attention_layernorm.forward(&h)?)?)
+        self.around(x, |normed| self.self_attn.forward_cached(normed, rope, cache))
+    }
+
+    fn around(&self, x: &Tensor, attention: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        let dtype = self.mlp.dtype()?;
+        let h = ops::add_residual(x, &attention(&self.input_layernorm.forward_to(x, dtype)?)?)?;
+        ops::add_residual(&h, &self.mlp.forward(&self.post_attention_layernorm.forward_to(&h, dtype)?)?)
     }
 }
 
@@ -172,7 +178,8 @@ impl Attention {
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
     fn project(&self, x: &Tensor, rope: &Arc<Rope>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
         let heads = |x: Tensor| ops::split_heads(&x, self.head_dim);
-        let norm = |norm: &Option<RmsNorm>, x: Tensor| norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x));
+        let norm =
+            |norm: &Option<RmsNorm>, x: Tensor| norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x));
         let q = norm(&self.q_norm, heads(self.q_proj.forward(x)?)?)?;
         let k = norm(&self.k_norm, heads(self.k_proj.forward(x)?)?)?;
         let v = heads(self.v_proj.forward(x)?)?;
@@ -189,8 +196,21 @@ impl Attention {
 }
 
 impl Mlp {
+    /// What the weights, and so the activations, are held in.
+    fn dtype(&self) -> Result<DType> {
+        Ok(self.gate_proj.weight.weight()?.dtype())
+    }
+
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.down_proj.forward(&ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)?)
+    }
+}
+
+impl Head {
+    /// The residual stream after the last norm, in the dtype of the output weights.
+    fn normed(&self, x: &Tensor) -> Result<Tensor> {
+        let dtype = self.lm_head.weight.weight()?.dtype();
+        self.norm.forward_to(x, dtype)
     }
 }
 

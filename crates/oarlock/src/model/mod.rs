@@ -9,6 +9,6 @@ pub use cache::LayerCache;
 pub use config::{DecoderConfig, Family, RopeSettings};
 pub use decoder::{Block, Decoder, Head};
 pub use hf::{
-    HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
-    save_pretrained,
+    HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies,
+    load_for_inference, save_pretrained,
 };

@@ -1,7 +1,7 @@
 //! The layers of a decoder: parameters with a forward pass, named as transformers names them.
 
 use oarlock_tensor::ops::{self, WeightLayout};
-use oarlock_tensor::{Init, Param, Result, Shape, Tensor};
+use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
 use crate::nn::{Module, Visitor};
 
@@ -73,6 +73,14 @@ impl Embedding {
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         ops::embedding(ids, &self.weight)
     }
+
+    /// ids `[..]` → `[.., dim]` in f32: the start of a residual stream.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary.
+    pub fn forward_f32(&self, ids: &Tensor) -> Result<Tensor> {
+        ops::embedding_to(ids, &self.weight, DType::F32)
+    }
 }
 
 impl Module for Embedding {
@@ -81,7 +89,7 @@ impl Module for Embedding {
     }
 }
 
-/// RMSNorm over the last dim.
+/// RMSNorm over the last dim. Its weight stays f32 in every precision: near one, bf16 has steps of 1/128.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     /// `[dim]`.
@@ -96,7 +104,7 @@ impl RmsNorm {
     /// # Errors
     /// An impossible shape.
     pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: Param::new(Shape::new(&[dim])?, Init::Ones), eps })
+        Ok(RmsNorm { weight: Param::in_f32(Shape::new(&[dim])?, Init::Ones), eps })
     }
 
     /// x `[.., dim]` → `[.., dim]`.
@@ -105,6 +113,14 @@ impl RmsNorm {
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::rms_norm(x, &self.weight, self.eps)
+    }
+
+    /// As [`RmsNorm::forward`], with the output in `dtype`: from an f32 residual stream to what a block computes in.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        ops::rms_norm_to(x, &self.weight, self.eps, dtype)
     }
 }
 

@@ -6,7 +6,7 @@ mod unit;
 pub use layers::{Embedding, Linear, RmsNorm};
 pub use unit::{Unit, UnitRun};
 
-use oarlock_tensor::Param;
+use oarlock_tensor::{DType, Param};
 
 /// A part of a model that can list its parameters.
 pub trait Module {
@@ -62,9 +62,25 @@ pub struct UnitParams {
     pub run: Option<UnitRun>,
 }
 
+impl UnitParams {
+    /// The parameters by the dtype of their working copies in a model that computes in `dtype`, each group in order.
+    pub fn by_dtype(&self, dtype: DType) -> Vec<(DType, Vec<NamedParam>)> {
+        let mut groups: Vec<(DType, Vec<NamedParam>)> = Vec::new();
+        for named in &self.params {
+            let working = named.param.working_dtype(dtype);
+            match groups.iter_mut().find(|(group, _)| *group == working) {
+                Some((_, params)) => params.push(named.clone()),
+                None => groups.push((working, vec![named.clone()])),
+            }
+        }
+        groups
+    }
+}
+
 /// A model's units in the order in which it shows them; shared parameters stay with the first.
 pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
-    let mut collect = Collect { path: Vec::new(), units: Vec::new(), rest: Vec::new(), inside: false, seen: Vec::new() };
+    let mut collect =
+        Collect { path: Vec::new(), units: Vec::new(), rest: Vec::new(), inside: false, seen: Vec::new() };
     model.visit(&mut collect);
     let mut units = collect.units;
     if !collect.rest.is_empty() {
@@ -90,7 +106,12 @@ struct Collect {
 }
 
 fn join(path: &[String], name: &str) -> String {
-    path.iter().map(String::as_str).chain([name]).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+    path.iter()
+        .map(String::as_str)
+        .chain([name])
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(".")
 }
 
 impl Visitor for Collect {
@@ -117,7 +138,11 @@ impl Visitor for Collect {
             // A unit inside a unit moves with the outer one.
             return inside.visit(self);
         }
-        self.units.push(UnitParams { name: self.path.join("."), params: Vec::new(), run: Some(unit.clone()) });
+        self.units.push(UnitParams {
+            name: self.path.join("."),
+            params: Vec::new(),
+            run: Some(unit.clone()),
+        });
         self.inside = true;
         inside.visit(self);
         self.inside = false;
@@ -170,7 +195,10 @@ mod tests {
         let embed = Embedding::new(10, 4, 0.02).unwrap();
         let head = Linear::with_weight(embed.weight.clone());
         let model = Model {
-            blocks: vec![Unit::new(Linear::new(4, 4, true, 0.02).unwrap()), Unit::new(Linear::new(4, 4, false, 0.02).unwrap())],
+            blocks: vec![
+                Unit::new(Linear::new(4, 4, true, 0.02).unwrap()),
+                Unit::new(Linear::new(4, 4, false, 0.02).unwrap()),
+            ],
             norm: RmsNorm::new(4, 1e-5).unwrap(),
             embed: Unit::new(embed),
             head: Unit::new(head),

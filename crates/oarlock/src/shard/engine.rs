@@ -11,7 +11,9 @@ use std::sync::Arc;
 use oarlock_comm::{Communicator, Ownership, Ready, Region, Scalar, Sharing};
 use oarlock_tensor::cpu::adamw::AdamW;
 use oarlock_tensor::ops::update;
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Place, Result as TensorResult, Shape, UnitHook};
+use oarlock_tensor::{
+    DType, Device, FlatBuffer, FlatParams, Init, Place, Result as TensorResult, Shape, UnitHook,
+};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
@@ -28,7 +30,7 @@ pub struct Options {
     pub optimizer: Placement,
 }
 
-/// The units of a model on one rank.
+/// The units of a model on one rank, each as one group of flat buffers for each dtype of working copy.
 pub struct Engine {
     comm: Communicator,
     device: Device,
@@ -41,7 +43,7 @@ pub struct Engine {
 
 struct EngineUnit {
     layout: Layout,
-    inits: Vec<oarlock_tensor::Init>,
+    inits: Vec<Init>,
     params: Arc<FlatParams>,
     weights: Region,
     grads: Region,
@@ -89,23 +91,29 @@ impl Engine {
         decays: impl Fn(&str, &Shape) -> bool,
     ) -> Result<Engine> {
         let mut units = Vec::new();
-        for (index, unit) in units_of(model).into_iter().enumerate() {
+        for unit in units_of(model) {
             if let Some(run) = &unit.run
                 && run.attach(Arc::new(WholeUnit)).is_err()
             {
-                return Err(Error::Usage(format!("unit \"{}\" belongs to another engine already", unit.name)));
+                return Err(Error::Usage(format!(
+                    "unit \"{}\" belongs to another engine already",
+                    unit.name
+                )));
             }
-            if unit.params.is_empty() {
-                continue;
+            for (dtype, params) in unit.by_dtype(options.dtype) {
+                let layout = Layout::new(
+                    params
+                        .iter()
+                        .map(|p| (p.name.clone(), *p.param.shape(), decays(&p.name, p.param.shape()))),
+                );
+                let inits = params.iter().map(|p| p.param.init()).collect();
+                let group =
+                    EngineUnit::new(units.len(), layout, inits, comm, device, Options { dtype, ..options })?;
+                for (index, named) in params.iter().enumerate() {
+                    named.param.settle(group.params.clone(), index);
+                }
+                units.push(group);
             }
-            let layout = Layout::new(unit.params.iter().map(|p| {
-                (p.name.clone(), *p.param.shape(), decays(&p.name, p.param.shape()))
-            }));
-            let unit_state = EngineUnit::new(index, layout, unit.params.iter().map(|p| p.param.init()), comm, device, options)?;
-            for (index, named) in unit.params.iter().enumerate() {
-                named.param.settle(unit_state.params.clone(), index);
-            }
-            units.push(unit_state);
         }
         Ok(Engine { comm: comm.clone(), device: device.clone(), options, units, n_steps: 0, reduced: false })
     }
@@ -154,7 +162,9 @@ impl Engine {
         for unit in &self.units {
             unit.params.zero_untouched()?;
             let ready = match self.options.optimizer {
-                Placement::Sharded => self.comm.reduce_scatter(&unit.grads, DType::F32, &unit.owners, Ready::now())?,
+                Placement::Sharded => {
+                    self.comm.reduce_scatter(&unit.grads, DType::F32, &unit.owners, Ready::now())?
+                }
                 Placement::Whole => {
                     self.comm.all_reduce(&unit.grads, DType::F32, 0..unit.layout.n_elems(), Ready::now())?
                 }
@@ -179,7 +189,11 @@ impl Engine {
             let owned = unit.layout.owned(self.comm.rank(), self.comm.world_size());
             let blocks = first + owned.start / BLOCK..first + owned.end.div_ceil(BLOCK);
             if let Some(grads) = unit.params.grads() {
-                update::squared_norms(&self.device, &grads.read()?.slice::<f32>()[owned], &mut squares[blocks]);
+                update::squared_norms(
+                    &self.device,
+                    &grads.read()?.slice::<f32>()[owned],
+                    &mut squares[blocks],
+                );
             }
             first += unit.layout.n_blocks();
         }
@@ -223,7 +237,9 @@ impl Engine {
     fn publish(&self) -> Result<()> {
         for unit in &self.units {
             if self.options.optimizer == Placement::Sharded {
-                self.comm.all_gather(&unit.weights, self.options.dtype, &unit.owners, Ready::now())?.wait()?;
+                self.comm
+                    .all_gather(&unit.weights, unit.params.dtype(), &unit.owners, Ready::now())?
+                    .wait()?;
             }
         }
         Ok(())
@@ -246,7 +262,7 @@ impl Engine {
     /// When the slice is not on this rank.
     pub fn read_state(&self, slice: &Slice, moment: Moment, out: &mut [f32]) -> Result<()> {
         let (unit, range) = self.find(slice)?;
-        unit.with_state(moment, range, self.options.dtype, |state| out.copy_from_slice(state))
+        unit.with_state(moment, range, |state| out.copy_from_slice(state))
     }
 
     /// Copies one kind of state of a slice in; the weights reach all ranks with [`Engine::finish_load`].
@@ -255,7 +271,7 @@ impl Engine {
     /// When the slice is not on this rank.
     pub fn write_state(&mut self, slice: &Slice, moment: Moment, values: &[f32]) -> Result<()> {
         let (unit, range) = self.find(slice)?;
-        unit.with_state(moment, range, self.options.dtype, |state| state.copy_from_slice(values))
+        unit.with_state(moment, range, |state| state.copy_from_slice(values))
     }
 
     /// After all state was written: working copies from master weights, and the number of steps done.
@@ -288,7 +304,7 @@ impl EngineUnit {
     fn new(
         index: usize,
         layout: Layout,
-        inits: impl Iterator<Item = oarlock_tensor::Init>,
+        inits: Vec<Init>,
         comm: &Communicator,
         device: &Device,
         options: Options,
@@ -310,9 +326,10 @@ impl EngineUnit {
         )?;
         let state = |what| FlatBuffer::pooled(device, updated.len() * 4, what);
         let master = if options.dtype == DType::F32 { None } else { Some(state("master weights")?) };
-        let owners = Ownership::new((0..world_size).map(|rank| vec![layout.owned(rank, world_size)]).collect())?;
+        let owners =
+            Ownership::new((0..world_size).map(|rank| vec![layout.owned(rank, world_size)]).collect())?;
         Ok(EngineUnit {
-            inits: inits.collect(),
+            inits,
             params: Arc::new(params),
             weights,
             grads,
@@ -345,7 +362,13 @@ impl EngineUnit {
     /// Rounds the master weights into the working copy; nothing to do where they are the same.
     fn refresh_working_copy(&self, device: &Device) -> Result<()> {
         if let Some(master) = &self.master {
-            update::round_into(device, master, self.params.weights(), self.updated.clone(), self.params.dtype())?;
+            update::round_into(
+                device,
+                master,
+                self.params.weights(),
+                self.updated.clone(),
+                self.params.dtype(),
+            )?;
         }
         Ok(())
     }
@@ -385,20 +408,12 @@ impl EngineUnit {
         self.layout.parts(range).map(slice).collect()
     }
 
-    fn with_state(
-        &self,
-        moment: Moment,
-        range: Range<usize>,
-        dtype: DType,
-        f: impl FnOnce(&mut [f32]),
-    ) -> Result<()> {
+    fn with_state(&self, moment: Moment, range: Range<usize>, f: impl FnOnce(&mut [f32])) -> Result<()> {
         let shift = self.updated.start;
         let (flat, shift) = match (moment, &self.master) {
             (Moment::Master, Some(master)) => (master, shift),
-            (Moment::Master, None) => {
-                debug_assert_eq!(dtype, DType::F32);
-                (self.params.weights(), 0)
-            }
+            // Without a copy of their own the master weights are the working copy, which is f32.
+            (Moment::Master, None) => (self.params.weights(), 0),
             (Moment::ExpAvg, _) => (&self.exp_avg, shift),
             (Moment::ExpAvgSq, _) => (&self.exp_avg_sq, shift),
         };

@@ -8,4 +8,4 @@ mod state;
 pub use engine::{Engine, GradNorm, Options};
 pub use layout::{BLOCK, Layout, LayoutParam};
 pub use placement::Placement;
-pub use state::{Moment, Slice, WeightSource, SeededInit};
+pub use state::{Moment, SeededInit, Slice, WeightSource};

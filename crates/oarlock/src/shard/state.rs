@@ -49,7 +49,14 @@ pub trait WeightSource {
     ///
     /// # Errors
     /// When the source lacks the parameter or holds another shape.
-    fn read(&mut self, name: &str, shape: &Shape, init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()>;
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()>;
 }
 
 /// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.
@@ -62,7 +69,14 @@ pub struct SeededInit {
 }
 
 impl WeightSource for SeededInit {
-    fn read(&mut self, name: &str, _shape: &Shape, init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
+    fn read(
+        &mut self,
+        name: &str,
+        _shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
         let stream = Stream { seed: self.seed, stream: id_of(name) };
         let first = elements.start as u64;
         match init {
@@ -77,5 +91,6 @@ impl WeightSource for SeededInit {
 
 /// A number for a name (FNV-1a), so that each parameter has random numbers of its own.
 fn id_of(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -67,7 +67,8 @@ impl Journal {
     pub fn new(config: &TrainConfig, state: TrainerState, flops_per_token: f64) -> Result<Journal> {
         let dir = &config.save.output_dir;
         let first_step = state.global_step;
-        let log = if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
+        let log =
+            if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
         log.training_args(&config.as_yaml())?;
         Ok(Journal {
             log,
@@ -149,7 +150,10 @@ impl Journal {
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<()> {
         self.log.evaluation(record)?;
         let (loss, perplexity) = (record.loss, record.loss.exp());
-        self.message(&format!("evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}", record.step))
+        self.message(&format!(
+            "evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}",
+            record.step
+        ))
     }
 
     /// Takes time off the interval that was not training.

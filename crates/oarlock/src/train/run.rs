@@ -12,8 +12,8 @@ use crate::checkpoint::{self, ClientState};
 use crate::config::{Length, Precision, Resume, TrainConfig, When};
 use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
-use crate::model::hf::{HfConfig, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained};
 use crate::model::Decoder;
+use crate::model::hf::{HfConfig, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained};
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
 use crate::report::state::TrainerState;
@@ -40,7 +40,12 @@ pub fn accelerator_config(config: &TrainConfig) -> AcceleratorConfig {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::BF16,
     };
-    AcceleratorConfig { mixed_precision, threads: config.ranks.threads, cpu_path: None, optimizer: Placement::Sharded }
+    AcceleratorConfig {
+        mixed_precision,
+        threads: config.ranks.threads,
+        cpu_path: None,
+        optimizer: Placement::Sharded,
+    }
 }
 
 struct Run<'a> {
@@ -175,7 +180,8 @@ impl<'a> Run<'a> {
         let per_epoch = self.sampler.steps_per_epoch();
         let begin = Instant::now();
         let last = done == self.total_steps;
-        if due(self.config.eval.when, done, self.total_steps, per_epoch) && !(last && self.config.eval.at_end) {
+        if due(self.config.eval.when, done, self.total_steps, per_epoch) && !(last && self.config.eval.at_end)
+        {
             self.evaluate(done)?;
         }
         if due(self.config.save.when, done, self.total_steps, per_epoch) {
@@ -193,7 +199,8 @@ impl<'a> Run<'a> {
         let Some(rows) = &self.data.eval else { return Ok(()) };
         self.accelerator.communicator().set_phase(&format!("step {done}: evaluation"));
         let begin = Instant::now();
-        let (world, rank) = (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
+        let (world, rank) =
+            (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
         let micro_batch = self.config.eval.batch_size as u64;
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
         let (sum, n_targets) = evaluate(self.accelerator, &self.model, batches)?;
@@ -217,7 +224,8 @@ impl<'a> Run<'a> {
         self.accelerator.communicator().set_phase(&format!("step {done}: saving"));
         let output = &self.config.save.output_dir;
         let dir = output.join(format!("checkpoint-{done}"));
-        let (hf, model, options) = (&self.hf, &self.model, save_options(self.config, self.accelerator.dtype()));
+        let (hf, model, options) =
+            (&self.hf, &self.model, save_options(self.config, self.accelerator.dtype()));
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
         let mut extra = |dir: &Path| {
             save_pretrained(dir, hf, model, &mut WorkingCopies::of(model), &options)?;
@@ -263,7 +271,10 @@ impl<'a> Run<'a> {
             let first = journal.first_step();
             let samples = self.position - self.sampler.position_after(first);
             journal.finish(self.config, samples, done - first)?;
-            let mut text = format!("done: {done} steps; model and logs are in {}", self.config.save.output_dir.display());
+            let mut text = format!(
+                "done: {done} steps; model and logs are in {}",
+                self.config.save.output_dir.display()
+            );
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
             journal.message(&text)?;
         }
@@ -331,7 +342,8 @@ fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Resu
                 true => newest_whole(output)?,
                 false => None,
             };
-            let chosen = accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
+            let chosen =
+                accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
             let chosen = String::from_utf8_lossy(&chosen).into_owned();
             (!chosen.is_empty()).then(|| PathBuf::from(chosen))
         }

@@ -66,7 +66,8 @@ mod tests {
     fn operands_are_spread() {
         let (rows, cols) = (141, 239);
         let (x, y) = (values::<f32>(1, rows * cols), values::<f32>(2, rows * cols));
-        for (x_strides, y_strides) in [([cols, 1], [cols, 1]), ([cols, 1], [0, 1]), ([1, 0], [cols, 1]), ([0, 0], [cols, 1])]
+        for (x_strides, y_strides) in
+            [([cols, 1], [cols, 1]), ([cols, 1], [0, 1]), ([1, 0], [cols, 1]), ([0, 0], [cols, 1])]
         {
             let walk = Walk::new(&[rows, cols], [&x_strides, &y_strides]);
             let outs = same_everywhere(|cpu| {
@@ -80,7 +81,7 @@ mod tests {
                 let at = |s: [usize; 2]| i / cols * s[0] + i % cols * s[1];
                 let (x, y) = (x[at(x_strides)], y[at(y_strides)]);
                 let want = [x + y, x - y, x * y, x / y].map(f32::to_bits);
-                assert_eq!([0, 1, 2, 3].map(|k| outs[k][i].to_bits()), want);
+                assert_eq!(outs.each_ref().map(|out| out[i].to_bits()), want);
             }
         }
     }

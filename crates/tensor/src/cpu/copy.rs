@@ -99,7 +99,9 @@ mod tests {
 
     #[test]
     fn windows_are_read_written_and_added() {
-        for (n_blocks, full, first, len) in [(3, 7, 2, 4), (4000, 9, 0, 3), (1, 40_000, 5, 39_995), (2, 3, 3, 0)] {
+        for (n_blocks, full, first, len) in
+            [(3, 7, 2, 4), (4000, 9, 0, 3), (1, 40_000, 5, 39_995), (2, 3, 3, 0)]
+        {
             let window = Window { full, first, len };
             let (whole, part) = (values::<f32>(1, n_blocks * full), values::<f32>(2, n_blocks * len));
             let (read, written, added) = same_everywhere(|cpu| {

@@ -41,6 +41,23 @@ binary! {
     mul, mul_task, x, y => x * y
 }
 
+/// `out = x + y` with `y` of another type.
+pub fn add_mixed<T: Float>(cpu: &Cpu, x: &[f32], y: &[T], out: &mut [f32]) {
+    assert!(x.len() == out.len() && y.len() == out.len(), "add_mixed: lengths");
+    cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
+        let from = i * TASK_ELEMS;
+        add_mixed_task(cpu.isa, &x[from..], &y[from..], out);
+    });
+}
+
+multiversion! {
+    fn add_mixed_task[T: Float](x: &[f32], y: &[T], out: &mut [f32]) {
+        for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+            *out = *x + y.to_f32();
+        }
+    }
+}
+
 /// `y += x`.
 pub fn add_assign<T: Float>(cpu: &Cpu, y: &mut [T], x: &[T]) {
     axpy(cpu, 1.0, x, y);

@@ -10,13 +10,19 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// An id outside the table; then nothing was written.
-pub fn embed_forward<T: Float>(cpu: &Cpu, table: &[T], dim: usize, ids: &[i32], y: &mut [T]) -> Result<()> {
+pub fn embed_forward<T: Float, U: Float>(
+    cpu: &Cpu,
+    table: &[T],
+    dim: usize,
+    ids: &[i32],
+    y: &mut [U],
+) -> Result<()> {
     check("embed_forward", ids, table.len(), y.len(), dim)?;
     let task = task_rows(dim);
     cpu.par.chunks_mut(y, task * dim, |i, y| {
         for (y, &id) in y.chunks_exact_mut(dim).zip(&ids[i * task..]) {
             let from = id as usize * dim;
-            y.copy_from_slice(&table[from..from + dim]);
+            y.iter_mut().zip(&table[from..from + dim]).for_each(|(y, x)| *y = U::from_f32(x.to_f32()));
         }
     });
     Ok(())

@@ -61,7 +61,12 @@ pub(crate) fn sum_map2<T: Float, U: Float>(x: &[T], y: &[U], f: impl Fn(f32, f32
 
 /// `sum of f(x, y, z)` over three rows, in lanes.
 #[inline(always)]
-pub(crate) fn sum_map3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
+pub(crate) fn sum_map3<T: Float, U: Float, V: Float>(
+    x: &[T],
+    y: &[U],
+    z: &[V],
+    f: impl Fn(f32, f32, f32) -> f32,
+) -> f32 {
     let mut acc = [0.0; LANES];
     let (xs, x_tail) = x.as_chunks::<LANES>();
     let (ys, y_tail) = y.as_chunks::<LANES>();

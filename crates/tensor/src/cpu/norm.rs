@@ -1,6 +1,7 @@
 //! RMSNorm and LayerNorm over rows, forward and backward.
 //!
-//! RMSNorm rounds the normalised row to `T` before it multiplies with the weight, as the Llama reference does.
+//! The rows and the weight of an RMSNorm may be f32 where its output is 16-bit: residual streams are sums of many parts,
+//! and weights are near one, where 16 bits are coarse. The output is rounded once.
 //! Weight gradients are sums over rows: sequential inside blocks of [`ROW_BLOCK`] rows, a pairwise tree over blocks.
 
 use super::isa::multiversion;
@@ -28,14 +29,21 @@ fn rms_rstd<T: Float>(x: &[T], eps: f32) -> f32 {
 }
 
 #[inline(always)]
-fn rms_row<T: Float>(x: &[T], weight: &[T], rstd: f32, y: &mut [T]) {
+fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: &[W], rstd: f32, y: &mut [Y]) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-        *y = T::from_f32(T::from_f32(x.to_f32() * rstd).to_f32() * w.to_f32());
+        *y = Y::from_f32(x.to_f32() * rstd * w.to_f32());
     }
 }
 
-/// `y = weight * T(x * rstd)` with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is kept for the backward pass.
-pub fn rms_norm_forward<T: Float>(cpu: &Cpu, x: &[T], weight: &[T], eps: f32, y: &mut [T], rstd: &mut [f32]) {
+/// `y = x * rstd * weight`, rounded once to y's type, with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is kept for the backward pass.
+pub fn rms_norm_forward<X: Float, W: Float, Y: Float>(
+    cpu: &Cpu,
+    x: &[X],
+    weight: &[W],
+    eps: f32,
+    y: &mut [Y],
+    rstd: &mut [f32],
+) {
     let dim = row_length("rms_norm_forward", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     for_pieces(&cpu.par, rstd.len().div_ceil(task), (cut(y, task * dim), cut(rstd, task)), |i, (y, rstd)| {
@@ -44,7 +52,7 @@ pub fn rms_norm_forward<T: Float>(cpu: &Cpu, x: &[T], weight: &[T], eps: f32, y:
 }
 
 multiversion! {
-    fn rms_forward_task[T: Float](x: &[T], weight: &[T], eps: f32, y: &mut [T], rstd: &mut [f32]) {
+    fn rms_forward_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], eps: f32, y: &mut [Y], rstd: &mut [f32]) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             *rstd = rms_rstd(x, eps);
@@ -54,7 +62,13 @@ multiversion! {
 }
 
 /// [`rms_norm_forward`] with `rstd` known: the output again, to the bit.
-pub fn rms_norm_apply<T: Float>(cpu: &Cpu, x: &[T], weight: &[T], rstd: &[f32], y: &mut [T]) {
+pub fn rms_norm_apply<X: Float, W: Float, Y: Float>(
+    cpu: &Cpu,
+    x: &[X],
+    weight: &[W],
+    rstd: &[f32],
+    y: &mut [Y],
+) {
     let dim = row_length("rms_norm_apply", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     cpu.par.chunks_mut(y, task * dim, |i, y| {
@@ -63,7 +77,7 @@ pub fn rms_norm_apply<T: Float>(cpu: &Cpu, x: &[T], weight: &[T], rstd: &[f32], 
 }
 
 multiversion! {
-    fn rms_apply_task[T: Float](x: &[T], weight: &[T], rstd: &[f32], y: &mut [T]) {
+    fn rms_apply_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], rstd: &[f32], y: &mut [Y]) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             rms_row(x, weight, *rstd, y);
@@ -72,14 +86,14 @@ multiversion! {
 }
 
 /// The residual addition and the norm after it in one pass: `h = a + b`, `y = rms_norm(h)`.
-pub fn add_rms_norm_forward<T: Float>(
+pub fn add_rms_norm_forward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
-    a: &[T],
-    b: &[T],
-    weight: &[T],
+    a: &[X],
+    b: &[X],
+    weight: &[W],
     eps: f32,
-    h: &mut [T],
-    y: &mut [T],
+    h: &mut [X],
+    y: &mut [Y],
     rstd: &mut [f32],
 ) {
     let lengths = [a.len(), b.len(), h.len(), y.len()];
@@ -94,12 +108,12 @@ pub fn add_rms_norm_forward<T: Float>(
 }
 
 multiversion! {
-    fn add_rms_task[T: Float](a: &[T], b: &[T], weight: &[T], eps: f32, h: &mut [T], y: &mut [T], rstd: &mut [f32]) {
+    fn add_rms_task[X: Float, W: Float, Y: Float](a: &[X], b: &[X], weight: &[W], eps: f32, h: &mut [X], y: &mut [Y], rstd: &mut [f32]) {
         let dim = weight.len();
         let rows = a.chunks_exact(dim).zip(b.chunks_exact(dim)).zip(h.chunks_exact_mut(dim));
         for (((a, b), h), (y, rstd)) in rows.zip(y.chunks_exact_mut(dim).zip(rstd)) {
             for ((h, a), b) in h.iter_mut().zip(a).zip(b) {
-                *h = T::from_f32(a.to_f32() + b.to_f32());
+                *h = X::from_f32(a.to_f32() + b.to_f32());
             }
             *rstd = rms_rstd(h, eps);
             rms_row(h, weight, *rstd, y);
@@ -113,13 +127,13 @@ pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
 }
 
 /// Gradients of [`rms_norm_forward`]: `dx` and `d_weight`, each overwritten or added to.
-pub fn rms_norm_backward<T: Float>(
+pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
-    x: &[T],
-    weight: &[T],
+    x: &[X],
+    weight: &[W],
     rstd: &[f32],
-    dy: &[T],
-    (dx, dx_store): (&mut [T], Store),
+    dy: &[Y],
+    (dx, dx_store): (&mut [X], Store),
     (d_weight, d_weight_store): (&mut [f32], Store),
     scratch: &mut [f32],
 ) {
@@ -144,8 +158,8 @@ pub fn rms_norm_backward<T: Float>(
 }
 
 multiversion! {
-    fn rms_backward_block[T: Float](
-        x: &[T], weight: &[T], rstd: &[f32], dy: &[T], dx: &mut [T], store: Store, d_weight: &mut [f32],
+    fn rms_backward_block[X: Float, W: Float, Y: Float](
+        x: &[X], weight: &[W], rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store, d_weight: &mut [f32],
     ) {
         let dim = weight.len();
         d_weight.fill(0.0);
@@ -154,28 +168,28 @@ multiversion! {
             let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * w);
             let slope = projection * rstd * rstd / dim as f32;
             match store {
-                Store::Overwrite => rms_backward_row::<T, false>(x, weight, dy, rstd, slope, dx, d_weight),
-                Store::Add => rms_backward_row::<T, true>(x, weight, dy, rstd, slope, dx, d_weight),
+                Store::Overwrite => rms_backward_row::<X, W, Y, false>(x, weight, dy, rstd, slope, dx, d_weight),
+                Store::Add => rms_backward_row::<X, W, Y, true>(x, weight, dy, rstd, slope, dx, d_weight),
             }
         }
     }
 }
 
 #[inline(always)]
-fn rms_backward_row<T: Float, const ADD: bool>(
-    x: &[T],
-    weight: &[T],
-    dy: &[T],
+fn rms_backward_row<X: Float, W: Float, Y: Float, const ADD: bool>(
+    x: &[X],
+    weight: &[W],
+    dy: &[Y],
     rstd: f32,
     slope: f32,
-    dx: &mut [T],
+    dx: &mut [X],
     d_weight: &mut [f32],
 ) {
     let store = if ADD { Store::Add } else { Store::Overwrite };
     for ((((x, w), dy), dx), d_weight) in x.iter().zip(weight).zip(dy).zip(dx).zip(d_weight) {
         let (x, dy) = (x.to_f32(), dy.to_f32());
         store.put(dx, rstd * (dy * w.to_f32() - x * slope));
-        *d_weight += dy * T::from_f32(x * rstd).to_f32();
+        *d_weight += dy * x * rstd;
     }
 }
 
@@ -369,9 +383,22 @@ mod tests {
     }
 
     #[test]
+    fn an_f32_weight_serves_16_bit_rows() {
+        let (rows, dim) = (5, 96);
+        let (x, weight) = (values::<bf16>(1, rows * dim), values::<bf16>(2, dim));
+        let wide: Vec<f32> = weight.iter().map(|w| Float::to_f32(*w)).collect();
+        same_everywhere(|cpu| {
+            let (mut y, mut again, mut rstd) = (x.clone(), x.clone(), vec![0.0; rows]);
+            rms_norm_forward(cpu, &x, &weight, EPS as f32, &mut y, &mut rstd);
+            rms_norm_apply(cpu, &x, &wide, &rstd, &mut again);
+            assert_eq!(y, again);
+        });
+    }
+
+    #[test]
     fn the_fused_addition_is_the_two_steps() {
         let (rows, dim) = (70, 96);
-        let (a, b, weight) = (values::<bf16>(1, rows * dim), values(2, rows * dim), values(3, dim));
+        let (a, b, weight) = (values::<bf16>(1, rows * dim), values(2, rows * dim), values::<bf16>(3, dim));
         let h: Vec<bf16> =
             a.iter().zip(&b).map(|(a, b): (_, &bf16)| Float::from_f32(a.to_f32() + b.to_f32())).collect();
         same_everywhere(|cpu| {
@@ -424,7 +451,7 @@ mod tests {
     fn no_rows_leave_a_gradient_of_zero() {
         let cpu = &crate::cpu::testing::cpus()[0];
         let mut dw = [3.0f32; 4];
-        let (dx, weight) = (&mut [][..], [1.0f32; 4]);
+        let (dx, weight) = (&mut [0f32; 0][..], [1.0f32; 4]);
         rms_norm_backward(
             cpu,
             &[],

@@ -1,10 +1,10 @@
 //! Losses that compare two tensors element by element: squared error and Kullback-Leibler divergence.
 
+use super::Cpu;
 use super::isa::multiversion;
 use super::math::exp;
 use super::pieces::TASK_ELEMS;
 use super::sums::{NORM_BLOCK, tree_sum};
-use super::Cpu;
 use crate::dtype::Float;
 
 /// What an element of the input and one of the target cost.

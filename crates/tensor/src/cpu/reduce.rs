@@ -130,7 +130,9 @@ mod tests {
 
     #[test]
     fn sums_and_maxima_match_plain_loops() {
-        for (outer, n, inner) in [(1, 20_001, 1), (3, 7, 5), (2, 99, 33), (301, 5, 1), (1, 1000, 77), (2, 0, 3)] {
+        for (outer, n, inner) in
+            [(1, 20_001, 1), (3, 7, 5), (2, 99, 33), (301, 5, 1), (1, 1000, 77), (2, 0, 3)]
+        {
             let dims = Dims { outer, n, inner };
             let x = values::<bf16>(1, dims.n_elems());
             let start = values::<f32>(2, outer * inner);
@@ -146,7 +148,11 @@ mod tests {
             let want: Vec<f64> =
                 (0..outer * inner).map(|j| 0.5 * (0..n).map(|k| x64[at(j, k)]).sum::<f64>()).collect();
             assert_close(&written, &want, 2e-5);
-            assert_close(&added, &want.iter().zip(f64s(&start)).map(|(w, s)| w + s).collect::<Vec<_>>(), 2e-5);
+            assert_close(
+                &added,
+                &want.iter().zip(f64s(&start)).map(|(w, s)| w + s).collect::<Vec<_>>(),
+                2e-5,
+            );
             if n == 0 {
                 continue;
             }

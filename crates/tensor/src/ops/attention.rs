@@ -57,7 +57,14 @@ pub fn attention_cached(q: &Tensor, k: &Tensor, v: &Tensor, kv_len: usize, scale
     Ok(forward(q, k, v, &Mask::Causal, &shape)?.0)
 }
 
-fn shape_of(q: &Tensor, k: &Tensor, kv_len: usize, v: &Tensor, mask: &Mask, scale: f32) -> Result<AttentionShape> {
+fn shape_of(
+    q: &Tensor,
+    k: &Tensor,
+    kv_len: usize,
+    v: &Tensor,
+    mask: &Mask,
+    scale: f32,
+) -> Result<AttentionShape> {
     let &[batch, q_len, n_heads, head_dim] = q.sizes() else {
         return Err(wrong_shape("attention", "q of shape [B, S, H, D]", q));
     };
@@ -79,15 +86,32 @@ fn shape_of(q: &Tensor, k: &Tensor, kv_len: usize, v: &Tensor, mask: &Mask, scal
         );
         return Err(wrong_shape("attention", expected, k));
     }
-    if let Mask::Documents(starts) = mask
-        && (starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32)
-    {
-        return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
+    if let Mask::Documents(starts) = mask {
+        if starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32 {
+            return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
+        }
+        check_starts(starts.slice()?, q_len, kv_len)?;
     }
     if !scale.is_finite() {
         return Err(Error::Usage(format!("attention: the scale is {scale}")));
     }
     Ok(AttentionShape { batch, q_len, kv_len, n_heads, n_kv_heads, head_dim, kv_capacity, scale, causal })
+}
+
+/// A document begins at its queries' positions or before: else a query would see nothing.
+fn check_starts(starts: &[i32], q_len: usize, kv_len: usize) -> Result<()> {
+    for (position, &start) in starts.iter().enumerate() {
+        let bound = kv_len - q_len + position % q_len + 1;
+        if usize::try_from(start).map_or(true, |start| start >= bound) {
+            return Err(Error::Index {
+                op: "attention, document starts",
+                index: i64::from(start),
+                position,
+                bound,
+            });
+        }
+    }
+    Ok(())
 }
 
 fn doc_start(mask: &Mask) -> Result<Option<&[i32]>> {
@@ -103,10 +127,17 @@ fn product_flops(s: &AttentionShape) -> u64 {
     2 * (s.batch * s.n_heads * s.head_dim * pairs) as u64
 }
 
-fn forward(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, shape: &AttentionShape) -> Result<(Tensor, Tensor)> {
+fn forward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &Mask,
+    shape: &AttentionShape,
+) -> Result<(Tensor, Tensor)> {
     let device = q.device();
     let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
-    let mut lse = Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
+    let mut lse =
+        Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
     let Kind::Cpu(cpu) = device.kind();
     let mut scratch = device.scratch(kernel::attention_forward_scratch_bytes(cpu, shape, q.dtype()))?;
     device.profile().time("attention forward", 2 * product_flops(shape), 0, || {
@@ -138,7 +169,8 @@ impl Function for AttentionBackward {
         let Kind::Cpu(cpu) = device.kind();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
         let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
-        let mut scratch = device.scratch(kernel::attention_backward_scratch_bytes(cpu, &self.shape, q.dtype()))?;
+        let mut scratch =
+            device.scratch(kernel::attention_backward_scratch_bytes(cpu, &self.shape, q.dtype()))?;
         device.profile().time("attention backward", 5 * product_flops(&self.shape), 0, || {
             with_float!(q.dtype(), "attention", T => {
                 kernel::attention_backward(

@@ -151,7 +151,9 @@ impl Function for BinaryBackward {
                 (Binary::Sub, ..) => negative(&dy)?,
                 (Binary::Mul, ..) => times(&a, Binary::Mul)?,
                 // -(dy / b) · (a / b)
-                (Binary::Div, Some(a), Some(b)) => negative(&forward(&of_a, &forward(a, b, Binary::Div)?, Binary::Mul)?)?,
+                (Binary::Div, Some(a), Some(b)) => {
+                    negative(&forward(&of_a, &forward(a, b, Binary::Div)?, Binary::Mul)?)?
+                }
                 (Binary::Div, ..) => return Err(Error::Usage("div: its inputs were not kept".to_string())),
             };
             cx.give(1, sum_to(&of_b, &self.b_shape)?)?;

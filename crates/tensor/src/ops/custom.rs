@@ -1,7 +1,6 @@
 //! Ops from outside this crate.
 
 use crate::error::{Error, Result};
-use crate::ops::wrong_shape;
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -105,7 +104,7 @@ impl<O: CustomOp> Function for CustomBackward<O> {
             let Some(grad) = grad else { continue };
             if grad.shape() != input.shape() || grad.dtype() != input.dtype() {
                 let expected = format!("a gradient of input {index} like {input:?}");
-                return Err(wrong_shape(name, expected, &grad));
+                return Err(Error::Shape { op: name, expected, got: format!("{grad:?}") });
             }
             cx.give(index, grad.detach())?;
         }

@@ -9,11 +9,20 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-/// ids `[..]` (i32), table `[V, I]` → `[.., I]`.
+/// ids `[..]` (i32), table `[V, I]` → `[.., I]` in the table's dtype.
 ///
 /// # Errors
 /// [`Error::Index`] for an id outside `0..V`.
 pub fn embedding(ids: &Tensor, table: &Param) -> Result<Tensor> {
+    let dtype = table.weight()?.dtype();
+    embedding_to(ids, table, dtype)
+}
+
+/// As [`embedding`], with the output in `dtype`: the table's, or f32 for the start of a residual stream.
+///
+/// # Errors
+/// [`Error::Index`] for an id outside `0..V`; another dtype.
+pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     if ids.dtype() != DType::I32 {
         return Err(Error::DType { op: "embedding", expected: "i32 ids", got: ids.dtype() });
     }
@@ -24,12 +33,16 @@ pub fn embedding(ids: &Tensor, table: &Param) -> Result<Tensor> {
     let weight = table.weight()?;
     let mut sizes = ids.sizes().to_vec();
     sizes.push(dim);
-    let mut y = Tensor::uninit(&sizes[..], weight.dtype(), ids.device(), "activation")?;
+    let mut y = Tensor::uninit(&sizes[..], dtype, ids.device(), "activation")?;
     let Kind::Cpu(cpu) = ids.device().kind();
     let bytes = 2 * y.bytes().len() as u64;
     ids.device().profile().time("embedding forward", 0, bytes, || {
         with_float!(weight.dtype(), "embedding", T => {
-            embed::embed_forward(cpu, weight.slice::<T>()?, dim, ids.slice()?, y.slice_mut::<T>()?)
+            let (weight, ids) = (weight.slice::<T>()?, ids.slice()?);
+            match dtype {
+                DType::F32 => embed::embed_forward(cpu, weight, dim, ids, y.slice_mut::<f32>()?),
+                _ => embed::embed_forward(cpu, weight, dim, ids, y.slice_mut::<T>()?),
+            }
         })
     })?;
     drop(weight);

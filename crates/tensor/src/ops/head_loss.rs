@@ -19,7 +19,7 @@ use crate::tensor::Tensor;
 pub const IGNORE_INDEX: i32 = -100;
 
 /// Elements of one chunk of logits: large enough for fast products, small enough to stay in the cache.
-const CHUNK_ELEMS: usize = 1 << 21;
+const CHUNK_ELEMS: usize = 1 << 22;
 
 /// A summed loss.
 #[derive(Clone, Debug)]
@@ -50,7 +50,9 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss
     let recorder = Recorder::new(&[x], &[weight])?;
     let seed = recorder.as_ref().filter(|r| r.needs_grad()).and_then(Recorder::promised_seed);
     let mut dx = match (&recorder, seed) {
-        (Some(r), Some(_)) if r.needs_input(0) => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
+        (Some(r), Some(_)) if r.needs_input(0) => {
+            Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?)
+        }
         _ => None,
     };
     let (sum, n_targets) = run(x, weight, labels, seed, dx.as_mut())?;
@@ -133,11 +135,15 @@ fn chunks<T: Float>(
     let device = x.device();
     let Kind::Cpu(cpu) = device.kind();
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
-    let chunk = (CHUNK_ELEMS / vocab.max(1)).next_multiple_of(32).clamp(32, 1024).min(n_rows.max(1));
+    // Chunks of one size: a short last one would waste the packing of the weights.
+    let n_chunks = (n_rows * vocab).div_ceil(CHUNK_ELEMS).min(n_rows.div_ceil(32)).max(1);
+    let chunk = n_rows.div_ceil(n_chunks).next_multiple_of(32).clamp(1, n_rows.max(1));
     let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
+    // In f32 the gradient is written over the logits.
+    let in_place = x.dtype() == DType::F32;
     let mut d_logits = match scale {
-        Some(_) => Some(Tensor::uninit([chunk, vocab], x.dtype(), device, "logits")?),
-        None => None,
+        Some(_) if !in_place => Some(Tensor::uninit([chunk, vocab], x.dtype(), device, "logits")?),
+        _ => None,
     };
     let mut losses = vec![0.0; chunk];
     let (xs, ws) = (x.slice::<T>()?, w.slice::<T>()?);
@@ -156,13 +162,18 @@ fn chunks<T: Float>(
         let x_mat = MatRef { data: x_rows, rows, cols: dim, row_stride: dim, transposed: false };
         device.profile().time("head forward", flops, 0, || {
             let w_mat = MatRef { data: ws, rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let out = MatMut { data: &mut logits.slice_mut::<f32>()?[..rows * vocab], rows, cols: vocab, row_stride: vocab };
+            let out = MatMut {
+                data: &mut logits.slice_mut::<f32>()?[..rows * vocab],
+                rows,
+                cols: vocab,
+                row_stride: vocab,
+            };
             matmul(device, x_mat, w_mat, out, Store::Overwrite)
         })?;
         let logit_rows = &mut logits.slice_mut::<f32>()?[..rows * vocab];
         let losses = &mut losses[..rows];
         let bytes = (logit_rows.len() * (4 + size_of::<T>())) as u64;
-        let (Some(scale), Some(d_logits)) = (scale, &mut d_logits) else {
+        let Some(scale) = scale else {
             let part = device.profile().time("cross entropy", 0, bytes, || {
                 cross_entropy::cross_entropy(cpu, logit_rows, labels, vocab, losses)
             });
@@ -170,15 +181,19 @@ fn chunks<T: Float>(
             (sum, n_targets) = (sum + part.sum, n_targets + part.count);
             continue;
         };
-        let d_rows = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
-        let part = device.profile().time("cross entropy", 0, bytes, || {
-            cross_entropy::cross_entropy_grad(cpu, logit_rows, labels, vocab, scale, losses, d_rows)
+        let part = device.profile().time("cross entropy", 0, bytes, || match &mut d_logits {
+            None => cross_entropy::cross_entropy_grad_in_place(cpu, logit_rows, labels, vocab, scale, losses),
+            Some(d_logits) => {
+                let d_rows = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
+                cross_entropy::cross_entropy_grad(cpu, logit_rows, labels, vocab, scale, losses, d_rows)
+            }
         });
         let part = part.map_err(|e| e.shifted(first))?;
         (sum, n_targets) = (sum + part.sum, n_targets + part.count);
+        let d_rows = &d_logits.as_ref().unwrap_or(&logits).slice::<T>()?[..rows * vocab];
         if let Some(dx) = &mut dx {
             device.profile().time("head input grad", flops, 0, || {
-                let d = MatRef { data: &*d_rows, rows, cols: vocab, row_stride: vocab, transposed: false };
+                let d = MatRef { data: d_rows, rows, cols: vocab, row_stride: vocab, transposed: false };
                 let w_mat = MatRef { data: ws, rows: vocab, cols: dim, row_stride: dim, transposed: false };
                 let data = &mut dx.slice_mut::<T>()?[first * dim..(first + rows) * dim];
                 matmul(device, d, w_mat, MatMut { data, rows, cols: dim, row_stride: dim }, Store::Overwrite)
@@ -186,7 +201,7 @@ fn chunks<T: Float>(
         }
         if let Some(slot) = &mut slot {
             device.profile().time("head weight grad", flops, 0, || {
-                let d = MatRef { data: &*d_rows, rows: vocab, cols: rows, row_stride: vocab, transposed: true };
+                let d = MatRef { data: d_rows, rows: vocab, cols: rows, row_stride: vocab, transposed: true };
                 let store = if first == 0 { slot.store } else { Store::Add };
                 let out = MatMut { data: slot.slice_mut(), rows: vocab, cols: dim, row_stride: dim };
                 matmul(device, d, x_mat, out, store)

@@ -18,7 +18,11 @@ pub fn reshape(x: &Tensor, shape: impl IntoShape) -> Result<Tensor> {
     let recorder = Recorder::new(&[x], &[])?;
     let y = x.view(0, shape);
     let from = *x.shape();
-    Ok(Recorder::record(recorder, y, |recorder| ReshapeBackward { x: recorder.save_recipe(x), from, to: shape }))
+    Ok(Recorder::record(recorder, y, |recorder| ReshapeBackward {
+        x: recorder.save_recipe(x),
+        from,
+        to: shape,
+    }))
 }
 
 /// `[.., H·D]` → `[.., H, D]`.

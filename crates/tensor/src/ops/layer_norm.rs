@@ -17,7 +17,10 @@ pub fn layer_norm(x: &Tensor, weight: &Param, bias: Option<&Param>, eps: f32) ->
     let fits = |param: &Param| !x.sizes().is_empty() && param.shape().sizes() == [x.shape().last()];
     if x.shape().last() == 0 || !fits(weight) || !bias.is_none_or(fits) {
         let bias = bias.map_or(String::new(), |bias| format!(" and bias {:?}", bias.shape()));
-        let expected = format!("x of shape [.., I] with I > 0, weight and bias of shape [I]; weight {:?}{bias}", weight.shape());
+        let expected = format!(
+            "x of shape [.., I] with I > 0, weight and bias of shape [I]; weight {:?}{bias}",
+            weight.shape()
+        );
         return Err(wrong_shape("layer_norm", expected, x));
     }
     let mut params = vec![weight];
@@ -113,7 +116,8 @@ impl Function for LayerNormBackward {
 
     fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
         let x = cx.get(&self.x)?;
-        let (y, _) = forward(&x, &self.weight, self.bias.as_ref(), self.eps, "replayed", "layer_norm replay")?;
+        let (y, _) =
+            forward(&x, &self.weight, self.bias.as_ref(), self.eps, "replayed", "layer_norm replay")?;
         Ok(y)
     }
 }

@@ -48,7 +48,13 @@ impl Linear {
     fn new(x: &Tensor, weight: &Param, bias: Option<&Param>, layout: WeightLayout) -> Result<Linear> {
         let (n_out, n_in) = match (weight.shape().sizes(), layout) {
             (&[o @ (1..), i], WeightLayout::OutIn) | (&[i, o @ (1..)], WeightLayout::InOut) => (o, i),
-            _ => return Err(wrong_shape("linear", "a weight of two dims, with at least one output", &weight.weight()?)),
+            _ => {
+                return Err(wrong_shape(
+                    "linear",
+                    "a weight of two dims, with at least one output",
+                    &weight.weight()?,
+                ));
+            }
         };
         if x.sizes().is_empty() || x.shape().last() != n_in {
             return Err(wrong_shape("linear", format!("x of shape [.., {n_in}]"), x));
@@ -166,7 +172,8 @@ pub(crate) fn matmul<T: Float, C: Float>(
 ) -> Result<()> {
     match device.kind() {
         Kind::Cpu(cpu) => {
-            let mut scratch = device.scratch(gemm::gemm_scratch_bytes(cpu, a.rows, b.cols, a.cols, T::DTYPE))?;
+            let mut scratch =
+                device.scratch(gemm::gemm_scratch_bytes(cpu, a.rows, b.cols, a.cols, T::DTYPE))?;
             gemm::gemm(cpu, a, b, c, store, scratch.bytes_mut());
         }
     }

@@ -53,7 +53,8 @@ pub fn matmul_transposed(a: &Tensor, b: &Tensor, transposed: Transposed) -> Resu
     let (m, k) = if ta { (a_cols, a_rows) } else { (a_rows, a_cols) };
     let (b_k, n) = if tb { (b_cols, b_rows) } else { (b_rows, b_cols) };
     if b_k != k || !(b_lead.is_empty() || b_lead == lead) {
-        let (rows, cols) = if tb { ("N".to_string(), k.to_string()) } else { (k.to_string(), "N".to_string()) };
+        let (rows, cols) =
+            if tb { ("N".to_string(), k.to_string()) } else { (k.to_string(), "N".to_string()) };
         let expected = format!("a right operand [{rows}, {cols}], with the leading dims {lead:?} or none");
         return Err(wrong_shape("matmul", expected, b));
     }

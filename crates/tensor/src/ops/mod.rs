@@ -23,6 +23,7 @@ mod norm;
 mod pair_loss;
 mod parameter;
 mod reduce;
+mod residual;
 mod rope;
 mod select;
 mod slice;
@@ -37,7 +38,7 @@ pub use cast::cast;
 pub use cross_entropy::{Reduction, cross_entropy};
 pub use custom::{CustomOp, custom};
 pub use dropout::dropout;
-pub use embedding::embedding;
+pub use embedding::{embedding, embedding_to};
 pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
 pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use index_select::index_select;
@@ -45,18 +46,21 @@ pub use layer_norm::layer_norm;
 pub use layout::{expand, permute, squeeze, transpose, unsqueeze};
 pub use linear::{WeightLayout, linear};
 pub use matmul::{Transposed, matmul, matmul_transposed};
-pub use norm::rms_norm;
+pub use norm::{rms_norm, rms_norm_to};
 pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
 pub use parameter::parameter;
-pub use reduce::{argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim};
+pub use reduce::{
+    argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim,
+};
+pub use residual::add_residual;
 pub use rope::{Rope, rope};
 pub use select::{masked_fill, where_cond};
 pub use slice::{concat, narrow, split, stack};
 pub use softmax::{log_softmax, softmax};
 pub use swiglu::swiglu;
 pub use unary::{
-    abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid, silu, sqrt,
-    square, tanh,
+    abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid,
+    silu, sqrt, square, tanh,
 };
 
 /// Runs a body with `$T` standing for the Rust type of a float dtype; integers are an error of `$op`.
@@ -80,6 +84,20 @@ macro_rules! with_float {
     };
 }
 pub(crate) use with_float;
+
+/// Runs a body with `$name` standing for a tensor's elements, which are f32 or else of type `$T`.
+macro_rules! with_float_or_f32 {
+    ($tensor:expr, $T:ty, $name:ident => $body:expr) => {
+        if $tensor.dtype() == $crate::dtype::DType::F32 {
+            let $name = $tensor.slice::<f32>()?;
+            $body
+        } else {
+            let $name = $tensor.slice::<$T>()?;
+            $body
+        }
+    };
+}
+pub(crate) use with_float_or_f32;
 
 /// Runs a body with `$W` standing for an integer of the dtype's size: for ops that only move elements.
 macro_rules! with_word {

@@ -1,45 +1,65 @@
 //! RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x²) + eps) · weight, statistics in f32.
+//!
+//! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
 use crate::cpu::{Store, norm};
 use crate::device::Kind;
+use crate::dtype::DType;
 use crate::error::Result;
-use crate::ops::{check_dtype, with_float, wrong_shape};
+use crate::ops::{with_float, with_float_or_f32, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x `[.., I]`, weight `[I]` → `[.., I]`. The output is cheap, so the tape keeps x and makes it again.
+/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]` in x's dtype. The output is cheap, so the tape keeps x and
+/// makes it again.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f32) -> Result<Tensor> {
+    rms_norm_to(x, weight, eps, x.dtype())
+}
+
+/// As [`rms_norm`], with the output in `dtype`; x and the weight are each f32 or of that dtype.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit.
+pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result<Tensor> {
     if x.sizes().is_empty() || x.shape().last() == 0 || weight.shape().sizes() != [x.shape().last()] {
         let expected = format!("x of shape [.., I] with I > 0 for a weight of shape {:?}", weight.shape());
         return Err(wrong_shape("rms_norm", expected, x));
     }
     let recorder = Recorder::new(&[x], &[weight])?;
     let w = weight.weight()?;
-    check_dtype("rms_norm", x, &w)?;
-    let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
-    let mut rstd = Tensor::uninit([x.shape().n_rows()], crate::DType::F32, x.device(), "statistics")?;
+    let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "activation")?;
+    let mut rstd = Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics")?;
     let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time("rms_norm forward", 0, 2 * x.bytes().len() as u64, || {
-        with_float!(x.dtype(), "rms_norm", T => {
-            norm::rms_norm_forward(cpu, x.slice::<T>()?, w.slice::<T>()?, eps, y.slice_mut::<T>()?, rstd.slice_mut()?);
+    x.device().profile().time("rms_norm forward", 0, bytes(&[x, &y]), || {
+        with_float!(dtype, "rms_norm", T => {
+            let (y, rstd) = (y.slice_mut::<T>()?, rstd.slice_mut()?);
+            with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
+                norm::rms_norm_forward(cpu, x, w, eps, y, rstd);
+            }));
             Ok(())
         })
     })?;
     drop(w);
     let Some(recorder) = recorder else { return Ok(y) };
-    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone() };
+    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), dtype };
     let [y] = recorder.finish([y], op);
     Ok(y)
+}
+
+fn bytes(tensors: &[&Tensor]) -> u64 {
+    tensors.iter().map(|t| t.bytes().len() as u64).sum()
 }
 
 struct RmsNormBackward {
     x: Saved,
     rstd: Tensor,
     weight: Param,
+    /// Of the output.
+    dtype: DType,
 }
 
 impl Function for RmsNormBackward {
@@ -56,8 +76,8 @@ impl Function for RmsNormBackward {
         let n_scratch = norm::rms_norm_backward_scratch(n_rows, dim);
         let mut scratch = device.scratch(4 * (n_scratch + dim))?;
         let (scratch, unused) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
-        device.profile().time("rms_norm backward", 0, 4 * x.bytes().len() as u64, || {
-            with_float!(x.dtype(), "rms_norm", T => {
+        device.profile().time("rms_norm backward", 0, bytes(&[&x, &dy, &dx]), || {
+            with_float!(self.dtype, "rms_norm", T => {
                 let d_weight = match &mut slot {
                     Some(slot) => {
                         let store = slot.store;
@@ -65,10 +85,16 @@ impl Function for RmsNormBackward {
                     }
                     None => (&mut unused[..dim], Store::Overwrite),
                 };
-                norm::rms_norm_backward(
-                    cpu, x.slice::<T>()?, w.slice::<T>()?, self.rstd.slice()?, dy.slice::<T>()?,
-                    (dx.slice_mut::<T>()?, store), d_weight, scratch,
-                );
+                let (rstd, dy) = (self.rstd.slice()?, dy.slice::<T>()?);
+                with_float_or_f32!(w, T, w => {
+                    if x.dtype() == DType::F32 {
+                        let (x, dx) = (x.slice::<f32>()?, (dx.slice_mut::<f32>()?, store));
+                        norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch);
+                    } else {
+                        let (x, dx) = (x.slice::<T>()?, (dx.slice_mut::<T>()?, store));
+                        norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch);
+                    }
+                });
                 Ok(())
             })
         })?;
@@ -82,11 +108,14 @@ impl Function for RmsNormBackward {
     fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
-        let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "replayed")?;
+        let mut y = Tensor::uninit(*x.shape(), self.dtype, x.device(), "replayed")?;
         let Kind::Cpu(cpu) = x.device().kind();
-        x.device().profile().time("rms_norm replay", 0, 2 * x.bytes().len() as u64, || {
-            with_float!(x.dtype(), "rms_norm", T => {
-                norm::rms_norm_apply(cpu, x.slice::<T>()?, w.slice::<T>()?, self.rstd.slice()?, y.slice_mut::<T>()?);
+        x.device().profile().time("rms_norm replay", 0, bytes(&[&x, &y]), || {
+            with_float!(self.dtype, "rms_norm", T => {
+                let (rstd, y) = (self.rstd.slice()?, y.slice_mut::<T>()?);
+                with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
+                    norm::rms_norm_apply(cpu, x, w, rstd, y);
+                }));
                 Ok(())
             })
         })?;

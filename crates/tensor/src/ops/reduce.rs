@@ -103,7 +103,11 @@ fn not_empty(op: &'static str, x: &Tensor, dim: usize) -> Result<()> {
     if x.sizes()[dim] > 0 {
         return Ok(());
     }
-    Err(Error::Shape { op, expected: format!("at least one element along dim {dim}"), got: format!("{:?}", x.shape()) })
+    Err(Error::Shape {
+        op,
+        expected: format!("at least one element along dim {dim}"),
+        got: format!("{:?}", x.shape()),
+    })
 }
 
 fn dims_of(shape: &Shape, dim: usize) -> Dims {
@@ -147,7 +151,11 @@ pub(crate) fn sum_to(x: &Tensor, shape: &Shape) -> Result<Tensor> {
         let sizes = sum.sizes().to_vec();
         let end = (first..sizes.len()).find(|&d| kept(d) != 1).unwrap_or(sizes.len());
         let product = |sizes: &[usize]| sizes.iter().product();
-        let dims = Dims { outer: product(&sizes[..first]), n: product(&sizes[first..end]), inner: product(&sizes[end..]) };
+        let dims = Dims {
+            outer: product(&sizes[..first]),
+            n: product(&sizes[first..end]),
+            inner: product(&sizes[end..]),
+        };
         let mut less = sizes.clone();
         less[first..end].fill(1);
         let last = (end..sizes.len()).all(|d| sizes[d] == kept(d));

@@ -51,7 +51,13 @@ fn mask_for(op: &'static str, mask: &Tensor, x: &Tensor) -> Result<Tensor> {
 }
 
 /// a where the mask is true, else b; an absent one is `value`. Not recorded.
-fn choose(mask: &Tensor, a: Option<&Tensor>, b: Option<&Tensor>, value: f32, what: &'static str) -> Result<Tensor> {
+fn choose(
+    mask: &Tensor,
+    a: Option<&Tensor>,
+    b: Option<&Tensor>,
+    value: f32,
+    what: &'static str,
+) -> Result<Tensor> {
     let dtype = a.or(b).map_or(DType::F32, Tensor::dtype);
     let mut y = Tensor::uninit(*mask.shape(), dtype, mask.device(), what)?;
     let Kind::Cpu(cpu) = mask.device().kind();

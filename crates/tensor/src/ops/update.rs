@@ -39,7 +39,8 @@ pub struct AdamWBuffers<'a> {
 pub fn adamw(device: &Device, args: &AdamW, flat: &AdamWBuffers<'_>, range: Range<usize>) -> Result<()> {
     let Kind::Cpu(cpu) = device.kind();
     let own = range.start - flat.state_first..range.end - flat.state_first;
-    let (mut weights, mut m, mut v) = (flat.weights.write()?, flat.exp_avg.write()?, flat.exp_avg_sq.write()?);
+    let (mut weights, mut m, mut v) =
+        (flat.weights.write()?, flat.exp_avg.write()?, flat.exp_avg_sq.write()?);
     let grads = flat.grads.read()?;
     let grads = &grads.slice::<f32>()[range.clone()];
     let (m, v) = (&mut m.slice_mut::<f32>()[own.clone()], &mut v.slice_mut::<f32>()[own.clone()]);
@@ -78,7 +79,6 @@ pub fn round_into(
         Ok(())
     })
 }
-
 
 /// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), in f64.
 pub fn squared_norms(device: &Device, x: &[f32], out: &mut [f64]) {

@@ -88,7 +88,10 @@ fn damaged_files_are_named() {
         let (folder, dir) = saved();
         damage(&dir);
         let error = refusal(&dir);
-        assert!(error.starts_with(&format!("checkpoint {} cannot be loaded: {expected}", dir.display())), "{error}");
+        assert!(
+            error.starts_with(&format!("checkpoint {} cannot be loaded: {expected}", dir.display())),
+            "{error}"
+        );
         let found = newest(folder.path()).unwrap();
         assert_eq!(found.path.is_none(), is_seen_without_reading, "{expected}");
     }
@@ -112,8 +115,14 @@ fn contradictions_in_a_manifest_are_named() {
         ),
         (|m| pieces(m)[1].first -= 1, "elements 4095 to 4096 of exp_avg of \"proj.weight\" are there twice"),
         (|m| pieces(m)[1].len += 1, "exp_avg of \"proj.weight\""),
-        (|m| pieces(m)[0].offset = u64::MAX - 3, "exp_avg of \"proj.weight\" lies outside of the file state/rank-00000"),
-        (|m| pieces(m)[0].file = "elsewhere".into(), "exp_avg of \"proj.weight\" lies outside of the file elsewhere"),
+        (
+            |m| pieces(m)[0].offset = u64::MAX - 3,
+            "exp_avg of \"proj.weight\" lies outside of the file state/rank-00000",
+        ),
+        (
+            |m| pieces(m)[0].file = "elsewhere".into(),
+            "exp_avg of \"proj.weight\" lies outside of the file elsewhere",
+        ),
         (
             |m| m.files.push(FileEntry { path: "../secret".into(), bytes: 0, xxh64: String::new() }),
             "\"../secret\" is not a path inside the checkpoint",
@@ -144,9 +153,15 @@ fn contradictions_in_a_manifest_are_named() {
 fn another_model_is_refused() {
     let (_folder, dir) = saved();
     let error = refusal_for(&dir, || Model::new(91, true));
-    assert!(error.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"), "{error}");
+    assert!(
+        error.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"),
+        "{error}"
+    );
     let error = refusal_for(&dir, || Model::new(90, false));
-    assert!(error.ends_with("it holds the parameter \"proj.bias\", which this model does not have"), "{error}");
+    assert!(
+        error.ends_with("it holds the parameter \"proj.bias\", which this model does not have"),
+        "{error}"
+    );
     let without = dir.with_file_name("checkpoint-8");
     on_ranks(1, |comm| {
         let model = Model::new(90, false);

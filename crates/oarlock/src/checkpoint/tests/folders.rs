@@ -25,7 +25,9 @@ fn salt_of(dir: &Path) -> u64 {
 fn the_next_save_sweeps_what_dead_runs_left_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let beside = |name: &str| folder.path().join(name);
-    for name in [format!("checkpoint-3.tmp-{TOKEN}"), format!("mine.tmp-{TOKEN}"), "checkpoint-3.tmp-notes".into()] {
+    for name in
+        [format!("checkpoint-3.tmp-{TOKEN}"), format!("mine.tmp-{TOKEN}"), "checkpoint-3.tmp-notes".into()]
+    {
         fs::create_dir_all(beside(&name).join("state")).unwrap();
         fs::write(beside(&name).join("state/manifest.json"), "{\"format_ver").unwrap();
     }
@@ -52,10 +54,8 @@ fn a_checkpoint_of_the_same_name_is_replaced() {
 #[test]
 fn an_interrupted_replacement_is_finished() {
     type Look = fn(&Path);
-    let looks: [Look; 2] = [
-        |dir| drop(newest(dir.parent().unwrap()).unwrap()),
-        |dir| assert!(salt_of(dir) > 0),
-    ];
+    let looks: [Look; 2] =
+        [|dir| drop(newest(dir.parent().unwrap()).unwrap()), |dir| assert!(salt_of(dir) > 0)];
     for looks_at in looks {
         let folder = tempfile::tempdir().unwrap();
         let [dir, old, new] = ["", ".old-", ".tmp-"].map(|marker| {
@@ -97,7 +97,10 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
         error.to_string()
     });
     for error in &errors {
-        assert!(error.contains("was not saved: rank 1: cannot create ") && error.contains("Not a directory"), "{error}");
+        assert!(
+            error.contains("was not saved: rank 1: cannot create ") && error.contains("Not a directory"),
+            "{error}"
+        );
     }
     assert_eq!(names(folder.path()), ["checkpoint-1", "file"]);
 
@@ -105,11 +108,16 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
         let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
-        let mut extra = |_: &Path| fs::write("/dev/full", "model").map_err(Error::io("write", "model.safetensors"));
+        let mut extra =
+            |_: &Path| fs::write("/dev/full", "model").map_err(Error::io("write", "model.safetensors"));
         save(&dirs[0], comm, &engine, &client(2), &mut extra).unwrap_err().to_string()
     });
     assert_eq!(errors[0], errors[1]);
-    assert!(errors[0].contains("rank 0: cannot write model.safetensors: No space left on device"), "{}", errors[0]);
+    assert!(
+        errors[0].contains("rank 0: cannot write model.safetensors: No space left on device"),
+        "{}",
+        errors[0]
+    );
     assert_eq!(names(folder.path()), ["checkpoint-1", "file"]);
     assert_eq!(salt_of(&folder.path().join("checkpoint-1")), 1);
 }
@@ -127,10 +135,13 @@ fn the_newest_whole_one_is_taken_and_the_others_are_named() {
     fs::remove_file(dir(100).join("config.json")).unwrap();
     let found = newest(folder.path()).unwrap();
     assert_eq!(found.path, Some(dir(10)));
+    let said = format!("{}: the file config.json is missing", dir(100).display());
+    assert_eq!(found.skipped[1].to_string(), said);
     let skipped: Vec<_> = found.skipped.into_iter().map(|s| (s.step, s.problem.unwrap())).collect();
     let missing = Problem::MissingFile { file: "config.json".into() };
     assert_eq!(skipped, [(200, Problem::NoManifest), (100, missing)]);
-    let steps: Vec<_> = list(folder.path()).unwrap().into_iter().map(|l| (l.step, l.problem.is_none())).collect();
+    let steps: Vec<_> =
+        list(folder.path()).unwrap().into_iter().map(|l| (l.step, l.problem.is_none())).collect();
     assert_eq!(steps, [(9, true), (10, true), (100, false), (200, false)]);
 }
 
@@ -168,12 +179,18 @@ fn a_folder_of_other_things_is_never_replaced() {
         })
     };
     for error in save_to(&dir).into_iter().map(|saved| saved.unwrap_err()) {
-        assert!(error.contains("rank 0: ") && error.contains("is there already and is not a checkpoint"), "{error}");
+        assert!(
+            error.contains("rank 0: ") && error.contains("is there already and is not a checkpoint"),
+            "{error}"
+        );
     }
     for error in save_to(Path::new("/")).into_iter().map(|saved| saved.unwrap_err()) {
         assert!(error.contains("/ is no name for a checkpoint's folder"), "{error}");
     }
-    assert_eq!((names(folder.path()), names(&dir)), (vec!["home".to_string()], vec!["thesis.tex".to_string()]));
+    assert_eq!(
+        (names(folder.path()), names(&dir)),
+        (vec!["home".to_string()], vec!["thesis.tex".to_string()])
+    );
     fs::remove_file(dir.join("thesis.tex")).unwrap();
     assert!(save_to(&dir).into_iter().all(|saved| saved.is_ok()));
 }

@@ -28,7 +28,11 @@ fn on_a_small_disk() {
         error.to_string()
     });
     assert_eq!(errors[0], errors[1]);
-    assert!(errors[0].contains("No space left on device") && errors[0].contains("earlier checkpoints"), "{}", errors[0]);
+    assert!(
+        errors[0].contains("No space left on device") && errors[0].contains("earlier checkpoints"),
+        "{}",
+        errors[0]
+    );
     assert_eq!(names(folder), ["checkpoint-1"]);
     println!("passed on a small disk");
 }
@@ -53,6 +57,7 @@ fn a_full_disk_stops_nothing_but_the_save() {
         .env(FOLDER, folder.path())
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("passed on a small disk"), "{said}");
 }

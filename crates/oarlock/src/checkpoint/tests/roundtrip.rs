@@ -50,7 +50,10 @@ fn the_state_does_not_depend_on_the_placement_that_saved_it() {
             assert!(is_pattern(&engine, 5));
         });
         let plan = Manifest::open(&dir).unwrap().plan;
-        assert_eq!((plan.dtype, plan.optimizer), (dtype.to_string(), format!("{placement:?}").to_lowercase()));
+        assert_eq!(
+            (plan.dtype, plan.optimizer),
+            (dtype.to_string(), format!("{placement:?}").to_lowercase())
+        );
     }
 }
 
@@ -126,8 +129,9 @@ fn the_accelerator_saves_and_loads() {
     let prepared = |model: &Model| {
         let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-        let optimizer =
-            accelerator.prepare(model, AdamWConfig::default(), &mut SeededInit { seed: 2, device: device() }).unwrap();
+        let optimizer = accelerator
+            .prepare(model, AdamWConfig::default(), &mut SeededInit { seed: 2, device: device() })
+            .unwrap();
         (accelerator, optimizer)
     };
     let model = Model::new(90, true);

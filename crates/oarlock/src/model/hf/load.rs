@@ -10,7 +10,7 @@ use super::config::HfConfig;
 use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{UnitParams, units_of};
+use crate::nn::{NamedParam, units_of};
 use crate::shard::{Layout, WeightSource};
 
 /// Elements that are converted at a time.
@@ -50,17 +50,19 @@ pub fn load_for_inference(
     let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
     for unit in units_of(&decoder) {
-        fill_unit(&unit, &mut source, device, dtype)?;
+        for (dtype, params) in unit.by_dtype(dtype) {
+            fill(&params, &mut source, device, dtype)?;
+        }
     }
     Ok(LoadedModel { config, decoder, dtype, device: device.clone(), n_positions })
 }
 
-fn fill_unit(unit: &UnitParams, source: &mut dyn WeightSource, device: &Device, dtype: DType) -> Result<()> {
-    let layout = Layout::new(unit.params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)));
+fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, dtype: DType) -> Result<()> {
+    let layout = Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)));
     let flat = FlatBuffer::pooled(device, layout.n_elems() * dtype.size(), "weights")?;
     let mut lease = flat.write()?;
     let mut values = vec![0.0; CHUNK_ELEMS];
-    for (named, placed) in unit.params.iter().zip(layout.params()) {
+    for (named, placed) in params.iter().zip(layout.params()) {
         let n_elems = placed.place.shape.n_elems();
         for start in (0..n_elems).step_by(CHUNK_ELEMS) {
             let elements = start..(start + CHUNK_ELEMS).min(n_elems);
@@ -77,9 +79,9 @@ fn fill_unit(unit: &UnitParams, source: &mut dyn WeightSource, device: &Device, 
     }
     drop(lease);
     let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
-    let params = Arc::new(FlatParams::new(places, dtype, flat, None, device)?);
-    for (index, named) in unit.params.iter().enumerate() {
-        named.param.settle(params.clone(), index);
+    let home = Arc::new(FlatParams::new(places, dtype, flat, None, device)?);
+    for (index, named) in params.iter().enumerate() {
+        named.param.settle(home.clone(), index);
     }
     Ok(())
 }

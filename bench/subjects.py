@@ -1,0 +1,204 @@
+"""The subjects of the bench: how ours and each peer is started, and what its output says."""
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from watch import Watch, descendants, parents
+
+HERE = Path(__file__).resolve().parent
+ENGINES = ("accelerate", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+OURS = "oarlock"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained: the model, its dtype, and how many sequences of which length a rank takes a step."""
+
+    model: str
+    dtype: str
+    batch: int
+    seq: int
+    warmup: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it is trained: every rank has `threads` threads; all ranks share `cores`."""
+
+    ranks: int
+    threads: int
+    cores: tuple
+    timeout_s: float
+
+
+class Failed(Exception):
+    """A run that did not end well; the text is the last of what it said."""
+
+
+class Command:
+    """A running command on the given cores; its output goes to a file."""
+
+    def __init__(self, arguments, machine, environment, log):
+        self.begin, self.log, self.deadline = time.time(), log, time.monotonic() + machine.timeout_s
+        environment = {**os.environ, **environment, "OMP_NUM_THREADS": str(machine.threads)}
+        with open(log, "w") as output:
+            self.process = subprocess.Popen(
+                [str(a) for a in arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env=environment, preexec_fn=lambda: os.sched_setaffinity(0, machine.cores))
+
+    def wait(self):
+        """Waits for a good end and gives the output."""
+        try:
+            code = self.process.wait(self.deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            code = "none: it took too long"
+        finally:
+            if self.process.returncode is None:
+                self.kill()
+        text = self.log.read_text(errors="replace")
+        if code != 0:
+            raise Failed(f"exit code {code}: " + (" ".join(text.splitlines()[-3:])[-300:] or "it said nothing"))
+        return text
+
+    def kill(self):
+        """Ends the command, and whatever of it does not end by itself."""
+        tree = descendants(self.process.pid)
+        self.process.terminate()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            pass
+        for pid in tree & set(parents()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+
+    def until_line(self, file, text):
+        """The seconds from the command to the moment at which a line with `text` is in `file`."""
+        while self.process.poll() is None and time.monotonic() < self.deadline:
+            if file.exists() and text in file.read_text(errors="replace"):
+                return time.time() - self.begin
+            time.sleep(0.002)
+        raise Failed(f"{file} has no line with {text!r}")
+
+
+class Peer:
+    """One of the PyTorch engines."""
+
+    def __init__(self, engine, python):
+        self.name, self.python = engine, Path(python)
+
+    def _start(self, work, machine, log):
+        size = json.loads((HERE / "models" / work.model / "config.json").read_text())
+        dtype = {"f32": "fp32", "bf16": "bf16"}[work.dtype]
+        # Programs of the environment (a compiler driver of DeepSpeed's) are found beside its Python.
+        environment = {"DS_ACCELERATOR": "cpu", "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
+        return Command(
+            [self.python, "-m", "torch.distributed.run", "--nproc-per-node", machine.ranks, HERE / "peers/throughput.py",
+             "--engine", self.name, "--dtype", dtype, "--batch", work.batch, "--seq", work.seq,
+             "--hidden", size["hidden_size"], "--inter", size["intermediate_size"], "--layers", size["num_hidden_layers"],
+             "--warmup", work.warmup, "--steps", work.steps, "--started", time.time()],
+            machine, environment, log)
+
+    def _result(self, text):
+        lines = [line for line in text.splitlines() if line.startswith("{") and '"tok_s"' in line]
+        if not lines:
+            raise Failed("no result in its output")
+        return json.loads(lines[-1])
+
+    def speed(self, work, machine, folder):
+        return self._result(self._start(work, machine, folder / f"{self.name}.log").wait())["tok_s"]
+
+    def startup(self, work, machine, folder):
+        """Seconds from the command to the end of the first step."""
+        return self._result(self._start(work, machine, folder / f"{self.name}.log").wait())["first_step_s"]
+
+    def memory(self, work, machine, folder):
+        return watched(self._start(work, machine, folder / f"{self.name}.log"))
+
+
+class Ours:
+    """`oarlock train`."""
+
+    name = OURS
+
+    def __init__(self, program, dataset):
+        self.program, self.dataset = program, dataset
+
+    def model(self, folder, name):
+        """The folder of a model: its configuration, and a tokenizer learned from the example corpus."""
+        model, tokenizer = folder / "models" / name, folder / "tokenizer"
+        if not (tokenizer / "tokenizer.json").exists():
+            corpus = HERE.parent / "recipes/corpus/pretrain.jsonl"
+            subprocess.run([self.program, "tokenizer", "train", "--dataset", corpus, "--output-dir", tokenizer],
+                           check=True, stdout=subprocess.DEVNULL)
+        shutil.copytree(tokenizer, model, dirs_exist_ok=True)
+        shutil.copy(HERE / "models" / name / "config.json", model)
+        return model
+
+    def _start(self, work, machine, folder, output, more=()):
+        keys = {
+            "model_name_or_path": self.model(folder, work.model), "dataset": self.dataset, "cutoff_len": work.seq,
+            "per_device_train_batch_size": work.batch, "max_steps": work.warmup + work.steps,
+            "bf16": str(work.dtype == "bf16").lower(), "num_processes": machine.ranks,
+            "num_threads_per_process": machine.threads, "output_dir": output}
+        for old in ("trainer_log.jsonl", "running_log.txt"):
+            (output / old).unlink(missing_ok=True)
+        arguments = [self.program, "train", HERE / "train.yaml", *(f"{key}={value}" for key, value in keys.items())]
+        return Command([*arguments, *more], machine, {}, folder / f"{OURS}.log")
+
+    def speed(self, work, machine, folder):
+        """The median over the steps; the rate of a step is that of all ranks, data and logging included."""
+        output = folder / f"out-{work.model}"
+        self._start(work, machine, folder, output).wait()
+        lines = map(json.loads, (output / "trainer_log.jsonl").read_text().splitlines())
+        rates = [line["throughput"] for line in lines if "loss" in line and "throughput" in line]
+        if len(rates) != work.warmup + work.steps:
+            raise Failed(f"trainer_log.jsonl has {len(rates)} steps instead of {work.warmup + work.steps}")
+        return statistics.median(rates[work.warmup :])
+
+    def startup(self, work, machine, folder, until="startup: first step", cold=True):
+        """Seconds from the command to a line of running_log.txt; `cold`: with the token cache yet to be built."""
+        output = folder / f"out-{work.model}-startup"
+        if cold:
+            shutil.rmtree(output, ignore_errors=True)
+        command = self._start(work, machine, folder, output)
+        try:
+            return command.until_line(output / "running_log.txt", until)
+        finally:
+            command.kill()
+
+    def memory(self, work, machine, folder):
+        return watched(self._start(work, machine, folder, folder / f"out-{work.model}"))
+
+
+def watched(command):
+    """Waits for the end of a command; gives the watch that sampled its memory."""
+    watch = Watch(command.process.pid)
+    watch.start()
+    try:
+        command.wait()
+    finally:
+        watch.stop()
+    return watch
+
+
+def profile(example, work, machine, folder):
+    """Our time by op on rank 0 in the last step: rows of (op, calls, ms, share in %, GFLOP/s, GB/s), and the raw lines."""
+    arguments = [example, work.dtype, machine.ranks, work.warmup + work.steps]
+    size = json.loads((HERE / "models" / work.model / "config.json").read_text())
+    arguments += [size["hidden_size"], size["num_hidden_layers"], work.batch, work.seq]
+    text = Command(arguments, machine, {}, folder / "profile.log").wait()
+    number = r"\s+([\d.]+|NaN|inf)"
+    line = re.compile(rf"^(\S.*?)\s+(\d+) x{number} ms{number} %{number} GFLOP/s{number} GB/s$")
+    return [(m[1], int(m[2]), *(float(m[i]) for i in range(3, 7))) for m in map(line.match, text.splitlines()) if m], text

@@ -1,0 +1,65 @@
+//! The residual stream: an f32 sum of what the parts of a model add to it, whatever they compute in.
+
+use crate::cpu::elementwise;
+use crate::device::Kind;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::{check_device, with_float, wrong_shape};
+use crate::tape::{Backward, Function, Recorder};
+use crate::tensor::Tensor;
+
+/// stream + part, element by element: the stream is f32, the part of any float dtype, the result f32.
+///
+/// # Errors
+/// Unequal shapes, or a stream that is not f32.
+pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
+    check_device("add_residual", stream, &[part])?;
+    if stream.dtype() != DType::F32 {
+        return Err(Error::DType { op: "add_residual", expected: "a stream in f32", got: stream.dtype() });
+    }
+    if stream.shape() != part.shape() {
+        return Err(wrong_shape("add_residual", format!("{:?}", stream.shape()), part));
+    }
+    let recorder = Recorder::new(&[stream, part], &[])?;
+    let mut sum = Tensor::uninit(*stream.shape(), DType::F32, stream.device(), "activation")?;
+    let Kind::Cpu(cpu) = stream.device().kind();
+    let bytes = (2 * stream.bytes().len() + part.bytes().len()) as u64;
+    stream.device().profile().time("add_residual", 0, bytes, || {
+        with_float!(part.dtype(), "add_residual", T => {
+            elementwise::add_mixed(cpu, stream.slice::<f32>()?, part.slice::<T>()?, sum.slice_mut::<f32>()?);
+            Ok(())
+        })
+    })?;
+    let Some(recorder) = recorder else { return Ok(sum) };
+    let [sum] = recorder.finish([sum], AddResidualBackward { part: part.dtype() });
+    Ok(sum)
+}
+
+struct AddResidualBackward {
+    part: DType,
+}
+
+impl Function for AddResidualBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(d_sum) = grads[0].take() else { return Ok(()) };
+        if self.part == DType::F32 {
+            cx.give(1, d_sum.clone())?;
+        } else if cx.needs(1) {
+            cx.give(1, rounded(&d_sum, self.part)?)?;
+        }
+        cx.give(0, d_sum)
+    }
+}
+
+/// An f32 tensor in another dtype; not recorded.
+fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "gradient")?;
+    let Kind::Cpu(cpu) = x.device().kind();
+    x.device().profile().time("round gradient", 0, (x.bytes().len() + y.bytes().len()) as u64, || {
+        with_float!(dtype, "add_residual", T => {
+            elementwise::cast(cpu, x.slice::<f32>()?, y.slice_mut::<T>()?);
+            Ok(())
+        })
+    })?;
+    Ok(y)
+}

@@ -1,0 +1,179 @@
+//! Attention and rotary positions.
+
+use std::sync::Arc;
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::ops::{self, Mask, Rope};
+use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
+
+use crate::common::{Array, Case, array, assert_close, case, f64s, tensor};
+
+/// Batch, queries, keys, heads, kv heads, head size.
+#[derive(Clone, Copy)]
+struct Dims {
+    b: usize,
+    q: usize,
+    k: usize,
+    h: usize,
+    g: usize,
+    d: usize,
+}
+
+/// Which keys position `i` of the keys sees.
+#[derive(Clone, Copy, PartialEq)]
+enum Sight {
+    Full,
+    Causal,
+    Documents,
+}
+
+/// The first position of the document of position `i`: documents of three, shifted in each batch row.
+fn doc_start(b: usize, i: usize) -> usize {
+    ((i + b) / 3 * 3).saturating_sub(b)
+}
+
+fn reference(x: &[&[f64]], n: Dims, sight: Sight, scale: f64) -> Vec<f64> {
+    let mut y = vec![0.0; n.b * n.q * n.h * n.d];
+    for (b, i, h) in (0..n.b).flat_map(|b| (0..n.q).flat_map(move |i| (0..n.h).map(move |h| (b, i, h)))) {
+        let at = ((b * n.q + i) * n.h + h) * n.d;
+        let kv = |j: usize| ((b * n.k + j) * n.g + h / (n.h / n.g)) * n.d;
+        let place = i + n.k - n.q;
+        let seen: Vec<usize> = (0..n.k)
+            .filter(|&j| match sight {
+                Sight::Full => true,
+                Sight::Causal => j <= place,
+                Sight::Documents => j <= place && j >= doc_start(b, i),
+            })
+            .collect();
+        let dot = |j: usize| (0..n.d).map(|d| x[0][at + d] * x[1][kv(j) + d]).sum::<f64>();
+        let e: Vec<f64> = seen.iter().map(|&j| (scale * dot(j)).exp()).collect();
+        let total: f64 = e.iter().sum();
+        for d in 0..n.d {
+            y[at + d] = seen.iter().zip(&e).map(|(&j, e)| e / total * x[2][kv(j) + d]).sum();
+        }
+    }
+    y
+}
+
+fn check(n: Dims, sight: Sight) {
+    let scale = 0.4f32;
+    let inputs =
+        [array(1, &[n.b, n.q, n.h, n.d]), array(2, &[n.b, n.k, n.g, n.d]), array(3, &[n.b, n.k, n.g, n.d])];
+    let op = move |x: &[Tensor]| {
+        let starts: Vec<i32> = (0..n.b * n.q).map(|i| doc_start(i / n.q, i % n.q) as i32).collect();
+        let mask = match sight {
+            Sight::Full => Mask::Full,
+            Sight::Causal => Mask::Causal,
+            Sight::Documents => Mask::Documents(Tensor::from_slice(&starts, [n.b, n.q], x[0].device())?),
+        };
+        ops::attention(&x[0], &x[1], &x[2], &mask, scale)
+    };
+    let reference = move |x: &[&[f64]]| reference(x, n, sight, f64::from(scale));
+    Case { slack: 2.0, ..case("attention", inputs, op, reference) }.check();
+}
+
+#[test]
+fn full_causal_and_documents_with_grouped_heads() {
+    for (h, g) in [(2, 2), (4, 2), (3, 1)] {
+        for sight in [Sight::Full, Sight::Causal, Sight::Documents] {
+            check(Dims { b: 2, q: 5, k: 5, h, g, d: 6 }, sight);
+        }
+    }
+    check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Full);
+    check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Causal);
+    check(Dims { b: 1, q: 1, k: 1, h: 1, g: 1, d: 1 }, Sight::Causal);
+}
+
+/// Decoding: the last rows of a cache that has room for more.
+#[test]
+fn cached_attention_is_attention_over_the_filled_part() {
+    let n = Dims { b: 2, q: 2, k: 5, h: 4, g: 2, d: 6 };
+    let capacity = 9;
+    for isa in Isa::available() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let device = Device::cpu(isa, Par::solo());
+            let (q, k, v) = (
+                array(1, &[n.b, n.q, n.h, n.d]),
+                array(2, &[n.b, capacity, n.g, n.d]),
+                array(3, &[n.b, capacity, n.g, n.d]),
+            );
+            let [tq, tk, tv] = [&q, &k, &v].map(|a| tensor(a, dtype, &device));
+            let got = ops::attention_cached(&tq, &tk, &tv, n.k, 0.5).unwrap();
+            let row = n.g * n.d;
+            let filled =
+                |a: &Array| a.data.chunks(capacity * row).flat_map(|b| b[..n.k * row].to_vec()).collect();
+            let (k, v): (Vec<f64>, Vec<f64>) = (filled(&k), filled(&v));
+            let want = reference(&[&q.data, &k, &v], n, Sight::Causal, 0.5);
+            assert_close(&f64s(&got), &want, dtype, 1.0, &device.describe());
+            let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, 0.5).unwrap_err().to_string();
+            assert!(text.starts_with("attention: expected k and v of shape [2, K, G, 6]"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn rotary_positions_in_both_styles() {
+    let (b, s, h, d) = (2, 5, 2, 8);
+    for (style, rot) in [(RopeStyle::Half, 8), (RopeStyle::Interleaved, 8), (RopeStyle::Half, 6)] {
+        let table = Arc::new(Rope::new(100.0, rot, style, RopeScaling::None, 9).unwrap());
+        let first = 3;
+        let reference = move |x: &[&[f64]]| {
+            let mut y = x[0].to_vec();
+            for row in 0..b * s * h {
+                let position = (row / h % s + first) as f64;
+                for pair in 0..rot / 2 {
+                    let (sin, cos) = (position * 100f64.powf(-2.0 * pair as f64 / rot as f64)).sin_cos();
+                    let (i, j) = match style {
+                        RopeStyle::Half => (pair, pair + rot / 2),
+                        RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
+                    };
+                    let (u, v) = (x[0][row * d + i], x[0][row * d + j]);
+                    (y[row * d + i], y[row * d + j]) = (u * cos - v * sin, u * sin + v * cos);
+                }
+            }
+            y
+        };
+        let op = move |x: &[Tensor]| ops::rope(&x[0], &table, first);
+        case("rope", [array(1, &[b, s, h, d])], op, reference).check();
+    }
+}
+
+#[test]
+fn misuse_is_named() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let t =
+        |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+    let attend = |q: &[usize], k: &[usize], mask: &Mask| ops::attention(&t(q), &t(k), &t(k), mask, 1.0);
+    let text = |result: oarlock_tensor::Result<Tensor>| result.unwrap_err().to_string();
+    let wanted =
+        "attention: expected k and v of shape [1, K, G, 4] with K of at least 3 and G a divisor of 2";
+    assert_eq!(
+        text(attend(&[1, 3, 2, 4], &[1, 2, 2, 4], &Mask::Causal)),
+        format!("{wanted}, got [1, 2, 2, 4]")
+    );
+    assert_eq!(
+        text(attend(&[1, 3, 2, 4], &[1, 3, 3, 4], &Mask::Full)),
+        format!("{wanted}, got [1, 3, 3, 4]")
+    );
+    assert!(text(attend(&[3, 2, 4], &[1, 3, 2, 4], &Mask::Full)).contains("q of shape [B, S, H, D]"));
+    let starts =
+        |starts: &[i32]| Mask::Documents(Tensor::from_slice(starts, [1, starts.len()], &device).unwrap());
+    assert!(
+        text(attend(&[1, 3, 2, 4], &[1, 3, 2, 4], &starts(&[0, 0]))).contains("document starts i32 [1, 3]")
+    );
+    for (bad, named) in
+        [([0, 0, 3], "3 at position 2 is outside 0..3"), ([0, -1, 0], "-1 at position 1 is outside 0..2")]
+    {
+        let text = text(attend(&[1, 3, 2, 4], &[1, 3, 2, 4], &starts(&bad)));
+        assert_eq!(text, format!("attention, document starts: index {named}"));
+    }
+    // Nothing to attend to, or nothing that attends.
+    for (q, k) in [([1, 0, 2, 4], [1, 0, 2, 4]), ([0, 3, 2, 4], [0, 3, 2, 4]), ([1, 3, 2, 0], [1, 3, 2, 0])] {
+        let result = attend(&q, &k, &Mask::Causal);
+        assert!(result.is_err() || result.unwrap().sizes() == q);
+    }
+    let table = Arc::new(Rope::new(100.0, 4, RopeStyle::Half, RopeScaling::None, 4).unwrap());
+    assert!(text(ops::rope(&t(&[1, 3, 2, 4]), &table, 2)).contains("outside 0..4"));
+    assert!(text(ops::rope(&t(&[1, 3, 2, 2]), &table, 0)).contains("[B, S, H, D] with D of at least 4"));
+}

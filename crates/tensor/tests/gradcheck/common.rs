@@ -1,0 +1,362 @@
+//! The checker: one case is an op as a model would write it, and the same in f64.
+
+use std::sync::Arc;
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::{self, CustomOp};
+use oarlock_tensor::{
+    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, Place, Result, Shape, Tape, Tensor, bf16,
+    f16,
+};
+
+/// An array in f64.
+#[derive(Clone, Debug)]
+pub struct Array {
+    pub shape: Vec<usize>,
+    pub data: Vec<f64>,
+}
+
+/// `n` multiples of 1/64 in -2..=2, none nearer to 0 than 1/16: exact in every dtype, and away from kinks at 0.
+pub fn values(seed: u64, n: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let value = 4 + (state >> 40) as i64 % 125;
+        (if state >> 20 & 1 == 0 { value } else { -value }) as f64 / 64.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Values of [`values`] in this shape.
+pub fn array(seed: u64, shape: &[usize]) -> Array {
+    Array { shape: shape.to_vec(), data: values(seed, shape.iter().product()) }
+}
+
+/// Positive ones.
+pub fn positive(seed: u64, shape: &[usize]) -> Array {
+    let Array { shape, data } = array(seed, shape);
+    Array { shape, data: data.into_iter().map(f64::abs).collect() }
+}
+
+/// What a case may need besides its inputs.
+pub struct Env {
+    pub tape: Tape,
+    pub device: Device,
+}
+
+impl Env {
+    /// Integers on the tape.
+    pub fn ints(&self, data: &[i32], shape: &[usize]) -> Tensor {
+        self.tape.input(&Tensor::from_slice(data, shape, &self.device).unwrap())
+    }
+}
+
+type Op = dyn Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor>;
+type Reference = dyn Fn(&[&[f64]], &[&[f64]]) -> Vec<f64>;
+
+/// An op with inputs and parameters, and its reference.
+pub struct Case {
+    pub name: &'static str,
+    pub inputs: Vec<Array>,
+    pub params: Vec<Array>,
+    pub op: Box<Op>,
+    pub reference: Box<Reference>,
+    /// Allowed errors, as a multiple of the table's.
+    pub slack: f64,
+}
+
+/// A case without parameters.
+pub fn case(
+    name: &'static str,
+    inputs: impl IntoIterator<Item = Array>,
+    op: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
+    reference: impl Fn(&[&[f64]]) -> Vec<f64> + 'static,
+) -> Case {
+    Case {
+        name,
+        inputs: inputs.into_iter().collect(),
+        params: Vec::new(),
+        op: Box::new(move |_, x, _| op(x)),
+        reference: Box::new(move |x, _| reference(x)),
+        slack: 1.0,
+    }
+}
+
+/// The largest error that a dtype may cause, relative to the largest value of the tensor. The unit roundoff (2^-24,
+/// 2^-9, 2^-12) times a number of roundings: in f32 sums of up to some hundred terms and the polynomials of the
+/// kernels, in the short dtypes the few values that are stored on the way (statistics and sums are f32 there).
+fn tolerance(dtype: DType) -> f64 {
+    let (bits, roundings) = match dtype {
+        DType::BF16 => (9, 8.0),
+        DType::F16 => (12, 8.0),
+        _ => (24, 256.0),
+    };
+    roundings * 0.5f64.powi(bits)
+}
+
+#[track_caller]
+pub fn assert_close(got: &[f64], want: &[f64], dtype: DType, slack: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let largest = want.iter().fold(0f64, |m, x| m.max(x.abs()));
+    let allowed = tolerance(dtype) * slack * largest.max(1e-3);
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (got - want).abs() <= allowed,
+            "{what} [{i}]: got {got}, want {want}, allowed error {allowed:e}"
+        );
+    }
+}
+
+pub fn f64s(t: &Tensor) -> Vec<f64> {
+    fn of<T: Float>(t: &Tensor) -> Vec<f64> {
+        t.slice::<T>().unwrap().iter().map(|x| f64::from(x.to_f32())).collect()
+    }
+    match t.dtype() {
+        DType::F32 => of::<f32>(t),
+        DType::BF16 => of::<bf16>(t),
+        DType::F16 => of::<f16>(t),
+        DType::I32 => t.slice::<i32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+pub fn tensor(array: &Array, dtype: DType, device: &Device) -> Tensor {
+    fn of<T: Float>(array: &Array, device: &Device) -> Tensor {
+        let data: Vec<T> = array.data.iter().map(|x| T::from_f32(*x as f32)).collect();
+        Tensor::from_slice(&data, &array.shape[..], device).unwrap()
+    }
+    match dtype {
+        DType::BF16 => of::<bf16>(array, device),
+        DType::F16 => of::<f16>(array, device),
+        _ => of::<f32>(array, device),
+    }
+}
+
+/// Parameters in one flat buffer, with gaps between them and garbage in the gradients.
+pub fn settle(
+    arrays: &[Array],
+    dtype: DType,
+    device: &Device,
+    trained: bool,
+) -> (Vec<Param>, Arc<FlatParams>) {
+    let mut end = 0;
+    let mut places = Vec::new();
+    for array in arrays {
+        let shape = Shape::new(&array.shape).unwrap();
+        places.push(Place { first: end, shape });
+        end = (end + shape.n_elems()).next_multiple_of(64) + 64;
+    }
+    let weights = FlatBuffer::pooled(device, end * dtype.size(), "weights").unwrap();
+    for (place, array) in places.iter().zip(arrays) {
+        let bytes = tensor(array, dtype, device);
+        let mut lease = weights.write().unwrap();
+        let to = place.first..place.first + array.data.len();
+        match dtype {
+            DType::F32 => lease.slice_mut::<f32>()[to].copy_from_slice(bytes.slice().unwrap()),
+            DType::BF16 => lease.slice_mut::<bf16>()[to].copy_from_slice(bytes.slice().unwrap()),
+            _ => lease.slice_mut::<f16>()[to].copy_from_slice(bytes.slice().unwrap()),
+        }
+    }
+    let grads = trained.then(|| FlatBuffer::pooled(device, end * 4, "gradients").unwrap());
+    if let Some(grads) = &grads {
+        grads.write().unwrap().slice_mut::<f32>().fill(f32::NAN);
+    }
+    let params = places.iter().map(|place| Param::new(place.shape, Init::Zeros)).collect::<Vec<_>>();
+    let home = Arc::new(FlatParams::new(places, dtype, weights, grads, device).unwrap());
+    params.iter().enumerate().for_each(|(index, param)| param.settle(home.clone(), index));
+    (params, home)
+}
+
+/// The gradient of parameter `index`.
+pub fn grad_of(home: &FlatParams, index: usize) -> Vec<f64> {
+    let place = home.places()[index];
+    assert!(home.touched(index), "parameter {index} got no gradient");
+    let grads = home.grads().unwrap().read().unwrap();
+    grads.slice::<f32>()[place.first..place.first + place.shape.n_elems()]
+        .iter()
+        .map(|g| f64::from(*g))
+        .collect()
+}
+
+/// A scalar that depends on each element differently: the sum of `weights[i] · y[i]` over all inputs.
+pub struct Weighted;
+
+pub fn weights_of_loss(n: usize) -> Vec<f64> {
+    values(77, n)
+}
+
+impl CustomOp for Weighted {
+    fn name(&self) -> &'static str {
+        "weighted"
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        let sum =
+            |y: &Tensor| weights_of_loss(y.n_elems()).iter().zip(f64s(y)).map(|(w, y)| w * y).sum::<f64>();
+        Tensor::from_slice(&[inputs.iter().map(sum).sum::<f64>() as f32], [], inputs[0].device())
+    }
+
+    fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let seed = f64::from(grad.item()?);
+        let of = |y: &Tensor| {
+            let data = weights_of_loss(y.n_elems()).into_iter().map(|w| w * seed).collect();
+            Some(tensor(&Array { shape: y.sizes().to_vec(), data }, y.dtype(), y.device()))
+        };
+        Ok(inputs.iter().map(of).collect())
+    }
+}
+
+/// Values and gradients of one run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub y: Vec<f64>,
+    pub d_inputs: Vec<Vec<f64>>,
+    pub d_params: Vec<Vec<f64>>,
+}
+
+/// How a case is run.
+#[derive(Clone, Copy)]
+pub struct Mode {
+    pub inputs_are_leaves: bool,
+    pub params_are_trained: bool,
+    /// How often the op is used on the same inputs and parameters.
+    pub n_uses: usize,
+}
+
+pub const TRAINED: Mode = Mode { inputs_are_leaves: true, params_are_trained: true, n_uses: 1 };
+
+/// What the backward pass starts from: not 1, so that nobody can ignore it.
+const SEED: f32 = 0.5;
+
+impl Case {
+    pub fn run(&self, device: &Device, dtype: DType, mode: Mode) -> Run {
+        let (params, home) = settle(&self.params, dtype, device, mode.params_are_trained);
+        let env = Env { tape: Tape::new(), device: device.clone() };
+        let place = |array: &Array| {
+            let t = tensor(array, dtype, device);
+            if mode.inputs_are_leaves { env.tape.leaf(&t) } else { env.tape.input(&t) }
+        };
+        let inputs: Vec<Tensor> = self.inputs.iter().map(place).collect();
+        let outputs: Vec<Tensor> = (0..mode.n_uses)
+            .map(|_| (self.op)(&env, &inputs, &params).unwrap_or_else(|e| panic!("{}: {e}", self.name)))
+            .collect();
+        let loss = ops::custom(Weighted, &outputs.iter().collect::<Vec<_>>()).unwrap();
+        let gradients = env.tape.backward(&loss, SEED).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let of = |input: &Tensor| gradients.of(input).map(f64s);
+        let d_inputs: Option<Vec<_>> =
+            if mode.inputs_are_leaves { inputs.iter().map(of).collect() } else { Some(Vec::new()) };
+        let d_params = if mode.params_are_trained {
+            (0..params.len()).map(|i| grad_of(&home, i)).collect()
+        } else {
+            Vec::new()
+        };
+        Run { y: f64s(&outputs[0]), d_inputs: d_inputs.expect("a leaf got no gradient"), d_params }
+    }
+
+    /// The reference's values, and its gradients by central differences.
+    fn expected(&self) -> Run {
+        let views = |arrays: &[Array]| arrays.iter().map(|a| a.data.clone()).collect::<Vec<_>>();
+        let (inputs, params) = (views(&self.inputs), views(&self.params));
+        let value = |inputs: &[Vec<f64>], params: &[Vec<f64>]| {
+            let inputs: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
+            let params: Vec<&[f64]> = params.iter().map(Vec::as_slice).collect();
+            (self.reference)(&inputs, &params)
+        };
+        let y = value(&inputs, &params);
+        let weights = weights_of_loss(y.len());
+        let loss = |inputs: &[Vec<f64>], params: &[Vec<f64>]| -> f64 {
+            value(inputs, params).iter().zip(&weights).map(|(y, w)| f64::from(SEED) * y * w).sum()
+        };
+        const H: f64 = 1e-5;
+        let differences = |of_params: bool| {
+            let (mut inputs, mut params) = (inputs.clone(), params.clone());
+            let n = if of_params { params.len() } else { inputs.len() };
+            let mut all = Vec::new();
+            for k in 0..n {
+                let len = if of_params { params[k].len() } else { inputs[k].len() };
+                let mut at = |i: usize, step: f64| {
+                    let target = if of_params { &mut params[k] } else { &mut inputs[k] };
+                    let before = target[i];
+                    target[i] = before + step;
+                    let value = loss(&inputs, &params);
+                    let target = if of_params { &mut params[k] } else { &mut inputs[k] };
+                    target[i] = before;
+                    value
+                };
+                all.push((0..len).map(|i| (at(i, H) - at(i, -H)) / (2.0 * H)).collect());
+            }
+            all
+        };
+        Run { y, d_inputs: differences(false), d_params: differences(true) }
+    }
+
+    #[track_caller]
+    fn assert_close(&self, got: &Run, want: &Run, dtype: DType, slack: f64, how: &str) {
+        let slack = self.slack * slack;
+        let what = |part: &str| format!("{}, {dtype}, {how}: {part}", self.name);
+        assert_close(&got.y, &want.y, dtype, slack, &what("output"));
+        for (i, (got, want)) in got.d_inputs.iter().zip(&want.d_inputs).enumerate() {
+            assert_close(got, want, dtype, slack, &what(&format!("gradient of input {i}")));
+        }
+        for (i, (got, want)) in got.d_params.iter().zip(&want.d_params).enumerate() {
+            assert_close(got, want, dtype, slack, &what(&format!("gradient of parameter {i}")));
+        }
+    }
+
+    /// Against the reference on every code path, dtype and thread count, frozen and trained, used once and twice.
+    #[track_caller]
+    pub fn check(&self) {
+        self.check_dtypes(&[DType::F32, DType::BF16, DType::F16]);
+    }
+
+    #[track_caller]
+    pub fn check_dtypes(&self, dtypes: &[DType]) {
+        let want = self.expected();
+        let doubled =
+            |grads: &[Vec<f64>]| grads.iter().map(|g| g.iter().map(|g| 2.0 * g).collect()).collect();
+        let twice =
+            Run { y: want.y.clone(), d_inputs: doubled(&want.d_inputs), d_params: doubled(&want.d_params) };
+        let pars = [Par::solo(), Par::threads(2).unwrap(), Par::threads(7).unwrap()];
+        for isa in Isa::available() {
+            for &dtype in dtypes {
+                let [solo, two, seven] = pars.clone().map(|par| Device::cpu(isa, par));
+                let got = self.run(&solo, dtype, TRAINED);
+                let how = solo.describe();
+                self.assert_close(&got, &want, dtype, 1.0, &how);
+                assert_eq!(self.run(&two, dtype, TRAINED), got, "{}: two threads", self.name);
+                assert_eq!(self.run(&seven, dtype, TRAINED), got, "{}: seven threads", self.name);
+                let again = self.run(&solo, dtype, Mode { n_uses: 2, ..TRAINED });
+                self.assert_close(&again, &twice, dtype, 2.0, &format!("{how}, used twice"));
+                if !self.params.is_empty() {
+                    if !self.inputs.is_empty() {
+                        let frozen = self.run(&solo, dtype, Mode { params_are_trained: false, ..TRAINED });
+                        assert_eq!(
+                            (&frozen.y, &frozen.d_inputs),
+                            (&got.y, &got.d_inputs),
+                            "{}: frozen",
+                            self.name
+                        );
+                    }
+                    let plain = self.run(&solo, dtype, Mode { inputs_are_leaves: false, ..TRAINED });
+                    assert_eq!(
+                        (&plain.y, &plain.d_params),
+                        (&got.y, &got.d_params),
+                        "{}: plain inputs",
+                        self.name
+                    );
+                }
+            }
+        }
+        let device = Device::cpu(Isa::detect(), Par::threads(2).unwrap());
+        self.run(&device, DType::F32, TRAINED);
+        let fresh = device.arena().n_fresh();
+        self.run(&device, DType::F32, TRAINED);
+        assert_eq!(
+            device.arena().n_fresh(),
+            fresh,
+            "{}: a second step took memory from the system",
+            self.name
+        );
+    }
+}

@@ -1,0 +1,314 @@
+//! The ops with parameters: embedding, norms, the head with its loss, parameters as tensors; and SwiGLU.
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::{self, IGNORE_INDEX};
+use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
+
+use crate::common::{Array, Case, Env, array, assert_close, case, f64s, grad_of, settle, tensor};
+use crate::losses::cross_entropy;
+use crate::products::product;
+
+fn with_params(
+    name: &'static str,
+    inputs: impl IntoIterator<Item = Array>,
+    params: impl IntoIterator<Item = Array>,
+    op: impl Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor> + 'static,
+    reference: impl Fn(&[&[f64]], &[&[f64]]) -> Vec<f64> + 'static,
+) -> Case {
+    Case {
+        name,
+        inputs: inputs.into_iter().collect(),
+        params: params.into_iter().collect(),
+        op: Box::new(op),
+        reference: Box::new(reference),
+        slack: 1.0,
+    }
+}
+
+const IDS: [i32; 6] = [3, 0, 3, 6, 1, 3];
+
+#[test]
+fn embedding() {
+    let op = |env: &Env, _: &[Tensor], p: &[Param]| ops::embedding(&env.ints(&IDS, &[2, 3]), &p[0]);
+    let reference =
+        |_: &[&[f64]], p: &[&[f64]]| (0..30).map(|i| p[0][IDS[i / 5] as usize * 5 + i % 5]).collect();
+    with_params("embedding", [], [array(1, &[7, 5])], op, reference).check();
+}
+
+fn normalised(x: &[f64], dim: usize, centre: f64, eps: f64) -> Vec<f64> {
+    let row = |x: &[f64]| {
+        let mean = centre * x.iter().sum::<f64>() / dim as f64;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / dim as f64;
+        x.iter().map(|x| (x - mean) / (variance + eps).sqrt()).collect::<Vec<f64>>()
+    };
+    x.chunks(dim).flat_map(row).collect()
+}
+
+#[test]
+fn norms() {
+    let eps = 1e-3f32;
+    for (rows, dim) in [(1, 3), (3, 7), (35, 5)] {
+        let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+            normalised(x[0], dim, 0.0, f64::from(eps))
+                .iter()
+                .enumerate()
+                .map(|(i, x)| x * p[0][i % dim])
+                .collect()
+        };
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| ops::rms_norm(&x[0], &p[0], eps);
+        with_params("rms_norm", [array(1, &[rows, dim])], [array(2, &[dim])], op, reference).check();
+        let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+            let bias = |i: usize| p.get(1).map_or(0.0, |b| b[i]);
+            let y = normalised(x[0], dim, 1.0, f64::from(eps));
+            y.iter().enumerate().map(|(i, x)| x * p[0][i % dim] + bias(i % dim)).collect()
+        };
+        for n_params in [1, 2] {
+            let params = [array(2, &[dim]), array(3, &[dim])].into_iter().take(n_params);
+            let op = move |_: &Env, x: &[Tensor], p: &[Param]| ops::layer_norm(&x[0], &p[0], p.get(1), eps);
+            with_params("layer_norm", [array(1, &[rows, dim])], params, op, reference).check();
+        }
+    }
+}
+
+#[test]
+fn swiglu() {
+    let reference = |x: &[&[f64]]| x[0].iter().zip(x[1]).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    let inputs = || [array(1, &[3, 11]), array(2, &[3, 11])];
+    case("swiglu", inputs(), |x| ops::swiglu(&x[0], &x[1]), reference).check();
+}
+
+/// A norm whose output three products take: it is made again once, and its gradient is the sum of theirs.
+#[test]
+fn a_norm_for_three_products() {
+    let (rows, dim) = (4, 6);
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| {
+        let y = ops::rms_norm(&x[0], &p[0], 1e-3)?;
+        let [q, k, v] = [1, 2, 3].map(|i| ops::linear(&y, &p[i], None, ops::WeightLayout::OutIn));
+        ops::swiglu(&q?, &k?)?.add(&v?)
+    };
+    let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+        let y: Vec<f64> =
+            normalised(x[0], dim, 0.0, 1e-3).iter().enumerate().map(|(i, x)| x * p[0][i % dim]).collect();
+        let [q, k, v] = [1, 2, 3].map(|i| product(&y, false, p[i], true, [rows, 5, dim]));
+        (0..rows * 5).map(|i| q[i] / (1.0 + (-q[i]).exp()) * k[i] + v[i]).collect()
+    };
+    let weights = [array(2, &[dim]), array(3, &[5, dim]), array(4, &[5, dim]), array(5, &[5, dim])];
+    let case = with_params("a norm for three products", [array(1, &[rows, dim])], weights, op, reference);
+    Case { slack: 4.0, ..case }.check();
+}
+
+/// The outputs of the norm and of SwiGLU are made again for the products that took them, each cheap op of the chain too.
+#[test]
+fn an_mlp_of_recipes() {
+    let (rows, dim, hidden) = (4, 6, 5);
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| {
+        let y = ops::layer_norm(&x[0], &p[0], Some(&p[1]), 1e-3)?;
+        let [gate, up] = [2, 3].map(|i| ops::linear(&y, &p[i], None, ops::WeightLayout::OutIn));
+        let y = ops::swiglu(&gate?, &up?)?.scale(0.5)?.add_scalar(0.25)?.reshape([2, 2, 5])?;
+        ops::linear(&y.cast(y.dtype())?, &p[4], None, ops::WeightLayout::InOut)
+    };
+    let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+        let y = normalised(x[0], dim, 1.0, 1e-3);
+        let y: Vec<f64> = y.iter().enumerate().map(|(i, x)| x * p[0][i % dim] + p[1][i % dim]).collect();
+        let [gate, up] = [2, 3].map(|i| product(&y, false, p[i], true, [rows, hidden, dim]));
+        let y: Vec<f64> = gate.iter().zip(up).map(|(g, u)| 0.5 * g / (1.0 + (-g).exp()) * u + 0.25).collect();
+        product(&y, false, p[4], false, [rows, 3, hidden])
+    };
+    let weights = [
+        array(2, &[dim]),
+        array(3, &[dim]),
+        array(4, &[5, dim]),
+        array(5, &[5, dim]),
+        array(6, &[hidden, 3]),
+    ];
+    let case = with_params("an mlp of recipes", [array(1, &[rows, dim])], weights, op, reference);
+    Case { slack: 4.0, ..case }.check();
+}
+
+/// A residual stream in f32 around products in the short dtypes.
+#[test]
+fn a_stream_in_f32() {
+    let op = |env: &Env, x: &[Tensor], p: &[Param]| {
+        let stream = ops::embedding_to(&env.ints(&IDS, &[6]), &p[0], DType::F32)?;
+        let stream = ops::add_residual(&stream, &x[0])?;
+        assert_eq!(stream.dtype(), DType::F32);
+        ops::rms_norm_to(&stream, &p[1], 1e-3, x[0].dtype())
+    };
+    let reference = |x: &[&[f64]], p: &[&[f64]]| {
+        let sum: Vec<f64> = (0..30).map(|i| p[0][IDS[i / 5] as usize * 5 + i % 5] + x[0][i]).collect();
+        normalised(&sum, 5, 0.0, 1e-3).iter().enumerate().map(|(i, x)| x * p[1][i % 5]).collect()
+    };
+    let params = [array(1, &[7, 5]), array(2, &[5])];
+    with_params("a stream in f32", [array(3, &[6, 5])], params, op, reference).check();
+}
+
+#[test]
+fn parameters_as_tensors() {
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| {
+        let scale = ops::parameter(&p[0], &x[0])?;
+        let y = x[0].mul(&scale)?.add(&ops::parameter(&p[1], &x[0])?)?;
+        // Twice, and in a way that asks for its value again.
+        y.mul(&scale.reshape([1, 5])?)
+    };
+    let reference = |x: &[&[f64]], p: &[&[f64]]| {
+        (0..30).map(|i| (x[0][i] * p[0][i % 5] + p[1][i % 15]) * p[0][i % 5]).collect()
+    };
+    let params = [array(2, &[5]), array(3, &[3, 5])];
+    with_params("parameters as tensors", [array(1, &[2, 3, 5])], params, op, reference).check();
+}
+
+const LABELS: [i32; 6] = [3, IGNORE_INDEX, 0, 6, 6, IGNORE_INDEX];
+
+fn head_reference(x: &[f64], w: &[f64]) -> f64 {
+    cross_entropy(&product(x, false, w, true, [6, 7, 5]), &LABELS, 7, IGNORE_INDEX).0
+}
+
+#[test]
+fn head_without_a_promise() {
+    let op = |env: &Env, x: &[Tensor], p: &[Param]| {
+        Ok(ops::head_loss(&x[0], &p[0], &env.ints(&LABELS, &[2, 3]))?.loss)
+    };
+    let reference = |x: &[&[f64]], p: &[&[f64]]| vec![head_reference(x[0], p[0])];
+    with_params("head_loss", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| ops::logits(&x[0], &p[0]);
+    let reference = |x: &[&[f64]], p: &[&[f64]]| product(x[0], false, p[0], true, [6, 7, 5]);
+    with_params("logits", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
+}
+
+/// Embedding and head share their weight; with a promised seed the head's part comes in the forward pass.
+#[test]
+fn a_promise_changes_nothing() {
+    let (table, more) = (array(1, &[7, 5]), array(2, &[5]));
+    for isa in Isa::available() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let device = Device::cpu(isa, Par::solo());
+            let run = |tape: Tape, seed: f32| {
+                let (params, home) = settle(&[table.clone(), more.clone()], dtype, &device, true);
+                let ids = tape.input(&Tensor::from_slice(&IDS, [6], &device).unwrap());
+                let labels = Tensor::from_slice(&LABELS, [6], &device).unwrap();
+                let x = ops::embedding(&ids, &params[0]).unwrap();
+                let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
+                let head = ops::head_loss(&x, &params[0], &labels).unwrap();
+                assert_eq!(head.n_targets, 4);
+                assert!((f64::from(head.loss.item().unwrap()) - head.sum).abs() < 1e-6 * head.sum);
+                tape.backward(&head.loss, seed).unwrap();
+                (head.sum, grad_of(&home, 0), grad_of(&home, 1))
+            };
+            let (promised, plain) = (run(Tape::with_seed(0.25), 0.25), run(Tape::new(), 0.25));
+            assert_eq!(promised.0, plain.0);
+            let what = |part| format!("{}, {dtype}: {part}", device.describe());
+            assert_close(&promised.1, &plain.1, dtype, 1.0, &what("tied weight"));
+            assert_close(&promised.2, &plain.2, dtype, 1.0, &what("norm"));
+            // Against differences of the reference.
+            let loss = |table: &[f64]| {
+                let x: Vec<f64> = (0..30).map(|i| table[IDS[i / 5] as usize * 5 + i % 5]).collect();
+                let x: Vec<f64> = normalised(&x, 5, 0.0, 1e-3)
+                    .iter()
+                    .enumerate()
+                    .map(|(i, x)| x * more.data[i % 5])
+                    .collect();
+                0.25 * head_reference(&x, table)
+            };
+            let slope = |i: usize| {
+                let at = |h: f64| {
+                    let mut table = table.data.clone();
+                    table[i] += h;
+                    loss(&table)
+                };
+                (at(1e-5) - at(-1e-5)) / 2e-5
+            };
+            let want: Vec<f64> = (0..35).map(slope).collect();
+            assert_close(&promised.1, &want, dtype, 4.0, &what("tied weight against the reference"));
+        }
+    }
+}
+
+#[test]
+fn a_scaled_loss_breaks_the_promise() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let (params, _home) = settle(&[array(1, &[7, 5])], DType::F32, &device, true);
+    let labels = Tensor::from_slice(&LABELS, [6], &device).unwrap();
+    let tape = Tape::with_seed(1.0);
+    let x = tape.leaf(&tensor(&array(2, &[6, 5]), DType::F32, &device));
+    let loss = ops::head_loss(&x, &params[0], &labels).unwrap().loss.scale(0.5).unwrap();
+    let text = tape.backward(&loss, 1.0).err().unwrap().to_string();
+    assert!(text.contains("promised seed") && text.contains("(0.5)"), "{text}");
+}
+
+/// A rank whose share is empty still owes a gradient: zeros, not what the buffer held before.
+#[test]
+fn no_rows_give_zero_gradients() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    for tape in [Tape::with_seed(1.0), Tape::new()] {
+        let params = [array(1, &[7, 5]), array(2, &[5]), array(3, &[5, 5]), array(4, &[5])];
+        let (params, home) = settle(&params, DType::F32, &device, true);
+        let ids = tape.input(&Tensor::from_slice::<i32>(&[], [1, 0], &device).unwrap());
+        let x = ops::embedding(&ids, &params[0]).unwrap();
+        let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
+        let x = ops::linear(&x, &params[2], Some(&params[3]), ops::WeightLayout::OutIn).unwrap();
+        let head = ops::head_loss(&x, &params[0], &ids.detach()).unwrap();
+        assert_eq!((head.sum, head.n_targets), (0.0, 0));
+        tape.backward(&head.loss, 1.0).unwrap();
+        for i in 0..4 {
+            assert!(grad_of(&home, i).iter().all(|g| *g == 0.0), "parameter {i}");
+        }
+    }
+}
+
+#[test]
+fn misuse_is_named() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let arrays = [array(1, &[7, 5]), array(2, &[5]), array(3, &[0]), array(4, &[3, 0]), array(5, &[0, 5])];
+    let (p, _home) = settle(&arrays, DType::F32, &device, true);
+    let t = |shape: &[usize]| tensor(&array(1, shape), DType::F32, &device);
+    let ints = |data: &[i32]| Tensor::from_slice(data, [data.len()], &device).unwrap();
+    let head = |x: &Tensor, w: &Param, labels: &[i32]| ops::head_loss(x, w, &ints(labels)).map(|h| h.loss);
+    use ops::WeightLayout::{InOut, OutIn};
+    let texts = [
+        (ops::embedding(&ints(&[0, 7]), &p[0]), "embed_forward: index 7 at position 1 is outside 0..7"),
+        (ops::embedding(&t(&[2]), &p[0]), "embedding: expected i32 ids, got f32"),
+        (
+            ops::embedding(&ints(&[0]), &p[1]),
+            "embedding: expected a table of shape [V, I] with I > 0, got [5]",
+        ),
+        (
+            ops::embedding(&ints(&[0]), &p[3]),
+            "embedding: expected a table of shape [V, I] with I > 0, got [3, 0]",
+        ),
+        (
+            ops::rms_norm(&t(&[2, 0]), &p[2], 1e-6),
+            "rms_norm: expected x of shape [.., I] with I > 0 for a weight of shape [0], got [2, 0]",
+        ),
+        (
+            ops::layer_norm(&t(&[2, 4]), &p[1], Some(&p[1]), 1e-6),
+            "layer_norm: expected x of shape [.., I] with I > 0, weight and bias of shape [I]; weight [5] and bias [5], \
+             got [2, 4]",
+        ),
+        (ops::linear(&t(&[2, 4]), &p[0], None, OutIn), "linear: expected x of shape [.., 5], got [2, 4]"),
+        (
+            ops::linear(&t(&[2, 7]), &p[0], Some(&p[2]), InOut),
+            "linear: expected a bias of shape [5], got [0]",
+        ),
+        (
+            ops::linear(&t(&[2, 5]), &p[4], None, OutIn),
+            "linear: expected a weight of two dims, with at least one output, got [0, 5]",
+        ),
+        (
+            head(&t(&[2, 5]), &p[4], &[-100; 2]),
+            "head_loss: expected a weight of shape [V, I] with V > 0, got [0, 5]",
+        ),
+        (head(&t(&[2, 5]), &p[0], &[1]), "head_loss: expected 2 labels (i32), got [1]"),
+        (head(&t(&[2, 5]), &p[0], &[1, 7]), "cross_entropy: index 7 at position 1 is outside 0..7"),
+        (ops::swiglu(&t(&[2, 5]), &t(&[2, 4])), "swiglu: expected [2, 5], got [2, 4]"),
+    ];
+    for (result, want) in texts {
+        assert_eq!(result.unwrap_err().to_string(), want);
+    }
+    let short = tensor(&array(1, &[2, 5]), DType::BF16, &device);
+    let text = ops::linear(&short, &p[0], None, OutIn).unwrap_err().to_string();
+    assert_eq!(text, "linear: expected bf16, as the other input, got f32");
+    let homeless = Param::new(*p[0].shape(), p[0].init());
+    let text = ops::linear(&t(&[2, 5]), &homeless, None, OutIn).unwrap_err().to_string();
+    assert_eq!(text, "a parameter is used before its model was prepared: it has no memory yet");
+    assert_eq!(f64s(&ops::last_position(&t(&[1, 2, 3])).unwrap()), array(1, &[1, 2, 3]).data[3..]);
+}

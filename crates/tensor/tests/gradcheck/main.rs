@@ -1,0 +1,13 @@
+//! Every op of the tape against a plain f64 reference: its values, and its gradients against finite differences of
+//! that reference, for each dtype on each code path of this CPU; and what the tape promises around them.
+
+mod attention;
+mod common;
+mod elementwise;
+mod fused;
+mod layout;
+mod losses;
+mod products;
+mod reduce;
+mod steps;
+mod tape;

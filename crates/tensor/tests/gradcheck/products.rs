@@ -1,0 +1,122 @@
+//! Matrix products: linear in both layouts, batched products.
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::{self, Transposed, WeightLayout};
+use oarlock_tensor::{Device, Par, Tensor};
+
+use crate::common::{Case, array, case};
+
+/// C[m, n] = A · B, each stored transposed where its flag says so.
+pub fn product(a: &[f64], ta: bool, b: &[f64], tb: bool, [m, n, k]: [usize; 3]) -> Vec<f64> {
+    let at = |i, l| if ta { a[l * m + i] } else { a[i * k + l] };
+    let bt = |l, j| if tb { b[j * k + l] } else { b[l * n + j] };
+    (0..m * n).map(|c| (0..k).map(|l| at(c / n, l) * bt(l, c % n)).sum()).collect()
+}
+
+#[test]
+fn linear() {
+    for (rows, n_in, n_out) in [(vec![3, 5], 7, 11), (vec![], 5, 3), (vec![2], 1, 1), (vec![0], 3, 2)] {
+        let n: usize = rows.iter().product();
+        for (layout, with_bias) in
+            [WeightLayout::OutIn, WeightLayout::InOut].into_iter().flat_map(|l| [(l, false), (l, true)])
+        {
+            let stored = if layout == WeightLayout::OutIn { [n_out, n_in] } else { [n_in, n_out] };
+            let mut params = vec![array(2, &stored)];
+            params.extend(with_bias.then(|| array(3, &[n_out])));
+            let shape: Vec<usize> = rows.iter().copied().chain([n_in]).collect();
+            let transposed = layout == WeightLayout::OutIn;
+            Case {
+                name: "linear",
+                inputs: vec![array(1, &shape)],
+                params,
+                op: Box::new(move |_, x, p| ops::linear(&x[0], &p[0], p.get(1), layout)),
+                reference: Box::new(move |x, p| {
+                    let mut y = product(x[0], false, p[0], transposed, [n, n_out, n_in]);
+                    y.iter_mut().enumerate().for_each(|(i, y)| *y += p.get(1).map_or(0.0, |b| b[i % n_out]));
+                    y
+                }),
+                slack: 1.0,
+            }
+            .check();
+        }
+    }
+}
+
+#[test]
+fn batched_products() {
+    let (m, n, k) = (3, 5, 7);
+    for transposed in [Transposed::Neither, Transposed::Left, Transposed::Right, Transposed::Both] {
+        let ta = matches!(transposed, Transposed::Left | Transposed::Both);
+        let tb = matches!(transposed, Transposed::Right | Transposed::Both);
+        for (lead, shared) in [(vec![], false), (vec![2, 2], false), (vec![2, 2], true)] {
+            let batch: usize = lead.iter().product();
+            let matrix = |rows, cols, lead: &[usize]| [lead, &[rows, cols]].concat();
+            let (a_rows, a_cols) = if ta { (k, m) } else { (m, k) };
+            let (b_rows, b_cols) = if tb { (n, k) } else { (k, n) };
+            let b_lead = if shared { &[][..] } else { &lead[..] };
+            let inputs =
+                [array(1, &matrix(a_rows, a_cols, &lead)), array(2, &matrix(b_rows, b_cols, b_lead))];
+            let reference = move |x: &[&[f64]]| {
+                let b_of = |i: usize| if shared { x[1] } else { &x[1][i * n * k..(i + 1) * n * k] };
+                let one = |i: usize| product(&x[0][i * m * k..(i + 1) * m * k], ta, b_of(i), tb, [m, n, k]);
+                (0..batch).flat_map(one).collect()
+            };
+            let op = move |x: &[Tensor]| ops::matmul_transposed(&x[0], &x[1], transposed);
+            case("matmul", inputs, op, reference).check();
+        }
+    }
+    let square = |x: &[Tensor]| ops::matmul_transposed(&x[0], &x[0], Transposed::Right);
+    let reference = move |x: &[&[f64]]| product(x[0], false, x[0], true, [4, 4, 6]);
+    case("x · xᵀ", [array(1, &[4, 6])], square, reference).check();
+}
+
+#[test]
+fn attention_from_small_ops_is_attention() {
+    let (seq, dim) = (5, 4);
+    let op = move |x: &[Tensor]| {
+        let scores = ops::matmul_transposed(&x[0], &x[1], Transposed::Right)?.scale(0.5)?;
+        let later: Vec<i32> = (0..seq * seq).map(|i| i32::from(i % seq > i / seq)).collect();
+        let later = Tensor::from_slice(&later, [seq, seq], x[0].device())?;
+        scores.masked_fill(&later, f32::NEG_INFINITY)?.softmax()?.matmul(&x[2])
+    };
+    let reference = move |x: &[&[f64]]| {
+        let mut y = Vec::new();
+        for (head, i) in (0..2).flat_map(|h| (0..seq).map(move |i| (h, i))) {
+            let row = |t: usize, j: usize| &x[t][(head * seq + j) * dim..][..dim];
+            let dot = |j| row(0, i).iter().zip(row(1, j)).map(|(q, k)| q * k).sum::<f64>();
+            let e: Vec<f64> = (0..=i).map(|j| (0.5 * dot(j)).exp()).collect();
+            let total: f64 = e.iter().sum();
+            y.extend((0..dim).map(|d| (0..=i).map(|j| e[j] / total * row(2, j)[d]).sum::<f64>()));
+        }
+        y
+    };
+    let inputs = [1, 2, 3].map(|seed| array(seed, &[2, seq, dim]));
+    Case { slack: 2.0, ..case("attention from small ops", inputs, op, reference) }.check();
+}
+
+#[test]
+fn misuse_is_named() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let t =
+        |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+    let texts = [
+        (t(&[3]).matmul(&t(&[3, 2])), "matmul: expected a left operand of at least two dims, got [3]"),
+        (t(&[3, 2]).matmul(&t(&[2])), "matmul: expected a right operand of at least two dims, got [2]"),
+        (
+            t(&[4, 3, 2]).matmul(&t(&[5, 2, 3])),
+            "matmul: expected a right operand [2, N], with the leading dims [4] or none, got [5, 2, 3]",
+        ),
+        (
+            ops::matmul_transposed(&t(&[3, 2]), &t(&[2, 3]), Transposed::Right),
+            "matmul: expected a right operand [N, 2], with the leading dims [] or none, got [2, 3]",
+        ),
+        (t(&[2, 3]).add(&t(&[2])), "add: expected a shape that broadcasts with [2, 3], got [2]"),
+    ];
+    for (result, want) in texts {
+        assert_eq!(result.unwrap_err().to_string(), want);
+    }
+    let other = Device::cpu(Isa::detect(), Par::solo());
+    let there = Tensor::zeros([2, 2], oarlock_tensor::DType::F32, &other).unwrap();
+    let text = t(&[2, 2]).matmul(&there).unwrap_err().to_string();
+    assert_eq!(text, "matmul: its inputs live on different devices");
+}

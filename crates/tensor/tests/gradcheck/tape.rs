@@ -1,0 +1,237 @@
+//! What the tape promises: whose gradients come back, the order of unit hooks, and errors for misuse.
+
+use std::sync::{Arc, Mutex};
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::{self, CustomOp};
+use oarlock_tensor::{DType, Device, Error, Par, Param, Result, Tape, Tensor, UnitHook};
+
+use crate::common::{array, f64s, grad_of, settle};
+
+fn device() -> Device {
+    Device::cpu(Isa::detect(), Par::solo())
+}
+
+fn vector(device: &Device, data: &[f32]) -> Tensor {
+    Tensor::from_slice(data, [data.len()], device).unwrap()
+}
+
+#[test]
+fn only_leaves_have_gradients() {
+    let (device, tape) = (device(), Tape::new());
+    let x = vector(&device, &[1.0, 2.0]);
+    let (leaf, input, unused) = (tape.leaf(&x), tape.input(&x), tape.leaf(&x));
+    let y = leaf.mul(&input).unwrap().mul(&leaf.detach()).unwrap();
+    let gradients = tape.backward(&y, 3.0).unwrap();
+    assert_eq!(f64s(gradients.of(&leaf).unwrap()), [3.0, 12.0]);
+    let other = Tape::new();
+    for t in [&input, &unused, &leaf.detach(), &y, &other.leaf(&x)] {
+        assert!(gradients.of(t).is_none());
+    }
+    // A leaf may be the root.
+    let root = tape.leaf(&x);
+    assert_eq!(f64s(tape.backward(&root, 2.0).unwrap().of(&root).unwrap()), [2.0, 2.0]);
+}
+
+/// A gradient that somebody holds is not added to in place.
+#[test]
+fn gradients_are_not_shared() {
+    let (device, tape) = (device(), Tape::new());
+    let x = tape.leaf(&vector(&device, &[1.0, -2.0]));
+    let sum = x.add(&x.relu().unwrap()).unwrap().add(&x).unwrap();
+    let z = tape.leaf(&vector(&device, &[0.0, 0.0]));
+    let gradients = tape.backward(&sum.add(&z).unwrap().reshape([2, 1]).unwrap(), 1.0).unwrap();
+    assert_eq!(f64s(gradients.of(&x).unwrap()), [3.0, 2.0]);
+    assert_eq!(f64s(gradients.of(&z).unwrap()), [1.0, 1.0]);
+}
+
+/// Between the passes the tape holds x alone, of a chain of five cheap ops and the product after it.
+#[test]
+fn cheap_outputs_are_not_kept() {
+    let device = device();
+    let (params, _home) = settle(&[array(1, &[3, 64])], DType::F32, &device, true);
+    let held =
+        || device.arena().usage().iter().filter(|u| u.0 == "activation").map(|u| u.1.bytes).sum::<usize>();
+    let tape = Tape::new();
+    let x = tape.leaf(&Tensor::zeros([1024, 64], DType::F32, &device).unwrap());
+    let chain = |x: &Tensor| {
+        x.gelu()?.scale(2.0)?.dropout(0.1, 1, 2)?.reshape([512, 128])?.reshape([1024, 64])?.square()
+    };
+    let y = ops::linear(&chain(&x).unwrap(), &params[0], None, ops::WeightLayout::OutIn).unwrap();
+    let output = (1024 * 3 * 4usize).next_power_of_two();
+    assert!(held() <= output, "{} bytes for an output of {output}", held());
+    tape.backward(&y, 1.0).unwrap();
+}
+
+struct Log(&'static str, Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn note(&self, what: &str) -> Result<()> {
+        self.1.lock().unwrap().push(format!("{what} {}", self.0));
+        if self.0 == "refuses" { Err(Error::Usage("the unit cannot be had".to_string())) } else { Ok(()) }
+    }
+}
+
+impl UnitHook for Log {
+    fn before_backward(&self) -> Result<()> {
+        self.note("before")
+    }
+
+    fn after_backward(&self) -> Result<()> {
+        self.note("after")
+    }
+}
+
+/// Notes when its gradient is asked for.
+struct Noted(Log);
+
+impl CustomOp for Noted {
+    fn name(&self) -> &'static str {
+        "noted"
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        Ok(inputs[0].clone())
+    }
+
+    fn backward(&self, _: &[Tensor], grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        self.0.note("op")?;
+        Ok(vec![Some(grad.clone())])
+    }
+}
+
+#[test]
+fn hooks_surround_the_backward_pass_of_their_units() {
+    let (device, tape, notes) = (device(), Tape::new(), Arc::new(Mutex::new(Vec::new())));
+    let log = |name| Log(name, notes.clone());
+    let mut x = tape.leaf(&vector(&device, &[1.0]));
+    let outer = Arc::new(log("outer"));
+    tape.enter_unit(outer.clone());
+    for name in ["a", "b"] {
+        let hook = Arc::new(log(name));
+        tape.enter_unit(hook.clone());
+        x = ops::custom(Noted(log(name)), &[&x]).unwrap();
+        tape.leave_unit(hook);
+    }
+    tape.leave_unit(outer);
+    tape.backward(&x, 1.0).unwrap();
+    let want = ["before outer", "before b", "op b", "after b", "before a", "op a", "after a", "after outer"];
+    assert_eq!(*notes.lock().unwrap(), want);
+    let x = tape.leaf(&vector(&device, &[1.0]));
+    tape.leave_unit(Arc::new(log("refuses")));
+    assert_eq!(tape.backward(&x, 1.0).err().unwrap().to_string(), "the unit cannot be had");
+}
+
+#[test]
+fn misuse_of_the_tape_is_named() {
+    let device = device();
+    let x = vector(&device, &[1.0, 2.0]);
+    let (tape, other) = (Tape::new(), Tape::new());
+    let text = |e: Option<Error>| e.unwrap().to_string();
+    let leaf = tape.leaf(&x);
+    let mixed = leaf.add(&other.leaf(&x));
+    assert_eq!(text(mixed.err()), "an op's inputs are on two different tapes");
+    assert_eq!(text(other.backward(&leaf, 1.0).err()), "backward: the loss was recorded on another tape");
+    let nothing = "backward: nothing that the loss depends on is trained";
+    assert_eq!(text(tape.backward(&x, 1.0).err()), nothing);
+    assert_eq!(text(tape.backward(&tape.input(&x).relu().unwrap(), 1.0).err()), nothing);
+
+    let y = leaf.square().unwrap();
+    tape.backward(&y, 1.0).unwrap();
+    assert_eq!(text(tape.backward(&y, 1.0).err()), "backward: the tape has already been run backward");
+    // The next run of the same tape knows nothing of the places of this one.
+    let again = tape.leaf(&x);
+    let stale = "an op's input was recorded before the tape was last run backward: put it on the tape again";
+    assert_eq!(text(leaf.add(&again).err()), stale);
+    assert_eq!(text(y.relu().err()), stale);
+    let gradients = tape.backward(&again.square().unwrap(), 1.0).unwrap();
+    assert!(gradients.of(&leaf).is_none() && gradients.of(&again).is_some());
+
+    let promised = Tape::with_seed(0.5);
+    let leaf = promised.leaf(&x);
+    let wrong = promised.backward(&leaf, 1.0).err();
+    assert_eq!(text(wrong), "backward: the tape was promised the seed Some(0.5), but is seeded with 1");
+    let leaf = promised.leaf(&x);
+    assert_eq!(promised.seed(), Some(0.5));
+    assert!(promised.backward(&leaf, 0.5).is_ok());
+}
+
+/// A custom op with a parameter: y = w · x, element by element.
+struct Gain(Param);
+
+impl CustomOp for Gain {
+    fn name(&self) -> &'static str {
+        "gain"
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        inputs[0].mul(&self.0.weight()?)
+    }
+
+    fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        if let Some(mut slot) = self.0.grad()? {
+            slot.put(grad.mul(&inputs[0])?.slice()?)?;
+        }
+        Ok(vec![Some(grad.mul(&self.0.weight()?)?)])
+    }
+
+    fn params(&self) -> Vec<&Param> {
+        vec![&self.0]
+    }
+}
+
+#[test]
+fn custom_ops_may_hold_parameters() {
+    let device = device();
+    let w = array(1, &[3]);
+    for trained in [true, false] {
+        let (params, home) = settle(std::slice::from_ref(&w), DType::F32, &device, trained);
+        let tape = Tape::new();
+        let x = tape.leaf(&vector(&device, &[1.0, -2.0, 3.0]));
+        let y = ops::custom(Gain(params[0].clone()), &[&x]).unwrap();
+        let y = ops::custom(Gain(params[0].clone()), &[&y]).unwrap();
+        let gradients = tape.backward(&y, 1.0).unwrap();
+        let want = |f: fn(f64, f64) -> f64| {
+            w.data.iter().zip([1.0, -2.0, 3.0]).map(|(w, x)| f(*w, x)).collect::<Vec<_>>()
+        };
+        assert_eq!(f64s(gradients.of(&x).unwrap()), want(|w, _| w * w));
+        if trained {
+            assert_eq!(grad_of(&home, 0), want(|w, x| 2.0 * w * x));
+        }
+    }
+}
+
+/// Gives back whatever it was told to.
+struct Wrong(Vec<Option<Tensor>>);
+
+impl CustomOp for Wrong {
+    fn name(&self) -> &'static str {
+        "wrong"
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        inputs[0].square()
+    }
+
+    fn backward(&self, _: &[Tensor], _: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        Ok(self.0.clone())
+    }
+}
+
+#[test]
+fn misuse_of_custom_ops_is_named() {
+    let device = device();
+    let x = vector(&device, &[1.0, 2.0]);
+    let text = |gradients: Vec<Option<Tensor>>| {
+        let tape = Tape::new();
+        let y = ops::custom(Wrong(gradients), &[&tape.leaf(&x)]).unwrap();
+        tape.backward(&y, 1.0).err().map(|e| e.to_string())
+    };
+    assert_eq!(text(vec![]).unwrap(), "wrong: its backward pass gave 0 gradients for 1 inputs");
+    let wrong = text(vec![Some(vector(&device, &[1.0]))]).unwrap();
+    assert_eq!(wrong, "wrong: expected a gradient of input 0 like Tensor([2], f32), got Tensor([1], f32)");
+    assert_eq!(text(vec![None]), None);
+    let (params, _home) = settle(&[array(1, &[2])], DType::F32, &device, true);
+    let refused = params[0].grad().unwrap().unwrap().put(&[1.0]).unwrap_err().to_string();
+    assert_eq!(refused, "gradient of a parameter: expected 2 elements, got 1 elements");
+}
