@@ -3,12 +3,8 @@
 mod cache;
 mod config;
 mod decoder;
-mod hf;
+pub mod hf;
 
 pub use cache::LayerCache;
 pub use config::{DecoderConfig, Family, RopeSettings};
 pub use decoder::{Block, Decoder, Head};
-pub use hf::{
-    HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
-    save_pretrained,
-};
