@@ -22,12 +22,14 @@
 //! ```
 
 use std::fmt::Arguments;
+use std::path::Path as FilePath;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::{Isa, Path};
 use oarlock_tensor::ops::{HeadLoss, Mask};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor};
 
+use crate::checkpoint::{self, ClientState};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
@@ -195,6 +197,31 @@ impl Accelerator {
     /// When a rank failed, or the gradients are not finite.
     pub fn clip_grad_norm(&self, optimizer: &mut Optimizer, max_norm: f64) -> Result<f64> {
         optimizer.clip_grad_norm(max_norm)
+    }
+
+    /// Saves everything that the run needs to go on: weights, optimizer state, and what the caller keeps. The folder
+    /// appears when it is complete; an older checkpoint of that name is replaced only then. All ranks call it. On
+    /// process 0 `extra` writes more files into the folder that it is given, such as the model in the form that other
+    /// programs open; they belong to the checkpoint as all others do.
+    ///
+    /// # Errors
+    /// When a file cannot be written on some rank; then nothing is left of it, and training can go on.
+    pub fn save_state(
+        &self,
+        dir: &FilePath,
+        optimizer: &Optimizer,
+        client: &ClientState,
+        extra: &mut dyn FnMut(&FilePath) -> Result<()>,
+    ) -> Result<()> {
+        checkpoint::save(dir, &self.comm, optimizer.engine(), client, extra)
+    }
+
+    /// Restores what [`Accelerator::save_state`] saved, on any number of ranks, and returns what the caller had kept.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete, damaged or of another model; then the model is as it was.
+    pub fn load_state(&self, dir: &FilePath, optimizer: &mut Optimizer) -> Result<ClientState> {
+        checkpoint::load(dir, &self.comm, optimizer.engine_mut())
     }
 
     /// The values of all ranks, in the order of ranks.

@@ -20,6 +20,9 @@ pub enum Error {
     /// From the logs.
     #[error(transparent)]
     Report(#[from] crate::report::Error),
+    /// A checkpoint that was not saved or cannot be loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

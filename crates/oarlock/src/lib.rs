@@ -18,6 +18,7 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{Accelerator, AcceleratorConfig, Accumulation};
+pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
 pub use shard::{Placement, SeededInit, WeightSource};

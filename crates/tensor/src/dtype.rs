@@ -112,14 +112,7 @@ mod tests {
 
     #[test]
     fn bf16_rounds_as_half_does() {
-        for bits in (0..u32::MAX).step_by(65_521).chain([
-            0x7f80_0000,
-            0xff80_0000,
-            0x7f80_0001,
-            0x7f7f_ffff,
-            0,
-            1 << 31,
-        ]) {
+        for bits in (0..u32::MAX).step_by(65_521).chain([0x7f80_0000, 0xff80_0000, 0x7f80_0001, 0x7f7f_ffff, 0, 1 << 31]) {
             let x = f32::from_bits(bits);
             let (ours, half) = (<bf16 as Float>::from_f32(x), bf16::from_f32(x));
             assert!(ours.to_bits() == half.to_bits() || (x.is_nan() && ours.is_nan()), "{bits:#x}");

@@ -48,12 +48,7 @@ impl Par {
     }
 
     /// Cuts `out` into pieces of `chunk` elements (the last may be shorter) and runs `f(index, piece)` on each.
-    pub fn chunks_mut<T: Send>(
-        &self,
-        out: &mut [T],
-        chunk: usize,
-        f: impl Fn(usize, &mut [T]) + Sync + Send,
-    ) {
+    pub fn chunks_mut<T: Send>(&self, out: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
         let chunk = chunk.max(1);
         match &self.pool {
             Some(pool) if out.len() > chunk => {

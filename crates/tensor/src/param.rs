@@ -79,6 +79,23 @@ impl GradSlot {
     pub fn slice_mut(&mut self) -> &mut [f32] {
         &mut self.lease.slice_mut::<f32>()[self.first..self.first + self.len]
     }
+
+    /// Stores a gradient as [`GradSlot::store`] says.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when `grad` has another number of elements.
+    pub fn put(&mut self, grad: &[f32]) -> Result<()> {
+        if grad.len() != self.len {
+            return Err(Error::Shape {
+                op: "gradient of a parameter",
+                expected: format!("{} elements", self.len),
+                got: format!("{} elements", grad.len()),
+            });
+        }
+        let store = self.store;
+        self.slice_mut().iter_mut().zip(grad).for_each(|(slot, grad)| store.put(slot, *grad));
+        Ok(())
+    }
 }
 
 impl Param {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 /// A recording of ops. Cloning gives another handle to the same recording.
@@ -19,6 +20,8 @@ pub struct Tape(Arc<Mutex<Recording>>);
 struct Recording {
     nodes: Vec<Node>,
     promised_seed: Option<f32>,
+    /// How often the tape has been run backward: places of an earlier run mean nothing now.
+    run: usize,
 }
 
 #[derive(Default)]
@@ -42,6 +45,7 @@ enum Step {
 /// A tensor's place on a tape: an output of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VarId {
+    run: usize,
     node: usize,
     output: usize,
 }
@@ -125,7 +129,7 @@ impl Tape {
     /// Puts a tensor on the tape as a leaf: [`Tape::backward`] keeps its gradient for [`Gradients::of`].
     pub fn leaf(&self, tensor: &Tensor) -> Tensor {
         let id = self.lock().push(Step::Leaf, Vec::new(), 1);
-        tensor.clone().on(Var { tape: self.clone(), id: Some(VarId { node: id, output: 0 }) })
+        tensor.clone().on(Var { tape: self.clone(), id: Some(id) })
     }
 
     /// Marks that the ops from here on belong to a unit.
@@ -150,14 +154,14 @@ impl Tape {
         if !Arc::ptr_eq(&tape.0, &self.0) {
             return Err(Error::Usage("backward: the loss was recorded on another tape".to_string()));
         }
-        let mut recording = std::mem::take(&mut *self.lock());
+        let mut recording = self.lock().take();
         if recording.promised_seed.is_some_and(|promised| promised != seed) {
             return Err(Error::Usage(format!(
                 "backward: the tape was promised the seed {:?}, but is seeded with {seed}",
                 recording.promised_seed
             )));
         }
-        if root_id.node >= recording.nodes.len() {
+        if root_id.run != recording.run {
             return Err(Error::Usage("backward: the tape has already been run backward".to_string()));
         }
         let ones = accumulate::full_like(root, seed)?;
@@ -180,7 +184,7 @@ impl Tape {
                 None => {}
             }
         }
-        Ok(Gradients { leaves })
+        Ok(Gradients { tape: self.clone(), run: recording.run, leaves })
     }
 }
 
@@ -191,22 +195,32 @@ impl Default for Tape {
 }
 
 impl Recording {
-    fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>, n_outputs: usize) -> usize {
+    /// Adds a node; the result is the place of its first output.
+    fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>, n_outputs: usize) -> VarId {
         let slots = || (0..n_outputs).map(|_| None).collect::<Vec<_>>();
         self.nodes.push(Node { op: Some(op), inputs, grads: slots(), replayed: slots() });
-        self.nodes.len() - 1
+        VarId { run: self.run, node: self.nodes.len() - 1, output: 0 }
+    }
+
+    /// What was recorded so far; the next run begins empty, under the same promise.
+    fn take(&mut self) -> Recording {
+        let next = Recording { nodes: Vec::new(), promised_seed: self.promised_seed, run: self.run + 1 };
+        std::mem::replace(self, next)
     }
 }
 
 /// The gradients of a tape's leaves.
 pub struct Gradients {
+    tape: Tape,
+    run: usize,
     leaves: Vec<(usize, Option<Tensor>)>,
 }
 
 impl Gradients {
     /// The gradient of a leaf; `None` when the root does not depend on it.
     pub fn of(&self, leaf: &Tensor) -> Option<&Tensor> {
-        let id = leaf.var.as_ref()?.id?;
+        let var = leaf.var.as_ref()?;
+        let id = var.id.filter(|id| id.run == self.run && Arc::ptr_eq(&var.tape.0, &self.tape.0))?;
         self.leaves.iter().find(|(node, _)| *node == id.node)?.1.as_ref()
     }
 }
@@ -230,6 +244,12 @@ impl Recorder {
         }
         let Some(tape) = tape else { return Ok(None) };
         let inputs: Vec<_> = inputs.iter().map(|t| t.var.as_ref().and_then(|v| v.id)).collect();
+        let run = tape.lock().run;
+        if inputs.iter().flatten().any(|id| id.run != run) {
+            return Err(Error::Usage(
+                "an op's input was recorded before the tape was last run backward: put it on the tape again".to_string(),
+            ));
+        }
         let mut needs_grad = inputs.iter().any(Option::is_some);
         for param in params {
             needs_grad |= param.trainable()?;
@@ -265,6 +285,23 @@ impl Recorder {
         Saved::Kept(tensor.detach())
     }
 
+    /// Keeps a tensor only where that takes no memory: as a recipe.
+    pub fn save_recipe(&self, tensor: &Tensor) -> Option<Saved> {
+        Some(self.save(tensor)).filter(|saved| matches!(saved, Saved::Replay(_)))
+    }
+
+    /// Records an op of one output, where there is a tape; `op` is made from what it keeps.
+    pub fn record<F: Function + 'static>(
+        recorder: Option<Recorder>,
+        output: Tensor,
+        op: impl FnOnce(&Recorder) -> F,
+    ) -> Tensor {
+        let Some(recorder) = recorder else { return output };
+        let op = op(&recorder);
+        let [output] = recorder.finish([output], op);
+        output
+    }
+
     /// Records the op and puts its outputs on the tape.
     pub fn finish<const N: usize>(self, outputs: [Tensor; N], op: impl Function + 'static) -> [Tensor; N] {
         let node = self
@@ -272,7 +309,7 @@ impl Recorder {
             .then(|| self.tape.lock().push(Step::Op(Box::new(op)), self.inputs, N));
         let mut output = 0;
         outputs.map(|tensor| {
-            let id = node.map(|node| VarId { node, output });
+            let id = node.map(|node| VarId { output, ..node });
             output += 1;
             tensor.on(Var { tape: self.tape.clone(), id })
         })
@@ -325,6 +362,11 @@ impl Backward<'_> {
     /// The gradient of input `index` for an op that can add into it: what has come so far, to be added to, or fresh
     /// memory, to be overwritten. To be given back with [`Backward::put`].
     pub fn slot(&mut self, index: usize, like: &Tensor) -> Result<(Tensor, Store)> {
+        self.slot_of(index, *like.shape(), like)
+    }
+
+    /// As [`Backward::slot`], for an input of another shape.
+    pub fn slot_of(&mut self, index: usize, shape: Shape, like: &Tensor) -> Result<(Tensor, Store)> {
         if let Some(id) = self.inputs[index] {
             let slot = &mut self.nodes[id.node].grads[id.output];
             if slot.as_ref().is_some_and(Tensor::is_unique)
@@ -333,7 +375,7 @@ impl Backward<'_> {
                 return Ok((sum, Store::Add));
             }
         }
-        let fresh = Tensor::uninit(*like.shape(), like.dtype(), like.device(), "gradient")?;
+        let fresh = Tensor::uninit(shape, like.dtype(), like.device(), "gradient")?;
         Ok((fresh, Store::Overwrite))
     }
 

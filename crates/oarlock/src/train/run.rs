@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &checkpoint {
             let client = accelerator.load_state(dir, &mut optimizer)?;
-            position = client.position()?;
+            position = client.consumed_samples;
             if accelerator.is_main_process() {
                 let resumed = TrainerState::load(dir)?;
                 state = TrainerState { max_steps: state.max_steps, ..resumed };
@@ -232,7 +232,15 @@ impl<'a> Run<'a> {
             }
             return self.accelerator.wait_for_everyone();
         }
-        let client = ClientState::at(self.position);
+        let client = ClientState {
+            step: done,
+            epoch: self.position / self.sampler.len,
+            consumed_samples: self.position,
+            seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
+                .map(|(name, seed)| (name.to_string(), seed))
+                .into(),
+            client: serde_json::Map::new(),
+        };
         self.accelerator.save_state(&dir, &self.optimizer, &client, &mut extra)?;
         if let (Some(keep), true) = (self.config.save.keep, self.accelerator.is_main_process()) {
             checkpoint::retain(output, keep)?;
@@ -320,7 +328,7 @@ fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Resu
         Resume::From(dir) => Some(dir.clone()),
         Resume::IfPresent | Resume::Newest => {
             let newest = match accelerator.is_main_process() {
-                true => checkpoint::newest(output)?.map(|dir| dir.to_string_lossy().into_owned()),
+                true => newest_whole(output)?,
                 false => None,
             };
             let chosen = accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
@@ -335,6 +343,17 @@ fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Resu
         )));
     }
     Ok(found)
+}
+
+/// The newest checkpoint that is whole; says which newer ones are not, and why.
+fn newest_whole(output: &Path) -> Result<Option<String>> {
+    let newest = checkpoint::newest(output)?;
+    for listed in &newest.skipped {
+        if let Some(problem) = &listed.problem {
+            eprintln!("warning: {} is left aside: {problem}", listed.path.display());
+        }
+    }
+    Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {

@@ -6,6 +6,8 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod binary;
+pub mod copy;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embed;
@@ -15,13 +17,17 @@ pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub mod norm;
+pub mod pair_loss;
 pub(crate) mod pieces;
 pub mod random;
+pub mod reduce;
 pub mod rope;
 pub mod softmax;
 pub mod sums;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod unary;
+pub mod walk;
 
 pub use isa::{Isa, Path};
 

@@ -17,8 +17,8 @@ pub fn embedding(ids: &Tensor, table: &Param) -> Result<Tensor> {
     if ids.dtype() != DType::I32 {
         return Err(Error::DType { op: "embedding", expected: "i32 ids", got: ids.dtype() });
     }
-    let &[_, dim] = table.shape().sizes() else {
-        return Err(wrong_shape("embedding", "a table of two dims", &table.weight()?));
+    let &[_, dim @ (1..)] = table.shape().sizes() else {
+        return Err(wrong_shape("embedding", "a table of shape [V, I] with I > 0", &table.weight()?));
     };
     let recorder = Recorder::new(&[ids], &[table])?;
     let weight = table.weight()?;

@@ -38,8 +38,8 @@ pub struct HeadLoss {
 /// # Errors
 /// Shapes that do not fit, or a label outside `0..V` that is not [`IGNORE_INDEX`].
 pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss> {
-    let &[_, dim] = weight.shape().sizes() else {
-        return Err(wrong_shape("head_loss", "a weight of shape [V, I]", &weight.weight()?));
+    let &[(1..), dim] = weight.shape().sizes() else {
+        return Err(wrong_shape("head_loss", "a weight of shape [V, I] with V > 0", &weight.weight()?));
     };
     if x.sizes().is_empty() || x.shape().last() != dim {
         return Err(wrong_shape("head_loss", format!("x of shape [.., {dim}]"), x));
@@ -87,9 +87,12 @@ impl Function for HeadBackward {
         let upstream = upstream.item()?;
         if let Some((x, labels)) = &self.again {
             let x = cx.get(x)?;
-            let (mut dx, _) = (Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?, ());
-            run(&x, &self.weight, labels, Some(upstream), Some(&mut dx))?;
-            return cx.give(0, dx);
+            let mut dx = match cx.needs(0) {
+                true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
+                false => None,
+            };
+            run(&x, &self.weight, labels, Some(upstream), dx.as_mut())?;
+            return dx.map_or(Ok(()), |dx| cx.give(0, dx));
         }
         if self.seed != Some(upstream) {
             return Err(Error::Usage(format!(
@@ -139,6 +142,12 @@ fn chunks<T: Float>(
     let mut losses = vec![0.0; chunk];
     let (xs, ws) = (x.slice::<T>()?, w.slice::<T>()?);
     let (mut sum, mut n_targets) = (0.0, 0);
+    if n_rows == 0
+        && let Some(slot) = &mut slot
+        && slot.store == Store::Overwrite
+    {
+        slot.slice_mut().fill(0.0);
+    }
     for first in (0..n_rows).step_by(chunk) {
         let rows = chunk.min(n_rows - first);
         let labels = &labels[first..first + rows];

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::ops::wrong_shape;
 use crate::shape::{IntoShape, Shape};
-use crate::tape::{Backward, Function, Recorder};
+use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
 /// The same elements in another shape.
@@ -17,9 +17,8 @@ pub fn reshape(x: &Tensor, shape: impl IntoShape) -> Result<Tensor> {
     }
     let recorder = Recorder::new(&[x], &[])?;
     let y = x.view(0, shape);
-    let Some(recorder) = recorder else { return Ok(y) };
-    let [y] = recorder.finish([y], ReshapeBackward { shape: *x.shape() });
-    Ok(y)
+    let from = *x.shape();
+    Ok(Recorder::record(recorder, y, |recorder| ReshapeBackward { x: recorder.save_recipe(x), from, to: shape }))
 }
 
 /// `[.., H·D]` → `[.., H, D]`.
@@ -62,12 +61,25 @@ pub fn last_position(x: &Tensor) -> Result<Tensor> {
 }
 
 struct ReshapeBackward {
-    shape: Shape,
+    x: Option<Saved>,
+    from: Shape,
+    to: Shape,
 }
 
 impl Function for ReshapeBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
-        cx.give(0, dy.view(0, self.shape))
+        cx.give(0, dy.view(0, self.from))
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        self.x.is_some()
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        match &self.x {
+            Some(x) => Ok(cx.get(x)?.view(0, self.to)),
+            None => Err(Error::Usage("reshape: its input was not kept".to_string())),
+        }
     }
 }

@@ -47,8 +47,8 @@ struct Linear {
 impl Linear {
     fn new(x: &Tensor, weight: &Param, bias: Option<&Param>, layout: WeightLayout) -> Result<Linear> {
         let (n_out, n_in) = match (weight.shape().sizes(), layout) {
-            (&[o, i], WeightLayout::OutIn) | (&[i, o], WeightLayout::InOut) => (o, i),
-            _ => return Err(wrong_shape("linear", "a weight of two dims", &weight.weight()?)),
+            (&[o @ (1..), i], WeightLayout::OutIn) | (&[i, o @ (1..)], WeightLayout::InOut) => (o, i),
+            _ => return Err(wrong_shape("linear", "a weight of two dims, with at least one output", &weight.weight()?)),
         };
         if x.sizes().is_empty() || x.shape().last() != n_in {
             return Err(wrong_shape("linear", format!("x of shape [.., {n_in}]"), x));

@@ -5,25 +5,59 @@
 
 pub(crate) mod accumulate;
 mod attention;
+mod binary;
+mod cast;
+mod cross_entropy;
+mod custom;
+mod dropout;
 mod embedding;
 mod head_loss;
 mod heads;
+mod index_select;
+mod layer_norm;
+mod layout;
 mod linear;
+mod matmul;
+mod methods;
 mod norm;
-mod residual;
+mod pair_loss;
+mod parameter;
+mod reduce;
 mod rope;
+mod select;
+mod slice;
+mod softmax;
 mod swiglu;
+mod unary;
 pub mod update;
 
 pub use attention::{Mask, attention, attention_cached};
+pub use binary::{add, div, mul, sub};
+pub use cast::cast;
+pub use cross_entropy::{Reduction, cross_entropy};
+pub use custom::{CustomOp, custom};
+pub use dropout::dropout;
 pub use embedding::embedding;
-pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
+pub use heads::{last_position, merge_heads, reshape, split_heads};
+pub use index_select::index_select;
+pub use layer_norm::layer_norm;
+pub use layout::{expand, permute, squeeze, transpose, unsqueeze};
 pub use linear::{WeightLayout, linear};
+pub use matmul::{Transposed, matmul, matmul_transposed};
 pub use norm::rms_norm;
-pub use residual::add;
+pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
+pub use parameter::parameter;
+pub use reduce::{argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim};
 pub use rope::{Rope, rope};
+pub use select::{masked_fill, where_cond};
+pub use slice::{concat, narrow, split, stack};
+pub use softmax::{log_softmax, softmax};
 pub use swiglu::swiglu;
+pub use unary::{
+    abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid, silu, sqrt,
+    square, tanh,
+};
 
 /// Runs a body with `$T` standing for the Rust type of a float dtype; integers are an error of `$op`.
 macro_rules! with_float {
@@ -47,6 +81,23 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
+/// Runs a body with `$W` standing for an integer of the dtype's size: for ops that only move elements.
+macro_rules! with_word {
+    ($dtype:expr, $W:ident => $body:expr) => {
+        match $dtype.size() {
+            2 => {
+                type $W = u16;
+                $body
+            }
+            _ => {
+                type $W = u32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_word;
+
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -69,6 +120,13 @@ pub(crate) fn check_dtype(op: &'static str, expected: &Tensor, got: &Tensor) -> 
         crate::DType::I32 => "i32, as the other input",
     };
     Err(Error::DType { op, expected, got: got.dtype() })
+}
+
+pub(crate) fn check_dim(op: &'static str, x: &Tensor, dim: usize) -> Result<()> {
+    if dim < x.sizes().len() {
+        return Ok(());
+    }
+    Err(wrong_shape(op, format!("a tensor with a dim {dim}"), x))
 }
 
 pub(crate) fn wrong_shape(op: &'static str, expected: impl Into<String>, got: &Tensor) -> Error {

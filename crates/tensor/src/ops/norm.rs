@@ -13,8 +13,9 @@ use crate::tensor::Tensor;
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f32) -> Result<Tensor> {
-    if x.sizes().is_empty() || weight.shape().sizes() != [x.shape().last()] {
-        return Err(wrong_shape("rms_norm", format!("x of shape [.., {:?}]", weight.shape()), x));
+    if x.sizes().is_empty() || x.shape().last() == 0 || weight.shape().sizes() != [x.shape().last()] {
+        let expected = format!("x of shape [.., I] with I > 0 for a weight of shape {:?}", weight.shape());
+        return Err(wrong_shape("rms_norm", expected, x));
     }
     let recorder = Recorder::new(&[x], &[weight])?;
     let w = weight.weight()?;

@@ -13,8 +13,9 @@ use super::{kernel_avx2, kernel_avx512};
 /// Where a tile of C goes.
 #[derive(Clone, Copy)]
 pub(crate) enum Out {
+    /// f32, unrounded.
     F32(*mut f32),
-    /// Only for kernels with [`Micro::writes_bf16`].
+    /// bf16, rounded once. Only for kernels with [`Micro::writes_bf16`].
     Bf16(*mut bf16),
 }
 

@@ -120,7 +120,7 @@ pub fn gemm<T: Float, C: Float>(
     }
     if k == 0 {
         if store == Store::Overwrite {
-            c.data.chunks_mut(c.row_stride.max(n)).for_each(|row| row[..n].fill(C::zeroed()));
+            c.data.chunks_mut(c.row_stride.max(n)).take(m).for_each(|row| row[..n].fill(C::zeroed()));
         }
     } else if m <= rows::MAX_ROWS {
         rows::run(cpu, a, b, c, store, scratch);

@@ -1,0 +1,253 @@
+//! The manifest: what a checkpoint holds and where. Reading one checks all that can be checked without the files.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Component, Path};
+
+use oarlock_tensor::Shape;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ClientState;
+use super::error::Problem;
+use super::files::{hash_of, hex};
+
+/// The version of the format that this version of Oarlock writes and reads.
+pub const FORMAT_VERSION: u64 = 1;
+
+/// Its place in a checkpoint.
+pub(super) const MANIFEST: &str = "state/manifest.json";
+
+/// The dtype of all state.
+pub(super) const STATE_DTYPE: &str = "F32";
+
+/// Stands where the manifest's own checksum will be while that is computed.
+const UNSEALED: &str = "0000000000000000";
+
+/// The content of `state/manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u64,
+    /// The number of ranks that wrote it.
+    pub world_size: usize,
+    /// How these ranks held the model. For people: any plan can load it.
+    pub plan: PlanEntry,
+    /// The optimizer steps done.
+    pub optimizer_steps: u64,
+    /// What the training loop keeps.
+    pub client_state: ClientState,
+    /// Every file but this one.
+    pub files: Vec<FileEntry>,
+    /// Every parameter by name.
+    pub parameters: BTreeMap<String, ParameterEntry>,
+    /// XXH64 of this file with zeros in its place; last in the file.
+    checksum: String,
+}
+
+/// How the ranks held the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanEntry {
+    /// The dtype of the working copies.
+    pub dtype: String,
+    /// Where the optimizer state lay: `whole` or `sharded`.
+    pub optimizer: String,
+}
+
+/// A file of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its path inside the checkpoint.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its XXH64, in hexadecimal digits.
+    pub xxh64: String,
+}
+
+/// A parameter and where its state lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterEntry {
+    /// Its sizes.
+    pub shape: Vec<usize>,
+    /// The dtype of its state, as safetensors names it.
+    pub dtype: String,
+    /// By kind of state (master, exp_avg, …) the pieces in the order of their elements; together they hold each once.
+    pub state: BTreeMap<String, Vec<Piece>>,
+}
+
+/// A run of elements in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The first element of the parameter, row-major.
+    pub first: u64,
+    /// The number of elements.
+    pub len: u64,
+    /// The file's path inside the checkpoint.
+    pub file: String,
+    /// Where in the file they begin, in bytes.
+    pub offset: u64,
+}
+
+impl Piece {
+    /// The element after the last.
+    pub fn end(&self) -> u64 {
+        self.first.saturating_add(self.len)
+    }
+}
+
+impl Manifest {
+    /// A manifest without files and parameters.
+    pub(super) fn new(
+        world_size: usize,
+        plan: PlanEntry,
+        optimizer_steps: u64,
+        client_state: ClientState,
+    ) -> Manifest {
+        Manifest {
+            format_version: FORMAT_VERSION,
+            world_size,
+            plan,
+            optimizer_steps,
+            client_state,
+            files: Vec::new(),
+            parameters: BTreeMap::new(),
+            checksum: UNSEALED.into(),
+        }
+    }
+
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// When it is damaged, of another version, or contradicts itself.
+    pub fn parse(text: &[u8]) -> Result<Manifest, Problem> {
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: Value,
+        }
+        let text = std::str::from_utf8(text).map_err(|error| bad(error.to_string()))?;
+        let version: Version = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+        if version.format_version != FORMAT_VERSION {
+            let found = version.format_version.to_string();
+            return Err(Problem::FormatVersion { found, known: FORMAT_VERSION });
+        }
+        let manifest: Manifest = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+        let seal = text.rfind(&manifest.checksum).filter(|_| manifest.checksum.len() == UNSEALED.len());
+        let expected = seal.map(|at| checksum_without(text, at));
+        if expected.is_none_or(|expected| expected != manifest.checksum) {
+            return Err(bad("it has changed since it was written".into()));
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Reads the manifest of a checkpoint and looks whether all its files are there in full. Their content is not read.
+    ///
+    /// # Errors
+    /// What is missing or damaged.
+    pub fn open(dir: &Path) -> Result<Manifest, Problem> {
+        let unreadable = |file: &str, cause: io::Error| Problem::Unreadable { file: file.into(), cause: cause.to_string() };
+        let text = std::fs::read(dir.join(MANIFEST)).map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
+            _ => unreadable(MANIFEST, cause),
+        })?;
+        let manifest = Manifest::parse(&text)?;
+        for FileEntry { path, bytes, .. } in &manifest.files {
+            let found = std::fs::metadata(dir.join(path)).map_err(|cause| match cause.kind() {
+                io::ErrorKind::NotFound => Problem::MissingFile { file: path.clone() },
+                _ => unreadable(path, cause),
+            })?;
+            if found.len() != *bytes {
+                return Err(Problem::Size { file: path.clone(), found: found.len(), expected: *bytes });
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// When it contradicts itself and could not be read again.
+    pub(super) fn to_text(&self) -> Result<String, Problem> {
+        self.check()?;
+        self.seal()
+    }
+
+    /// The text with its checksum.
+    pub(super) fn seal(&self) -> Result<String, Problem> {
+        let mut text = serde_json::to_string_pretty(self).map_err(|error| bad(error.to_string()))? + "\n";
+        if let Some(at) = text.rfind(&self.checksum) {
+            let seal = checksum_without(&text, at);
+            text.replace_range(at..at + UNSEALED.len(), &seal);
+        }
+        Ok(text)
+    }
+
+    /// Everything that does not need the files: paths that stay inside, pieces that lie inside their files, and each
+    /// element of each kind of state in exactly one place.
+    fn check(&self) -> Result<(), Problem> {
+        let mut sizes = BTreeMap::new();
+        for file in &self.files {
+            if !stays_inside(&file.path) {
+                return Err(bad(format!("{:?} is not a path inside the checkpoint", file.path)));
+            }
+            if sizes.insert(file.path.as_str(), file.bytes).is_some() {
+                return Err(bad(format!("it lists {} twice", file.path)));
+            }
+        }
+        for (name, parameter) in &self.parameters {
+            if parameter.dtype != STATE_DTYPE {
+                return Err(bad(format!("\"{name}\" has the dtype {:?} instead of {STATE_DTYPE}", parameter.dtype)));
+            }
+            let shape = Shape::new(&parameter.shape).map_err(|error| bad(format!("\"{name}\": {error}")))?;
+            for (kind, pieces) in &parameter.state {
+                let piece_in_file = |piece: &Piece| {
+                    let size = sizes.get(piece.file.as_str())?;
+                    let end = piece.len.checked_mul(4)?.checked_add(piece.offset)?;
+                    (end <= *size).then_some(())
+                };
+                if let Some(piece) = pieces.iter().find(|piece| piece_in_file(piece).is_none()) {
+                    return Err(bad(format!("{kind} of \"{name}\" lies outside of the file {}", piece.file)));
+                }
+                covers_once(name, kind, pieces, shape.n_elems() as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bad(why: String) -> Problem {
+    Problem::BadManifest { why }
+}
+
+/// The checksum of a text whose bytes from `at` on, where the checksum itself goes, count as zeros.
+fn checksum_without(text: &str, at: usize) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes[at..at + UNSEALED.len()].copy_from_slice(UNSEALED.as_bytes());
+    hex(hash_of(&bytes))
+}
+
+fn stays_inside(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn covers_once(name: &str, kind: &str, pieces: &[Piece], n_elems: u64) -> Result<(), Problem> {
+    let (name, kind) = (name.to_string(), kind.to_string());
+    let mut next = 0;
+    for piece in pieces {
+        if piece.first > next {
+            return Err(Problem::NotCovered { kind, name, start: next, end: piece.first });
+        }
+        if piece.first < next {
+            return Err(Problem::CoveredTwice { kind, name, start: piece.first, end: next.min(piece.end()) });
+        }
+        next = piece.end();
+    }
+    if next < n_elems {
+        return Err(Problem::NotCovered { kind, name, start: next, end: n_elems });
+    }
+    if next > n_elems {
+        return Err(bad(format!("{kind} of \"{name}\" has {next} elements, its shape has {n_elems}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! The checkpoints of a run: which there are, which is the newest whole one, which may go.
+
+use std::path::{Path, PathBuf};
+
+use super::error::Problem;
+use super::folder::{entries, recover, remove, step_of};
+use super::manifest::Manifest;
+use crate::error::Result;
+
+/// A folder `checkpoint-N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The N of its name.
+    pub step: u64,
+    /// The folder.
+    pub path: PathBuf,
+    /// Why it cannot be taken; nothing where it is whole. Sizes are checked here, contents when it is loaded.
+    pub problem: Option<Problem>,
+}
+
+/// What a run can go on from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Newest {
+    /// The newest whole checkpoint.
+    pub path: Option<PathBuf>,
+    /// The newer ones that are not whole, the newest first.
+    pub skipped: Vec<Listed>,
+}
+
+/// The checkpoints in a run's folder, the oldest first. A replacement that a crash interrupted is finished on the way.
+///
+/// # Errors
+/// When the folder cannot be read. One that does not exist has no checkpoints.
+pub fn list(output_dir: &Path) -> Result<Vec<Listed>> {
+    Ok(folders(output_dir)?.into_iter().map(|(step, path)| inspect(step, path)).collect())
+}
+
+/// The newest whole checkpoint in a run's folder. Ranks should ask one of them and share the answer: the folder may
+/// change between two looks.
+///
+/// # Errors
+/// As [`list`].
+pub fn newest(output_dir: &Path) -> Result<Newest> {
+    let mut newest = Newest::default();
+    for (step, path) in folders(output_dir)?.into_iter().rev() {
+        let listed = inspect(step, path);
+        if listed.problem.is_none() {
+            newest.path = Some(listed.path);
+            break;
+        }
+        newest.skipped.push(listed);
+    }
+    Ok(newest)
+}
+
+/// Removes old checkpoints until `keep` whole ones are left, but never the last; returns what it removed. Damaged ones
+/// go when they are older than all that are kept. Folders that Oarlock did not write, or that this version cannot
+/// read, stay. One rank calls it, after a save.
+///
+/// # Errors
+/// When a folder cannot be read or removed.
+pub fn retain(output_dir: &Path, keep: usize) -> Result<Vec<PathBuf>> {
+    let mut n_kept = 0;
+    let mut removed = Vec::new();
+    for listed in list(output_dir)?.into_iter().rev() {
+        if n_kept < keep.max(1) {
+            n_kept += usize::from(listed.problem.is_none());
+        } else if is_ours(&listed) {
+            remove(&listed.path)?;
+            removed.push(listed.path);
+        }
+    }
+    Ok(removed)
+}
+
+fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    recover(output_dir, "")?;
+    let named = entries(output_dir)?.into_iter();
+    let mut folders: Vec<_> =
+        named.filter_map(|(name, path)| Some((step_of(&name)?, path))).filter(|(_, path)| path.is_dir()).collect();
+    folders.sort();
+    Ok(folders)
+}
+
+fn inspect(step: u64, path: PathBuf) -> Listed {
+    let problem = Manifest::open(&path).err();
+    Listed { step, path, problem }
+}
+
+/// Whether its manifest is one that this version could have written.
+fn is_ours(listed: &Listed) -> bool {
+    matches!(
+        listed.problem,
+        None | Some(Problem::MissingFile { .. } | Problem::Size { .. })
+    )
+}

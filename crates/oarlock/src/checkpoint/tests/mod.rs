@@ -1,0 +1,159 @@
+//! Checkpoints end to end, with ranks as threads: what comes back, what is refused, what a dead run leaves.
+
+mod damage;
+mod folders;
+mod full_disk;
+mod roundtrip;
+
+use std::path::Path;
+
+use oarlock_comm::{Communicator, shm};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par};
+
+use super::ClientState;
+use crate::error::Result;
+use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
+use crate::shard::{Engine, Moment, Options, Placement, SeededInit, Slice};
+use crate::train::AdamWConfig;
+
+/// Units of several blocks, so that three ranks share each, and of less than one.
+pub struct Model {
+    pub embed: Unit<Embedding>,
+    pub proj: Unit<Linear>,
+    pub norm: RmsNorm,
+}
+
+impl Model {
+    pub fn new(vocab: usize, bias: bool) -> Model {
+        Model {
+            embed: Unit::new(Embedding::new(vocab, 50, 0.02).unwrap()),
+            proj: Unit::new(Linear::new(90, 131, bias, 0.02).unwrap()),
+            norm: RmsNorm::new(33, 1e-5).unwrap(),
+        }
+    }
+}
+
+impl Module for Model {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("embed", &self.embed);
+        visitor.child("proj", &self.proj);
+        visitor.child("norm", &self.norm);
+    }
+}
+
+/// Runs `f` on each of `n` ranks and returns what they return, in their order.
+pub fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let comms = shm::threads(n).unwrap();
+    std::thread::scope(|scope| {
+        let run = |comm: Communicator| {
+            let f = &f;
+            scope.spawn(move || {
+                let out = f(&comm);
+                comm.finish();
+                out
+            })
+        };
+        let running: Vec<_> = comms.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+pub fn device() -> Device {
+    Device::cpu(Isa::detect(), Par::threads(1).unwrap())
+}
+
+pub fn engine_of(model: &Model, comm: &Communicator, optimizer: Placement, dtype: DType) -> Engine {
+    let options = Options { dtype, optimizer };
+    let mut engine = Engine::new(model, comm, &device(), options, AdamWConfig::decays).unwrap();
+    engine.initialize(&mut SeededInit { seed: 1, device: device() }).unwrap();
+    engine
+}
+
+/// The bits that a test puts into one element: any f32, NaN and infinity included.
+pub fn pattern(name: &str, moment: Moment, element: usize, salt: u64) -> f32 {
+    let text = format!("{name} {} {element} {salt}", moment.name());
+    f32::from_bits(super::files::hash_of(text.as_bytes()) as u32)
+}
+
+/// Fills all state with the pattern.
+pub fn fill(engine: &mut Engine, n_steps: u64, salt: u64) {
+    for slice in engine.needed_slices() {
+        for moment in Moment::ALL {
+            let values: Vec<f32> =
+                slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt)).collect();
+            engine.write_state(&slice, moment, &values).unwrap();
+        }
+    }
+    engine.finish_load(n_steps).unwrap();
+}
+
+/// The bits of the state on this rank.
+pub fn state_of(engine: &Engine) -> Vec<(Slice, Moment, Vec<u32>)> {
+    let mut all = Vec::new();
+    for slice in engine.needed_slices() {
+        for moment in Moment::ALL {
+            let mut values = vec![0.0; slice.elements.len()];
+            engine.read_state(&slice, moment, &mut values).unwrap();
+            all.push((slice.clone(), moment, values.into_iter().map(f32::to_bits).collect()));
+        }
+    }
+    all
+}
+
+/// Whether all state of this rank is the pattern.
+pub fn is_pattern(engine: &Engine, salt: u64) -> bool {
+    state_of(engine).into_iter().all(|(slice, moment, bits)| {
+        let expected = slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt).to_bits());
+        expected.eq(bits)
+    })
+}
+
+pub fn no_extra(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+pub fn client(step: u64) -> ClientState {
+    let mut client = ClientState { step, epoch: 1, consumed_samples: 1 << 60, ..ClientState::default() };
+    client.seeds.insert("data".into(), u64::MAX);
+    client.client.insert("best".into(), serde_json::json!(0.1 + 0.2));
+    client.client.insert("tiny".into(), serde_json::json!(f64::from_bits(0x0010_0000_0000_0001)));
+    client
+}
+
+/// Saves the pattern from `n` ranks, with one more file.
+pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
+    on_ranks(n, |comm| {
+        let model = Model::new(90, true);
+        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        fill(&mut engine, 7, salt);
+        super::save(dir, comm, &engine, &client(7), &mut |dir| {
+            std::fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+/// The names in a folder.
+pub fn names(folder: &Path) -> Vec<String> {
+    super::folder::entries(folder).unwrap().into_iter().map(|(name, _)| name).collect()
+}
+
+/// Loads on two ranks, expects the same refusal on both and the model as it was, and returns the refusal.
+pub fn refusal(dir: &Path) -> String {
+    refusal_for(dir, || Model::new(90, true))
+}
+
+pub fn refusal_for(dir: &Path, model: impl Fn() -> Model + Sync) -> String {
+    let mut errors = on_ranks(2, |comm| {
+        let model = model();
+        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        fill(&mut engine, 3, 99);
+        let error = super::load(dir, comm, &mut engine).unwrap_err().to_string();
+        assert!(is_pattern(&engine, 99) && engine.n_steps() == 3, "a refused checkpoint changes nothing");
+        error
+    });
+    assert_eq!(errors[0], errors[1]);
+    errors.swap_remove(0)
+}

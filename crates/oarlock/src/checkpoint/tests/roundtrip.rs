@@ -1,0 +1,172 @@
+//! What is saved comes back to the bit, whatever the ranks and the placement.
+
+use oarlock_tensor::cpu::adamw::AdamW;
+
+use super::*;
+use crate::checkpoint::manifest::Manifest;
+use crate::checkpoint::{load, save};
+
+#[test]
+fn any_number_of_ranks_and_any_placement_loads_it_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for saving in [1, 2, 3] {
+        let dir = folder.path().join(format!("checkpoint-{saving}"));
+        save_pattern(&dir, saving, 5);
+        for loading in [1, 2, 3] {
+            for placement in [Placement::Sharded, Placement::Whole] {
+                for dtype in [DType::F32, DType::BF16] {
+                    on_ranks(loading, |comm| {
+                        let model = Model::new(90, true);
+                        let mut engine = engine_of(&model, comm, placement, dtype);
+                        assert_eq!(load(&dir, comm, &mut engine).unwrap(), client(7));
+                        assert!(is_pattern(&engine, 5), "{saving} to {loading} {placement:?} {dtype}");
+                        assert_eq!(engine.n_steps(), 7);
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_state_does_not_depend_on_the_placement_that_saved_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for (index, (placement, dtype)) in
+        [(Placement::Whole, DType::F32), (Placement::Whole, DType::BF16), (Placement::Sharded, DType::BF16)]
+            .into_iter()
+            .enumerate()
+    {
+        let dir = folder.path().join(format!("checkpoint-{index}"));
+        on_ranks(2, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, placement, dtype);
+            fill(&mut engine, 7, 5);
+            save(&dir, comm, &engine, &client(7), &mut no_extra).unwrap();
+        });
+        on_ranks(3, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+            load(&dir, comm, &mut engine).unwrap();
+            assert!(is_pattern(&engine, 5));
+        });
+        let plan = Manifest::open(&dir).unwrap().plan;
+        assert_eq!((plan.dtype, plan.optimizer), (dtype.to_string(), format!("{placement:?}").to_lowercase()));
+    }
+}
+
+#[test]
+fn working_copies_follow_the_master_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("checkpoint-1");
+    save_pattern(&dir, 2, 5);
+    on_ranks(2, |comm| {
+        let model = Model::new(90, true);
+        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::BF16);
+        load(&dir, comm, &mut engine).unwrap();
+        let weight = model.proj.weight.weight().unwrap().to_vec::<half::bf16>().unwrap();
+        for (i, found) in weight.iter().enumerate() {
+            let expected = half::bf16::from_f32(pattern("proj.weight", Moment::Master, i, 5));
+            assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()), "{i}");
+        }
+    });
+}
+
+/// Steps without gradients still move the weights, by the moments and the number of steps done.
+fn steps(engine: &mut Engine, n: usize) {
+    for _ in 0..n {
+        let adamw = AdamW {
+            lr: 1e-2,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            step: engine.n_steps() + 1,
+            grad_scale: 1.0,
+        };
+        engine.step(adamw).unwrap();
+    }
+}
+
+#[test]
+fn a_run_goes_on_as_if_it_had_not_stopped() {
+    for dtype in [DType::F32, DType::BF16] {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("checkpoint-3");
+        let uninterrupted = on_ranks(2, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, Placement::Sharded, dtype);
+            for slice in engine.needed_slices() {
+                let values: Vec<f32> = slice.elements.clone().map(|i| 1.0 + i as f32 / 7.0).collect();
+                engine.write_state(&slice, Moment::ExpAvg, &values).unwrap();
+                engine.write_state(&slice, Moment::ExpAvgSq, &values).unwrap();
+            }
+            steps(&mut engine, 3);
+            save(&dir, comm, &engine, &client(3), &mut no_extra).unwrap();
+            let saved = state_of(&engine);
+            steps(&mut engine, 2);
+            assert_ne!(saved, state_of(&engine));
+            state_of(&engine)
+        });
+        let resumed = on_ranks(2, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, Placement::Sharded, dtype);
+            load(&dir, comm, &mut engine).unwrap();
+            steps(&mut engine, 2);
+            state_of(&engine)
+        });
+        assert!(uninterrupted == resumed);
+    }
+}
+
+#[test]
+fn the_accelerator_saves_and_loads() {
+    use crate::accelerator::{Accelerator, AcceleratorConfig};
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("any name");
+    let prepared = |model: &Model| {
+        let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+        let optimizer =
+            accelerator.prepare(model, AdamWConfig::default(), &mut SeededInit { seed: 2, device: device() }).unwrap();
+        (accelerator, optimizer)
+    };
+    let model = Model::new(90, true);
+    let (accelerator, mut optimizer) = prepared(&model);
+    fill(optimizer.engine_mut(), 11, 8);
+    accelerator.save_state(&dir, &optimizer, &client(11), &mut no_extra).unwrap();
+    let model = Model::new(90, true);
+    let (accelerator, mut optimizer) = prepared(&model);
+    assert_eq!(accelerator.load_state(&dir, &mut optimizer).unwrap(), client(11));
+    assert!(is_pattern(optimizer.engine(), 8) && optimizer.n_steps() == 11);
+}
+
+#[test]
+fn the_files_are_what_the_format_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("checkpoint-7");
+    save_pattern(&dir, 2, 5);
+    assert_eq!(names(folder.path()), ["checkpoint-7"]);
+    assert_eq!(names(&dir), ["config.json", "state"]);
+    let state = dir.join("state");
+    let expected = ["manifest.json", "rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors"];
+    assert_eq!(names(&state), expected);
+    let manifest = Manifest::open(&dir).unwrap();
+    let parameter = &manifest.parameters["embed.weight"];
+    assert_eq!((parameter.shape.as_slice(), parameter.dtype.as_str()), (&[90, 50][..], "F32"));
+    for (kind, pieces) in &parameter.state {
+        for piece in pieces {
+            let bytes = std::fs::read(dir.join(&piece.file)).unwrap();
+            let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+            let entry = &header[format!("{kind}/embed.weight/{}", piece.first)];
+            assert_eq!(entry["dtype"], "F32");
+            assert_eq!(entry["shape"][0], piece.len);
+            assert_eq!(entry["data_offsets"][0], piece.offset - 8 - length as u64);
+            assert_eq!(entry["data_offsets"][1], piece.offset - 8 - length as u64 + 4 * piece.len);
+            let moment = Moment::ALL.into_iter().find(|moment| moment.name() == kind).unwrap();
+            let first = pattern("embed.weight", moment, piece.first as usize, 5);
+            let at = piece.offset as usize;
+            assert_eq!(bytes[at..at + 4], first.to_le_bytes());
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Moving elements: permutations and expansions by strides, windows of a dim, choices by a mask.
+
+use bytemuck::Pod;
+
+use super::Cpu;
+use super::isa::multiversion;
+use super::pieces::TASK_ELEMS;
+use super::walk::Walk;
+use crate::dtype::Float;
+
+/// `y = x` in the order of `walk`.
+pub fn strided<W: Pod + Send + Sync>(cpu: &Cpu, walk: &Walk<1>, x: &[W], y: &mut [W]) {
+    let [step] = walk.steps();
+    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
+        walk.for_rows(i * TASK_ELEMS, y, |y, [start]| match step {
+            0 => y.fill(x[start]),
+            1 => y.copy_from_slice(&x[start..start + y.len()]),
+            _ => y.iter_mut().zip(x[start..].iter().step_by(step)).for_each(|(y, x)| *y = *x),
+        });
+    });
+}
+
+/// The elements `first..first + len` of each block of `full`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Elements of a block.
+    pub full: usize,
+    /// The first of the window.
+    pub first: usize,
+    /// Elements of the window.
+    pub len: usize,
+}
+
+impl Window {
+    /// Runs `f(block, window)` on blocks of `whole` and windows of `part` in step; `whole` may change.
+    fn in_blocks<W: Send>(self, cpu: &Cpu, whole: &mut [W], f: impl Fn(usize, &mut [W]) + Sync + Send) {
+        if self.full == 0 || self.len == 0 {
+            return;
+        }
+        let n_blocks = (TASK_ELEMS / self.full).max(1);
+        cpu.par.chunks_mut(whole, n_blocks * self.full, |i, blocks| {
+            for (j, block) in blocks.chunks_mut(self.full).enumerate() {
+                f((i * n_blocks + j) * self.len, &mut block[self.first..self.first + self.len]);
+            }
+        });
+    }
+}
+
+/// `part = window of whole`.
+pub fn read_window<W: Pod + Send + Sync>(cpu: &Cpu, window: Window, whole: &[W], part: &mut [W]) {
+    let Window { full, first, len } = window;
+    let blocks = Window { full: len, first: 0, len };
+    blocks.in_blocks(cpu, part, |at, part| {
+        let from = at / len * full + first;
+        part.copy_from_slice(&whole[from..from + len]);
+    });
+}
+
+/// `window of whole = part`; the rest of `whole` stays.
+pub fn write_window<W: Pod + Send + Sync>(cpu: &Cpu, window: Window, part: &[W], whole: &mut [W]) {
+    window.in_blocks(cpu, whole, |at, whole| whole.copy_from_slice(&part[at..at + whole.len()]));
+}
+
+/// `window of whole += part`.
+pub fn add_window<T: Float>(cpu: &Cpu, window: Window, part: &[T], whole: &mut [T]) {
+    window.in_blocks(cpu, whole, |at, whole| add_task(cpu.isa, &part[at..], whole));
+}
+
+multiversion! {
+    fn add_task[T: Float](x: &[T], y: &mut [T]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = T::from_f32(y.to_f32() + x.to_f32());
+        }
+    }
+}
+
+/// `out = mask != 0 ? x : y`; an absent operand is `value`.
+pub fn select<T: Float>(cpu: &Cpu, mask: &[i32], x: Option<&[T]>, y: Option<&[T]>, value: T, out: &mut [T]) {
+    let fits = |operand: Option<&[T]>| operand.is_none_or(|o| o.len() == out.len());
+    assert!(mask.len() == out.len() && fits(x) && fits(y), "select: lengths");
+    cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
+        let from = i * TASK_ELEMS;
+        select_task(cpu.isa, &mask[from..], x.map(|x| &x[from..]), y.map(|y| &y[from..]), value, out);
+    });
+}
+
+multiversion! {
+    fn select_task[T: Float](mask: &[i32], x: Option<&[T]>, y: Option<&[T]>, value: T, out: &mut [T]) {
+        for (i, (out, mask)) in out.iter_mut().zip(mask).enumerate() {
+            *out = if *mask != 0 { x } else { y }.map_or(value, |operand| operand[i]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{same_everywhere, values};
+
+    #[test]
+    fn windows_are_read_written_and_added() {
+        for (n_blocks, full, first, len) in [(3, 7, 2, 4), (4000, 9, 0, 3), (1, 40_000, 5, 39_995), (2, 3, 3, 0)] {
+            let window = Window { full, first, len };
+            let (whole, part) = (values::<f32>(1, n_blocks * full), values::<f32>(2, n_blocks * len));
+            let (read, written, added) = same_everywhere(|cpu| {
+                let (mut read, mut written, mut added) = (part.clone(), whole.clone(), whole.clone());
+                read_window(cpu, window, &whole, &mut read);
+                write_window(cpu, window, &part, &mut written);
+                add_window(cpu, window, &part, &mut added);
+                (read, written, added)
+            });
+            for i in 0..n_blocks * full {
+                let (block, at) = (i / full, i % full);
+                let inside = (first..first + len).contains(&at);
+                let j = block * len + at.saturating_sub(first);
+                let (w, a) = if inside { (part[j], whole[i] + part[j]) } else { (whole[i], whole[i]) };
+                assert_eq!((written[i], added[i]), (w, a));
+                assert!(!inside || read[j] == whole[i]);
+            }
+        }
+    }
+
+    #[test]
+    fn transposes_and_expansions_at_odd_sizes() {
+        let (rows, cols) = (131, 257);
+        let x: Vec<u32> = (0..rows * cols).map(|i| i as u32).collect();
+        let (turned, spread) = same_everywhere(|cpu| {
+            let (mut turned, mut spread) = (vec![0; x.len()], vec![0; x.len()]);
+            strided(cpu, &Walk::new(&[cols, rows], [&[1, cols]]), &x, &mut turned);
+            strided(cpu, &Walk::new(&[rows, cols], [&[1, 0]]), &x, &mut spread);
+            (turned, spread)
+        });
+        for i in 0..rows * cols {
+            assert_eq!(turned[i], x[i % rows * cols + i / rows]);
+            assert_eq!(spread[i], x[i / cols]);
+        }
+    }
+
+    #[test]
+    fn a_mask_chooses() {
+        let (x, y, mask) = ([1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0], [1, 0, -7]);
+        let outs = same_everywhere(|cpu| {
+            let mut outs = [[0.0f32; 3]; 3];
+            select(cpu, &mask, Some(&x), Some(&y), 9.0, &mut outs[0]);
+            select(cpu, &mask, None, Some(&y), 9.0, &mut outs[1]);
+            select(cpu, &mask, Some(&x), None, 9.0, &mut outs[2]);
+            outs
+        });
+        assert_eq!(outs, [[1.0, 5.0, 3.0], [9.0, 5.0, 9.0], [1.0, 9.0, 3.0]]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Losses that compare two tensors element by element: squared error and Kullback-Leibler divergence.
+
+use super::isa::multiversion;
+use super::math::exp;
+use super::pieces::TASK_ELEMS;
+use super::sums::{NORM_BLOCK, tree_sum};
+use super::Cpu;
+use crate::dtype::Float;
+
+/// What an element of the input and one of the target cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairLoss {
+    /// `(x - t)^2`.
+    Squared,
+    /// `t (ln t - x)` for a log-probability x and a probability t; 0 where t is 0.
+    KlProbs,
+    /// `e^t (t - x)` for two log-probabilities.
+    KlLogProbs,
+}
+
+impl PairLoss {
+    fn value(self, x: f64, t: f64) -> f64 {
+        match self {
+            PairLoss::Squared => (x - t) * (x - t),
+            PairLoss::KlProbs if t == 0.0 => 0.0,
+            PairLoss::KlProbs => t * (t.ln() - x),
+            PairLoss::KlLogProbs if t == f64::NEG_INFINITY => 0.0,
+            PairLoss::KlLogProbs => t.exp() * (t - x),
+        }
+    }
+}
+
+/// The sum over all elements: blocks of fixed length added in a pairwise tree.
+pub fn sum<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T]) -> f64 {
+    assert_eq!(x.len(), target.len(), "pair loss: lengths");
+    let mut blocks = vec![0.0; x.len().div_ceil(NORM_BLOCK)];
+    cpu.par.chunks_mut(&mut blocks, 1, |i, block| {
+        let range = i * NORM_BLOCK..x.len().min((i + 1) * NORM_BLOCK);
+        let pairs = x[range.clone()].iter().zip(&target[range]);
+        block[0] = pairs.map(|(x, t)| loss.value(f64::from(x.to_f32()), f64::from(t.to_f32()))).sum();
+    });
+    tree_sum(&blocks)
+}
+
+/// The gradient for the input times `scale`.
+pub fn input_grad<T: Float>(cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], target: &[T], dx: &mut [T]) {
+    assert!([x.len(), target.len()] == [dx.len(); 2], "pair loss: lengths");
+    cpu.par.chunks_mut(dx, TASK_ELEMS, |i, dx| {
+        let from = i * TASK_ELEMS;
+        input_task(cpu.isa, loss, scale, &x[from..], &target[from..], dx);
+    });
+}
+
+#[inline(always)]
+fn map<T: Float>(x: &[T], t: &[T], d: &mut [T], f: impl Fn(f32, f32) -> f32) {
+    for ((d, x), t) in d.iter_mut().zip(x).zip(t) {
+        *d = T::from_f32(f(x.to_f32(), t.to_f32()));
+    }
+}
+
+multiversion! {
+    fn input_task[T: Float](loss: PairLoss, scale: f32, x: &[T], t: &[T], dx: &mut [T]) {
+        match loss {
+            PairLoss::Squared => map(x, t, dx, |x, t| 2.0 * scale * (x - t)),
+            PairLoss::KlProbs => map(x, t, dx, |_, t| -scale * t),
+            PairLoss::KlLogProbs => map(x, t, dx, |_, t| -scale * exp(t)),
+        }
+    }
+}
+
+/// The gradient for the target times `scale`.
+pub fn target_grad<T: Float>(cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], target: &[T], dt: &mut [T]) {
+    assert!([x.len(), target.len()] == [dt.len(); 2], "pair loss: lengths");
+    cpu.par.chunks_mut(dt, TASK_ELEMS, |i, dt| {
+        let from = i * TASK_ELEMS;
+        let (x, t) = (&x[from..], &target[from..]);
+        match loss {
+            PairLoss::Squared => map(x, t, dt, |x, t| 2.0 * scale * (t - x)),
+            PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (t.ln() + 1.0 - x)),
+            PairLoss::KlLogProbs => map(x, t, dt, |x, t| scale * exp(t) * (t + 1.0 - x)),
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
+
+    #[test]
+    fn sums_and_slopes_match_finite_differences() {
+        let n = TASK_ELEMS + 3;
+        let x = values::<f32>(1, n);
+        let target: Vec<f32> = values::<f32>(2, n).into_iter().map(|t| t.abs() + 0.1).collect();
+        for loss in [PairLoss::Squared, PairLoss::KlProbs, PairLoss::KlLogProbs] {
+            let (total, dx, dt) = same_everywhere(|cpu| {
+                let (mut dx, mut dt) = (x.clone(), x.clone());
+                input_grad(cpu, loss, 0.5, &x, &target, &mut dx);
+                target_grad(cpu, loss, 0.5, &x, &target, &mut dt);
+                (sum(cpu, loss, &x, &target), dx, dt)
+            });
+            let pairs: Vec<(f64, f64)> = f64s(&x).into_iter().zip(f64s(&target)).collect();
+            let want: f64 = pairs.iter().map(|&(x, t)| loss.value(x, t)).sum();
+            assert!((total - want).abs() < 1e-12 * want.abs() * n as f64);
+            let h = 1e-5;
+            let slope = |f: &dyn Fn(f64) -> f64| 0.5 * (f(h) - f(-h)) / (2.0 * h);
+            let want_dx: Vec<f64> = pairs.iter().map(|&(x, t)| slope(&|h| loss.value(x + h, t))).collect();
+            let want_dt: Vec<f64> = pairs.iter().map(|&(x, t)| slope(&|h| loss.value(x, t + h))).collect();
+            assert_close(&dx, &want_dx, 1e-6);
+            assert_close(&dt, &want_dt, 1e-6);
+        }
+    }
+
+    #[test]
+    fn impossible_targets_cost_nothing() {
+        let cpu = &crate::cpu::testing::cpus()[0];
+        assert_eq!(sum(cpu, PairLoss::KlProbs, &[-1.0f32], &[0.0]), 0.0);
+        assert_eq!(sum(cpu, PairLoss::KlLogProbs, &[-1.0f32], &[f32::NEG_INFINITY]), 0.0);
+    }
+}

@@ -1,0 +1,80 @@
+//! Walking over a dense output while operands move with strides of their own: broadcasts and permutations.
+
+/// The order in which `N` operands are read for a dense output. Dims over which all of them move evenly are merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk<const N: usize> {
+    /// The outer dims, slowest first: the size, and how far each operand moves.
+    outer: Vec<(usize, [usize; N])>,
+    /// The elements of the innermost dim.
+    row: usize,
+    /// How far each operand moves along it.
+    steps: [usize; N],
+}
+
+impl<const N: usize> Walk<N> {
+    /// For an output of these sizes; operand `k` moves by `strides[k][d]` elements along dim `d`.
+    pub fn new(sizes: &[usize], strides: [&[usize]; N]) -> Walk<N> {
+        let mut dims: Vec<(usize, [usize; N])> = Vec::new();
+        for (d, &size) in sizes.iter().enumerate() {
+            let step = strides.map(|s| s[d]);
+            if size == 1 {
+                continue;
+            }
+            match dims.last_mut() {
+                Some((outer, steps)) if (0..N).all(|k| steps[k] == step[k] * size) => {
+                    (*outer, *steps) = (*outer * size, step);
+                }
+                _ => dims.push((size, step)),
+            }
+        }
+        let (row, steps) = dims.pop().unwrap_or((1, [0; N]));
+        Walk { outer: dims, row, steps }
+    }
+
+    /// How far each operand moves within a row.
+    pub fn steps(&self) -> [usize; N] {
+        self.steps
+    }
+
+    /// Calls `f(elements, starts)` for the part `first..` of the output, row by row: `elements` of `out` are computed
+    /// from the operands' elements from `starts` on.
+    pub(crate) fn for_rows<T>(&self, first: usize, out: &mut [T], mut f: impl FnMut(&mut [T], [usize; N])) {
+        let (mut at, mut rest) = (first, out);
+        while !rest.is_empty() {
+            let (mut row, column) = (at / self.row, at % self.row);
+            let mut starts = self.steps.map(|step| step * column);
+            for (size, strides) in self.outer.iter().rev() {
+                for (start, stride) in starts.iter_mut().zip(strides) {
+                    *start += row % size * stride;
+                }
+                row /= size;
+            }
+            let (elements, later) = rest.split_at_mut((self.row - column).min(rest.len()));
+            at += elements.len();
+            f(elements, starts);
+            rest = later;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_dims_are_merged_and_every_element_is_found() {
+        let dense = Walk::new(&[2, 1, 3, 4], [&[12, 12, 4, 1], &[12, 0, 4, 1]]);
+        assert_eq!((dense.outer.len(), dense.row, dense.steps), (0, 24, [1, 1]));
+        let turned = Walk::new(&[3, 2, 4], [&[4, 12, 1]]);
+        for first in 0..24 {
+            let mut seen = vec![0; 24 - first];
+            turned.for_rows(first, &mut seen, |out, [start]| {
+                out.iter_mut().enumerate().for_each(|(i, out)| *out = start + i * turned.steps[0]);
+            });
+            let want = (first..24).map(|i| (i / 8) * 4 + (i / 4 % 2) * 12 + i % 4);
+            assert!(seen.into_iter().eq(want));
+        }
+        let scalar = Walk::new(&[], [&[]]);
+        scalar.for_rows(0, &mut [0], |out, start| assert_eq!((out.len(), start), (1, [0])));
+    }
+}

@@ -1,0 +1,61 @@
+//! Conversion between float dtypes.
+
+use crate::cpu::elementwise;
+use crate::device::Kind;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::with_float;
+use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::tensor::Tensor;
+
+/// x in another float dtype, rounded to nearest. The gradient is rounded to x's dtype.
+///
+/// # Errors
+/// Integers on either side.
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let recorder = Recorder::new(&[x], &[])?;
+    let y = converted(x, dtype, "activation")?;
+    let from = x.dtype();
+    Ok(Recorder::record(recorder, y, |recorder| CastBackward { x: recorder.save_recipe(x), from, to: dtype }))
+}
+
+/// x in another float dtype, not recorded; the same memory where it is that dtype already.
+pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<Tensor> {
+    if x.dtype() == dtype && dtype.is_float() {
+        return Ok(x.detach());
+    }
+    let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), what)?;
+    let Kind::Cpu(cpu) = x.device().kind();
+    let bytes = (x.bytes().len() + y.bytes().len()) as u64;
+    x.device().profile().time("cast", 0, bytes, || {
+        with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
+            elementwise::cast(cpu, x.slice::<T>()?, y.slice_mut::<U>()?);
+            Ok(())
+        }))
+    })?;
+    Ok(y)
+}
+
+struct CastBackward {
+    x: Option<Saved>,
+    from: DType,
+    to: DType,
+}
+
+impl Function for CastBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = grads[0].take() else { return Ok(()) };
+        cx.give(0, converted(&dy, self.from, "gradient")?)
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        self.x.is_some()
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        match &self.x {
+            Some(x) => converted(&cx.get(x)?, self.to, "replayed"),
+            None => Err(Error::Usage("cast: its input was not kept".to_string())),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Dropout (Srivastava et al. 2014) with addressed random numbers: the mask is computed again, never stored.
+
+use crate::cpu::random::{self, Stream};
+use crate::device::Kind;
+use crate::error::{Error, Result};
+use crate::ops::with_float;
+use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::tensor::Tensor;
+
+/// Each element with probability `p` becomes 0, the others are divided by `1 - p`. Element `i` is decided by
+/// (seed, stream, i) alone: give each layer of each step a stream of its own, and leave dropout out for evaluation.
+///
+/// # Errors
+/// `p` outside `0..1`, or a tensor of integers.
+pub fn dropout(x: &Tensor, p: f32, seed: u64, stream: u64) -> Result<Tensor> {
+    if !(0.0..1.0).contains(&p) {
+        return Err(Error::Usage(format!("dropout: the probability is {p}; it is at least 0 and below 1")));
+    }
+    let recorder = Recorder::new(&[x], &[])?;
+    let mask = Mask { p: f64::from(p), stream: Stream { seed, stream } };
+    let y = mask.apply(x, "activation")?;
+    Ok(Recorder::record(recorder, y, |recorder| DropoutBackward { x: recorder.save_recipe(x), mask }))
+}
+
+#[derive(Clone, Copy)]
+struct Mask {
+    p: f64,
+    stream: Stream,
+}
+
+impl Mask {
+    fn apply(self, x: &Tensor, what: &'static str) -> Result<Tensor> {
+        let keep = 1.0 - self.p;
+        let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
+        y.bytes_mut()?.copy_from_slice(x.bytes());
+        let Kind::Cpu(cpu) = x.device().kind();
+        x.device().profile().time("dropout", 0, 4 * x.bytes().len() as u64, || {
+            with_float!(x.dtype(), "dropout", T => {
+                random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice_mut::<T>()?);
+                Ok(())
+            })
+        })?;
+        Ok(y)
+    }
+}
+
+struct DropoutBackward {
+    x: Option<Saved>,
+    mask: Mask,
+}
+
+impl Function for DropoutBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = grads[0].take() else { return Ok(()) };
+        cx.give(0, self.mask.apply(&dy, "gradient")?)
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        self.x.is_some()
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        match &self.x {
+            Some(x) => self.mask.apply(&cx.get(x)?, "replayed"),
+            None => Err(Error::Usage("dropout: its input was not kept".to_string())),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A parameter as a tensor among others, for models that compute with it in ops of their own.
+
+use crate::cpu::elementwise;
+use crate::device::Kind;
+use crate::error::{Error, Result};
+use crate::ops::with_float;
+use crate::param::{Param, Store};
+use crate::tape::{Backward, Function, Recorder};
+use crate::tensor::Tensor;
+
+/// The working copy of `param`, on the tape of `beside`: learned positions, scales, masks. The tape asks the parameter's
+/// home for it again when the backward pass needs it, so nothing is kept.
+///
+/// # Errors
+/// A parameter without a home.
+pub fn parameter(param: &Param, beside: &Tensor) -> Result<Tensor> {
+    let weight = param.weight()?;
+    // Only the tape of `beside` matters: its gradient has nothing to do with the parameter.
+    let on_tape = beside.tape().map(|tape| tape.input(&weight));
+    let recorder = Recorder::new(&[on_tape.as_ref().unwrap_or(&weight)], &[param])?;
+    Ok(Recorder::record(recorder, weight, |_| ParameterBackward { param: param.clone() }))
+}
+
+struct ParameterBackward {
+    param: Param,
+}
+
+impl Function for ParameterBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
+        let (Some(dy), Some(mut slot)) = (grads[0].take(), self.param.grad()?) else { return Ok(()) };
+        let Kind::Cpu(cpu) = dy.device().kind();
+        let store = slot.store;
+        with_float!(dy.dtype(), "parameter", T => {
+            match store {
+                Store::Overwrite => elementwise::cast(cpu, dy.slice::<T>()?, slot.slice_mut()),
+                Store::Add => elementwise::axpy(cpu, 1.0, dy.slice::<T>()?, slot.slice_mut()),
+            }
+            Ok::<(), Error>(())
+        })
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        true
+    }
+
+    fn replay(&self, _output: usize, _cx: &mut Backward<'_>) -> Result<Tensor> {
+        self.param.weight()
+    }
+}
