@@ -22,6 +22,7 @@
 //! ```
 
 use std::fmt::Arguments;
+use std::io::Write;
 use std::path::Path as FilePath;
 
 use oarlock_comm::{Communicator, Scalar};
@@ -260,10 +261,10 @@ impl Accelerator {
         Ok(self.comm.barrier()?)
     }
 
-    /// Prints a line on process 0 only.
+    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
     pub fn print(&self, line: Arguments<'_>) {
         if self.is_main_process() {
-            println!("{line}");
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
     }
 }

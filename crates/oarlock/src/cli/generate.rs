@@ -100,10 +100,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let begin = Instant::now();
     print(&args.prompt)?;
-    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, |text| {
-        print(text)?;
-        Ok(ControlFlow::Continue(()))
-    })?;
+    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, print)?;
     print("\n")?;
     let seconds = begin.elapsed().as_secs_f64();
     eprintln!("{} tokens, {:.0} tokens/s", answer.n_tokens, answer.n_tokens as f64 / seconds);
@@ -118,9 +115,12 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     Ok(())
 }
 
-fn print(text: &str) -> Result<()> {
+/// Writes as the text comes; says whether somebody still reads.
+fn print(text: &str) -> Result<ControlFlow<()>> {
     let mut out = std::io::stdout();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(Error::io("write to", "standard output"))
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(e) => Err(Error::io("write to", "standard output")(e)),
+    }
 }

@@ -5,6 +5,7 @@ mod generate;
 mod tokenizer;
 mod train;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -79,6 +80,15 @@ pub fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
+fn say(text: &str) -> Outcome {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
+        result => Ok(result.map_err(Error::io("write to", "standard output"))?),
     }
 }
 
