@@ -99,9 +99,11 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
 pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let begin = Instant::now();
-    print(&args.prompt)?;
+    if print(&args.prompt)?.is_break() {
+        return Ok(());
+    }
     let answer = generator.generate_text(&tokenizer, &args.prompt, &options, print)?;
-    print("\n")?;
+    let _: ControlFlow<()> = print("\n")?;
     let seconds = begin.elapsed().as_secs_f64();
     eprintln!("{} tokens, {:.0} tokens/s", answer.n_tokens, answer.n_tokens as f64 / seconds);
     Ok(())
