@@ -261,10 +261,9 @@ impl Accelerator {
         Ok(self.comm.barrier()?)
     }
 
-    /// Prints a line on process 0 only.
+    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
     pub fn print(&self, line: Arguments<'_>) {
         if self.is_main_process() {
-            // A reader that went away is no reason to end a training.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
     }

@@ -213,8 +213,8 @@ fn every_page_is_linked_and_every_link_leads_somewhere() {
 #[test]
 fn the_changelog_tells_this_version() {
     let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
-    let told = ["Unreleased", env!("CARGO_PKG_VERSION")].iter().any(|version| {
-        text.lines().any(|line| line.starts_with("## ") && line.contains(version))
-    });
+    let told = ["Unreleased", env!("CARGO_PKG_VERSION")]
+        .iter()
+        .any(|version| text.lines().any(|line| line.starts_with("## ") && line.contains(version)));
     assert!(told, "CHANGELOG.md has no section for {} or Unreleased", env!("CARGO_PKG_VERSION"));
 }

@@ -5,27 +5,26 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::{Outcome, print};
+use crate::cli::{Outcome, say};
 
 pub(super) fn run() -> Outcome {
-    let cores = available_cores().len();
     let paths: Vec<String> = Isa::available().iter().map(|isa| isa.path().to_string()).collect();
-    let device = Device::cpu(Isa::detect(), Par::solo());
     let mut lines = vec![
         format!("`oarlock` version: {}", env!("CARGO_PKG_VERSION")),
         format!("Platform: {}-{}", std::env::consts::OS, std::env::consts::ARCH),
-        format!("CPU cores: {cores}"),
+        format!("CPU cores: {}", available_cores().len()),
         format!("CPU paths: {}", paths.join(", ")),
     ];
-    lines.extend([DType::F32, DType::BF16].map(|dtype| {
-        format!("Peak of one core in {dtype}: {:.0} GFLOP/s", update::peak_flops(&device, dtype) / 1e9)
-    }));
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    for dtype in [DType::F32, DType::BF16] {
+        let peak = update::peak_flops(&device, dtype) / 1e9;
+        lines.push(format!("Peak of one core in {dtype}: {peak:.0} GFLOP/s"));
+    }
     let memory = MachineMemory::current()?;
     lines.push(format!("System RAM: {:.2} GB", memory.total as f64 / 1e9));
     if let Some(limit) = memory.limit {
         lines.push(format!("Memory limit of this process: {:.2} GB", limit as f64 / 1e9));
     }
     lines.push("GPU: none used (this version trains on CPU ranks)".to_string());
-    print(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())?;
-    Ok(())
+    say(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())
 }

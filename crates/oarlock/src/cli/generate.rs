@@ -1,5 +1,7 @@
 //! `oarlock generate` and `oarlock chat`: text from a trained model, as it comes.
 
+use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -8,9 +10,9 @@ use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::{Outcome, print, stream, tell};
+use crate::cli::{Outcome, tell};
 use crate::data::Tokenizer;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};
 use crate::model::hf::load_for_inference;
 
@@ -97,9 +99,11 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
 pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let begin = Instant::now();
-    print(&args.prompt)?;
-    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, stream)?;
-    print("\n")?;
+    if print(&args.prompt)?.is_break() {
+        return Ok(());
+    }
+    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, print)?;
+    let _: ControlFlow<()> = print("\n")?;
     let seconds = begin.elapsed().as_secs_f64();
     tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
     Ok(())
@@ -111,4 +115,14 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
     Ok(())
+}
+
+/// Writes as the text comes; says whether somebody still reads.
+fn print(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(e) => Err(Error::io("write to", "standard output")(e)),
+    }
 }

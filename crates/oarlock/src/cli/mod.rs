@@ -5,8 +5,7 @@ mod generate;
 mod tokenizer;
 mod train;
 
-use std::io::{ErrorKind, Write};
-use std::ops::ControlFlow;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -84,19 +83,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints to standard output.
-fn print(text: &str) -> Result<(), Error> {
-    stream(text).map(|_| ())
-}
-
-/// Prints a part of what goes on while somebody reads: a reader that went away, as `head` does, wants no more, and
-/// that is no error.
-fn stream(text: &str) -> Result<ControlFlow<()>, Error> {
+/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
+fn say(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
-        Err(cause) => Err(Error::io("write to", "standard output")(cause)),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
+        result => Ok(result.map_err(Error::io("write to", "standard output"))?),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::cli::{Outcome, print};
+use crate::cli::{Outcome, say};
 use crate::data::{Source, TrainSettings, train_bpe};
 
 #[derive(Subcommand)]
@@ -33,7 +33,6 @@ pub(super) fn run(command: &TokenizerCommand) -> Outcome {
     let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples } = command;
     let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
     train_bpe(&source, output_dir, &TrainSettings::minimind(*vocab_size))?;
-    let [tokenizer, config] = ["tokenizer.json", "tokenizer_config.json"].map(|name| output_dir.join(name));
-    print(&format!("wrote {} and {}\n", tokenizer.display(), config.display()))?;
-    Ok(())
+    let [json, config] = ["tokenizer.json", "tokenizer_config.json"].map(|name| output_dir.join(name));
+    say(&format!("wrote {} and {}\n", json.display(), config.display()))
 }

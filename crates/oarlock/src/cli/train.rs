@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use crate::accelerator::Accelerator;
-use crate::cli::{Failure, Outcome, print, tell};
+use crate::cli::{Failure, Outcome, say, tell};
 use crate::config::{TrainConfig, explain, paths, train_config, written};
 use crate::launch::{self, STARTED};
 use crate::rank;
@@ -13,12 +13,12 @@ use crate::train;
 pub(super) fn run(words: &[String], started: SystemTime) -> Outcome {
     let arguments = written::arguments(words).map_err(Failure::Problems)?;
     if arguments.help || words.is_empty() {
-        print(&explain::help())?;
+        say(&explain::help())?;
         return if arguments.help { Ok(()) } else { Err(Failure::Told(2)) };
     }
     let config = train_config(&arguments, &|name| std::env::var(name).ok()).map_err(Failure::Problems)?;
     if arguments.print_config {
-        print(&config.table())?;
+        say(&config.table())?;
     }
     paths::check(&config).map_err(Failure::Problems)?;
     if arguments.dry_run || arguments.print_config {
@@ -50,7 +50,7 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
     let result = (|| {
         // A file that changed between the start of two ranks would be a different run on each.
         comm.agree("the configuration (did a file change just now?)", fingerprint(config))?;
-        let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config))?;
+        let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
         train::run(config, &accelerator, started)
     })();
     match result {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::plan::{
     DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, OptimizerArgs, Precision, RankArgs, Resume,
-    SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, When,
+    RowFormat, SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
@@ -38,7 +38,12 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         eval_datasets: read.list("eval_dataset"),
         dataset_dir: read.path("dataset_dir"),
         cutoff_len: read.usize("cutoff_len"),
-        packing: read.bool("packing"),
+        rows: match (read.bool("minimind_rows"), read.bool("neat_packing"), read.bool("packing")) {
+            (true, _, _) => RowFormat::Minimind,
+            (false, true, _) => RowFormat::PackedApart,
+            (false, false, true) => RowFormat::Packed,
+            (false, false, false) => RowFormat::OneText,
+        },
         shuffle: !read.bool("disable_shuffling"),
         max_samples: read.count("max_samples"),
         held_out,
@@ -94,6 +99,7 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
+        cpu_path: Some(read.text("cpu_path").to_owned()).filter(|name| name != "auto"),
     };
     problems.into_result(|| TrainConfig { model, data, train, eval, save, log, ranks, settings })
 }

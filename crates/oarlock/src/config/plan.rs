@@ -48,8 +48,8 @@ pub struct DataArgs {
     pub dataset_dir: PathBuf,
     /// Tokens of a sequence.
     pub cutoff_len: usize,
-    /// Join the texts and cut them into full sequences; else one text a sequence, padded.
-    pub packing: bool,
+    /// How texts become sequences.
+    pub rows: RowFormat,
     /// Draw the sequences in a seeded random order.
     pub shuffle: bool,
     /// Read at most so many records of a data set.
@@ -58,6 +58,19 @@ pub struct DataArgs {
     pub held_out: HeldOut,
     /// Build the token cache anew.
     pub overwrite_cache: bool,
+}
+
+/// How texts become sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowFormat {
+    /// Joined and cut into full sequences.
+    Packed,
+    /// The same, but no text sees another.
+    PackedApart,
+    /// One text a sequence, cut or padded.
+    OneText,
+    /// MiniMind's: begin, one text, end, cut or padded.
+    Minimind,
 }
 
 /// How much of the training data is held out for the evaluation.
@@ -302,12 +315,14 @@ pub struct LogArgs {
 }
 
 /// Processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankArgs {
     /// Ranks.
     pub num_processes: usize,
     /// Threads of a rank; `None`: the cores divided by the ranks.
     pub threads: Option<usize>,
+    /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
+    pub cpu_path: Option<String>,
 }
 
 impl TrainConfig {

@@ -34,7 +34,7 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(config.model, ModelArgs { path: "m".into(), from_scratch: false });
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
-    assert!(config.data.packing && config.data.shuffle);
+    assert!(config.data.rows == RowFormat::Packed && config.data.shuffle);
     let train = &config.train;
     assert_eq!((train.batch_size, train.accumulation), (8, 1));
     assert_eq!(train.length, Length::Epochs(3.0));
@@ -48,7 +48,7 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(config.eval, EvalArgs { when: When::Never, at_end: false, batch_size: 8 });
     assert_eq!(config.save.when, When::Every(Steps::Count(500)));
     assert_eq!(config.save.resume, Resume::IfPresent);
-    assert_eq!(config.ranks, RankArgs { num_processes: 1, threads: None });
+    assert_eq!(config.ranks, RankArgs { num_processes: 1, threads: None, cpu_path: None });
 }
 
 #[test]

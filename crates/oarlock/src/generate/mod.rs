@@ -15,7 +15,8 @@ use oarlock_tensor::{DType, Tensor};
 
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::{LayerCache, LoadedModel};
+use crate::model::LayerCache;
+use crate::model::hf::LoadedModel;
 use sampler::Sampler;
 
 /// Tokens of a prompt that go through the model at a time; bounds the memory for activations.

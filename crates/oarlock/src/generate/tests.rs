@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::load_for_inference;
+use crate::model::hf::load_for_inference;
 
 fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::accelerator::Accelerator;
-use crate::config::{DataArgs, HeldOut, TrainConfig};
+use crate::config::{DataArgs, HeldOut, RowFormat, TrainConfig};
 use crate::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer, ValSize};
 use crate::error::{Error, Result};
 
@@ -20,7 +20,12 @@ pub struct RunData {
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
     let tokenizer = Tokenizer::open(&config.model.path)?;
     let settings = RowSettings {
-        packing: if config.data.packing { Packing::Concat } else { Packing::Truncate },
+        packing: match config.data.rows {
+            RowFormat::Packed => Packing::Concat,
+            RowFormat::PackedApart => Packing::ConcatDocuments,
+            RowFormat::OneText => Packing::Truncate,
+            RowFormat::Minimind => Packing::MiniMind,
+        },
         len: config.data.cutoff_len,
         special: tokenizer.special(),
     };

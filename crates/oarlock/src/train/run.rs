@@ -36,17 +36,21 @@ pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime)
 }
 
 /// How the configuration asks for an accelerator.
-pub fn accelerator_config(config: &TrainConfig) -> AcceleratorConfig {
+///
+/// # Errors
+/// A CPU path that does not exist.
+pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let mixed_precision = match config.train.precision {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::BF16,
     };
-    AcceleratorConfig {
+    let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
+    Ok(AcceleratorConfig {
         mixed_precision,
         threads: config.ranks.threads,
-        cpu_path: None,
+        cpu_path,
         optimizer: Placement::Sharded,
-    }
+    })
 }
 
 struct Run<'a> {
