@@ -130,7 +130,7 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint() {
         assert_eq!(said.code, Some(1), "{said:?}");
         let last = *checkpoints(&site).last().unwrap();
         assert!(last < u64::MAX, "something is left of the save: {:?}", checkpoints(&site));
-        let failed = format!("checkpoint out/checkpoint-{} was not saved: {name}: cannot write", last + 5);
+        let failed = format!("error: {name} failed: checkpoint out/checkpoint-{} was not saved: {name}: cannot write", last + 5);
         assert!(said.stderr.contains(&failed), "{failed}: {said:?}");
         assert!(said.stderr.contains("earlier checkpoints are as they were"), "{said:?}");
         assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");

@@ -60,6 +60,10 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
         }
         Err(error) if comm.world_size() == 1 => Err(Failure::Error(error)),
         Err(error) => {
+            if error.began_on().is_some_and(|rank| rank != comm.rank()) {
+                // The rank where it began is to be named: wait for its word, which fails this.
+                let _ = comm.barrier();
+            }
             comm.abort(&error.to_string());
             Err(Failure::Told(1))
         }
