@@ -23,7 +23,8 @@ fn every_recipe_is_a_run() {
         if path.extension().is_some_and(|extension| extension == "yaml") {
             let words = [path.to_str().unwrap().to_owned()];
             let arguments = written::arguments(&words).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
-            let config = train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let config =
+                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             paths::check(&config).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());
             n_recipes += 1;
@@ -41,7 +42,10 @@ fn the_tokenizer_is_what_the_corpus_gives() {
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         let read = |dir: &Path| std::fs::read_to_string(dir.join(file)).unwrap();
         // assert! instead of assert_eq!: a difference would print both files.
-        assert!(read(folder.path()) == read(Path::new(MODEL)), "{file}: learn it anew, as recipes/README.md says");
+        assert!(
+            read(folder.path()) == read(Path::new(MODEL)),
+            "{file}: learn it anew, as recipes/README.md says"
+        );
     }
 }
 

@@ -102,7 +102,7 @@ mod tests {
             for rank in 0..world {
                 let owned = layout.owned(rank, world);
                 prop_assert_eq!(owned.start, next);
-                prop_assert!(owned.start % BLOCK == 0 || owned.is_empty());
+                prop_assert!(owned.start.is_multiple_of(BLOCK) || owned.is_empty());
                 prop_assert!(owned.len() <= (layout.n_blocks() / world + 1) * BLOCK);
                 next = owned.end;
             }
