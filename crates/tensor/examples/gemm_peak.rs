@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use oarlock_tensor::cpu::Store;
 use oarlock_tensor::cpu::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes, peak_flops};
 use oarlock_tensor::cpu::{Cpu, Isa, Path};
 use oarlock_tensor::{DType, Float, Par, bf16, f16};

@@ -452,7 +452,7 @@ mod tests {
         let cpu = &crate::cpu::testing::cpus()[0];
         let mut dw = [3.0f32; 4];
         let (dx, weight) = (&mut [0f32; 0][..], [1.0f32; 4]);
-        rms_norm_backward(
+        rms_norm_backward::<f32, f32, f32>(
             cpu,
             &[],
             &weight,
