@@ -49,6 +49,17 @@ fn a_killed_rank_ends_all_and_is_named() {
 }
 
 #[test]
+fn a_rank_that_does_not_answer_ends_with_the_others() {
+    let site = Site::new();
+    let (running, ranks) = endless(&site);
+    kill_process(pid(ranks[1]), Signal::STOP).unwrap();
+    kill_process(pid(ranks[0]), Signal::TERM).unwrap();
+    let said = ended(running, &ranks, Instant::now());
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.starts_with("error: rank 0") && said.stderr.contains("signal 15"), "{said:?}");
+}
+
+#[test]
 fn a_killed_launcher_leaves_no_process_and_no_shared_memory() {
     let site = Site::new();
     let (running, ranks) = endless(&site);
