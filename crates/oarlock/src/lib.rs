@@ -23,3 +23,12 @@ pub use data::Batch;
 pub use error::{Error, Result};
 pub use shard::{Placement, SeededInit, WeightSource};
 pub use train::{AdamWConfig, Optimizer};
+
+/// The Rust code of the pages for newcomers, compiled by `cargo test`.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/library.md")]
+    mod library {}
+}
