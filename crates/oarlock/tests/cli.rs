@@ -348,7 +348,7 @@ fn a_tokenizer_of_ones_own_trains_a_model_from_scratch() {
     site.train("two", &words);
     site.train("one", &[&words[..], &["num_processes=1", "per_device_train_batch_size=12"]].concat());
     let losses = |output: &str| site.losses(output).into_iter().map(|(_, loss, _)| f64::from_bits(loss));
-    let (first, last) = (losses("two").next().unwrap(), losses("two").last().unwrap());
+    let (first, last) = (losses("two").next().unwrap(), losses("two").next_back().unwrap());
     assert!((first - 300f64.ln()).abs() < 0.5 && last < first, "{first} {last}");
     // Initial weights do not depend on the number of ranks.
     assert!(losses("one").zip(losses("two")).all(|(a, b)| (a - b).abs() < 1e-5));

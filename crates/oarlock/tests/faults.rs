@@ -49,6 +49,17 @@ fn a_killed_rank_ends_all_and_is_named() {
 }
 
 #[test]
+fn a_rank_that_does_not_answer_ends_with_the_others() {
+    let site = Site::new();
+    let (running, ranks) = endless(&site);
+    kill_process(pid(ranks[1]), Signal::STOP).unwrap();
+    kill_process(pid(ranks[0]), Signal::TERM).unwrap();
+    let said = ended(running, &ranks, Instant::now());
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.starts_with("error: rank 0") && said.stderr.contains("signal 15"), "{said:?}");
+}
+
+#[test]
 fn a_killed_launcher_leaves_no_process_and_no_shared_memory() {
     let site = Site::new();
     let (running, ranks) = endless(&site);
@@ -124,13 +135,16 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint() {
         until("a checkpoint", || checkpoints(&site).iter().any(|&step| step < u64::MAX).then_some(()));
         let small = Rlimit { current: Some(40_000), maximum: None };
         for &rank in full {
-            prlimit(Some(pid(ranks[rank])), Resource::Fsize, small.clone()).unwrap();
+            prlimit(Some(pid(ranks[rank])), Resource::Fsize, small).unwrap();
         }
         let said = running.wait();
         assert_eq!(said.code, Some(1), "{said:?}");
         let last = *checkpoints(&site).last().unwrap();
         assert!(last < u64::MAX, "something is left of the save: {:?}", checkpoints(&site));
-        let failed = format!("error: {name} failed: checkpoint out/checkpoint-{} was not saved: {name}: cannot write", last + 5);
+        let failed = format!(
+            "error: {name} failed: checkpoint out/checkpoint-{} was not saved: {name}: cannot write",
+            last + 5
+        );
         assert!(said.stderr.contains(&failed), "{failed}: {said:?}");
         assert!(said.stderr.contains("earlier checkpoints are as they were"), "{said:?}");
         assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
@@ -157,14 +171,16 @@ fn a_reader_that_goes_away_does_not_end_the_training() {
         assert_eq!(site.losses(&output).len(), 10);
         assert!(!site.model(&output).is_empty());
     }
-    for command in [
-        "train --help",
-        "env",
-        "train train.yaml output_dir=o --print-config",
-        "generate --model model --prompt the",
+    for (command, code) in [
+        ("train --help", "0"),
+        ("env", "0"),
+        ("train train.yaml output_dir=o --print-config", "0"),
+        ("train train.yaml output_dir=o learning_rat=1", "2"),
+        ("generate --model model --prompt the", "0"),
+        ("generate --model nowhere --prompt the", "1"),
     ] {
         // The reader has gone before the first word.
-        let said = run(site.shell(&format!("{{ sleep 0.3; \"$0\" {command}; }} | true")));
-        assert!(!said.stderr.contains("panicked"), "{command}: {said:?}");
+        run(site.shell(&format!("{{ sleep 0.2; \"$0\" {command} 2>&1; echo $? > code; }} | true")));
+        assert_eq!(String::from_utf8(site.read("code")).unwrap().trim(), code, "{command}");
     }
 }

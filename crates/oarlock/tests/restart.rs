@@ -187,7 +187,7 @@ fn steps(comm: Communicator, rows: &Arc<Rows>, mixed_precision: DType, optimizer
 #[test]
 fn whole_and_sharded_optimizer_states_are_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let tokenizer = Tokenizer::open(&golden()).unwrap();
+    let tokenizer = Tokenizer::open(golden()).unwrap();
     let source = Source::resolve("text.jsonl", &golden(), None).unwrap();
     let cache = TokenCache::build(folder.path(), &source, &tokenizer, &mut |_| ()).unwrap();
     let cache = Arc::new(TokenCache::open(&cache.path).unwrap());

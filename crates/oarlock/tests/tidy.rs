@@ -190,21 +190,15 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_page_is_linked_and_every_link_leads_somewhere() {
+fn every_page_is_linked_from_a_readme() {
     let pages = files(&root(), &["md"]);
-    let mut broken = Vec::new();
     let mut linked = BTreeSet::new();
-    for page in &pages {
-        let index = page.file_name().is_some_and(|name| name == "README.md");
-        for link in links(&fs::read_to_string(page).unwrap()) {
-            match page.parent().unwrap().join(link).canonicalize() {
-                Ok(target) if index => drop(linked.insert(target)),
-                Ok(_) => {}
-                Err(_) => broken.push(format!("{}: {link}", page.display())),
-            }
-        }
+    for page in pages.iter().filter(|page| page.ends_with("README.md")) {
+        let text = fs::read_to_string(page).unwrap();
+        linked.extend(
+            links(&text).into_iter().filter_map(|link| page.parent()?.join(link).canonicalize().ok()),
+        );
     }
-    assert_none(broken, "a link that leads nowhere");
     let docs = pages.iter().filter(|page| page.parent().is_some_and(|folder| folder.ends_with("docs")));
     let alone = docs.filter(|page| !page.ends_with("README.md") && !linked.contains(*page));
     assert_none(alone.map(|page| page.display().to_string()).collect(), "no README links to the page");

@@ -548,7 +548,7 @@ fn paths_are_checked_apart() {
         problems,
         "t.yaml:1:21: no model folder `m` (it is a local folder, relative to the working directory; models are not \
          downloaded)\n\
-         t.yaml:2:10: no data set `d.jsonl` (it is neither a file nor a folder, and there is no \
+         t.yaml:2:10: no data set `d.jsonl` (it is neither a file nor a folder, here or in `data`, and there is no \
          `data/dataset_info.json` to name it)\n\
          t.yaml:4:25: no checkpoint folder `nowhere/checkpoint-1` (name a folder such as output_dir/checkpoint-100, \
          or true for the newest)"

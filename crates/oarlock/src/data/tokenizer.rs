@@ -211,12 +211,38 @@ impl StreamDecoder<'_> {
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let text = self.waiting_text()?;
-        if text.ends_with('\u{fffd}') && self.ids.len() - self.n_shown < Self::MAX_WAITING {
+        if !text.ends_with('\u{fffd}') {
+            return Ok(self.show(text));
+        }
+        if self.ids.len() - self.n_shown < Self::MAX_WAITING {
             return Ok(String::new());
         }
+        // A text may hold U+FFFD itself: what has begun after it, three bytes at most, still waits.
+        let waiting = self.ids.split_off(self.ids.len() - self.unfinished()?);
+        let text = self.waiting_text()?;
+        let text = self.show(text);
+        self.ids.extend(waiting);
+        Ok(text)
+    }
+
+    /// Everything so far is shown.
+    fn show(&mut self, text: String) -> String {
         self.ids.drain(..self.n_shown);
         self.n_shown = self.ids.len();
-        Ok(text)
+        text
+    }
+
+    /// How many of the last ids may begin a character: a cut inside one would show it twice.
+    fn unfinished(&self) -> Result<usize> {
+        let decode = |ids: &[u32]| self.tokenizer.decode(ids, self.skip_special_tokens);
+        let all = decode(&self.ids)?;
+        for n in (1..4).rev() {
+            let (before, after) = self.ids.split_at(self.ids.len() - n);
+            if decode(before)? + &decode(after)? == all {
+                return Ok(n);
+            }
+        }
+        Ok(0)
     }
 
     /// Gives what still waits, with U+FFFD for broken characters.
@@ -356,6 +382,18 @@ pub(super) mod tests {
         }
         assert!(shown.starts_with('\u{fffd}'));
         assert!(stream.finish().unwrap().ends_with('\u{fffd}'));
+    }
+
+    #[test]
+    fn a_stream_shows_replacement_characters_of_the_text() {
+        let (_dir, tokenizer) = small();
+        for text in ["\u{fffd}\u{fffd}⁰", "\u{fffd}\u{fffd}\u{fffd}\u{fffd}é🙂\u{fffd}x", "a\u{fffd}b"] {
+            let mut stream = tokenizer.stream(false);
+            let ids = tokenizer.encode(text).unwrap();
+            let mut shown: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+            shown += &stream.finish().unwrap();
+            assert_eq!(shown, text);
+        }
     }
 
     proptest! {
