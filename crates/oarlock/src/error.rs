@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::{CheckpointError, Problem};
+
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -64,6 +66,17 @@ impl Error {
     pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
         move |cause| Error::Io { action, path, cause }
+    }
+
+    /// Where an error began that all ranks report alike.
+    pub fn began_on(&self) -> Option<usize> {
+        match self {
+            Error::Checkpoint(
+                CheckpointError::NotSaved { rank, .. }
+                | CheckpointError::NotLoaded { problem: Problem::Interrupted { rank, .. }, .. },
+            ) => Some(*rank),
+            _ => None,
+        }
     }
 
     /// A bad file with its problem.

@@ -10,7 +10,7 @@ use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::Outcome;
+use crate::cli::{Outcome, tell};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};
@@ -32,7 +32,7 @@ struct ModelArgs {
     #[arg(long, default_value_t = 256)]
     max_new_tokens: usize,
     /// 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Only the likeliest tokens that together have this probability
     #[arg(long, default_value_t = 0.95)]
@@ -105,7 +105,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let answer = generator.generate_text(&tokenizer, &args.prompt, &options, print)?;
     let _: ControlFlow<()> = print("\n")?;
     let seconds = begin.elapsed().as_secs_f64();
-    eprintln!("{} tokens, {:.0} tokens/s", answer.n_tokens, answer.n_tokens as f64 / seconds);
+    tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
     Ok(())
 }
 

@@ -73,11 +73,11 @@ pub fn main() -> ExitCode {
         Err(Failure::Told(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
-            eprint!("{}", problems.render(colour, width));
+            tell(&problems.render(colour, width));
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            eprintln!("error: {error}");
+            tell(&format!("error: {error}\n"));
             ExitCode::FAILURE
         }
     }
@@ -90,6 +90,11 @@ fn say(text: &str) -> Outcome {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
         result => Ok(result.map_err(Error::io("write to", "standard output"))?),
     }
+}
+
+/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
+fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Whether standard error is a terminal that shows colours, and its width.

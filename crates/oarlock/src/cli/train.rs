@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use crate::accelerator::Accelerator;
-use crate::cli::{Failure, Outcome, say};
+use crate::cli::{Failure, Outcome, say, tell};
 use crate::config::{TrainConfig, explain, paths, train_config, written};
 use crate::launch::{self, STARTED};
 use crate::rank;
@@ -34,11 +34,11 @@ pub(super) fn run(words: &[String], started: SystemTime) -> Outcome {
     match launch::run_ranks(config.ranks.num_processes, &again, started)? {
         launch::Outcome::Done => Ok(()),
         launch::Outcome::Failed(failed) => {
-            eprintln!("error: {}", launch::explain(&failed));
+            tell(&format!("error: {}\n", launch::explain(&failed)));
             Err(Failure::Told(1))
         }
         launch::Outcome::Stopped(signal) => {
-            eprintln!("stopped by signal {signal}; all ranks have ended");
+            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
             Err(Failure::Told(128 + (signal & 0x7f) as u8))
         }
     }
@@ -60,6 +60,10 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
         }
         Err(error) if comm.world_size() == 1 => Err(Failure::Error(error)),
         Err(error) => {
+            if error.began_on().is_some_and(|rank| rank != comm.rank()) {
+                // The rank where it began is to be named: wait for its word, which fails this.
+                let _ = comm.barrier();
+            }
             comm.abort(&error.to_string());
             Err(Failure::Told(1))
         }

@@ -41,11 +41,16 @@ pub fn check(config: &TrainConfig) -> Result<(), Problems> {
     let info = config.data.dataset_dir.join("dataset_info.json");
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
         // With a dataset_info.json a name may be any word: the data reader knows.
-        for name in names.iter().filter(|name| !Path::new(name).exists() && !info.is_file()) {
+        let is_found = |name: &str| Path::new(name).exists() || config.data.dataset_dir.join(name).exists();
+        for name in names.iter().filter(|name| !is_found(name) && !info.is_file()) {
             report(
                 key,
                 format!("no data set `{name}`"),
-                format!("it is neither a file nor a folder, and there is no `{}` to name it", info.display()),
+                format!(
+                    "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it",
+                    config.data.dataset_dir.display(),
+                    info.display()
+                ),
             );
         }
     }

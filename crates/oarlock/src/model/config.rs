@@ -118,7 +118,8 @@ impl DecoderConfig {
     pub fn rope(&self, n_positions: usize) -> Result<Rope> {
         if n_positions > self.max_positions {
             return Err(Error::Model(format!(
-                "sequences of {n_positions} tokens are longer than the model allows (max_position_embeddings is {})",
+                "sequences of {n_positions} tokens are longer than the model allows (max_position_embeddings is {}); \
+                 give a smaller cutoff_len",
                 self.max_positions
             )));
         }

@@ -74,7 +74,8 @@ fn cache(
     let cache = TokenCache::open(&path)?;
     if cache.vocab_size() > vocab_size as u64 {
         return Err(Error::Model(format!(
-            "the tokenizer knows {} tokens, the model only {vocab_size} (vocab_size in {})",
+            "the tokenizer knows {} tokens, the model only {vocab_size} (vocab_size in {}); take the tokenizer that \
+             the model was made for, or a larger vocab_size and train_from_scratch: true",
             cache.vocab_size(),
             config.model.path.join("config.json").display()
         )));

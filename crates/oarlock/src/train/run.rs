@@ -1,5 +1,6 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -366,7 +367,9 @@ fn newest_whole(output: &Path) -> Result<Option<String>> {
     let newest = checkpoint::newest(output)?;
     for listed in &newest.skipped {
         if let Some(problem) = &listed.problem {
-            eprintln!("warning: {} is left aside: {problem}", listed.path.display());
+            // Where nobody listens the run goes on all the same.
+            let _ =
+                writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", listed.path.display());
         }
     }
     Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))

@@ -1,3 +1,5 @@
+//! Token caches: what is built, found again, rebuilt and refused.
+
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;

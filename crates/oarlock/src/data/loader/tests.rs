@@ -1,3 +1,5 @@
+//! The loader gives what the sampler says, from any position.
+
 use super::super::cache::TokenCache;
 use super::super::pack::{Packing, RowSettings};
 use super::super::source::Source;

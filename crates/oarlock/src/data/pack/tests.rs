@@ -1,3 +1,5 @@
+//! Rows of tokens, packed and truncated, against a plain reference.
+
 use proptest::prelude::*;
 use tempfile::TempDir;
 

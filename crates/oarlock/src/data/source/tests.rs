@@ -1,3 +1,5 @@
+//! Every form of text, and every wrong record with its file and line.
+
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -100,7 +100,10 @@ fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
             true => {
                 "holds pytorch_model.bin, but only safetensors files are read; save the model again with transformers"
             }
-            false => "holds no model.safetensors and no model.safetensors.index.json",
+            false => {
+                "holds no model.safetensors and no model.safetensors.index.json; put the weights there, or begin without \
+                 them with train_from_scratch: true"
+            }
         };
         return Err(Error::bad_file(dir, problem));
     }

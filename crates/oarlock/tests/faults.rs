@@ -1,0 +1,170 @@
+//! Whatever is killed, stopped or full: all ranks end within two seconds, the first failure is told with its rank, and
+//! nothing is left behind.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use common::{Running, Said, Site, is_alive, run, start, until};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
+
+/// A run that lasts until something ends it; it has done two steps and more.
+fn endless(site: &Site) -> (Running, Vec<u32>) {
+    let mut command = site.training("out", &["max_steps=1000000"]);
+    command.process_group(0);
+    let running = start(command);
+    let ranks = running.ranks(2);
+    until("two steps", || (site.log("out").len() >= 2).then_some(()));
+    (running, ranks)
+}
+
+fn pid(id: u32) -> Pid {
+    Pid::from_raw(id as i32).unwrap()
+}
+
+/// Waits for the end of all, which must come within two seconds of `begin`.
+fn ended(running: Running, ranks: &[u32], begin: Instant) -> Said {
+    let said = running.wait();
+    until("the end of the ranks", || ranks.iter().all(|&pid| !is_alive(pid)).then_some(()));
+    assert!(begin.elapsed() < Duration::from_secs(2), "it took {:?}: {said:?}", begin.elapsed());
+    said
+}
+
+#[test]
+fn a_killed_rank_ends_all_and_is_named() {
+    for victim in [0, 1] {
+        let site = Site::new();
+        let (running, ranks) = endless(&site);
+        kill_process(pid(ranks[victim]), Signal::KILL).unwrap();
+        let said = ended(running, &ranks, Instant::now());
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(
+            said.stderr.contains(&format!("rank {victim}")) && said.stderr.contains("signal 9"),
+            "{said:?}"
+        );
+        assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_process_and_no_shared_memory() {
+    let site = Site::new();
+    let (running, ranks) = endless(&site);
+    // Shared memory without a name goes with its last holder, so nothing can be left of it.
+    for &rank in &ranks {
+        let maps = fs::read_to_string(format!("/proc/{rank}/maps")).unwrap();
+        assert!(maps.contains("/memfd:"), "{maps}");
+        assert!(!maps.contains("/dev/shm/"), "{maps}");
+    }
+    kill_process(pid(running.pid()), Signal::KILL).unwrap();
+    let said = ended(running, &ranks, Instant::now());
+    assert_eq!(said.signal, Some(9));
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_all() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let site = Site::new();
+        let (running, ranks) = endless(&site);
+        // As a terminal does it: Ctrl-C reaches the ranks as well.
+        match signal {
+            Signal::INT => kill_process_group(pid(running.pid()), signal).unwrap(),
+            _ => kill_process(pid(running.pid()), signal).unwrap(),
+        }
+        let said = ended(running, &ranks, Instant::now());
+        assert_eq!(said.code, Some(code), "{said:?}");
+        let told = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
+        assert_eq!(said.stderr, told, "{said:?}");
+    }
+}
+
+#[test]
+fn an_error_of_one_rank_is_told_once_with_the_rank() {
+    let site = Site::new();
+    site.write("text.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
+    let said = run(site.training("out", &[]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.starts_with("error: rank 0"), "{said:?}");
+    assert_eq!(said.stderr.matches("text.jsonl:2").count(), 1, "{said:?}");
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_told_with_the_step() {
+    let site = Site::new();
+    let said = run(site.training("out", &["learning_rate=1e30", "warmup_steps=0"]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.contains("the gradient is not finite"), "{said:?}");
+    assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
+}
+
+/// The checkpoints of a run, and whatever else a save may have left.
+fn checkpoints(site: &Site) -> Vec<u64> {
+    let names = fs::read_dir(site.path("out")).into_iter().flatten();
+    let mut steps: Vec<u64> = names
+        .filter_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            name.strip_prefix("checkpoint-").map(|step| step.parse().unwrap_or(u64::MAX))
+        })
+        .collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn a_disk_that_is_full_leaves_the_last_checkpoint() {
+    // Who finds the disk full: one rank, or all.
+    for (full, name) in [(&[1][..], "rank 1"), (&[0, 1], "rank 0")] {
+        let site = Site::new();
+        // A file that would grow over the limit is an error, as on a full disk, and not the end of the process.
+        let script = "trap '' XFSZ; exec \"$0\" train train.yaml output_dir=out max_steps=1000 save_strategy=steps save_steps=5";
+        let running = start(site.shell(script));
+        let ranks = running.ranks(2);
+        until("a checkpoint", || checkpoints(&site).iter().any(|&step| step < u64::MAX).then_some(()));
+        let small = Rlimit { current: Some(40_000), maximum: None };
+        for &rank in full {
+            prlimit(Some(pid(ranks[rank])), Resource::Fsize, small.clone()).unwrap();
+        }
+        let said = running.wait();
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let last = *checkpoints(&site).last().unwrap();
+        assert!(last < u64::MAX, "something is left of the save: {:?}", checkpoints(&site));
+        let failed = format!("error: {name} failed: checkpoint out/checkpoint-{} was not saved: {name}: cannot write", last + 5);
+        assert!(said.stderr.contains(&failed), "{failed}: {said:?}");
+        assert!(said.stderr.contains("earlier checkpoints are as they were"), "{said:?}");
+        assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
+
+        let to = format!("max_steps={}", last + 2);
+        let again = site.train("out", &[&to]);
+        assert!(
+            again.stdout.contains(&format!("Resuming training from out/checkpoint-{last}.")),
+            "{again:?}"
+        );
+        let steps: Vec<u64> = site.losses("out").iter().map(|record| record.0).collect();
+        assert_eq!(steps, (1..=last + 2).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_end_the_training() {
+    let site = Site::new();
+    for (index, pipe) in ["|", "2>&1 |"].iter().enumerate() {
+        let output = format!("out{index}");
+        let said = run(site.shell(&format!("\"$0\" train train.yaml output_dir={output} {pipe} head -n 1")));
+        assert_eq!((said.code, said.stdout.lines().count()), (Some(0), 1), "{said:?}");
+        assert_eq!(said.stderr, "");
+        assert_eq!(site.losses(&output).len(), 10);
+        assert!(!site.model(&output).is_empty());
+    }
+    for command in [
+        "train --help",
+        "env",
+        "train train.yaml output_dir=o --print-config",
+        "generate --model model --prompt the",
+    ] {
+        // The reader has gone before the first word.
+        let said = run(site.shell(&format!("{{ sleep 0.3; \"$0\" {command}; }} | true")));
+        assert!(!said.stderr.contains("panicked"), "{command}: {said:?}");
+    }
+}

@@ -1,0 +1,227 @@
+//! A run that is interrupted, anywhere and by anything, and goes on is the run that was not interrupted, to the bit.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Site, golden, run, start, until};
+use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
+use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::report::speed::PhaseTimer;
+use oarlock::shard::{Moment, Slice};
+use oarlock::train::train_step;
+use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Placement};
+use oarlock_comm::Communicator;
+use oarlock_tensor::DType;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// All state of a checkpoint: the files that its ranks wrote.
+fn state(site: &Site, checkpoint: &str) -> Vec<Vec<u8>> {
+    [0, 1].map(|rank| site.read(&format!("{checkpoint}/state/rank-{rank:05}-of-00002.safetensors"))).into()
+}
+
+#[test]
+fn from_any_step_it_goes_on_to_the_bit() {
+    for (precision, steps) in [("bf16=false", &[1, 4, 5, 9][..]), ("bf16=true", &[3, 7])] {
+        let site = Site::new();
+        let words = [precision, "gradient_accumulation_steps=2", "save_strategy=steps", "save_steps=1"];
+        site.train("whole", &words);
+        let losses = site.losses("whole");
+        assert_eq!(losses.len(), 10);
+        for step in steps {
+            let from = format!("resume_from_checkpoint=whole/checkpoint-{step}");
+            let said = site.train("resumed", &[&words[..], &[&from, "overwrite_output_dir=true"]].concat());
+            assert!(
+                said.stdout.contains(&format!("Resuming training from whole/checkpoint-{step}.")),
+                "{said:?}"
+            );
+            assert_eq!(site.losses("resumed"), losses[*step as usize..], "{precision}, step {step}");
+            assert!(site.model("resumed") == site.model("whole"), "{precision}, step {step}");
+            assert!(
+                state(&site, "resumed/checkpoint-10") == state(&site, "whole/checkpoint-10"),
+                "{precision}, step {step}"
+            );
+            std::fs::remove_dir_all(site.path("resumed")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn killed_anywhere_it_goes_on_to_the_bit() {
+    let site = Site::new();
+    let words = ["max_steps=30", "save_strategy=steps", "save_steps=5", "save_total_limit=2"];
+    site.train("whole", &words);
+    for (victim, signal, step) in [
+        ("launcher", Signal::KILL, 7),
+        ("rank 0", Signal::KILL, 10),
+        ("rank 1", Signal::KILL, 14),
+        ("launcher", Signal::TERM, 3),
+    ] {
+        let output = format!("{victim} {step}");
+        let running = start(site.training(&output, &words));
+        let ranks = running.ranks(2);
+        until("the step", || (site.log(&output).len() >= step).then_some(()));
+        let pid = match victim {
+            "launcher" => running.pid(),
+            "rank 0" => ranks[0],
+            _ => ranks[1],
+        };
+        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        let said = running.wait();
+        assert!(said.code != Some(0) && !said.stdout.contains("done:"), "not interrupted: {said:?}");
+        until("the end of the ranks", || ranks.iter().all(|&pid| !common::is_alive(pid)).then_some(()));
+
+        let again = site.train(&output, &words);
+        assert_eq!(again.stdout.contains("Resuming training"), step >= 5, "{again:?}");
+        assert_eq!(site.losses(&output), site.losses("whole"), "{output}");
+        assert!(site.model(&output) == site.model("whole"), "{output}");
+        assert!(
+            state(&site, &format!("{output}/checkpoint-30")) == state(&site, "whole/checkpoint-30"),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn on_another_number_of_ranks_it_goes_on() {
+    let site = Site::new();
+    site.train("whole", &["save_strategy=steps", "save_steps=4"]);
+    let losses = site.losses("whole");
+    let from = "resume_from_checkpoint=whole/checkpoint-4";
+    for (ranks, rows) in [(1, 12), (3, 4), (4, 3)] {
+        let ranks = format!("num_processes={ranks}");
+        let rows = format!("per_device_train_batch_size={rows}");
+        let words = [from, &ranks, &rows, "overwrite_output_dir=true"];
+        // A run that has nothing left to do writes what it loaded.
+        site.train("loaded", &[&words[..], &["max_steps=4"]].concat());
+        assert!(site.model("loaded") == site.read("whole/checkpoint-4/model.safetensors"), "{ranks}");
+
+        site.train("resumed", &words);
+        let resumed = site.losses("resumed");
+        assert_eq!(resumed.len(), 6);
+        for ((step, loss, _), (expected_step, expected, _)) in resumed.into_iter().zip(&losses[4..]) {
+            assert_eq!(step, *expected_step);
+            let apart = (f64::from_bits(loss) - f64::from_bits(*expected)).abs();
+            assert!(apart < 1e-5, "{ranks}, step {step}: {apart}");
+        }
+    }
+}
+
+#[test]
+fn two_runs_are_the_same_run_with_any_number_of_threads() {
+    let site = Site::new();
+    for precision in ["bf16=false", "bf16=true"] {
+        let runs = ["num_threads_per_process=1", "num_threads_per_process=1", "num_threads_per_process=2"];
+        let outputs = runs.iter().enumerate().map(|(i, threads)| {
+            let output = format!("{precision} {i}");
+            site.train(&output, &[precision, threads]);
+            (site.losses(&output), site.model(&output))
+        });
+        let outputs: Vec<_> = outputs.collect();
+        assert_eq!(outputs[0].0.len(), 10);
+        assert!(outputs[0] == outputs[1], "{precision}: two runs differ");
+        assert!(outputs[0] == outputs[2], "{precision}: one thread and two differ");
+    }
+}
+
+#[test]
+fn a_finished_run_does_nothing_twice() {
+    let site = Site::new();
+    let words = ["save_strategy=steps", "save_steps=5"];
+    site.train("out", &words);
+    let (losses, model) = (site.losses("out"), site.model("out"));
+    let said = site.train("out", &words);
+    assert!(said.stdout.contains("done: 10 steps"), "{said:?}");
+    assert_eq!(site.losses("out"), losses);
+    assert!(site.model("out") == model);
+    // Told to begin anew, it does.
+    let anew = site.train("out", &["overwrite_output_dir=true", "max_steps=2"]);
+    assert!(!anew.stdout.contains("Resuming"), "{anew:?}");
+    assert_eq!(site.losses("out").len(), 2);
+    let missing = run(site.training("empty", &["resume_from_checkpoint=true"]));
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
+}
+
+/// Losses and norms of some steps, and the state after them: slices with the bits of their values.
+type Trace = (Vec<(u64, u64)>, Vec<(String, usize, Moment, Vec<u32>)>);
+
+fn steps(comm: Communicator, rows: &Arc<Rows>, mixed_precision: DType, optimizer: Placement) -> Trace {
+    let settings = AcceleratorConfig { mixed_precision, optimizer, threads: Some(1), cpu_path: None };
+    let accelerator = Accelerator::over(comm.clone(), &settings).unwrap();
+    let hf = HfConfig::read(&golden()).unwrap();
+    let model = Decoder::new(hf.decoder().clone(), rows.row_len()).unwrap();
+    let mut weights = SafetensorsSource::open(&golden(), &hf, &model).unwrap();
+    let adamw = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
+    let mut optimizer = accelerator.prepare(&model, adamw, &mut weights).unwrap();
+    let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
+    let sampler =
+        Sampler { len: rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch: 3, accumulation: 2 };
+    let mut loader = Loader::new(rows.clone(), sampler, 0).unwrap();
+    let mut timer = PhaseTimer::new();
+    let mut step = || {
+        let window = loader.next_step().unwrap();
+        let report =
+            train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 1.0, &mut timer).unwrap();
+        (report.loss_sum.to_bits(), report.grad_norm.to_bits())
+    };
+    let reports = (0..6).map(|_| step()).collect();
+    let mut state = Vec::new();
+    for Slice { name, shape, elements } in optimizer.engine().slices() {
+        for moment in Moment::ALL {
+            let mut values = vec![0.0; elements.len()];
+            let slice = Slice { name: name.clone(), shape, elements: elements.clone() };
+            optimizer.engine().read_state(&slice, moment, &mut values).unwrap();
+            state.push((
+                name.clone(),
+                elements.start,
+                moment,
+                values.into_iter().map(f32::to_bits).collect(),
+            ));
+        }
+    }
+    comm.finish();
+    (reports, state)
+}
+
+#[test]
+fn whole_and_sharded_optimizer_states_are_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = Tokenizer::open(&golden()).unwrap();
+    let source = Source::resolve("text.jsonl", &golden(), None).unwrap();
+    let cache = TokenCache::build(folder.path(), &source, &tokenizer, &mut |_| ()).unwrap();
+    let cache = Arc::new(TokenCache::open(&cache.path).unwrap());
+    let settings = RowSettings { packing: Packing::Concat, len: 32, special: tokenizer.special() };
+    let rows = Arc::new(Rows::new(cache, &settings).unwrap());
+    for (n_ranks, dtype) in [(2, DType::F32), (3, DType::F32), (2, DType::BF16)] {
+        let [sharded, whole] = [Placement::Sharded, Placement::Whole].map(|placement| {
+            let traces: Vec<Trace> = std::thread::scope(|scope| {
+                let ranks: Vec<_> = oarlock_comm::shm::threads(n_ranks)
+                    .unwrap()
+                    .into_iter()
+                    .map(|comm| scope.spawn(|| steps(comm, &rows, dtype, placement)))
+                    .collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            assert!(traces.iter().all(|trace| trace.0 == traces[0].0), "the ranks disagree");
+            let mut state: Vec<_> = traces.iter().flat_map(|trace| trace.1.clone()).collect();
+            state.sort();
+            (traces[0].0.clone(), joined(state))
+        });
+        assert_eq!(sharded.0, whole.0, "{n_ranks} ranks, {dtype}");
+        assert!(sharded.1 == whole.1, "{n_ranks} ranks, {dtype}: the states differ");
+    }
+}
+
+/// Each parameter's state in one piece, whoever held its parts.
+fn joined(
+    slices: Vec<(String, usize, Moment, Vec<u32>)>,
+) -> std::collections::BTreeMap<(String, Moment), Vec<u32>> {
+    let mut all = std::collections::BTreeMap::<_, Vec<u32>>::new();
+    for (name, start, moment, values) in slices {
+        let joined = all.entry((name, moment)).or_default();
+        assert_eq!(joined.len(), start, "a part is missing or twice there");
+        joined.extend(values);
+    }
+    all
+}

@@ -1,0 +1,220 @@
+//! The rules of the house that a compiler does not check.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The most lines of a source file; tables and data are exempt.
+const MAX_LINES: usize = 600;
+
+/// Which top-level modules of this crate a module may name. Every module is here; what is not listed is forbidden.
+const EDGES: &[(&str, &[&str])] = &[
+    // No sibling: what is written and what it means, before anything is loaded.
+    ("config", &[]),
+    ("report", &[]),
+    ("data", &[]),
+    ("nn", &[]),
+    // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
+    // sharded.
+    ("model", &["error", "nn", "shard"]),
+    ("shard", &["error", "nn"]),
+    ("generate", &["data", "error", "model"]),
+    ("checkpoint", &["error", "shard"]),
+    ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
+    ("train", &["accelerator", "checkpoint", "config", "data", "error", "model", "report", "shard"]),
+    ("launch", &["error"]),
+    ("cli", &["accelerator", "config", "data", "error", "generate", "launch", "model", "rank", "train"]),
+    ("rank", &["error"]),
+    // It joins the errors of the modules that have their own.
+    ("error", &["checkpoint", "data", "report"]),
+    ("main", &[]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// All files below a folder whose names end so, in order; build folders and hidden ones left aside.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            found.extend(files(&path, extensions));
+        } else if path.is_file() && path.extension().is_some_and(|e| extensions.iter().any(|want| e == *want))
+        {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let crates = files(&root().join("crates"), &["rs"]);
+    assert!(crates.len() > 100);
+    crates.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+fn assert_none(broken: Vec<String>, rule: &str) {
+    assert!(broken.is_empty(), "{rule}:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn files_are_short() {
+    let long = sources().into_iter().filter(|(_, text)| text.lines().count() > MAX_LINES);
+    assert_none(
+        long.map(|(path, _)| path.display().to_string()).collect(),
+        "more than 600 lines; divide it by topics",
+    );
+}
+
+#[test]
+fn every_file_says_its_job_first() {
+    let silent = sources().into_iter().filter(|(_, text)| !text.starts_with("//! "));
+    assert_none(
+        silent.map(|(path, _)| path.display().to_string()).collect(),
+        "the first line begins with `//! `",
+    );
+}
+
+#[test]
+fn no_file_holds_what_is_unfinished_or_unsafe() {
+    let unfinished =
+        [concat!("to", "do!("), concat!("unim", "plemented!("), concat!("TO", "DO"), concat!("FIX", "ME")];
+    let mut broken = Vec::new();
+    for (path, text) in sources() {
+        let above = path.components().any(|part| part.as_os_str() == "oarlock");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let is_unsafe =
+                above && ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word));
+            if unfinished.iter().any(|word| line.contains(word)) || (is_unsafe && !path.ends_with("tidy.rs"))
+            {
+                broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none(broken, "unfinished, or unsafe above the crates that may be");
+}
+
+/// The top-level modules that a file of module `own` names.
+fn named(text: &str, own: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        for (at, _) in line.match_indices("crate::") {
+            let path = &line[at + "crate::".len()..];
+            // `crate::{a, b}` names several.
+            let list = match path.strip_prefix('{') {
+                Some(list) => list.split('}').next().unwrap_or_default(),
+                None => path.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default(),
+            };
+            for name in list.split(',').map(|name| name.trim().split("::").next().unwrap_or_default()) {
+                // `crate::Error` and the like are named where they are defined.
+                let module = match name {
+                    "Error" | "Result" => "error",
+                    "Accelerator" | "AcceleratorConfig" => "accelerator",
+                    name => name,
+                };
+                if modules.contains(module) && module != own {
+                    found.insert(module.to_string());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn modules_name_only_what_they_may() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut modules = BTreeSet::new();
+    for entry in fs::read_dir(&source).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        modules.insert(name.trim_end_matches(".rs").to_string());
+    }
+    modules.remove("lib");
+    let listed: BTreeSet<String> = EDGES.iter().map(|(module, _)| (*module).to_string()).collect();
+    assert_eq!(modules, listed, "the table of edges lists every module");
+    let modules: BTreeSet<&str> = modules.iter().map(String::as_str).collect();
+    for (module, allowed) in EDGES {
+        let file = source.join(format!("{module}.rs"));
+        let mut paths = if file.is_file() { vec![file] } else { Vec::new() };
+        if source.join(module).is_dir() {
+            paths.extend(files(&source.join(module), &["rs"]));
+        }
+        let mut used = BTreeSet::new();
+        for path in
+            paths.into_iter().filter(|path| !path.components().any(|part| part.as_os_str() == "tests"))
+        {
+            for name in named(&fs::read_to_string(&path).unwrap(), module, &modules) {
+                assert!(
+                    allowed.contains(&name.as_str()),
+                    "{}: `{module}` may not name `{name}`",
+                    path.display()
+                );
+                used.insert(name);
+            }
+        }
+        let idle: Vec<_> = allowed.iter().filter(|name| !used.contains(**name)).collect();
+        assert!(idle.is_empty(), "`{module}` does not name {idle:?}; take it out of the table");
+    }
+}
+
+#[test]
+fn nothing_names_the_machine_it_was_written_on() {
+    let places =
+        [concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/"), concat!("/wo", "rk/")];
+    let mut broken = Vec::new();
+    for path in files(&root(), &["rs", "toml", "md", "py", "yaml", "yml", "sh", "json"]) {
+        if path.components().any(|part| part.as_os_str() == "golden")
+            && path.extension().is_some_and(|e| e == "json")
+        {
+            continue;
+        }
+        for (number, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
+            if places.iter().any(|place| line.contains(place)) {
+                broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none(broken, "a path of one machine");
+}
+
+/// The targets of the links of a page that lead into the repository, without their anchors.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let inside = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    inside.map(|target| target.split('#').next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn every_page_is_linked_and_every_link_leads_somewhere() {
+    let pages = files(&root(), &["md"]);
+    let mut broken = Vec::new();
+    let mut linked = BTreeSet::new();
+    for page in &pages {
+        let index = page.file_name().is_some_and(|name| name == "README.md");
+        for link in links(&fs::read_to_string(page).unwrap()) {
+            match page.parent().unwrap().join(link).canonicalize() {
+                Ok(target) if index => drop(linked.insert(target)),
+                Ok(_) => {}
+                Err(_) => broken.push(format!("{}: {link}", page.display())),
+            }
+        }
+    }
+    assert_none(broken, "a link that leads nowhere");
+    let docs = pages.iter().filter(|page| page.parent().is_some_and(|folder| folder.ends_with("docs")));
+    let alone = docs.filter(|page| !page.ends_with("README.md") && !linked.contains(*page));
+    assert_none(alone.map(|page| page.display().to_string()).collect(), "no README links to the page");
+}
+
+#[test]
+fn the_changelog_tells_this_version() {
+    let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
+    let told = ["Unreleased", env!("CARGO_PKG_VERSION")]
+        .iter()
+        .any(|version| text.lines().any(|line| line.starts_with("## ") && line.contains(version)));
+    assert!(told, "CHANGELOG.md has no section for {} or Unreleased", env!("CARGO_PKG_VERSION"));
+}
