@@ -64,6 +64,8 @@ struct Run<'a> {
     sampler: Sampler,
     /// Samples consumed so far, over all epochs and ranks.
     position: u64,
+    /// Where this run began or went on: the number of ranks may have changed since.
+    first_position: u64,
     total_steps: u64,
     journal: Option<Journal>,
     started: SystemTime,
@@ -134,6 +136,7 @@ impl<'a> Run<'a> {
             data,
             sampler,
             position,
+            first_position: position,
             total_steps,
             journal,
             started,
@@ -274,7 +277,7 @@ impl<'a> Run<'a> {
         }
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
-            let samples = self.position - self.sampler.position_after(first);
+            let samples = self.position - self.first_position;
             journal.finish(self.config, samples, done - first)?;
             let mut text = format!(
                 "done: {done} steps; model and logs are in {}",
