@@ -8,7 +8,6 @@ mod error;
 mod hash;
 mod loader;
 mod pack;
-mod permute;
 mod pieces;
 mod sampler;
 mod source;

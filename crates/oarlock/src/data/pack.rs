@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
+use oarlock_tensor::cpu::random::{Permutation, Stream};
+
 use super::cache::TokenCache;
 use super::error::{Error, Result};
-use super::permute::Permutation;
 use super::tokenizer::SpecialIds;
 
 /// A target that counts for nothing.
@@ -190,8 +191,8 @@ impl Rows {
             let cause = format!("{n_held_out} of {n} records held out leave none to train on; lower it");
             return Err(Error::Setting { key: "val_size", cause });
         }
-        let order = Permutation::new(n, seed, VAL_STREAM);
-        let mut marked: Vec<u64> = (0..n_held_out).map(|i| order.at(i)).collect();
+        let order = Permutation::new(Stream { seed, stream: VAL_STREAM }, n);
+        let mut marked: Vec<u64> = (0..n_held_out).filter_map(|i| order.get(i)).collect();
         marked.sort_unstable();
         let rest = Selection::new(cache.clone(), Chosen::AllBut, marked.clone());
         let held_out = Selection::new(cache, Chosen::Only, marked);

@@ -10,8 +10,9 @@
 //! missing (`None`) on the last ranks: they are computed as rows without targets, so that every rank takes part in
 //! every collective, every sample counts once, and none twice.
 
+use oarlock_tensor::cpu::random::{Permutation, Stream};
+
 use super::error::{Error, Result};
-use super::permute::Permutation;
 
 /// The order of samples and their split over ranks and micro batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ impl Sampler {
 
     /// The row that stands at place `i` (below `len`) of an epoch's global order.
     pub fn row_at(&self, epoch: u64, i: u64) -> u64 {
-        if self.shuffle { Permutation::new(self.len, self.seed, epoch).at(i) } else { i }
+        self.order(epoch)(i)
     }
 
     /// Samples of a full step, over all ranks.
@@ -112,9 +113,7 @@ impl Sampler {
     /// The rows of all ranks in the step that begins at `position`.
     pub(super) fn all_rows(&self, position: u64) -> impl Iterator<Item = u64> {
         let (epoch, first) = (position / self.len, position % self.len);
-        let order = Permutation::new(self.len, self.seed, epoch);
-        (first..first + (self.end(position) - position))
-            .map(move |place| if self.shuffle { order.at(place) } else { place })
+        (first..first + (self.end(position) - position)).map(self.order(epoch))
     }
 
     fn end(&self, position: u64) -> u64 {
@@ -134,9 +133,16 @@ impl Sampler {
             .take_while(move |&p| p < last)
     }
 
+    /// An epoch's global order: from a place to its row.
+    fn order(&self, epoch: u64) -> impl Fn(u64) -> u64 + use<> {
+        let stream = Stream { seed: self.seed, stream: epoch };
+        let order = self.shuffle.then(|| Permutation::new(stream, self.len));
+        // A place behind the epoch's end has no row; callers ask for none.
+        move |place| order.and_then(|order| order.get(place)).unwrap_or(place)
+    }
+
     fn rows(&self, epoch: u64, first: u64, n: u64) -> Vec<Option<u64>> {
-        let order = Permutation::new(self.len, self.seed, epoch);
-        let row = |place| if self.shuffle { order.at(place) } else { place };
+        let row = self.order(epoch);
         (first..first + n).map(|place| (place < self.len).then(|| row(place))).collect()
     }
 }
