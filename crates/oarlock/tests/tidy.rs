@@ -205,6 +205,17 @@ fn every_page_is_linked_from_a_readme() {
 }
 
 #[test]
+fn every_link_leads_somewhere() {
+    let mut broken = Vec::new();
+    for page in files(&root(), &["md"]) {
+        let text = fs::read_to_string(&page).unwrap();
+        let lost = links(&text).into_iter().filter(|link| !page.parent().unwrap().join(link).exists());
+        broken.extend(lost.map(|link| format!("{}: {link}", page.display())));
+    }
+    assert_none(broken, "a link that leads nowhere");
+}
+
+#[test]
 fn the_changelog_tells_this_version() {
     let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
     let told = ["Unreleased", env!("CARGO_PKG_VERSION")]

@@ -6,27 +6,45 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use super::segment::{ABSENT, FINISHED, KEPT_CALLS, LEFT, RUNNING, Segment};
+use super::segment::{ABSENT, FINISHED, KEPT_CALLS, RUNNING, Segment};
 use crate::call::Stamp;
 use crate::ledger::{RankState, RankStatus};
 
 /// Where a rank stands in its life. A zombie is dead.
 pub(super) fn state(segment: &Segment, rank: usize) -> RankState {
-    let cell = segment.cell(rank);
-    match cell.state.load(Ordering::Acquire) {
+    match noted(segment, rank) {
+        RankState::Running => {}
+        noted => return noted,
+    }
+    match (alive(segment, rank), noted(segment, rank)) {
+        (RankState::Dead, RankState::Running) => RankState::Dead,
+        // It said goodbye and ended between two looks: what a dead rank has noted stands.
+        (RankState::Dead, goodbye) => goodbye,
+        (alive, _) => alive,
+    }
+}
+
+/// What a rank has noted itself.
+fn noted(segment: &Segment, rank: usize) -> RankState {
+    match segment.cell(rank).state.load(Ordering::Acquire) {
         ABSENT => RankState::Absent,
         FINISHED => RankState::Finished,
-        LEFT => RankState::Left,
-        RUNNING => match cell.pid.load(Ordering::Relaxed) {
-            // It is joining: its process is not written down yet.
-            0 => RankState::Running,
-            pid if pid == std::process::id() => RankState::Running,
-            pid => match cell.start_time.load(Ordering::Relaxed) {
-                0 => without_proc(pid),
-                start => judge(process(pid), start),
-            },
-        },
+        RUNNING => RankState::Running,
         _ => RankState::Left,
+    }
+}
+
+/// What its process says.
+fn alive(segment: &Segment, rank: usize) -> RankState {
+    let cell = segment.cell(rank);
+    match cell.pid.load(Ordering::Relaxed) {
+        // It is joining: its process is not written down yet.
+        0 => RankState::Running,
+        pid if pid == std::process::id() => RankState::Running,
+        pid => match cell.start_time.load(Ordering::Relaxed) {
+            0 => without_proc(pid),
+            start => judge(process(pid), start),
+        },
     }
 }
 
