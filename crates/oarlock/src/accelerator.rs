@@ -4,7 +4,7 @@
 //! # use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, SeededInit, Batch, model::{Decoder, DecoderConfig}};
 //! # fn run(config: DecoderConfig, steps: Vec<Vec<Batch>>) -> oarlock::Result<()> {
 //! let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
-//! let model = Decoder::new(config)?;
+//! let model = Decoder::new(config, 512)?;
 //! let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 42, device: accelerator.device().clone() })?;
 //! for window in steps {
 //!     let targets = window.iter().map(|batch| batch.n_targets).sum();
