@@ -22,6 +22,8 @@ struct Recording {
     promised_seed: Option<f32>,
     /// How often the tape has been run backward: places of an earlier run mean nothing now.
     run: usize,
+    /// Where the ops of the unit that is being recorded begin.
+    unit_first: usize,
 }
 
 #[derive(Default)]
@@ -79,15 +81,27 @@ pub(crate) trait Function: Send {
     }
 }
 
-/// Called around the backward pass of a unit's ops.
+/// Called around the passes of a unit's ops.
 pub trait UnitHook: Send + Sync {
-    /// Before the first of them.
+    /// Before the forward pass of the first of them; `trains` says whether a backward pass will follow.
+    ///
+    /// # Errors
+    /// Whatever makes the forward pass impossible.
+    fn before_forward(&self, trains: bool) -> Result<()>;
+
+    /// After the forward pass of the last of them.
+    ///
+    /// # Errors
+    /// Whatever makes the forward pass fail.
+    fn after_forward(&self, trains: bool) -> Result<()>;
+
+    /// Before the backward pass of the last of them.
     ///
     /// # Errors
     /// Whatever makes the backward pass impossible.
     fn before_backward(&self) -> Result<()>;
 
-    /// After the last of them: the unit's gradients of this pass are complete.
+    /// After the backward pass of the first: the unit's gradients of this pass are complete.
     ///
     /// # Errors
     /// Whatever makes the backward pass fail.
@@ -134,12 +148,16 @@ impl Tape {
 
     /// Marks that the ops from here on belong to a unit.
     pub fn enter_unit(&self, hook: Arc<dyn UnitHook>) {
-        self.lock().push(Step::UnitEnter(hook), Vec::new(), 0);
+        let mut recording = self.lock();
+        recording.push(Step::UnitEnter(hook), Vec::new(), 0);
+        recording.unit_first = recording.nodes.len();
     }
 
     /// Marks that the unit entered last ends here.
     pub fn leave_unit(&self, hook: Arc<dyn UnitHook>) {
-        self.lock().push(Step::UnitLeave(hook), Vec::new(), 0);
+        let mut recording = self.lock();
+        recording.push(Step::UnitLeave(hook), Vec::new(), 0);
+        recording.unit_first = recording.nodes.len();
     }
 
     /// Runs the backward pass from `root`, whose gradient is `seed` in every element, and empties the tape.
@@ -204,7 +222,7 @@ impl Recording {
 
     /// What was recorded so far; the next run begins empty, under the same promise.
     fn take(&mut self) -> Recording {
-        let next = Recording { nodes: Vec::new(), promised_seed: self.promised_seed, run: self.run + 1 };
+        let next = Recording { promised_seed: self.promised_seed, run: self.run + 1, ..Recording::default() };
         std::mem::replace(self, next)
     }
 }
@@ -277,7 +295,9 @@ impl Recorder {
     pub fn save(&self, tensor: &Tensor) -> Saved {
         if let Some(Var { id: Some(id), .. }) = &tensor.var {
             let recording = self.tape.lock();
+            // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
             if let Some(Step::Op(op)) = &recording.nodes[id.node].op
+                && id.node >= recording.unit_first
                 && op.can_replay(id.output)
             {
                 return Saved::Replay(*id);

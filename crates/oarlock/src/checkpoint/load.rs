@@ -16,7 +16,7 @@ use super::manifest::{FileEntry, Manifest, Piece};
 use super::outcome::share;
 use super::save::chunks;
 use crate::error::{Error, Result};
-use crate::shard::{Engine, Moment, Slice};
+use crate::shard::{Engine, Slice};
 
 /// Restores the state that [`save`](super::save) wrote into `dir`, on any number of ranks and in any placement, to the
 /// bit; returns what the training loop had kept. All ranks call it. Each reads what it needs, and the ranks divide the
@@ -64,7 +64,7 @@ fn open(dir: &Path) -> std::result::Result<Manifest, Problem> {
 
 /// Whether the checkpoint has all that this rank needs.
 fn check_model(manifest: &Manifest, needed: &[Slice]) -> std::result::Result<(), Problem> {
-    for Slice { name, shape, .. } in needed {
+    for Slice { kind, name, shape, .. } in needed {
         let Some(parameter) = manifest.parameters.get(name) else {
             return Err(Problem::MissingParameter { name: name.clone() });
         };
@@ -72,8 +72,8 @@ fn check_model(manifest: &Manifest, needed: &[Slice]) -> std::result::Result<(),
             let (found, expected) = (parameter.shape.clone(), shape.sizes().to_vec());
             return Err(Problem::Shape { name: name.clone(), found, expected });
         }
-        if let Some(moment) = Moment::ALL.iter().find(|moment| !parameter.state.contains_key(moment.name())) {
-            return Err(Problem::MissingState { kind: moment.name().into(), name: name.clone() });
+        if !parameter.state.contains_key(*kind) {
+            return Err(Problem::MissingState { kind: kind.to_string(), name: name.clone() });
         }
     }
     Ok(())
@@ -123,21 +123,19 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn restore(mut self, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
         let mut values = Vec::new();
-        for moment in Moment::ALL {
-            for slice in needed.iter().flat_map(chunks) {
-                values.resize(slice.elements.len(), 0.0f32);
-                self.read(&slice, moment, &mut values)?;
-                engine.write_state(&slice, moment, &values)?;
-            }
+        for slice in needed.iter().flat_map(chunks) {
+            values.resize(slice.elements.len(), 0.0f32);
+            self.read(&slice, &mut values)?;
+            engine.write_state(&slice, &values)?;
         }
         Ok(())
     }
 
     /// Puts a slice together from the pieces that hold it; the manifest's check says that they hold all of it.
-    fn read(&mut self, slice: &Slice, moment: Moment, out: &mut [f32]) -> Result<()> {
+    fn read(&mut self, slice: &Slice, out: &mut [f32]) -> Result<()> {
         let parameter = self.manifest.parameters.get(&slice.name);
         let pieces: &[Piece] =
-            parameter.and_then(|p| p.state.get(moment.name())).map_or(&[], |pieces| pieces);
+            parameter.and_then(|p| p.state.get(slice.kind)).map_or(&[], |pieces| pieces);
         let (start, end) = (slice.elements.start as u64, slice.elements.end as u64);
         let from = pieces.partition_point(|piece| piece.end() <= start);
         for piece in pieces[from..].iter().take_while(|piece| piece.first < end) {

@@ -15,7 +15,7 @@ use super::folder::{TempFolder, temporary};
 use super::manifest::{FileEntry, MANIFEST, Manifest, ParameterEntry, Piece, PlanEntry, STATE_DTYPE};
 use super::outcome::share;
 use crate::error::{Error, Result};
-use crate::shard::{Engine, Moment, Placement, Slice};
+use crate::shard::{Engine, Placement, Slice};
 
 // Safetensors files are little-endian; the state is written as it lies in memory.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -82,18 +82,17 @@ pub fn save(
 fn write_rank(folder: &Path, comm: &Communicator, engine: &Engine) -> Result<RankFile> {
     let name = format!("state/rank-{:05}-of-{:05}.safetensors", comm.rank(), comm.world_size());
     let path = folder.join(&name);
-    let slices = engine.slices();
+    let snapshot = engine.snapshot();
+    let slices: Vec<Slice> = (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)).collect();
     let (header, pieces) = lay_out(&name, &slices);
     let mut file = HashedFile::create(&path)?;
     file.write(&header)?;
     let mut values = Vec::new();
-    for moment in Moment::ALL {
-        for slice in &slices {
-            for part in chunks(slice) {
-                values.resize(part.elements.len(), 0.0f32);
-                engine.read_state(&part, moment, &mut values)?;
-                file.write(bytemuck::cast_slice(&values))?;
-            }
+    for slice in &slices {
+        for part in chunks(slice) {
+            values.resize(part.elements.len(), 0.0f32);
+            snapshot.read(&part, &mut values)?;
+            file.write(bytemuck::cast_slice(&values))?;
         }
     }
     let (bytes, hash) = file.finish()?;
@@ -106,23 +105,20 @@ fn lay_out(file: &str, slices: &[Slice]) -> (Vec<u8>, Vec<WrittenPiece>) {
     entries.insert("__metadata__".into(), json!({ "format": "oarlock-state" }));
     let mut pieces = Vec::new();
     let mut at = 0;
-    for moment in Moment::ALL {
-        for Slice { name, shape, elements } in slices {
-            let kind = moment.name();
-            let end = at + 4 * elements.len() as u64;
-            entries.insert(
-                format!("{kind}/{name}/{}", elements.start),
-                json!({ "dtype": STATE_DTYPE, "shape": [elements.len()], "data_offsets": [at, end] }),
-            );
-            let (first, len) = (elements.start as u64, elements.len() as u64);
-            pieces.push(WrittenPiece {
-                name: name.clone(),
-                shape: shape.sizes().to_vec(),
-                kind: kind.to_string(),
-                piece: Piece { first, len, file: file.to_string(), offset: at },
-            });
-            at = end;
-        }
+    for Slice { kind, name, shape, elements } in slices {
+        let end = at + 4 * elements.len() as u64;
+        entries.insert(
+            format!("{kind}/{name}/{}", elements.start),
+            json!({ "dtype": STATE_DTYPE, "shape": [elements.len()], "data_offsets": [at, end] }),
+        );
+        let (first, len) = (elements.start as u64, elements.len() as u64);
+        pieces.push(WrittenPiece {
+            name: name.clone(),
+            shape: shape.sizes().to_vec(),
+            kind: kind.to_string(),
+            piece: Piece { first, len, file: file.to_string(), offset: at },
+        });
+        at = end;
     }
     let mut json = serde_json::Value::Object(entries).to_string().into_bytes();
     json.resize((8 + json.len()).next_multiple_of(DATA_ALIGN) - 8, b' ');
@@ -148,7 +144,7 @@ pub(super) fn chunks(slice: &Slice) -> impl Iterator<Item = Slice> + '_ {
 fn finish(folder: TempFolder, ranks: Vec<RankFile>, engine: &Engine, client: &ClientState) -> Result<()> {
     let plan = PlanEntry {
         dtype: engine.options().dtype.to_string(),
-        optimizer: match engine.options().optimizer {
+        optimizer: match engine.options().placements.optimizer {
             Placement::Whole => "whole".into(),
             Placement::Sharded => "sharded".into(),
         },

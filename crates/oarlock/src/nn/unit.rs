@@ -45,12 +45,17 @@ impl<M> Unit<M> {
     /// # Errors
     /// Whatever `forward` reports.
     pub fn run<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
-        let (Some(hook), Some(tape)) = (self.run.0.get(), input.tape()) else {
-            return forward(&self.module);
-        };
-        tape.enter_unit(hook.clone());
+        let Some(hook) = self.run.0.get() else { return forward(&self.module) };
+        let tape = input.tape();
+        hook.before_forward(tape.is_some())?;
+        if let Some(tape) = &tape {
+            tape.enter_unit(hook.clone());
+        }
         let result = forward(&self.module)?;
-        tape.leave_unit(hook.clone());
+        if let Some(tape) = &tape {
+            tape.leave_unit(hook.clone());
+        }
+        hook.after_forward(tape.is_some())?;
         Ok(result)
     }
 }

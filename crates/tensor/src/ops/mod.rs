@@ -20,6 +20,7 @@ mod linear;
 mod matmul;
 mod methods;
 mod norm;
+pub mod optimizer;
 mod pair_loss;
 mod parameter;
 mod reduce;
@@ -30,6 +31,7 @@ mod slice;
 mod softmax;
 mod swiglu;
 mod unary;
+pub mod transfer;
 pub mod update;
 
 pub use attention::{Mask, attention, attention_cached};

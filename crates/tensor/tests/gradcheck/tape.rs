@@ -73,6 +73,12 @@ impl Log {
 }
 
 impl UnitHook for Log {
+    fn before_forward(&self, _trains: bool) -> Result<()> {
+        Ok(())
+    }
+    fn after_forward(&self, _trains: bool) -> Result<()> {
+        Ok(())
+    }
     fn before_backward(&self) -> Result<()> {
         self.note("before")
     }
