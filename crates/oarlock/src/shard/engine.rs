@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Ownership, Ready, Region, Scalar, Sharing};
-use oarlock_tensor::cpu::adamw::AdamW;
+use oarlock_tensor::ops::optimizer::{self, Part, Role, Rule, StepArgs, UpdateParts};
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{
     DType, Device, FlatBuffer, FlatParams, Init, Place, Result as TensorResult, Shape, UnitHook,
@@ -216,17 +216,17 @@ impl Engine {
         self.units[index].layout.params().first().map_or("", |p| p.name.as_str())
     }
 
-    /// One AdamW step on what this rank updates, then the new weights for all. `adamw.step` and its `weight_decay`
-    /// (for parameters that decay) are used as given; gradients are forgotten afterwards.
+    /// One step of AdamW or Adam on what this rank updates, then the new weights for all. The engine counts the steps;
+    /// weight decay applies to parameters that decay. Gradients are forgotten afterwards.
     ///
     /// # Errors
     /// When a rank failed, or somebody still holds weights.
-    pub fn step(&mut self, adamw: AdamW) -> Result<()> {
+    pub fn step(&mut self, rule: &Rule, args: &StepArgs) -> Result<()> {
         self.reduce_grads()?;
         self.n_steps += 1;
-        let adamw = AdamW { step: self.n_steps, ..adamw };
+        let args = StepArgs { step: self.n_steps, ..*args };
         for unit in &mut self.units {
-            unit.step(&adamw, &self.device)?;
+            unit.step(rule, &args, &self.device)?;
         }
         self.publish()?;
         self.clear_grads();
@@ -373,7 +373,7 @@ impl EngineUnit {
         Ok(())
     }
 
-    fn step(&mut self, adamw: &AdamW, device: &Device) -> Result<()> {
+    fn step(&mut self, rule: &Rule, args: &StepArgs, device: &Device) -> Result<()> {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         for (param, part) in self.layout.parts(self.updated.clone()) {
             match runs.last_mut() {
@@ -384,17 +384,17 @@ impl EngineUnit {
         }
         let Some(grads) = self.params.grads() else { return Ok(()) };
         for (run, decay) in runs {
-            let adamw = AdamW { weight_decay: if decay { adamw.weight_decay } else { 0.0 }, ..*adamw };
-            let flat = update::AdamWBuffers {
-                weights: self.params.weights(),
+            let args = StepArgs { weight_decay: if decay { args.weight_decay } else { 0.0 }, ..*args };
+            let own = run.start - self.updated.start..run.end - self.updated.start;
+            let part = |flat| Part { flat, range: own.clone() };
+            let parts = UpdateParts {
+                weights: Part { flat: self.params.weights(), range: run.clone() },
                 dtype: self.params.dtype(),
-                grads,
-                master: self.master.as_ref(),
-                exp_avg: &self.exp_avg,
-                exp_avg_sq: &self.exp_avg_sq,
-                state_first: self.updated.start,
+                master: self.master.as_ref().map(part),
+                grads: Part { flat: grads, range: run.clone() },
+                state: &[part(&self.exp_avg), part(&self.exp_avg_sq)],
             };
-            update::adamw(device, &adamw, &flat, run)?;
+            optimizer::update(device, rule, &args, &Shape::new(&[run.len()])?, Role::Other, &parts)?;
         }
         Ok(())
     }

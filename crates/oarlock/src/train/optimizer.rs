@@ -1,7 +1,7 @@
 //! The optimizer over a prepared model: AdamW with two parameter groups, decayed and not.
 
 use oarlock_tensor::Shape;
-use oarlock_tensor::cpu::adamw::AdamW;
+use oarlock_tensor::ops::optimizer::{Rule, StepArgs};
 
 use crate::error::{Error, Result};
 use crate::shard::Engine;
@@ -80,7 +80,8 @@ impl Optimizer {
     pub fn step(&mut self, lr: f64) -> Result<()> {
         let AdamWConfig { beta1, beta2, eps, weight_decay } = self.config;
         let step = self.engine.n_steps() + 1;
-        self.engine.step(AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: self.grad_scale })?;
+        let args = StepArgs { step, lr, weight_decay, grad_scale: self.grad_scale };
+        self.engine.step(&Rule::AdamW { beta1, beta2, eps }, &args)?;
         self.grad_scale = 1.0;
         Ok(())
     }

@@ -20,6 +20,7 @@ mod linear;
 mod matmul;
 mod methods;
 mod norm;
+pub mod optimizer;
 mod pair_loss;
 mod parameter;
 mod reduce;
