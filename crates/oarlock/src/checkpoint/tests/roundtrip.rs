@@ -1,6 +1,6 @@
 //! What is saved comes back to the bit, whatever the ranks and the placement.
 
-use oarlock_tensor::cpu::adamw::AdamW;
+use oarlock_tensor::ops::optimizer::{Rule, StepArgs};
 
 use super::*;
 use crate::checkpoint::manifest::Manifest;
@@ -77,16 +77,9 @@ fn working_copies_follow_the_master_weights() {
 /// Steps without gradients still move the weights, by the moments and the number of steps done.
 fn steps(engine: &mut Engine, n: usize) {
     for _ in 0..n {
-        let adamw = AdamW {
-            lr: 1e-2,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            step: engine.n_steps() + 1,
-            grad_scale: 1.0,
-        };
-        engine.step(adamw).unwrap();
+        let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+        let args = StepArgs { step: engine.n_steps() + 1, lr: 1e-2, weight_decay: 0.1, grad_scale: 1.0 };
+        engine.step(&rule, &args).unwrap();
     }
 }
 
