@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use oarlock::model::{Decoder, DecoderConfig, Family, RopeSettings};
-use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Batch, Result, SeededInit};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Options, Result, SeededInit};
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{DType, RopeScaling};
 
@@ -37,7 +37,7 @@ fn rank(
 ) -> Result<()> {
     let start = Instant::now();
     let config =
-        AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+        AcceleratorConfig { shard: Options { dtype, ..Options::default() }, threads: Some(1), cpu_path: None };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let model = Decoder::new(
         DecoderConfig {
@@ -63,7 +63,7 @@ fn rank(
     )?;
     let mut optimizer = accelerator.prepare(
         &model,
-        AdamWConfig::default(),
+        OptimizerConfig::default(),
         &mut SeededInit { seed: 0, device: accelerator.device().clone() },
     )?;
     let ids: Vec<i32> =
@@ -87,7 +87,7 @@ fn rank(
             accelerator.device().profile().enable();
         }
         let begin = Instant::now();
-        let accumulation = accelerator.accumulate(data.n_targets)?;
+        let accumulation = accelerator.accumulate(&optimizer, data.n_targets)?;
         let (ids, labels, mask) = accelerator.place(&data)?;
         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
         accelerator.backward(&loss)?;

@@ -165,7 +165,7 @@ fn another_model_is_refused() {
     let without = dir.with_file_name("checkpoint-8");
     on_ranks(1, |comm| {
         let model = Model::new(90, false);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         crate::checkpoint::save(&without, comm, &engine, &client(1), &mut no_extra).unwrap();
     });
     assert!(refusal(&without).ends_with("it lacks the parameter \"proj.bias\" of this model"));

@@ -14,8 +14,8 @@ use oarlock_tensor::{DType, Device, Par};
 use super::ClientState;
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
-use crate::shard::{Engine, Moment, Options, Placement, SeededInit, Slice};
-use crate::train::AdamWConfig;
+use crate::shard::{Engine, MASTER, Options, Placements, SeededInit, Slice};
+use crate::train::OptimizerConfig;
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
 pub struct Model {
@@ -63,48 +63,47 @@ pub fn device() -> Device {
     Device::cpu(Isa::detect(), Par::threads(1).unwrap())
 }
 
-pub fn engine_of(model: &Model, comm: &Communicator, optimizer: Placement, dtype: DType) -> Engine {
-    let options = Options { dtype, optimizer };
-    let mut engine = Engine::new(model, comm, &device(), options, AdamWConfig::decays).unwrap();
+pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
+    let options = Options { dtype, placements, ..Options::default() };
+    let rule = OptimizerConfig::default().rule;
+    let mut engine =
+        Engine::new(model, comm, &device(), options, rule, &OptimizerConfig::decays, &OptimizerConfig::role)
+            .unwrap();
     engine.initialize(&mut SeededInit { seed: 1, device: device() }).unwrap();
     engine
 }
 
 /// The bits that a test puts into one element: any f32, NaN and infinity included.
-pub fn pattern(name: &str, moment: Moment, element: usize, salt: u64) -> f32 {
-    let text = format!("{name} {} {element} {salt}", moment.name());
+pub fn pattern(name: &str, kind: &str, element: usize, salt: u64) -> f32 {
+    let text = format!("{name} {kind} {element} {salt}");
     f32::from_bits(super::files::hash_of(text.as_bytes()) as u32)
 }
 
 /// Fills all state with the pattern.
 pub fn fill(engine: &mut Engine, n_steps: u64, salt: u64) {
     for slice in engine.needed_slices() {
-        for moment in Moment::ALL {
-            let values: Vec<f32> =
-                slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt)).collect();
-            engine.write_state(&slice, moment, &values).unwrap();
-        }
+        let values: Vec<f32> =
+            slice.elements.clone().map(|i| pattern(&slice.name, slice.kind, i, salt)).collect();
+        engine.write_state(&slice, &values).unwrap();
     }
     engine.finish_load(n_steps).unwrap();
 }
 
 /// The bits of the state on this rank.
-pub fn state_of(engine: &Engine) -> Vec<(Slice, Moment, Vec<u32>)> {
+pub fn state_of(engine: &Engine) -> Vec<(Slice, Vec<u32>)> {
     let mut all = Vec::new();
     for slice in engine.needed_slices() {
-        for moment in Moment::ALL {
-            let mut values = vec![0.0; slice.elements.len()];
-            engine.read_state(&slice, moment, &mut values).unwrap();
-            all.push((slice.clone(), moment, values.into_iter().map(f32::to_bits).collect()));
-        }
+        let mut values = vec![0.0; slice.elements.len()];
+        engine.read_state(&slice, &mut values).unwrap();
+        all.push((slice, values.into_iter().map(f32::to_bits).collect()));
     }
     all
 }
 
 /// Whether all state of this rank is the pattern.
 pub fn is_pattern(engine: &Engine, salt: u64) -> bool {
-    state_of(engine).into_iter().all(|(slice, moment, bits)| {
-        let expected = slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt).to_bits());
+    state_of(engine).into_iter().all(|(slice, bits)| {
+        let expected = slice.elements.clone().map(|i| pattern(&slice.name, slice.kind, i, salt).to_bits());
         expected.eq(bits)
     })
 }
@@ -125,7 +124,7 @@ pub fn client(step: u64) -> ClientState {
 pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
     on_ranks(n, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 7, salt);
         super::save(dir, comm, &engine, &client(7), &mut |dir| {
             std::fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
@@ -148,7 +147,7 @@ pub fn refusal(dir: &Path) -> String {
 pub fn refusal_for(dir: &Path, model: impl Fn() -> Model + Sync) -> String {
     let mut errors = on_ranks(2, |comm| {
         let model = model();
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 3, 99);
         let error = super::load(dir, comm, &mut engine).unwrap_err().to_string();
         assert!(is_pattern(&engine, 99) && engine.n_steps() == 3, "a refused checkpoint changes nothing");
