@@ -7,8 +7,6 @@ use crate::error::Result;
 /// The communicators of one rank.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// All ranks.
-    pub world: Communicator,
     /// The ranks that divide the state among them.
     pub shard: Communicator,
     /// The ranks that hold the same part of it; present where there is more than one sharding group.
@@ -27,7 +25,7 @@ impl Mesh {
         let neighbours = |size: usize| -> Vec<Vec<usize>> {
             (0..n / size).map(|g| (g * size..(g + 1) * size).collect()).collect()
         };
-        let mut mesh = Mesh { world: world.clone(), shard: world.clone(), replica: None, secondary: None };
+        let mut mesh = Mesh { shard: world.clone(), replica: None, secondary: None };
         if let Some(size) = group.filter(|&size| size < n) {
             mesh.shard = world.split(&neighbours(size))?;
             let across: Vec<Vec<usize>> =
