@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_tensor::DType;
+use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::{Accelerator, AcceleratorConfig};
@@ -93,12 +94,11 @@ impl<'a> Run<'a> {
             false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
         };
         let args = &config.train.optimizer;
-        let adamw = AdamWConfig {
-            beta1: args.beta1,
-            beta2: args.beta2,
-            eps: args.epsilon,
-            weight_decay: args.weight_decay,
+        let Rule::AdamW { beta1, beta2, eps } = args.rule else {
+            let name = args.rule.name();
+            return Err(Error::Usage(format!("the engine cannot run {name} yet: write optim: adamw_torch")));
         };
+        let adamw = AdamWConfig { beta1, beta2, eps, weight_decay: args.weight_decay };
         let mut optimizer = accelerator.prepare(&model, adamw, source.as_mut())?;
         let mut position = 0;
         let mut state = first_state(config, &sampler, total_steps);
