@@ -4,13 +4,14 @@
 use std::path::PathBuf;
 
 use super::plan::{
-    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, OptimizerArgs, Precision, RankArgs, Resume,
-    RowFormat, SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, When,
+    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, Precision, RankArgs, Resume, RowFormat,
+    SaveArgs, Steps, TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
-use super::schedule;
+use super::shape::ScheduleArgs;
 use super::value::Value;
+use super::{optimizer, schedule};
 
 /// Builds the configuration; `problems` are those found before.
 ///
@@ -25,6 +26,7 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
     let read = Reader { settings: &settings };
     let learning_rate = read.f64("learning_rate");
     let shape = schedule::shape(&settings, learning_rate, found);
+    let optimizer = optimizer::optimizer(&settings, found);
 
     let model =
         ModelArgs { path: read.path("model_name_or_path"), from_scratch: read.bool("train_from_scratch") };
@@ -60,12 +62,7 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         precision: if read.bool("bf16") { Precision::Bf16 } else { Precision::F32 },
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
-        optimizer: OptimizerArgs {
-            beta1: read.f64("adam_beta1"),
-            beta2: read.f64("adam_beta2"),
-            epsilon: read.f64("adam_epsilon"),
-            weight_decay: read.f64("weight_decay"),
-        },
+        optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: read.warmup() },
         enabled: read.bool("do_train"),
     };

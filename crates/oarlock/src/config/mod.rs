@@ -7,11 +7,14 @@
 pub mod build;
 pub mod explain;
 pub mod keys;
+mod kwargs;
+mod optimizer;
 pub mod paths;
 pub mod plan;
 pub mod problem;
 pub mod resolve;
 mod schedule;
+pub mod shape;
 pub mod source;
 pub mod table;
 pub mod value;
@@ -25,6 +28,7 @@ use std::path::Path;
 
 pub use plan::*;
 pub use problem::{Problem, Problems};
+pub use shape::*;
 pub use source::Origin;
 pub use written::Arguments;
 

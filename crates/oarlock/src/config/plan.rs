@@ -4,8 +4,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use oarlock_tensor::ops::optimizer::Rule;
+
 use super::keys::{Group, Status};
 use super::resolve::{Setting, Settings};
+use super::shape::ScheduleArgs;
 use super::source::Origin;
 
 /// A whole training run.
@@ -101,7 +104,7 @@ pub struct TrainArgs {
     pub seed: u64,
     /// Seed of the order of the data.
     pub data_seed: u64,
-    /// AdamW.
+    /// The optimizer.
     pub optimizer: OptimizerArgs,
     /// The course of the learning rate.
     pub schedule: ScheduleArgs,
@@ -127,107 +130,13 @@ pub enum Precision {
     Bf16,
 }
 
-/// AdamW.
+/// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerArgs {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
+    /// How gradients change weights, with its parameters.
+    pub rule: Rule,
     /// Weight decay, not on norms and biases.
     pub weight_decay: f64,
-}
-
-/// The course of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScheduleArgs {
-    /// The peak.
-    pub learning_rate: f64,
-    /// The shape.
-    pub shape: Shape,
-    /// Warm-up; zero steps for none.
-    pub warmup: Steps,
-}
-
-/// The shape of the learning rate over the steps, with the names and arguments of transformers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Shape {
-    /// `constant`: no warm-up either.
-    Constant,
-    /// `constant_with_warmup`.
-    ConstantWithWarmup,
-    /// `linear`, down to zero.
-    Linear,
-    /// `cosine`.
-    Cosine {
-        /// Waves; half a wave goes down to zero.
-        num_cycles: f64,
-    },
-    /// `cosine_with_restarts`.
-    CosineWithRestarts {
-        /// Restarts.
-        num_cycles: f64,
-    },
-    /// `polynomial`.
-    Polynomial {
-        /// The last learning rate.
-        lr_end: f64,
-        /// The exponent.
-        power: f64,
-    },
-    /// `inverse_sqrt`.
-    InverseSqrt {
-        /// Time scale; `None`: the warm-up steps, or 10,000 without warm-up.
-        timescale: Option<f64>,
-    },
-    /// `cosine_with_min_lr`.
-    CosineWithMinLr {
-        /// Waves.
-        num_cycles: f64,
-        /// The lowest rate as a share of the peak.
-        min_lr_rate: f64,
-    },
-    /// `cosine_warmup_with_min_lr`, whose warm-up begins above zero.
-    CosineWarmupWithMinLr {
-        /// Waves.
-        num_cycles: f64,
-        /// The lowest rate as a share of the peak.
-        min_lr_rate: f64,
-        /// The first rate as a share of the peak; `None`: one step of the warm-up.
-        warmup_lr_rate: Option<f64>,
-    },
-    /// `warmup_stable_decay`.
-    WarmupStableDecay {
-        /// Steps at the peak; `None`: what warm-up and decay leave.
-        num_stable_steps: Option<u64>,
-        /// Steps of the decay.
-        num_decay_steps: u64,
-        /// The curve of the warm-up.
-        warmup_type: Curve,
-        /// The curve of the decay.
-        decay_type: Curve,
-        /// The lowest rate as a share of the peak.
-        min_lr_ratio: f64,
-        /// Waves of a cosine decay.
-        num_cycles: f64,
-    },
-    /// `minimind_seed`: MiniMind's first formula, per micro-step, beginning at 1.1 times the rate.
-    MinimindSeed,
-    /// `minimind3`: MiniMind's newest formula, per micro-step, beginning at the rate.
-    Minimind3,
-}
-
-/// A curve of `warmup_stable_decay`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Curve {
-    /// `linear`.
-    Linear,
-    /// `cosine`.
-    Cosine,
-    /// `1-sqrt`.
-    OneMinusSqrt,
 }
 
 /// A number of optimizer steps.

@@ -6,8 +6,9 @@ use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, S
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
 use super::keys::Status::{Later, NoEffect, Only, Used};
 use super::keys::{Group, Key, Kind, Status};
+use super::optimizer::OPTIMIZERS;
 
-/// The courses of the learning rate, by their names in transformers and our two.
+/// The courses of the learning rate, by their names in transformers, MiniMind's two and DeepSpeed's.
 pub const SCHEDULES: &[&str] = &[
     "linear",
     "cosine",
@@ -22,6 +23,11 @@ pub const SCHEDULES: &[&str] = &[
     "minimind_seed",
     "minimind",
     "minimind3",
+    "WarmupLR",
+    "WarmupDecayLR",
+    "WarmupCosineLR",
+    "LRRangeTest",
+    "OneCycle",
 ];
 
 /// What other programs call a key.
@@ -177,11 +183,11 @@ pub const KEYS: &[Key] = &[
     key(Method, Text, "quantization_method", "bnb", NoEffect("nothing is quantized"), "Method of quantization"),
     key(Method, Choice(&["fp4", "nf4"]), "quantization_type", "nf4", NoEffect("nothing is quantized"), "Data type of quantization"),
     key(Method, Bool, "double_quantization", "true", NoEffect("nothing is quantized"), "Quantize the scales, too"),
-    key(Method, Bool, "use_galore", "false", Later("the optimizer is AdamW"), "Optimizer GaLore"),
-    key(Method, Bool, "use_apollo", "false", Later("the optimizer is AdamW"), "Optimizer APOLLO"),
-    key(Method, Bool, "use_badam", "false", Later("the optimizer is AdamW"), "Optimizer BAdam"),
-    key(Method, Bool, "use_adam_mini", "false", Later("the optimizer is AdamW"), "Optimizer Adam-mini"),
-    key(Method, Bool, "use_muon", "false", Later("the optimizer is AdamW"), "Optimizer Muon"),
+    key(Method, Bool, "use_galore", "false", Later("it is not among the optimizers of optim"), "Optimizer GaLore"),
+    key(Method, Bool, "use_apollo", "false", Later("it is not among the optimizers of optim"), "Optimizer APOLLO"),
+    key(Method, Bool, "use_badam", "false", Later("it is not among the optimizers of optim"), "Optimizer BAdam"),
+    key(Method, Bool, "use_adam_mini", "false", Later("it is not among the optimizers of optim"), "Optimizer Adam-mini"),
+    key(Method, Bool, "use_muon", "false", Later("write optim: muon"), "Optimizer Muon"),
     key(Method, Bool, "use_llama_pro", "false", Later("block expansion is not there"), "Train added blocks only"),
     key(Method, Bool, "use_dft_loss", "false", Later("it belongs to stage sft"), "Loss of dynamic fine-tuning"),
     key(Method, Bool, "use_mca", "false", Later("the engine is our own"), "Megatron backend"),
@@ -210,15 +216,15 @@ pub const KEYS: &[Key] = &[
     key(Train, Bool, "use_cpu", "false", NoEffect("ranks are CPU processes"), "Train on CPU"),
     key(Train, Bool, "no_cuda", "false", NoEffect("ranks are CPU processes"), "Train on CPU"),
     key(Train, Int(1), "torch_empty_cache_steps", "", NoEffect("buffers are allocated once"), "Empty the memory cache"),
-    key(Optimizer, Choice(&["adamw_torch", "adamw_torch_fused", "adamw_hf"]), "optim", "adamw_torch", Used, "Optimizer: AdamW, under any of its names"),
-    key(Optimizer, Text, "optim_args", "", Later("the optimizer is AdamW"), "Arguments of the optimizer"),
+    key(Optimizer, Choice(OPTIMIZERS), "optim", "adamw_torch", Used, "Optimizer; AdamW under any of its names"),
+    key(Optimizer, Text, "optim_args", "", Used, "Further arguments of the optimizer, as in momentum=0.9,nesterov=true"),
     key(Optimizer, Float(NotNegative), "learning_rate", "5e-5", Used, "Peak learning rate"),
     key(Optimizer, Float(NotNegative), "weight_decay", "0", Used, "Weight decay, not on norms and biases"),
-    key(Optimizer, Float(BelowOne), "adam_beta1", "0.9", Used, "Decay of the first moment"),
-    key(Optimizer, Float(BelowOne), "adam_beta2", "0.999", Used, "Decay of the second moment"),
-    key(Optimizer, Float(Positive), "adam_epsilon", "1e-8", Used, "Added to the root of the second moment"),
+    key(Optimizer, Float(BelowOne), "adam_beta1", "0.9", Used, "Decay of the first moment, for adamw, adam, lamb, lion and the part of muon that is AdamW"),
+    key(Optimizer, Float(BelowOne), "adam_beta2", "0.999", Used, "Decay of the second moment, for the same"),
+    key(Optimizer, Float(Positive), "adam_epsilon", "1e-8", Used, "Added to the root of the second moment, for the same"),
     key(Optimizer, Choice(SCHEDULES), "lr_scheduler_type", "linear", Used, "Course of the learning rate"),
-    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_decay_steps"),
+    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_decay_steps, warmup_num_steps"),
     key(Optimizer, Float(Share), "min_lr_ratio", "", Used, "Our own: lowest learning rate as a share of the peak, for cosine_with_min_lr, cosine_warmup_with_min_lr and warmup_stable_decay"),
     key(Optimizer, Steps, "warmup_steps", "0", Used, "Warm-up steps; below 1 the share of all steps; when positive it replaces warmup_ratio"),
     key(Optimizer, Float(Share), "warmup_ratio", "0", Used, "Warm-up as a share of all steps"),

@@ -1,8 +1,11 @@
 //! Whole configurations and every message of a wrong one.
 
+use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use proptest::prelude::*;
 
 use super::*;
+
+mod optimizer;
 
 /// What every configuration needs.
 const MINIMUM: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
@@ -41,7 +44,8 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(train.max_grad_norm, Some(1.0));
     assert_eq!(train.precision, Precision::F32);
     assert_eq!((train.seed, train.data_seed), (42, 42));
-    let optimizer = OptimizerArgs { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let optimizer = OptimizerArgs { rule, weight_decay: 0.0 };
     assert_eq!(train.optimizer, optimizer);
     let schedule = ScheduleArgs { learning_rate: 5e-5, shape: Shape::Linear, warmup: Steps::Share(0.0) };
     assert_eq!(train.schedule, schedule);
@@ -322,7 +326,8 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "lr_scheduler_type: cosin",
             "t.yaml:4:20: `lr_scheduler_type` takes one of linear, cosine, cosine_with_restarts, polynomial, \
              constant, constant_with_warmup, inverse_sqrt, cosine_with_min_lr, cosine_warmup_with_min_lr, \
-             warmup_stable_decay, minimind_seed, minimind, minimind3, not `cosin` (did you mean `cosine`?)",
+             warmup_stable_decay, minimind_seed, minimind, minimind3, WarmupLR, \
+             WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle, not `cosin` (did you mean `cosine`?)",
         ),
         (
             "lr_scheduler_type: cosine_with_min_lr",
@@ -352,7 +357,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_decay_steps: 1.5, decay_type: x}",
-            "t.yaml:5:40: `num_decay_steps` takes a whole number of steps, not `1.5`\n\
+            "t.yaml:5:40: `num_decay_steps` takes a whole number, at least 0, not `1.5`\n\
              t.yaml:5:22: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs\n\
              t.yaml:5:57: `decay_type` takes one of linear, cosine, 1-sqrt, not `x`",
         ),

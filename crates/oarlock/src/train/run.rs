@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_tensor::DType;
-use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::{Accelerator, AcceleratorConfig};
@@ -93,8 +92,7 @@ impl<'a> Run<'a> {
             false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
         };
         let args = &config.train.optimizer;
-        let rule = Rule::AdamW { beta1: args.beta1, beta2: args.beta2, eps: args.epsilon };
-        let optimizer = OptimizerConfig { rule, weight_decay: args.weight_decay };
+        let optimizer = OptimizerConfig { rule: args.rule, weight_decay: args.weight_decay };
         let mut optimizer = accelerator.prepare(&model, optimizer, source.as_mut())?;
         let mut position = 0;
         let mut state = first_state(config, &sampler, total_steps);
