@@ -10,6 +10,7 @@ use super::plan::{
 use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
 use super::schedule;
+use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::value::Value;
 
 /// Builds the configuration; `problems` are those found before.
@@ -58,6 +59,8 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         },
         max_grad_norm: Some(read.f64("max_grad_norm")).filter(|norm| *norm > 0.0),
         precision: if read.bool("bf16") { Precision::Bf16 } else { Precision::F32 },
+        loss_scale: LossScale::UNSAID,
+        recompute: Recompute::None,
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer: OptimizerArgs {
@@ -101,7 +104,8 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         threads: read.count("num_threads_per_process"),
         cpu_path: Some(read.text("cpu_path").to_owned()).filter(|name| name != "auto"),
     };
-    problems.into_result(|| TrainConfig { model, data, train, eval, save, log, ranks, settings })
+    let shard = ShardArgs::UNSAID;
+    problems.into_result(|| TrainConfig { model, data, train, eval, save, log, shard, ranks, settings })
 }
 
 /// `evaluation_strategy` is what older files call `eval_strategy`.

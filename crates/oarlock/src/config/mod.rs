@@ -12,6 +12,7 @@ pub mod plan;
 pub mod problem;
 pub mod resolve;
 mod schedule;
+pub mod sharding;
 pub mod source;
 pub mod table;
 pub mod value;
@@ -25,6 +26,7 @@ use std::path::Path;
 
 pub use plan::*;
 pub use problem::{Problem, Problems};
+pub use sharding::*;
 pub use source::Origin;
 pub use written::Arguments;
 

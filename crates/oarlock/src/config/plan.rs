@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::keys::{Group, Status};
 use super::resolve::{Setting, Settings};
+use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::source::Origin;
 
 /// A whole training run.
@@ -23,6 +24,8 @@ pub struct TrainConfig {
     pub save: SaveArgs,
     /// Logs.
     pub log: LogArgs,
+    /// What is divided over the ranks.
+    pub shard: ShardArgs,
     /// Processes.
     pub ranks: RankArgs,
     pub(super) settings: Settings,
@@ -97,6 +100,10 @@ pub struct TrainArgs {
     pub max_grad_norm: Option<f64>,
     /// What the model computes in.
     pub precision: Precision,
+    /// How the loss is scaled in f16.
+    pub loss_scale: LossScale,
+    /// Which activations are computed anew in the backward pass.
+    pub recompute: Recompute,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// Seed of the order of the data.
@@ -125,6 +132,8 @@ pub enum Precision {
     F32,
     /// bf16.
     Bf16,
+    /// f16, with a scaled loss.
+    F16,
 }
 
 /// AdamW.
