@@ -78,6 +78,8 @@ pub enum Kind {
     List,
     /// Settings inside a setting.
     Map,
+    /// Settings inside a setting, or the file that holds them.
+    MapOrPath,
 }
 
 impl Kind {
@@ -95,6 +97,7 @@ impl Kind {
             Kind::Choice(names) => format!("one of {}", names.join(", ")),
             Kind::List => "names separated by commas".to_owned(),
             Kind::Map => "a mapping such as {min_lr: 1e-5}".to_owned(),
+            Kind::MapOrPath => "a path or a mapping".to_owned(),
         }
     }
 
@@ -111,6 +114,7 @@ impl Kind {
             Kind::Choice(_) => "NAME",
             Kind::List => "NAMES",
             Kind::Map => "MAP",
+            Kind::MapOrPath => "PATH|MAP",
         }
     }
 }

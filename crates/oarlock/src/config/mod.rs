@@ -2,14 +2,16 @@
 //! every value knows its origin.
 //!
 //! [`written`] reads texts into entries, [`resolve`] joins them into one setting for every key of the
-//! [`table`], [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
+//! [`table`], [`dialect`] adds what blocks of other programs' configurations say, [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
 
 pub mod build;
+pub mod dialect;
 pub mod explain;
 pub mod keys;
 pub mod paths;
 pub mod plan;
 pub mod problem;
+mod recompute;
 pub mod resolve;
 mod schedule;
 pub mod sharding;
@@ -59,7 +61,9 @@ fn from_layers(
         }
         Err(problem) => problem.into(),
     };
-    let (settings, mut problems) = resolve::resolve(&layers);
+    let (mut settings, mut problems) = resolve::resolve(&layers);
     problems.append(refused);
-    build::build(settings, problems)
+    let dialects = dialect::read(&mut settings, &mut problems);
+    resolve::refuse(&mut settings, &mut problems);
+    build::build(settings, dialects, problems)
 }
