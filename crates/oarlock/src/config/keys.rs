@@ -213,7 +213,10 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
     names
-        .map(|candidate| (distance(&lower, &candidate.chars().collect::<Vec<_>>()), candidate))
+        .map(|candidate| {
+            let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
+            (distance(&lower, &letters), candidate)
+        })
         .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(1))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)

@@ -48,7 +48,16 @@ const METHODS: &[Method] = &[
     Method {
         names: &["Lamb"],
         optim: "lamb",
-        params: &["lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff", "bias_correction"],
+        params: &[
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "max_coeff",
+            "min_coeff",
+            "bias_correction",
+            "eps_inside_sqrt",
+        ],
     },
     Method { names: &["Lion"], optim: "lion", params: &["lr", "betas", "weight_decay"] },
     Method {
@@ -66,29 +75,26 @@ const METHODS: &[Method] = &[
             "adam_lr",
         ],
     },
-    Method {
-        names: &["Adafactor"],
-        optim: "adafactor",
-        params: &[
-            "lr",
-            "weight_decay",
-            "scale_parameter",
-            "relative_step",
-            "warmup_init",
-            "clip_threshold",
-            "decay_rate",
-            "beta1",
-        ],
-    },
+    Method { names: &["Adafactor"], optim: "adafactor", params: &["lr", "weight_decay", "beta2_decay", "d"] },
 ];
 
 /// Parameters that have keys of ours.
-const SAME: &[(&str, &str)] =
-    &[("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")];
+const SAME: &[(&str, &str)] = &[("eps", "adam_epsilon"), ("weight_decay", "weight_decay")];
 
 /// Parameters that say something about the kernels or are taken apart here, so never in `optim_args`.
-const NOT_ARGUMENTS: &[&str] =
-    &["betas", "adam_w_mode", "torch_adam", "fused", "bias_correction", "amsgrad", "fp32_optimizer_states"];
+const NOT_ARGUMENTS: &[&str] = &[
+    "lr",
+    "muon_lr",
+    "adam_lr",
+    "betas",
+    "adam_w_mode",
+    "torch_adam",
+    "fused",
+    "bias_correction",
+    "amsgrad",
+    "fp32_optimizer_states",
+    "max_grad_norm",
+];
 
 /// Schedules of DeepSpeed, under their names there.
 const SCHEDULES: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "LRRangeTest", "OneCycle"];
@@ -136,14 +142,20 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
             problems.push(
                 Problem::new(message).at(place, "").help(format!("it takes {}", method.params.join(", "))),
             );
-        } else if let Some((_, ours)) = SAME.iter().find(|(theirs, _)| *theirs == name) {
+        } else if let Some((_, ours)) = SAME.iter().find(|(theirs, _)| *theirs == name)
+            && !(name == "eps" && method.as_ref().is_some_and(|(method, ..)| method.optim == "adagrad"))
+        {
             layer.entries.push(entry(ours, setting.value.to_string(), place));
-        } else if !NOT_ARGUMENTS.contains(&name) && name != "max_grad_norm" {
+        } else if !NOT_ARGUMENTS.contains(&name) {
             args.push(format!("{name}={}", setting.value));
             args_place.get_or_insert(place);
         }
     }
     betas(block, layer, problems);
+    if let Some((ratio, place)) = rates(block, settings, layer) {
+        args.push(format!("adam_lr_ratio={ratio}"));
+        args_place.get_or_insert(place);
+    }
     if let Some(place) = args_place {
         layer.entries.push(entry("optim_args", args.join(","), place));
     }
@@ -159,6 +171,29 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
             layer.entries.push(entry("optim", optim, place));
         }
     }
+}
+
+/// The learning rate, and what Muon's other parameters have of it where they have one of their own.
+fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Option<(f64, &'b Place)> {
+    let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
+        let setting = block.said(&format!("optimizer.params.{name}"))?;
+        match setting.value {
+            Value::Float(rate) => Some((rate, setting.place()?)),
+            _ => None,
+        }
+    });
+    let main = muon.or(lr);
+    if let Some((rate, place)) = main {
+        layer.entries.push(entry("learning_rate", value::number(rate), place));
+    }
+    let written = match settings.get("learning_rate").value {
+        Value::Float(rate) => rate,
+        _ => return None,
+    };
+    let main = main.map_or(written, |(rate, _)| rate);
+    // With a rate of its own for the matrices alone, the shared one is that of the others.
+    let (rate, place) = adam.or(lr.filter(|_| muon.is_some()))?;
+    (rate != main && main > 0.0).then_some((rate / main, place))
 }
 
 fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
@@ -234,4 +269,90 @@ pub fn scheduler(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
 fn parameter(key: &str, value: &Node) -> Entry {
     let place: Place = value.place.clone();
     Entry { key: key.to_owned(), inner: None, place, value: value.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dialect, deepspeed_keys, json};
+    use super::*;
+
+    /// What a block says, as `key=value` words.
+    fn said(json: &str) -> String {
+        let mut problems = Problems::default();
+        let fields = json::text_of_file("ds.json", json.to_owned(), "the file").unwrap();
+        let block = Dialect::new("DeepSpeed", deepspeed_keys::KEYS, &fields, &str::to_owned, &mut problems);
+        let mut layer = super::super::layer();
+        let settings = Settings::of(super::super::super::table::KEYS);
+        optimizer(&block, &settings, &mut layer, &mut problems);
+        scheduler(&block, &settings, &mut layer, &mut problems);
+        assert!(problems.is_empty(), "{json}: {problems}");
+        let words: Vec<String> =
+            layer.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value.to_yaml())).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn optimizers_become_settings() {
+        for (kind, params, expected) in [
+            ("AdamW", r#""lr": "auto", "betas": "auto", "torch_adam": true"#, "optim=adamw_torch"),
+            (
+                "Adam",
+                r#""lr": 1e-3, "betas": [0.8, "auto"], "eps": 1e-7, "weight_decay": 0"#,
+                "adam_epsilon=1e-7 weight_decay=0 adam_beta1=0.8 learning_rate=0.001 optim=adamw_torch",
+            ),
+            ("adam", r#""adam_w_mode": false"#, "optim=adam"),
+            (
+                "SGD",
+                r#""lr": 0.1, "momentum": 0.9, "nesterov": true"#,
+                "learning_rate=0.1 optim_args=momentum=0.9,nesterov=true optim=sgd",
+            ),
+            ("Adagrad", r#""eps": 1e-9"#, "optim_args=eps=1e-9 optim=adagrad"),
+            (
+                "Lamb",
+                r#""max_coeff": 10, "min_coeff": 0.01"#,
+                "optim_args=max_coeff=10,min_coeff=0.01 optim=lamb",
+            ),
+            ("Lion", r#""betas": [0.9, 0.99]"#, "adam_beta1=0.9 adam_beta2=0.99 optim=lion"),
+            ("Adafactor", r#""d": 1.5"#, "optim_args=d=1.5 optim=adafactor"),
+            (
+                "Muon",
+                r#""lr": 0.02, "adam_lr": 0.005, "momentum": 0.95"#,
+                "learning_rate=0.02 optim_args=momentum=0.95,adam_lr_ratio=0.25 optim=muon",
+            ),
+            (
+                "Muon",
+                r#""lr": 0.01, "muon_lr": 0.02"#,
+                "learning_rate=0.02 optim_args=adam_lr_ratio=0.5 optim=muon",
+            ),
+        ] {
+            let json = format!("{{\"optimizer\": {{\"type\": \"{kind}\", \"params\": {{{params}}}}}}}");
+            assert_eq!(said(&json), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn schedules_become_settings() {
+        for (kind, params, expected) in [
+            (
+                "WarmupLR",
+                r#""warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto""#,
+                "lr_scheduler_type=WarmupLR",
+            ),
+            (
+                "WarmupDecayLR",
+                r#""warmup_min_lr": 1e-6, "warmup_max_lr": 1e-3, "warmup_num_steps": 20, "total_num_steps": 90"#,
+                "lr_scheduler_type=WarmupDecayLR learning_rate=1e-3 warmup_steps=20 \
+                 lr_scheduler_kwargs={\"warmup_min_lr\": 1e-6, \"total_num_steps\": 90}",
+            ),
+            (
+                "OneCycle",
+                r#""cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3"#,
+                "lr_scheduler_type=OneCycle \
+                 lr_scheduler_kwargs={\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": 1e-3}",
+            ),
+        ] {
+            let json = format!("{{\"scheduler\": {{\"type\": \"{kind}\", \"params\": {{{params}}}}}}}");
+            assert_eq!(said(&json).replace("\"", ""), expected.replace("\"", ""), "{json}");
+        }
+    }
 }

@@ -305,7 +305,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}",
-            "ds.json:1:51: `bf16` and `fp16` exclude each other (keep one of them)",
+            "ds.json:1:49: `bf16` and `fp16` exclude each other (keep one of them)",
         ),
         (
             "{\"fp16\": {\"initial_scale_power\": 200}}",
