@@ -31,7 +31,7 @@ pub struct Dialect {
 }
 
 /// The blocks of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Dialects {
     /// `deepspeed`.
     pub deepspeed: Option<Dialect>,
@@ -50,9 +50,11 @@ impl Dialects {
 
 /// Reads the blocks that the settings name and joins what they say to the settings.
 pub fn read(settings: &mut Settings, problems: &mut Problems) -> Dialects {
-    let mut dialects = Dialects::default();
-    dialects.deepspeed = deepspeed::read(settings, problems);
-    dialects.fsdp = fsdp::read(settings, problems);
+    let mut dialects = Dialects {
+        deepspeed: deepspeed::read(settings, problems),
+        fsdp: fsdp::read(settings, problems),
+        notes: Vec::new(),
+    };
     if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
         let written = ["deepspeed", "fsdp", "fsdp_config"].map(|name| settings.get(name));
         let problem = Problem::new("`deepspeed` and `fsdp` exclude each other");
