@@ -435,6 +435,20 @@ fn an_inline_map_is_a_file() {
 }
 
 #[test]
+fn the_written_values_repeat_a_run_with_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds.json");
+    let json = r#"{ "train_batch_size": 24, "gradient_accumulation_steps": 3, "bf16": { "enabled": true },
+        "optimizer": { "type": "AdamW", "params": { "lr": 0.0003, "betas": [0.9, 0.95] } } }"#;
+    std::fs::write(&path, json).unwrap();
+    let config = good(&format!("deepspeed: {}\nnum_processes: 2\n", path.display()));
+    assert_eq!((config.train.batch_size, config.train.accumulation), (4, 3));
+    let again = train(&config.as_yaml(), &[], &[]).unwrap();
+    assert_eq!((&again.train, &again.shard), (&config.train, &config.shard));
+    assert_eq!(again.as_yaml(), config.as_yaml());
+}
+
+#[test]
 fn recomputation_has_one_answer() {
     for (text, expected) in [
         ("", Recompute::None),
