@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use oarlock_tensor::ops::optimizer::Rule;
 
+use super::dialect::Dialects;
 use super::keys::{Group, Status};
 use super::resolve::{Setting, Settings};
 use super::shape::ScheduleArgs;
+use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::source::Origin;
 
 /// A whole training run.
@@ -26,9 +28,12 @@ pub struct TrainConfig {
     pub save: SaveArgs,
     /// Logs.
     pub log: LogArgs,
+    /// What is divided over the ranks.
+    pub shard: ShardArgs,
     /// Processes.
     pub ranks: RankArgs,
     pub(super) settings: Settings,
+    pub(super) dialects: Dialects,
 }
 
 /// The model to train.
@@ -100,6 +105,10 @@ pub struct TrainArgs {
     pub max_grad_norm: Option<f64>,
     /// What the model computes in.
     pub precision: Precision,
+    /// How the loss is scaled in f16.
+    pub loss_scale: LossScale,
+    /// Which activations are computed anew in the backward pass.
+    pub recompute: Recompute,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// Seed of the order of the data.
@@ -128,6 +137,8 @@ pub enum Precision {
     F32,
     /// bf16.
     Bf16,
+    /// f16, with a scaled loss.
+    F16,
 }
 
 /// The optimizer.
@@ -242,10 +253,20 @@ impl TrainConfig {
 
     /// What somebody wrote although it changes nothing here, each with the reason.
     pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
-        self.settings.iter().filter_map(|setting| match setting.key.status {
+        self.all().filter_map(|setting| match setting.key.status {
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
             _ => None,
         })
+    }
+
+    /// What the log should say of the configuration, such as older forms and what they mean.
+    pub fn notes(&self) -> &[String] {
+        &self.dialects.notes
+    }
+
+    /// The settings, and those of other programs' blocks.
+    fn all(&self) -> impl Iterator<Item = &Setting> {
+        self.settings.iter().chain(self.dialects.iter().flat_map(|block| block.settings.iter()))
     }
 
     /// The same in one line for the start of a run; `None` if there is nothing to say.
@@ -255,40 +276,37 @@ impl TrainConfig {
             .then(|| format!("accepted without effect: {} (--print-config says why)", names.join(", ")))
     }
 
-    /// Every value that has a meaning, with its origin, and what changes nothing, with the reason.
+    /// Every value that has a meaning, with its origin, and what changes nothing, with the reason. Of other programs'
+    /// blocks it shows what was written.
     pub fn table(&self) -> String {
-        let rows: Vec<(&Setting, String, String)> = self
-            .settings
-            .iter()
-            .filter(|setting| setting.key.is_used())
-            .map(|setting| (setting, setting.value.to_string(), setting.origin.to_string()))
-            .collect();
-        let width =
-            |of: &dyn Fn(&(&Setting, String, String)) -> usize| rows.iter().map(of).max().unwrap_or(0);
-        let names = width(&|row| row.0.key.name.chars().count());
-        let values = width(&|row| row.1.chars().count()).min(48);
-        let mut out = String::new();
+        let mut parts: Vec<(&str, Vec<Row>)> = Vec::new();
         for group in Group::ALL {
-            let mut of_group = rows.iter().filter(|row| row.0.key.group == group).peekable();
-            if of_group.peek().is_some() {
-                let _ = writeln!(out, "{}", group.title());
-            }
-            for (setting, value, origin) in of_group {
-                let _ = writeln!(out, "  {:names$}  {value:values$}  {origin}", setting.key.name);
+            let of_group = |setting: &&Setting| setting.key.is_used() && setting.key.group == group;
+            parts.push((group.title(), self.settings.iter().filter(of_group).map(Row::of).collect()));
+        }
+        for block in self.dialects.iter() {
+            let written = |setting: &&Setting| setting.key.is_used() && setting.is_written();
+            parts.push((block.title, block.settings.iter().filter(written).map(Row::of).collect()));
+        }
+        let ignored = self.without_effect().map(|(setting, reason)| {
+            let row = Row::of(setting);
+            Row { origin: format!("{}: {reason}", row.origin), ..row }
+        });
+        parts.push(("Accepted without effect", ignored.collect()));
+        parts.retain(|(_, rows)| !rows.is_empty());
+
+        let rows = || parts.iter().flat_map(|(_, rows)| rows);
+        let names = rows().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        let values = rows().map(|row| row.value.chars().count()).max().unwrap_or(0).min(48);
+        let mut out = String::new();
+        for (title, rows) in &parts {
+            let _ = writeln!(out, "{title}");
+            for Row { name, value, origin } in rows {
+                let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
-        let mut ignored = self.without_effect().peekable();
-        if ignored.peek().is_some() {
-            out.push_str("Accepted without effect\n");
-        }
-        for (setting, reason) in ignored {
-            let _ = writeln!(
-                out,
-                "  {:names$}  {:values$}  {}: {reason}",
-                setting.key.name,
-                setting.value.to_string(),
-                setting.origin
-            );
+        for note in self.notes() {
+            let _ = writeln!(out, "Note: {note}");
         }
         out
     }
@@ -300,6 +318,19 @@ impl TrainConfig {
             let _ = writeln!(out, "{}: {}", setting.key.name, yaml_value(setting));
         }
         out
+    }
+}
+
+/// A line of [`TrainConfig::table`].
+struct Row {
+    name: &'static str,
+    value: String,
+    origin: String,
+}
+
+impl Row {
+    fn of(setting: &Setting) -> Self {
+        Row { name: setting.key.name, value: setting.value.to_string(), origin: setting.origin.to_string() }
     }
 }
 

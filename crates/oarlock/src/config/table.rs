@@ -2,7 +2,7 @@
 //! once. Help, `docs/keys.md`, checks and nearest names all read it.
 
 use super::keys::Group::{Data, Eval, Log, Method, Model, Optimizer, Ranks, Save, Train};
-use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
+use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, MapOrPath, Path, Steps, Text};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
 use super::keys::Status::{Later, NoEffect, Only, Used};
 use super::keys::{Group, Key, Kind, Status};
@@ -96,15 +96,16 @@ pub const KEYS: &[Key] = &[
     key(Model, Bool, "shift_attn", "false", Later("shifted sparse attention is not there"), "Shifted sparse attention"),
     key(Model, Choice(&["convert", "load"]), "mixture_of_depths", "", Later("mixture-of-depths models are not there"), "Mixture of depths"),
     key(Model, Bool, "use_unsloth", "false", NoEffect("the kernels are always our own"), "Kernels of Unsloth"),
-    key(Model, Bool, "use_unsloth_gc", "false", NoEffect("activations are kept, which gives the same numbers"), "Activation checkpointing of Unsloth"),
+    key(Model, Bool, "use_unsloth_gc", "false", NoEffect("write gradient_checkpointing: true"), "Activation checkpointing of Unsloth"),
     key(Model, Bool, "enable_liger_kernel", "false", NoEffect("the kernels are always our own"), "Kernels of Liger"),
     key(Model, Bool, "use_liger_kernel", "false", NoEffect("the kernels are always our own"), "Kernels of Liger"),
     key(Model, Bool, "use_v1_kernels", "false", NoEffect("the kernels are always our own"), "Newer kernels of LLaMA-Factory"),
     key(Model, Float(NotNegative), "moe_aux_loss_coef", "", Later("mixture-of-experts models are not there"), "Weight of the load-balancing loss"),
-    key(Model, Bool, "disable_gradient_checkpointing", "false", NoEffect("activations are kept, which gives the same numbers"), "Keep activations instead of recomputing them"),
-    key(Model, Bool, "gradient_checkpointing", "false", NoEffect("activations are kept, which gives the same numbers"), "Recompute activations"),
-    key(Model, Map, "gradient_checkpointing_kwargs", "", NoEffect("activations are kept, which gives the same numbers"), "Arguments of recomputation"),
-    key(Model, Bool, "use_reentrant_gc", "true", NoEffect("activations are kept, which gives the same numbers"), "Kind of recomputation"),
+    key(Model, Bool, "disable_gradient_checkpointing", "false", Used, "Keep all activations, as is the default here"),
+    key(Model, Bool, "gradient_checkpointing", "false", Used, "Compute the activations of every unit anew in the backward pass"),
+    key(Model, Text, "activation_checkpointing", "none", Used, "Our own: which activations are computed anew: none, full, every-2 (every second unit), attention, mlp"),
+    key(Model, Map, "gradient_checkpointing_kwargs", "", NoEffect("recomputation needs none"), "Arguments of recomputation"),
+    key(Model, Bool, "use_reentrant_gc", "true", NoEffect("there is one kind"), "Kind of recomputation"),
     key(Model, Bool, "upcast_layernorm", "false", NoEffect("norms always compute in f32"), "Norms in f32"),
     key(Model, Bool, "upcast_lmhead_output", "false", NoEffect("the loss always adds up in f32"), "Logits in f32"),
     key(Model, Bool, "low_cpu_mem_usage", "true", NoEffect("weights are always mapped, never loaded twice"), "Load weights sparingly"),
@@ -198,7 +199,7 @@ pub const KEYS: &[Key] = &[
     key(Train, Int(-1), "max_steps", "-1", Used, "Optimizer steps; when positive it replaces num_train_epochs"),
     key(Train, Float(NotNegative), "max_grad_norm", "1", Used, "Norm to which gradients are clipped; 0: not at all"),
     key(Train, Bool, "bf16", "false", Used, "Compute in bf16 with f32 master weights"),
-    key(Train, Bool, "fp16", "false", Later("use bf16: true, which needs no loss scaling"), "Compute in f16 with loss scaling"),
+    key(Train, Bool, "fp16", "false", Used, "Compute in f16 with f32 master weights and a scaled loss"),
     key(Train, Bool, "pure_bf16", "false", Later("use bf16: true, which keeps f32 master weights"), "Keep weights and moments in bf16"),
     key(Train, Bool, "fp8", "false", Later("use bf16: true"), "Compute in fp8"),
     key(Train, Bool, "tf32", "", NoEffect("f32 products are f32"), "Products in TF32"),
@@ -285,11 +286,11 @@ pub const KEYS: &[Key] = &[
     key(Ranks, Bool, "ddp_broadcast_buffers", "", NoEffect("ranks of one machine meet in shared memory"), "Broadcast buffers"),
     key(Ranks, Bool, "ddp_static_graph", "", NoEffect("ranks of one machine meet in shared memory"), "Whether every step is alike"),
     key(Ranks, Int(-1), "local_rank", "-1", NoEffect("a rank reads its place from the environment of its launcher"), "Rank on this machine"),
-    key(Ranks, Text, "deepspeed", "", Later("ranks are data parallel with whole states"), "DeepSpeed configuration"),
-    key(Ranks, Text, "fsdp", "", Later("ranks are data parallel with whole states"), "FSDP options"),
-    key(Ranks, Map, "fsdp_config", "", Later("ranks are data parallel with whole states"), "FSDP configuration"),
-    key(Ranks, Map, "accelerator_config", "", Later("ranks are data parallel with whole states"), "Accelerate configuration"),
-    key(Ranks, Map, "parallelism_config", "", Later("ranks are data parallel with whole states"), "Parallelism configuration"),
+    key(Ranks, MapOrPath, "deepspeed", "", Used, "DeepSpeed configuration: its file, or the mapping itself"),
+    key(Ranks, List, "fsdp", "", Used, "FSDP options: a strategy such as full_shard or shard_grad_op, and offload"),
+    key(Ranks, MapOrPath, "fsdp_config", "", Used, "FSDP configuration: its file, or the mapping itself"),
+    key(Ranks, Map, "accelerator_config", "", Later("ranks are data parallel"), "Accelerate configuration"),
+    key(Ranks, Map, "parallelism_config", "", Later("ranks are data parallel"), "Parallelism configuration"),
     key(Ranks, Text, "master_addr", "", NoEffect("there is one machine"), "Address of the first machine"),
     key(Ranks, Text, "master_port", "", NoEffect("there is one machine"), "Port of the first machine"),
 ];

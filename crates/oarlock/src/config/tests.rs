@@ -8,9 +8,13 @@ use super::*;
 mod optimizer;
 
 /// What every configuration needs.
-const MINIMUM: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
+pub(super) const MINIMUM: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
 
-fn train(text: &str, words: &[&str], environment: &[(&str, &str)]) -> Result<TrainConfig, Problems> {
+pub(super) fn train(
+    text: &str,
+    words: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<TrainConfig, Problems> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     let arguments = written::arguments(&words)?;
     let file = written::text_of_file("t.yaml", text.to_owned())?;
@@ -19,12 +23,12 @@ fn train(text: &str, words: &[&str], environment: &[(&str, &str)]) -> Result<Tra
     from_layers(Some(file), &arguments, &look_up)
 }
 
-fn good(text: &str) -> TrainConfig {
+pub(super) fn good(text: &str) -> TrainConfig {
     train(&format!("{MINIMUM}{text}"), &[], &[]).unwrap()
 }
 
 /// The messages that `text`, written below the minimum (so from line 4 on), and arguments give.
-fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> String {
+pub(super) fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> String {
     match train(&format!("{MINIMUM}{text}"), words, environment) {
         Ok(_) => String::new(),
         Err(problems) => problems.to_string(),
@@ -270,21 +274,18 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "deepspeed: ds.json",
-            "t.yaml:4:12: `deepspeed: ds.json` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:12: cannot read the DeepSpeed configuration `ds.json`: No such file or directory (os error 2) \
+             (paths are relative to the working directory)",
         ),
         (
             "fsdp_config: {a: 1}",
-            "t.yaml:4:14: `fsdp_config: {a: 1}` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:15: unknown key `a` in the FSDP configuration (docs/fsdp.md lists every key)",
         ),
         (
             "report_to: wandb",
             "t.yaml:4:12: `report_to: wandb` is not supported yet (logs go to trainer_log.jsonl)",
         ),
-        (
-            "bf16: true\nfp16: true",
-            "t.yaml:5:7: `fp16: true` is not supported yet (use bf16: true, which needs no loss scaling)\n\
-             t.yaml:4:7: `bf16` and `fp16` exclude each other (keep bf16: true)",
-        ),
+        ("bf16: true\nfp16: true", "t.yaml:4:7: `bf16` and `fp16` exclude each other (keep one of them)"),
         (
             "val_size: 0.1\neval_dataset: e",
             "t.yaml:4:11: `val_size` and `eval_dataset` exclude each other (hold out a part of the training data, or \

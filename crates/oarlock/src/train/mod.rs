@@ -6,10 +6,12 @@ mod data;
 mod journal;
 mod optimizer;
 mod run;
+pub mod scale;
 pub mod schedule;
 mod step;
 
 pub use optimizer::{Optimizer, OptimizerConfig};
 pub use run::{accelerator_config, run, started};
+pub use scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
 pub use schedule::Schedule;
 pub use step::{StepReport, evaluate, train_step};

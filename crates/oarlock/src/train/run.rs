@@ -43,6 +43,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let dtype = match config.train.precision {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::BF16,
+        Precision::F16 => return Err(Error::Usage("fp16 is not supported yet; use bf16: true".to_owned())),
     };
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     Ok(AcceleratorConfig {
