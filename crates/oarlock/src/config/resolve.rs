@@ -234,9 +234,7 @@ fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
         SourceKind::Environment => {
             format!("remove one of them, or write the same number for `{name}` in both")
         }
-        _ => format!(
-            "remove one of them, or write the same value in both; \"auto\" in {} takes the other",
-            if same { "the block" } else { &place.source.name }
-        ),
+        _ => "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
+            .to_owned(),
     })
 }

@@ -222,7 +222,7 @@ fn what_differs_is_reported_all_at_once_with_both_places() {
     assert_eq!(
         lines[0],
         "t:5:30: `per_device_train_batch_size` is 2, but ds.json:2:37 says 4 (remove one of them, or write the same \
-         value in both; \"auto\" in ds.json takes the other)"
+         value in both; \"auto\" in the block takes the other)"
     );
     assert!(lines[1].contains("`max_grad_norm` is 1, but ds.json:3:24 says 0.5"), "{problems}");
     assert!(lines[2].contains("`bf16` is true, but ds.json:4:24 says false"), "{problems}");
