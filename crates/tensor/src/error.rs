@@ -56,6 +56,11 @@ pub enum Error {
         /// The operating system's word.
         cause: String,
     },
+    /// Values that a dry device does not have.
+    #[error(
+        "a dry device holds no values: it only counts memory and work; ask Device::is_dry before looking at them"
+    )]
+    Dry,
     /// A misuse of the tape or of a parameter.
     #[error("{0}")]
     Usage(String),
