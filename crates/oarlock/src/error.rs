@@ -56,6 +56,9 @@ pub enum Error {
         /// The name of the unit's first parameter.
         unit: String,
     },
+    /// A training that would not fit into memory.
+    #[error(transparent)]
+    Memory(#[from] Box<crate::estimate::Refusal>),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

@@ -41,6 +41,12 @@ impl Device {
         Device(Arc::new(Inner { kind, dry: true, arena: Arena::dry(), profile: Profile::default() }))
     }
 
+    /// A dry device with the kernels and threads of this one, and an empty pool.
+    pub fn as_dry(&self) -> Device {
+        let Kind::Cpu(cpu) = &self.0.kind;
+        Device::dry(cpu.isa, cpu.par.clone())
+    }
+
     /// Whether this is a device that only counts.
     pub fn is_dry(&self) -> bool {
         self.0.dry

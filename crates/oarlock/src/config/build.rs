@@ -95,6 +95,8 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         first_step: read.bool("logging_first_step"),
         plot_loss: read.bool("plot_loss"),
         plain: read.bool("disable_tqdm"),
+        memory_steps: read.usize("memory_steps"),
+        memory_check: read.bool("memory_check"),
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
