@@ -100,7 +100,9 @@ impl Share {
                 .map(|(_, layout)| layout.owned(rank, ranks).len() as u64)
                 .sum()
         };
-        let most = (0..ranks).max_by_key(|&rank| of(rank, false)).unwrap_or(0);
+        // Gradients and two moments for all, master weights for some.
+        let bytes = |rank: usize| 12 * of(rank, false) + 4 * of(rank, true);
+        let most = (0..ranks).max_by_key(|&rank| bytes(rank)).unwrap_or(0);
         Share { all: of(most, false), with_master: of(most, true) }
     }
 }

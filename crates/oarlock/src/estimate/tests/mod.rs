@@ -156,7 +156,7 @@ fn stages_divide_what_their_formulas_say() {
             assert_eq!((parts[0], parts[1]), (weights.div_ceil(n), 4 * elems));
             // The machine holds each state once; no rank is charged less than its part.
             assert_eq!(one.machine(), weights + 4 * elems * n + master + state);
-            assert!(parts[2] * n >= master && parts[3] * n >= state);
+            assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems * n + master + state);
             let unit =
                 size.units.iter().map(|u| u.iter().map(|(_, l)| l.n_elems() as u64).sum::<u64>()).max();
             let (two, parts) = of(Stage::Gradients);
