@@ -4,7 +4,7 @@ mod layers;
 mod unit;
 
 pub use layers::{Embedding, Linear, RmsNorm};
-pub use unit::{Unit, UnitRun};
+pub use unit::{Unit, UnitRun, is_trained};
 
 use oarlock_tensor::{DType, Param};
 
