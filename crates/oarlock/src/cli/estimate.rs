@@ -13,7 +13,7 @@ use crate::estimate::{
     self, DryRun, Estimate, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step,
 };
 use crate::model::hf::HfConfig;
-use crate::model::{Decoder, DecoderConfig, Family, RopeSettings};
+use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Precision {
@@ -102,6 +102,9 @@ pub(super) struct EstimateArgs {
     /// Where parameters are kept; stage 3 only
     #[arg(long, value_enum, default_value_t = Place::None)]
     offload_param: Place,
+    /// Keep only the input of each layer, and compute its activations again in the backward pass
+    #[arg(long)]
+    gradient_checkpointing: bool,
     /// The optimizer
     #[arg(long, value_enum, default_value_t = OptimName::Adamw)]
     optim: OptimName,
@@ -184,7 +187,10 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
         (None, Some(hidden), Some(layers)) => Some(llama(args, hidden, layers)),
         _ => None,
     };
-    let model = config.map(|config| Decoder::new(config, args.cutoff_len)).transpose()?;
+    let mut model = config.map(|config| Decoder::new(config, args.cutoff_len)).transpose()?;
+    if let (Some(model), true) = (&mut model, args.gradient_checkpointing) {
+        model.set_recompute(Recompute::Units { every: 1 });
+    }
     let shape = StepShape { batch: args.batch, len: args.cutoff_len, documents: false, eval_batch: None };
     let (mut step, mut program): (Option<DryRun>, u64) = (None, 0);
     if let Some(model) = &model {

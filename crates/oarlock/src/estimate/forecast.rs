@@ -10,7 +10,7 @@ use super::{
 };
 use crate::config::{Precision, RowFormat, TrainConfig, When};
 use crate::error::{Error, Result};
-use crate::model::Decoder;
+use crate::model::{Decoder, Recompute};
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, code
 /// that was not used before, the allocator's slack, stacks.
@@ -183,6 +183,12 @@ pub fn proposals(
         }
         kept
     };
+    let mut recomputing = Decoder::new(model.config().clone(), shape.len)?;
+    recomputing.set_recompute(Recompute::Units { every: 1 });
+    let less = decoder_step(&recomputing, settings.dtype, device, shape)?;
+    if less.pool_bytes < now.pool_bytes {
+        keep("gradient_checkpointing: true".to_owned(), settings, &less);
+    }
     for stage in Stage::ALL.into_iter().filter(|stage| *stage > settings.stage && settings.ranks > 1) {
         if keep(stage.name().to_owned(), Settings { stage, ..settings }, &now) {
             break;
@@ -192,11 +198,12 @@ pub fn proposals(
     keep("the optimizer state offloaded to NVMe".to_owned(), nvme, &now);
     if found.is_empty() {
         let all = Settings { stage: Stage::Parameters, parameters: Offload::Nvme, ..nvme };
-        let step = decoder_step(model, settings.dtype, device, smallest)?;
+        let step = decoder_step(&recomputing, settings.dtype, device, smallest)?;
         let estimate = estimate(&size, all, Some(&step), program);
         if fits(&estimate) {
             let what = format!(
-                "ZeRO-3 with parameters and optimizer state offloaded to NVMe, per_device_train_batch_size: {}",
+                "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
+                 per_device_train_batch_size: {}",
                 smallest.batch
             );
             found.push((what, estimate));

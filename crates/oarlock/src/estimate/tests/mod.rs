@@ -8,7 +8,7 @@ use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
 use super::limits::soft_limit;
 use super::*;
 use crate::data::{Batch, StepBatches};
-use crate::model::{Decoder, DecoderConfig, Family, RopeSettings};
+use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
 use crate::report::speed::PhaseTimer;
 use crate::shard::SeededInit;
 use crate::train::{AdamWConfig, evaluate, train_step};
@@ -52,16 +52,22 @@ fn batch(rows: usize, len: usize, documents: bool) -> Batch {
 #[test]
 fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
     let (rows, len) = (3, 40);
-    for (dtype, threads, documents) in
-        [(DType::F32, 1, false), (DType::BF16, 1, false), (DType::F32, 3, true), (DType::BF16, 3, true)]
-    {
+    let parts = Recompute::Parts { attention: true, mlp: false };
+    for (dtype, threads, documents, recompute) in [
+        (DType::F32, 1, false, Recompute::None),
+        (DType::BF16, 1, false, Recompute::None),
+        (DType::F32, 3, true, Recompute::Units { every: 1 }),
+        (DType::BF16, 3, true, Recompute::Units { every: 2 }),
+        (DType::BF16, 1, false, parts),
+    ] {
         let config = AcceleratorConfig {
             mixed_precision: dtype,
             threads: Some(threads),
             ..AcceleratorConfig::default()
         };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-        let model = llama(64, 2, 200, len);
+        let mut model = llama(64, 2, 200, len);
+        model.set_recompute(recompute);
         let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5) };
         let dry = decoder_step(&model, dtype, accelerator.device(), shape).unwrap();
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
@@ -236,6 +242,7 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
     let found = proposals(&model, &device, shape, settings, 1 << 20, &fits).unwrap();
     assert!(found.iter().any(|(what, _)| what == "per_device_train_batch_size: 8"), "{found:?}");
+    assert!(found.iter().any(|(what, _)| what == "gradient_checkpointing: true"), "{found:?}");
     assert!(found.iter().all(|(_, estimate)| fits(estimate)));
     let nothing = |_: &Estimate| false;
     assert!(proposals(&model, &device, shape, settings, 1 << 20, &nothing).unwrap().is_empty());
