@@ -58,6 +58,9 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
+    /// A training that would not fit into memory.
+    #[error(transparent)]
+    Memory(#[from] Box<crate::estimate::Refusal>),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 mod error;
+pub mod estimate;
 pub mod generate;
 pub mod launch;
 pub mod model;

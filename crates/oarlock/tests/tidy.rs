@@ -21,12 +21,30 @@ const EDGES: &[(&str, &[&str])] = &[
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["error", "shard"]),
     ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
-    ("train", &["accelerator", "checkpoint", "config", "data", "error", "model", "report", "shard"]),
+    (
+        "train",
+        &["accelerator", "checkpoint", "config", "data", "error", "estimate", "model", "report", "shard"],
+    ),
+    ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("launch", &["error"]),
-    ("cli", &["accelerator", "config", "data", "error", "generate", "launch", "model", "rank", "train"]),
+    (
+        "cli",
+        &[
+            "accelerator",
+            "config",
+            "data",
+            "error",
+            "estimate",
+            "generate",
+            "launch",
+            "model",
+            "rank",
+            "train",
+        ],
+    ),
     ("rank", &["error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "report"]),
+    ("error", &["checkpoint", "data", "estimate", "report"]),
     ("main", &[]),
 ];
 

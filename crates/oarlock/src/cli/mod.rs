@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
 
 mod env;
+mod estimate;
 mod generate;
 mod tokenizer;
 mod train;
@@ -54,6 +55,8 @@ enum Command {
         #[command(subcommand)]
         command: tokenizer::TokenizerCommand,
     },
+    /// Say what a training takes of memory, by part and for every stage, without starting it
+    EstimateMemory(estimate::EstimateArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
 }
@@ -66,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::EstimateMemory(args) => estimate::run(&args),
         Command::Env => env::run(),
     };
     match outcome {

@@ -105,6 +105,8 @@ pub fn build(
         first_step: read.bool("logging_first_step"),
         plot_loss: read.bool("plot_loss"),
         plain: read.bool("disable_tqdm"),
+        memory_steps: read.usize("memory_steps"),
+        memory_check: read.bool("memory_check"),
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),

@@ -232,6 +232,10 @@ pub struct LogArgs {
     pub plot_loss: bool,
     /// Plain lines instead of a progress line.
     pub plain: bool,
+    /// Steps between lines on memory; 0 for none.
+    pub memory_steps: usize,
+    /// Refuse a training that would not fit into memory.
+    pub memory_check: bool,
 }
 
 /// Processes.

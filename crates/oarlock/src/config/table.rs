@@ -273,6 +273,8 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "include_num_input_tokens_seen", "false", NoEffect("tokens are always counted"), "Count tokens"),
     key(Log, Bool, "include_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log tokens per second"),
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),
+    key(Log, Int(0), "memory_steps", "0", Used, "Our own: steps between lines on memory; 0: none"),
+    key(Log, Bool, "memory_check", "true", Used, "Our own: refuse a training that would not fit into memory"),
     key(Log, Bool, "skip_memory_metrics", "true", NoEffect("memory is always logged"), "Leave memory out of the logs"),
     key(Log, Bool, "use_swanlab", "false", Later("logs go to trainer_log.jsonl"), "Report to SwanLab"),
     key(Log, Bool, "enable_torch_profiler", "false", Later("times of each phase are always measured"), "Write traces"),

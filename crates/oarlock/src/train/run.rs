@@ -13,6 +13,7 @@ use crate::checkpoint::{self, ClientState};
 use crate::config::{Length, Precision, Resume, TrainConfig, When};
 use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
+use crate::estimate::Forecast;
 use crate::model::Decoder;
 use crate::model::hf::{HfConfig, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained};
 use crate::report::log::EvalRecord;
@@ -68,6 +69,8 @@ struct Run<'a> {
     first_position: u64,
     total_steps: u64,
     journal: Option<Journal>,
+    /// What memory was predicted to be, on rank 0.
+    forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
 }
@@ -77,6 +80,10 @@ impl<'a> Run<'a> {
         accelerator.communicator().set_phase("setting up");
         let hf = HfConfig::read(&config.model.path)?;
         let model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
+        let forecast = match accelerator.is_main_process() {
+            true => Some(Forecast::new(config, &model, accelerator.device())?),
+            false => None,
+        };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
         let sampler = sampler_of(config, accelerator, &data.train);
         sampler.check()?;
@@ -120,6 +127,7 @@ impl<'a> Run<'a> {
         if let Some(journal) = &mut journal {
             let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+            forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
         Ok(Run {
             config,
@@ -134,6 +142,7 @@ impl<'a> Run<'a> {
             first_position: position,
             total_steps,
             journal,
+            forecast,
             started,
             timer: PhaseTimer::new(),
         })
@@ -174,6 +183,12 @@ impl<'a> Run<'a> {
                 journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
             }
             self.after_step(done)?;
+            if let (Some(forecast), Some(journal)) = (&mut self.forecast, &mut self.journal)
+                && let Some(line) =
+                    forecast.after_step((first, done, self.total_steps), self.accelerator.device().arena())
+            {
+                journal.message(&line)?;
+            }
         }
         Ok(())
     }
@@ -279,6 +294,9 @@ impl<'a> Run<'a> {
                 self.config.save.output_dir.display()
             );
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
+            if let Some(line) = self.forecast.as_ref().and_then(Forecast::compared) {
+                text.push_str(&format!("\n{line}"));
+            }
             journal.message(&text)?;
         }
         self.accelerator.wait_for_everyone()
