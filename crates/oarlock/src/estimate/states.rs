@@ -27,7 +27,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let working = elems(|dtype| dtype.size() as u64);
     let all = elems(|_| 1);
     let with_master = elems(|dtype| u64::from(dtype != DType::F32));
-    let share = Share::new(size, ranks);
+    let share = Share::new(size, stage, ranks);
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
     let unit_bytes = if size.known { largest(size, |dtype| dtype.size() as u64) } else { 0 };
@@ -93,15 +93,16 @@ struct Share {
 }
 
 impl Share {
-    fn new(size: &ModelSize, ranks: usize) -> Share {
+    fn new(size: &ModelSize, stage: Stage, ranks: usize) -> Share {
         let of = |rank: usize, only_master: bool| -> u64 {
             size.layouts()
                 .filter(|(dtype, _)| !only_master || *dtype != DType::F32)
                 .map(|(_, layout)| layout.owned(rank, ranks).len() as u64)
                 .sum()
         };
-        // Gradients and two moments for all, master weights for some.
-        let bytes = |rank: usize| 12 * of(rank, false) + 4 * of(rank, true);
+        // Moments, and from ZeRO-2 on gradients, of all elements; master weights of some.
+        let each = if stage >= Stage::Gradients { 12 } else { 8 };
+        let bytes = |rank: usize| each * of(rank, false) + 4 * of(rank, true);
         let most = (0..ranks).max_by_key(|&rank| bytes(rank)).unwrap_or(0);
         Share { all: of(most, false), with_master: of(most, true) }
     }

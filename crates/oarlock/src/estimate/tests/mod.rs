@@ -162,12 +162,12 @@ fn stages_divide_what_their_formulas_say() {
             assert_eq!((parts[0], parts[1]), (weights.div_ceil(n), 4 * elems));
             // The machine holds each state once; no rank is charged less than its part.
             assert_eq!(one.machine(), weights + 4 * elems * n + master + state);
-            assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems * n + master + state);
+            assert!((parts[2] + parts[3]) * n >= master + state);
             let unit =
                 size.units.iter().map(|u| u.iter().map(|(_, l)| l.n_elems() as u64).sum::<u64>()).max();
             let (two, parts) = of(Stage::Gradients);
             assert_eq!(two.machine(), weights + 4 * (elems + n * unit.unwrap()) + master + state);
-            assert!(parts[1] * n >= 4 * elems);
+            assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems + master + state);
             let nvme = Settings {
                 optimizer: Offload::Nvme,
                 sub_group_elems: 100,
@@ -221,7 +221,7 @@ fn deepspeeds_estimators_print_the_same() {
 
 #[test]
 fn every_limit_is_held_and_what_is_proposed_fits() {
-    let model = llama(64, 3, 500, 128);
+    let model = llama(64, 12, 200, 128);
     let device = Device::dry(Isa::detect(), Par::solo());
     let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16) };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
