@@ -11,7 +11,8 @@ use crate::data::{Batch, StepBatches};
 use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
 use crate::report::speed::PhaseTimer;
 use crate::shard::SeededInit;
-use crate::train::{AdamWConfig, evaluate, train_step};
+use crate::shard::Options;
+use crate::train::{OptimizerConfig, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
 fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
@@ -60,11 +61,8 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         (DType::BF16, 3, true, Recompute::Units { every: 2 }),
         (DType::BF16, 1, false, parts),
     ] {
-        let config = AcceleratorConfig {
-            mixed_precision: dtype,
-            threads: Some(threads),
-            ..AcceleratorConfig::default()
-        };
+        let shard = Options { dtype, ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(threads), cpu_path: None };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
@@ -73,7 +71,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
         let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
-        let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut source).unwrap();
+        let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut source).unwrap();
         let states = accelerator.device().arena().bytes() as u64;
         let window = StepBatches { batches: vec![batch(rows, len, documents); 2], ..StepBatches::default() };
         accelerator.device().profile().enable();
