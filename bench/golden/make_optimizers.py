@@ -121,7 +121,7 @@ def optimizers():
                 optimizer.step()
             values = ", ".join(f"{x:.7g}" if "." in f"{x:.7g}" else f"{x:.7g}.0" for x in p.flatten().tolist())
             lines.append(f'    ("{name}", &{list(shape)}, &[{values}]),')
-    path = ROOT / "crates/tensor/tests/golden/optimizers.rs"
+    path = ROOT / "crates/tensor/tests/golden/optimizers.in"
     path.write_text("\n".join(lines + ["]", ""]))
 
 

@@ -137,7 +137,7 @@ impl Held {
 
 #[test]
 fn twenty_steps_are_those_of_torch_and_deepspeed() {
-    let golden: &[Golden] = include!("golden/optimizers.rs");
+    let golden: &[Golden] = include!("golden/optimizers.in");
     let mut n_found = 0;
     for (name, rule, lr, weight_decay) in rules() {
         for (_, sizes, want) in golden.iter().filter(|(of, ..)| *of == name) {

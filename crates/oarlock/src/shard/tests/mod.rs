@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::StepArgs;
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
-use super::{Engine, Gather, Lifetime, Options, Placements, SeededInit};
+use crate::shard::{Engine, Gather, Lifetime, Options, Placements, SeededInit};
 use crate::nn::{Linear, Module, Unit, Visitor};
 use crate::train::OptimizerConfig;
 
@@ -93,7 +93,7 @@ fn backward(engine: &Engine, model: &Chain, salt: usize, uses: impl Fn(usize) ->
 
 /// The bits of all master weights that a rank updates.
 fn weights(engine: &Engine) -> Vec<(String, usize, Vec<u32>)> {
-    let slices = engine.needed_slices().into_iter().filter(|slice| slice.kind == super::MASTER);
+    let slices = engine.needed_slices().into_iter().filter(|slice| slice.kind == crate::shard::MASTER);
     slices
         .map(|slice| {
             let mut values = vec![0.0; slice.elements.len()];
@@ -190,7 +190,7 @@ fn frozen_parameters_stay_as_they_are_and_have_no_state() {
                 assert_eq!(before == after, before.0 == "links.1.weight", "{}", before.0);
             }
             let frozen = engine.needed_slices().into_iter().filter(|slice| slice.name == "links.1.weight");
-            assert!(frozen.into_iter().all(|slice| slice.kind == super::MASTER));
+            assert!(frozen.into_iter().all(|slice| slice.kind == crate::shard::MASTER));
             after
         });
         of_world(ranks)
@@ -244,7 +244,7 @@ fn what_stays_in_memory_follows_from_the_placement() {
     let (units, unit) = (4, DIM * DIM + DIM);
     let p = units * unit;
     // What ranks own differs by a block at most, and buffers end at a multiple of 64 bytes.
-    let near = |found: usize, expected: usize| found.abs_diff(expected) <= units * (4 * 4096 + 64);
+    let near = |found: usize, elem: usize, n: usize| found.abs_diff(elem * n) <= units * (elem * 4096 + 64);
     for (way, options) in ways() {
         for ranks in [1, 2, 4] {
             let found = on_ranks(ranks, |comm| {
@@ -258,12 +258,12 @@ fn what_stays_in_memory_follows_from_the_placement() {
             });
             for found in found {
                 let copied = options.gather == Gather::Copy;
-                let parameters = if copied { 4 * p / ranks } else { 4 * p };
-                assert!(near(found.parameters, parameters), "{way}, {ranks} ranks: {found:?}");
-                assert!(near(found.optimizer, 8 * p / ranks), "{way}, {ranks} ranks: {found:?}");
-                let divided = options.placements.gradients == super::Placement::Sharded;
-                let gradients = if divided { 4 * p / ranks } else { 4 * p };
-                assert!(near(found.gradients, gradients), "{way}, {ranks} ranks: {found:?}");
+                let parameters = if copied { p / ranks } else { p };
+                assert!(near(found.parameters, 4, parameters), "{way}, {ranks} ranks: {found:?}");
+                assert!(near(found.optimizer, 8, p / ranks), "{way}, {ranks} ranks: {found:?}");
+                let divided = options.placements.gradients == crate::shard::Placement::Sharded;
+                let gradients = if divided { p / ranks } else { p };
+                assert!(near(found.gradients, 4, gradients), "{way}, {ranks} ranks: {found:?}");
                 assert_eq!(found.leaving, if divided { 4 * unit } else { 0 }, "{way}, {ranks} ranks");
                 let windows = match (copied, options.lifetime, options.prefetch_elems) {
                     (false, ..) => 0,
@@ -288,7 +288,7 @@ fn options_that_contradict_themselves_are_refused() {
     refused(Options { group: Some(2), ..Options::default() });
     refused(Options { reduce_bucket_elems: 0, ..full() });
     refused(Options { dtype: DType::I32, ..full() });
-    let offload = || Some(super::Offload { dir: "x".into(), sub_group_elems: 1, buffers: 3 });
+    let offload = || Some(crate::shard::Offload { dir: "x".into(), sub_group_elems: 1, buffers: 3 });
     refused(Options { offload_params: offload(), placements: Placements::GRADIENTS, ..full() });
     refused(Options { offload_optimizer: offload(), placements: Placements::WHOLE, ..full() });
     assert!(full().check(4).is_ok());
