@@ -2,6 +2,7 @@
 
 mod env;
 mod generate;
+mod merge_weights;
 mod tokenizer;
 mod train;
 
@@ -49,6 +50,9 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
     Chat(generate::ChatArgs),
+    /// Put the model in a checkpoint together, in Hugging Face form
+    #[command(alias = "merge_weights")]
+    MergeWeights(merge_weights::MergeArgs),
     /// Make tokenizers
     Tokenizer {
         #[command(subcommand)]
@@ -65,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
+        Command::MergeWeights(args) => merge_weights::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Env => env::run(),
     };

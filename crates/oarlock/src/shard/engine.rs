@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
 use crate::shard::layout::{BLOCK, Layout};
 use crate::shard::placement::Placement;
-use crate::shard::state::{Moment, Slice, WeightSource};
+use crate::shard::snapshot::{Held, HeldUnit, Snapshot};
+use crate::shard::state::{KINDS, Slice, WeightSource};
 
 /// How the engine holds a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +40,7 @@ pub struct Engine {
     /// Optimizer steps done.
     n_steps: u64,
     reduced: bool,
+    held: Arc<Held>,
 }
 
 struct EngineUnit {
@@ -115,7 +117,15 @@ impl Engine {
                 units.push(group);
             }
         }
-        Ok(Engine { comm: comm.clone(), device: device.clone(), options, units, n_steps: 0, reduced: false })
+        Ok(Engine {
+            comm: comm.clone(),
+            device: device.clone(),
+            options,
+            units,
+            n_steps: 0,
+            reduced: false,
+            held: Arc::default(),
+        })
     }
 
     /// Fills the weights; each rank reads what it owns.
@@ -225,7 +235,8 @@ impl Engine {
         self.reduce_grads()?;
         self.n_steps += 1;
         let adamw = AdamW { step: self.n_steps, ..adamw };
-        for unit in &mut self.units {
+        for (index, unit) in self.units.iter_mut().enumerate() {
+            self.held.wait(index);
             unit.step(&adamw, &self.device)?;
         }
         self.publish()?;
@@ -245,33 +256,47 @@ impl Engine {
         Ok(())
     }
 
-    /// The slices of parameters whose optimizer state is on this rank and that this rank should save.
-    pub fn slices(&self) -> Vec<Slice> {
-        let owned = |unit: &EngineUnit| unit.layout.owned(self.comm.rank(), self.comm.world_size());
-        self.units.iter().flat_map(|unit| unit.slices(owned(unit))).collect()
+    /// All state that this rank should save, held constant: the next step waits for it, unit by unit.
+    ///
+    /// # Errors
+    /// None here; an engine whose state lies in files may fail.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        self.held.hold(self.units.len());
+        let held = |unit: &EngineUnit| {
+            let owned = unit.layout.owned(self.comm.rank(), self.comm.world_size());
+            Some(HeldUnit {
+                kinds: KINDS.iter().map(|&kind| unit.buffer(kind)).collect(),
+                slices: unit.placed_slices(owned),
+            })
+        };
+        Ok(Snapshot { units: self.units.iter().map(held).collect(), held: self.held.clone() })
     }
 
-    /// The slices of parameters whose optimizer state this rank needs.
+    /// What a load must fill on this rank.
     pub fn needed_slices(&self) -> Vec<Slice> {
-        self.units.iter().flat_map(|unit| unit.slices(unit.updated.clone())).collect()
+        let slices = |unit: &EngineUnit| unit.placed_slices(unit.updated.clone());
+        self.units.iter().flat_map(slices).map(|(slice, _)| slice).collect()
     }
 
-    /// Copies one kind of state of a slice out; `out` has the slice's length.
+    /// Copies a slice of state in; the weights reach all ranks with [`Engine::finish_load`].
     ///
     /// # Errors
     /// When the slice is not on this rank.
-    pub fn read_state(&self, slice: &Slice, moment: Moment, out: &mut [f32]) -> Result<()> {
-        let (unit, range) = self.find(slice)?;
-        unit.with_state(moment, range, |state| out.copy_from_slice(state))
-    }
-
-    /// Copies one kind of state of a slice in; the weights reach all ranks with [`Engine::finish_load`].
-    ///
-    /// # Errors
-    /// When the slice is not on this rank.
-    pub fn write_state(&mut self, slice: &Slice, moment: Moment, values: &[f32]) -> Result<()> {
-        let (unit, range) = self.find(slice)?;
-        unit.with_state(moment, range, |state| state.copy_from_slice(values))
+    pub fn write_state(&mut self, slice: &Slice, values: &[f32]) -> Result<()> {
+        for (index, unit) in self.units.iter().enumerate() {
+            if let Some(param) = unit.layout.params().iter().find(|p| p.name == slice.name) {
+                let range = param.place.first + slice.elements.start..param.place.first + slice.elements.end;
+                if unit.updated.start <= range.start && range.end <= unit.updated.end {
+                    self.held.wait(index);
+                    let (_, flat, shift) = unit.buffer(slice.kind);
+                    let mut lease = flat.write()?;
+                    let out = &mut lease.slice_mut::<f32>()[range.start - shift..range.end - shift];
+                    out.copy_from_slice(values);
+                    return Ok(());
+                }
+            }
+        }
+        Err(Error::Usage(format!("elements {:?} of \"{}\" are not on this rank", slice.elements, slice.name)))
     }
 
     /// After all state was written: working copies from master weights, and the number of steps done.
@@ -285,18 +310,6 @@ impl Engine {
         self.n_steps = n_steps;
         self.clear_grads();
         self.publish()
-    }
-
-    fn find(&self, slice: &Slice) -> Result<(&EngineUnit, Range<usize>)> {
-        for unit in &self.units {
-            if let Some(param) = unit.layout.params().iter().find(|p| p.name == slice.name) {
-                let range = param.place.first + slice.elements.start..param.place.first + slice.elements.end;
-                if unit.updated.start <= range.start && range.end <= unit.updated.end {
-                    return Ok((unit, range));
-                }
-            }
-        }
-        Err(Error::Usage(format!("elements {:?} of \"{}\" are not on this rank", slice.elements, slice.name)))
     }
 }
 
@@ -399,26 +412,25 @@ impl EngineUnit {
         Ok(())
     }
 
-    fn slices(&self, range: Range<usize>) -> Vec<Slice> {
-        let slice = |(param, part): (&crate::shard::LayoutParam, Range<usize>)| Slice {
-            name: param.name.clone(),
-            shape: param.place.shape,
-            elements: part.start - param.place.first..part.end - param.place.first,
+    fn placed_slices(&self, range: Range<usize>) -> Vec<(Slice, usize)> {
+        let slice = |kind: &'static str, param: &crate::shard::LayoutParam, part: Range<usize>| {
+            let elements = part.start - param.place.first..part.end - param.place.first;
+            (Slice { kind, name: param.name.clone(), shape: param.place.shape, elements }, part.start)
         };
-        self.layout.parts(range).map(slice).collect()
+        let of_kind = |&kind: &'static &'static str| {
+            self.layout.parts(range.clone()).map(move |(param, part)| slice(kind, param, part))
+        };
+        KINDS.iter().flat_map(of_kind).collect()
     }
 
-    fn with_state(&self, moment: Moment, range: Range<usize>, f: impl FnOnce(&mut [f32])) -> Result<()> {
-        let shift = self.updated.start;
-        let (flat, shift) = match (moment, &self.master) {
-            (Moment::Master, Some(master)) => (master, shift),
+    fn buffer(&self, kind: &'static str) -> (&'static str, FlatBuffer, usize) {
+        let (flat, shift) = match (kind, &self.master) {
+            ("exp_avg", _) => (&self.exp_avg, self.updated.start),
+            ("exp_avg_sq", _) => (&self.exp_avg_sq, self.updated.start),
+            (_, Some(master)) => (master, self.updated.start),
             // Without a copy of their own the master weights are the working copy, which is f32.
-            (Moment::Master, None) => (self.params.weights(), 0),
-            (Moment::ExpAvg, _) => (&self.exp_avg, shift),
-            (Moment::ExpAvgSq, _) => (&self.exp_avg_sq, shift),
+            (_, None) => (self.params.weights(), 0),
         };
-        let mut lease = flat.write()?;
-        f(&mut lease.slice_mut::<f32>()[range.start - shift..range.end - shift]);
-        Ok(())
+        (kind, flat.clone(), shift)
     }
 }

@@ -3,9 +3,11 @@
 mod engine;
 mod layout;
 mod placement;
+mod snapshot;
 mod state;
 
 pub use engine::{Engine, GradNorm, Options};
 pub use layout::{BLOCK, Layout, LayoutParam};
 pub use placement::Placement;
-pub use state::{Moment, SeededInit, Slice, WeightSource};
+pub use snapshot::Snapshot;
+pub use state::{SeededInit, Slice, WeightSource};

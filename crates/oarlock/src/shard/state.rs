@@ -7,41 +7,21 @@ use oarlock_tensor::{Device, Init, Shape};
 
 use crate::error::Result;
 
-/// The kinds of optimizer state that a checkpoint keeps for each element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Moment {
-    /// The f32 weights that the optimizer updates.
-    Master,
-    /// AdamW's first moment.
-    ExpAvg,
-    /// AdamW's second moment.
-    ExpAvgSq,
-}
-
-impl Moment {
-    /// All kinds.
-    pub const ALL: [Moment; 3] = [Moment::Master, Moment::ExpAvg, Moment::ExpAvgSq];
-
-    /// Its name in checkpoints.
-    pub fn name(self) -> &'static str {
-        match self {
-            Moment::Master => "master",
-            Moment::ExpAvg => "exp_avg",
-            Moment::ExpAvgSq => "exp_avg_sq",
-        }
-    }
-}
-
-/// A run of elements of one parameter that a rank owns.
+/// A run of elements of one kind of state of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
+    /// The kind of state: `master`, then what the optimizer's rule keeps.
+    pub kind: &'static str,
     /// The parameter.
     pub name: String,
-    /// The parameter's shape.
+    /// The shape of this kind of state; the parameter's where there is a value for each of its elements.
     pub shape: Shape,
-    /// The elements of the parameter, row-major.
+    /// The elements, row-major.
     pub elements: Range<usize>,
 }
+
+/// The kinds of state.
+pub(super) const KINDS: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
 
 /// Where initial weights come from: each rank reads only the elements that it owns.
 pub trait WeightSource {

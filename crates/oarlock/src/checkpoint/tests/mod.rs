@@ -1,9 +1,11 @@
 //! Checkpoints end to end, with ranks as threads: what comes back, what is refused, what a dead run leaves.
 
+mod background;
 mod damage;
 mod folders;
 mod full_disk;
 mod roundtrip;
+mod tags;
 
 use std::path::Path;
 
@@ -11,10 +13,10 @@ use oarlock_comm::{Communicator, shm};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use super::ClientState;
+use super::{ClientState, Contents, Saver};
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
-use crate::shard::{Engine, Moment, Options, Placement, SeededInit, Slice};
+use crate::shard::{Engine, Options, Placement, SeededInit, Slice};
 use crate::train::AdamWConfig;
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
@@ -71,45 +73,46 @@ pub fn engine_of(model: &Model, comm: &Communicator, optimizer: Placement, dtype
 }
 
 /// The bits that a test puts into one element: any f32, NaN and infinity included.
-pub fn pattern(name: &str, moment: Moment, element: usize, salt: u64) -> f32 {
-    let text = format!("{name} {} {element} {salt}", moment.name());
-    f32::from_bits(super::files::hash_of(text.as_bytes()) as u32)
+pub fn pattern(name: &str, kind: &str, element: usize, salt: u64) -> f32 {
+    let text = format!("{name} {kind} {element} {salt}");
+    f32::from_bits(twox_hash::XxHash64::oneshot(0, text.as_bytes()) as u32)
 }
 
 /// Fills all state with the pattern.
 pub fn fill(engine: &mut Engine, n_steps: u64, salt: u64) {
     for slice in engine.needed_slices() {
-        for moment in Moment::ALL {
-            let values: Vec<f32> =
-                slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt)).collect();
-            engine.write_state(&slice, moment, &values).unwrap();
-        }
+        let values: Vec<f32> =
+            slice.elements.clone().map(|i| pattern(&slice.name, slice.kind, i, salt)).collect();
+        engine.write_state(&slice, &values).unwrap();
     }
     engine.finish_load(n_steps).unwrap();
 }
 
-/// The bits of the state on this rank.
-pub fn state_of(engine: &Engine) -> Vec<(Slice, Moment, Vec<u32>)> {
+/// The bits of the state that this rank owns.
+pub fn state_of(engine: &Engine) -> Vec<(Slice, Vec<u32>)> {
+    let snapshot = engine.snapshot().unwrap();
     let mut all = Vec::new();
-    for slice in engine.needed_slices() {
-        for moment in Moment::ALL {
-            let mut values = vec![0.0; slice.elements.len()];
-            engine.read_state(&slice, moment, &mut values).unwrap();
-            all.push((slice.clone(), moment, values.into_iter().map(f32::to_bits).collect()));
-        }
+    for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
+        let mut values = vec![0.0; slice.elements.len()];
+        snapshot.read(&slice, &mut values).unwrap();
+        all.push((slice, values.into_iter().map(f32::to_bits).collect()));
     }
     all
 }
 
 /// Whether all state of this rank is the pattern.
 pub fn is_pattern(engine: &Engine, salt: u64) -> bool {
-    state_of(engine).into_iter().all(|(slice, moment, bits)| {
-        let expected = slice.elements.clone().map(|i| pattern(&slice.name, moment, i, salt).to_bits());
+    state_of(engine).into_iter().all(|(slice, bits)| {
+        let expected = slice.elements.clone().map(|i| pattern(&slice.name, slice.kind, i, salt).to_bits());
         expected.eq(bits)
     })
 }
 
-pub fn no_extra(_: &Path) -> Result<()> {
+/// Saves and waits.
+pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents) -> Result<()> {
+    let mut saver = Saver::default();
+    saver.begin(dir, comm, engine, contents)?;
+    assert_eq!(saver.finish(comm)?.as_deref(), Some(dir));
     Ok(())
 }
 
@@ -127,11 +130,11 @@ pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
         let model = Model::new(90, true);
         let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
         fill(&mut engine, 7, salt);
-        super::save(dir, comm, &engine, &client(7), &mut |dir| {
+        let extra = |dir: &Path| {
             std::fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
             Ok(())
-        })
-        .unwrap();
+        };
+        save(dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(7)) }).unwrap();
     });
 }
 
