@@ -87,6 +87,11 @@ impl Communicator {
         self.0.transport.world_size()
     }
 
+    /// Whether all ranks see one copy of a replicated region, so that a gather over it moves nothing.
+    pub fn shares_memory(&self) -> bool {
+        self.0.transport.shares_memory()
+    }
+
     /// Waits for all ranks.
     ///
     /// # Errors

@@ -31,6 +31,10 @@ impl Transport for Solo {
         1
     }
 
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
         let buffer = Private::new(request.elements)?;
         // SAFETY: one buffer of the wanted size, which is this rank's.

@@ -44,6 +44,8 @@ pub trait Transport: Send + Sync {
     fn rank(&self) -> usize;
     /// The ranks of the group.
     fn world_size(&self) -> usize;
+    /// Whether all ranks of the group see one copy of a replicated region.
+    fn shares_memory(&self) -> bool;
 
     /// Reserves a region, zeroed.
     ///

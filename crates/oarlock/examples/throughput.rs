@@ -1,11 +1,11 @@
 //! Times the training step of a MiniMind-class model on synthetic tokens, with a profile by op.
 //!
-//! `cargo run --release --example throughput -- [bf16|f32] [ranks] [steps] [hidden] [layers] [batch] [seq]`
+//! `cargo run --release --example throughput -- [bf16|f32] [ranks] [steps] [hidden] [layers] [batch] [seq] [none|units|units2|attention|mlp|parts]`
 
 use std::time::Instant;
 
-use oarlock::model::{Decoder, DecoderConfig, Family, RopeSettings};
-use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Batch, Result, SeededInit};
+use oarlock::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Options, Result, SeededInit};
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{DType, RopeScaling};
 
@@ -15,15 +15,30 @@ fn main() -> Result<()> {
     let dtype = if args.first().is_some_and(|a| a == "f32") { DType::F32 } else { DType::BF16 };
     let (ranks, steps, hidden, layers) = (number(1, 2), number(2, 6), number(3, 512), number(4, 8));
     let (batch, seq) = (number(5, 4), number(6, 512));
+    let recompute = recompute(args.get(7).map_or("none", String::as_str))?;
     let comms = oarlock_comm::shm::threads(ranks)?;
     let handles: Vec<_> = comms
         .into_iter()
-        .map(|comm| std::thread::spawn(move || rank(comm, dtype, steps, hidden, layers, batch, seq)))
+        .map(|comm| {
+            std::thread::spawn(move || rank(comm, dtype, steps, hidden, layers, batch, seq, recompute))
+        })
         .collect();
     for handle in handles {
         handle.join().map_err(|_| oarlock::Error::Usage("a rank panicked".to_string()))??;
     }
     Ok(())
+}
+
+fn recompute(word: &str) -> Result<Recompute> {
+    Ok(match word {
+        "none" => Recompute::None,
+        "units" => Recompute::Units { every: 1 },
+        "units2" => Recompute::Units { every: 2 },
+        "attention" => Recompute::Parts { attention: true, mlp: false },
+        "mlp" => Recompute::Parts { attention: false, mlp: true },
+        "parts" => Recompute::Parts { attention: true, mlp: true },
+        _ => return Err(oarlock::Error::Usage(format!("\"{word}\" is no way to recompute"))),
+    })
 }
 
 fn rank(
@@ -34,12 +49,16 @@ fn rank(
     layers: usize,
     batch: usize,
     seq: usize,
+    recompute: Recompute,
 ) -> Result<()> {
     let start = Instant::now();
-    let config =
-        AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+    let config = AcceleratorConfig {
+        shard: Options { dtype, ..Options::default() },
+        threads: Some(1),
+        cpu_path: None,
+    };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
-    let model = Decoder::new(
+    let mut model = Decoder::new(
         DecoderConfig {
             family: Family::Llama,
             vocab_size: 6400,
@@ -61,9 +80,10 @@ fn rank(
         },
         seq,
     )?;
+    model.set_recompute(recompute);
     let mut optimizer = accelerator.prepare(
         &model,
-        AdamWConfig::default(),
+        OptimizerConfig::default(),
         &mut SeededInit { seed: 0, device: accelerator.device().clone() },
     )?;
     let ids: Vec<i32> =
@@ -86,8 +106,9 @@ fn rank(
         if step + 1 == steps {
             accelerator.device().profile().enable();
         }
+        let recomputed = accelerator.device().profile().recomputing();
         let begin = Instant::now();
-        let accumulation = accelerator.accumulate(data.n_targets)?;
+        let accumulation = accelerator.accumulate(&optimizer, data.n_targets)?;
         let (ids, labels, mask) = accelerator.place(&data)?;
         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
         accelerator.backward(&loss)?;
@@ -98,10 +119,11 @@ fn rank(
         times.push(time.as_secs_f64());
         if main {
             println!(
-                "step {step}: loss {:.4} norm {norm:.4} {:.1} ms (forward+backward {:.1}), {:.0} tok/s, since start {:.2} s, fresh {}",
+                "step {step}: loss {:.4} norm {norm:.4} {:.1} ms (forward+backward {:.1}, recomputing {:.1}), {:.0} tok/s, since start {:.2} s, fresh {}",
                 loss.sum / data.n_targets as f64,
                 1e3 * time.as_secs_f64(),
                 1e3 * backward.as_secs_f64(),
+                1e3 * (accelerator.device().profile().recomputing() - recomputed).as_secs_f64(),
                 (batch * seq * comm.world_size()) as f64 / time.as_secs_f64(),
                 start.elapsed().as_secs_f64(),
                 accelerator.device().arena().n_fresh() - n_fresh,

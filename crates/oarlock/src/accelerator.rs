@@ -1,14 +1,14 @@
 //! The accelerator: what a training loop of one's own needs to run on many ranks.
 //!
 //! ```no_run
-//! # use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, SeededInit, Batch, model::{Decoder, DecoderConfig}};
+//! # use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig, SeededInit, Batch, model::{Decoder, DecoderConfig}};
 //! # fn run(config: DecoderConfig, steps: Vec<Vec<Batch>>) -> oarlock::Result<()> {
 //! let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
 //! let model = Decoder::new(config, 512)?;
-//! let mut optimizer = accelerator.prepare(&model, AdamWConfig::default(), &mut SeededInit { seed: 42, device: accelerator.device().clone() })?;
+//! let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut SeededInit { seed: 42, device: accelerator.device().clone() })?;
 //! for window in steps {
 //!     let targets = window.iter().map(|batch| batch.n_targets).sum();
-//!     let accumulation = accelerator.accumulate(targets)?;
+//!     let accumulation = accelerator.accumulate(&optimizer, targets)?;
 //!     for batch in &window {
 //!         let (ids, labels, mask) = accelerator.place(batch)?;
 //!         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
@@ -24,42 +24,31 @@
 use std::fmt::Arguments;
 use std::io::Write;
 use std::path::Path as FilePath;
+use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::{Isa, Path};
 use oarlock_tensor::ops::{HeadLoss, Mask};
-use oarlock_tensor::{DType, Device, Par, Tape, Tensor};
+use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook};
 
 use crate::checkpoint::{self, ClientState, Contents};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::rank;
-use crate::shard::{Engine, Options, Placement, WeightSource};
-use crate::train::{AdamWConfig, Optimizer};
+use crate::shard::{Engine, Options, WeightSource};
+use crate::train::{Optimizer, OptimizerConfig};
 
 /// How an [`Accelerator`] runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AcceleratorConfig {
-    /// The dtype of the arithmetic; master weights, moments and gradient sums are f32 whatever it is.
-    pub mixed_precision: DType,
+    /// What is divided among the ranks, and in which dtype the model computes; master weights, moments and gradient
+    /// sums are f32 whatever that is.
+    pub shard: Options,
     /// Threads of this rank; by default its share of the machine's cores.
     pub threads: Option<usize>,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,
-    /// Where master weights and moments lie.
-    pub optimizer: Placement,
-}
-
-impl Default for AcceleratorConfig {
-    fn default() -> AcceleratorConfig {
-        AcceleratorConfig {
-            mixed_precision: DType::F32,
-            threads: None,
-            cpu_path: None,
-            optimizer: Placement::Sharded,
-        }
-    }
 }
 
 /// One rank of a training run. Cloning gives another handle to the same rank.
@@ -71,9 +60,11 @@ pub struct Accelerator {
 }
 
 /// An accumulation window: the micro-batches of one optimizer step, over all ranks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Accumulation {
     n_targets: u64,
+    /// Called when a backward pass is over.
+    after: Arc<dyn UnitHook>,
 }
 
 impl Accelerator {
@@ -102,8 +93,8 @@ impl Accelerator {
             None => rank::default_threads(&comm),
         };
         let device = Device::cpu(isa, Par::threads(threads)?);
-        let options = Options { dtype: config.mixed_precision, optimizer: config.optimizer };
-        Ok(Accelerator { comm, device, options })
+        config.shard.check(comm.world_size())?;
+        Ok(Accelerator { comm, device, options: config.shard.clone() })
     }
 
     /// The number of this process, from 0.
@@ -144,10 +135,18 @@ impl Accelerator {
     pub fn prepare(
         &self,
         model: &dyn Module,
-        optimizer: AdamWConfig,
+        optimizer: OptimizerConfig,
         source: &mut dyn WeightSource,
     ) -> Result<Optimizer> {
-        let mut engine = Engine::new(model, &self.comm, &self.device, self.options, AdamWConfig::decays)?;
+        let mut engine = Engine::new(
+            model,
+            &self.comm,
+            &self.device,
+            self.options.clone(),
+            optimizer.rule,
+            &OptimizerConfig::decays,
+            &OptimizerConfig::role,
+        )?;
         engine.initialize(source)?;
         Ok(Optimizer::new(engine, optimizer))
     }
@@ -157,7 +156,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the step has no target at all.
-    pub fn accumulate(&self, n_targets: usize) -> Result<Accumulation> {
+    pub fn accumulate(&self, optimizer: &Optimizer, n_targets: usize) -> Result<Accumulation> {
         let mut total = [n_targets as f64];
         self.comm.all_reduce_f64(&mut total, Scalar::Sum)?;
         if total[0] == 0.0 {
@@ -165,7 +164,7 @@ impl Accelerator {
                 "a step without a single target: all its labels are ignored".to_string(),
             ));
         }
-        Ok(Accumulation { n_targets: total[0] as u64 })
+        Ok(Accumulation { n_targets: total[0] as u64, after: optimizer.engine().pass_hook() })
     }
 
     /// The tensors of a micro-batch: ids, labels, and which positions see which.
@@ -272,6 +271,8 @@ impl Accumulation {
 
     /// Puts the input of a micro-batch on a fresh tape whose loss will be divided by the targets of the whole step.
     pub fn input(&self, ids: &Tensor) -> Tensor {
-        Tape::with_seed((1.0 / self.n_targets as f64) as f32).input(ids)
+        let tape = Tape::with_seed((1.0 / self.n_targets as f64) as f32);
+        tape.enter_unit(self.after.clone());
+        tape.input(ids)
     }
 }

@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// From the tensor crate.
     #[error(transparent)]
-    Tensor(#[from] oarlock_tensor::Error),
+    Tensor(oarlock_tensor::Error),
     /// From between the ranks.
     #[error(transparent)]
     Comm(#[from] oarlock_comm::Error),
@@ -48,17 +48,32 @@ pub enum Error {
     Model(String),
     /// Gradients that are not finite.
     #[error(
-        "step {step}: the gradient is not finite, first in the unit of \"{unit}\"; lower the learning rate, or look at the records of this step"
+        "step {step}: the gradient is not finite, first in \"{parameter}\" of the unit \"{unit}\"; lower the learning rate, or look at the records of this step"
     )]
     NotFinite {
         /// The optimizer step, from 1.
         step: u64,
-        /// The name of the unit's first parameter.
+        /// The unit; empty outside of any.
         unit: String,
+        /// The parameter.
+        parameter: String,
     },
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),
+}
+
+impl From<oarlock_tensor::Error> for Error {
+    fn from(error: oarlock_tensor::Error) -> Error {
+        match error {
+            // An error of this crate that came through a hook is what it was.
+            oarlock_tensor::Error::Hook(inner) => match inner.downcast::<Error>() {
+                Ok(error) => *error,
+                Err(inner) => Error::Tensor(oarlock_tensor::Error::Hook(inner)),
+            },
+            error => Error::Tensor(error),
+        }
+    }
 }
 
 impl Error {

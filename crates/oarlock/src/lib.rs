@@ -22,8 +22,8 @@ pub use accelerator::{Accelerator, AcceleratorConfig, Accumulation};
 pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
-pub use shard::{Placement, SeededInit, WeightSource};
-pub use train::{AdamWConfig, Optimizer};
+pub use shard::{Options, Placements, SeededInit, WeightSource};
+pub use train::{Optimizer, OptimizerConfig};
 
 /// The Rust code of the pages for newcomers, compiled by `cargo test`.
 #[cfg(doctest)]

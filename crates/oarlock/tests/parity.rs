@@ -10,7 +10,7 @@ use oarlock::model::Decoder;
 use oarlock::model::{HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{StepReport, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Result};
+use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig, Options, Result};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use serde_json::Value;
@@ -77,13 +77,16 @@ impl Golden {
         rows: u64,
         accumulation: u64,
     ) -> Result<Vec<StepReport>> {
-        let settings =
-            AcceleratorConfig { mixed_precision: dtype, threads: Some(1), ..AcceleratorConfig::default() };
+        let settings = AcceleratorConfig {
+            shard: Options { dtype, ..Options::default() },
+            threads: Some(1),
+            cpu_path: None,
+        };
         let accelerator = Accelerator::over(comm.clone(), &settings)?;
         let hf = HfConfig::read(&self.dir)?;
         let model = Decoder::new(hf.decoder().clone(), self.rows.row_len())?;
         let mut weights = SafetensorsSource::open(&self.dir, &hf, &model)?;
-        let adamw = AdamWConfig { weight_decay, ..AdamWConfig::default() };
+        let adamw = OptimizerConfig { weight_decay, ..OptimizerConfig::default() };
         let mut optimizer = accelerator.prepare(&model, adamw, &mut weights)?;
         let sampler = Sampler {
             len: self.rows.n_rows(),

@@ -2,17 +2,7 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::{Site, golden, run, start, until};
-use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
-use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Moment, Slice};
-use oarlock::train::train_step;
-use oarlock::{Accelerator, AcceleratorConfig, AdamWConfig, Placement};
-use oarlock_comm::Communicator;
-use oarlock_tensor::DType;
+use common::{Site, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// All state of a checkpoint: the files that its ranks wrote.
@@ -141,87 +131,4 @@ fn a_finished_run_does_nothing_twice() {
     let missing = run(site.training("empty", &["resume_from_checkpoint=true"]));
     assert_eq!(missing.code, Some(1));
     assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
-}
-
-/// Losses and norms of some steps, and the state after them: slices with the bits of their values.
-type Trace = (Vec<(u64, u64)>, Vec<(String, usize, Moment, Vec<u32>)>);
-
-fn steps(comm: Communicator, rows: &Arc<Rows>, mixed_precision: DType, optimizer: Placement) -> Trace {
-    let settings = AcceleratorConfig { mixed_precision, optimizer, threads: Some(1), cpu_path: None };
-    let accelerator = Accelerator::over(comm.clone(), &settings).unwrap();
-    let hf = HfConfig::read(&golden()).unwrap();
-    let model = Decoder::new(hf.decoder().clone(), rows.row_len()).unwrap();
-    let mut weights = SafetensorsSource::open(&golden(), &hf, &model).unwrap();
-    let adamw = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
-    let mut optimizer = accelerator.prepare(&model, adamw, &mut weights).unwrap();
-    let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
-    let sampler =
-        Sampler { len: rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch: 3, accumulation: 2 };
-    let mut loader = Loader::new(rows.clone(), sampler, 0).unwrap();
-    let mut timer = PhaseTimer::new();
-    let mut step = || {
-        let window = loader.next_step().unwrap();
-        let report =
-            train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 1.0, &mut timer).unwrap();
-        (report.loss_sum.to_bits(), report.grad_norm.to_bits())
-    };
-    let reports = (0..6).map(|_| step()).collect();
-    let mut state = Vec::new();
-    for Slice { name, shape, elements } in optimizer.engine().slices() {
-        for moment in Moment::ALL {
-            let mut values = vec![0.0; elements.len()];
-            let slice = Slice { name: name.clone(), shape, elements: elements.clone() };
-            optimizer.engine().read_state(&slice, moment, &mut values).unwrap();
-            state.push((
-                name.clone(),
-                elements.start,
-                moment,
-                values.into_iter().map(f32::to_bits).collect(),
-            ));
-        }
-    }
-    comm.finish();
-    (reports, state)
-}
-
-#[test]
-fn whole_and_sharded_optimizer_states_are_the_same_bits() {
-    let folder = tempfile::tempdir().unwrap();
-    let tokenizer = Tokenizer::open(golden()).unwrap();
-    let source = Source::resolve("text.jsonl", &golden(), None).unwrap();
-    let cache = TokenCache::build(folder.path(), &source, &tokenizer, &mut |_| ()).unwrap();
-    let cache = Arc::new(TokenCache::open(&cache.path).unwrap());
-    let settings = RowSettings { packing: Packing::Concat, len: 32, special: tokenizer.special() };
-    let rows = Arc::new(Rows::new(cache, &settings).unwrap());
-    for (n_ranks, dtype) in [(2, DType::F32), (3, DType::F32), (2, DType::BF16)] {
-        let [sharded, whole] = [Placement::Sharded, Placement::Whole].map(|placement| {
-            let traces: Vec<Trace> = std::thread::scope(|scope| {
-                let ranks: Vec<_> = oarlock_comm::shm::threads(n_ranks)
-                    .unwrap()
-                    .into_iter()
-                    .map(|comm| scope.spawn(|| steps(comm, &rows, dtype, placement)))
-                    .collect();
-                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-            });
-            assert!(traces.iter().all(|trace| trace.0 == traces[0].0), "the ranks disagree");
-            let mut state: Vec<_> = traces.iter().flat_map(|trace| trace.1.clone()).collect();
-            state.sort();
-            (traces[0].0.clone(), joined(state))
-        });
-        assert_eq!(sharded.0, whole.0, "{n_ranks} ranks, {dtype}");
-        assert!(sharded.1 == whole.1, "{n_ranks} ranks, {dtype}: the states differ");
-    }
-}
-
-/// Each parameter's state in one piece, whoever held its parts.
-fn joined(
-    slices: Vec<(String, usize, Moment, Vec<u32>)>,
-) -> std::collections::BTreeMap<(String, Moment), Vec<u32>> {
-    let mut all = std::collections::BTreeMap::<_, Vec<u32>>::new();
-    for (name, start, moment, values) in slices {
-        let joined = all.entry((name, moment)).or_default();
-        assert_eq!(joined.len(), start, "a part is missing or twice there");
-        joined.extend(values);
-    }
-    all
 }

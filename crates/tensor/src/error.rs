@@ -56,6 +56,9 @@ pub enum Error {
         /// The operating system's word.
         cause: String,
     },
+    /// What a unit's hook or a parameter's home met, for whoever installed it to take out again.
+    #[error("{0}")]
+    Hook(Box<dyn std::error::Error + Send + Sync>),
     /// A misuse of the tape or of a parameter.
     #[error("{0}")]
     Usage(String),

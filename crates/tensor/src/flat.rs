@@ -115,6 +115,12 @@ impl Lease {
         // writes while this lease lives.
         unsafe { std::slice::from_raw_parts(self.ptr().cast::<T>(), len) }
     }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as for `slice`.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.buffer.len_bytes()) }
+    }
 }
 
 impl Drop for Lease {
@@ -134,6 +140,12 @@ impl WriteLease {
         let len = self.buffer.len_bytes() / size_of::<T>();
         // SAFETY: as for `Lease::slice`, and this is the only lease.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.0.memory.ptr().cast::<T>(), len) }
+    }
+
+    /// All bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `slice_mut`.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.0.memory.ptr(), self.buffer.len_bytes()) }
     }
 }
 

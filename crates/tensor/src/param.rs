@@ -1,6 +1,7 @@
 //! Parameters: handles that a model holds and ops remember; where the numbers live is their home's business.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::device::Device;
 use crate::dtype::DType;
@@ -39,6 +40,7 @@ struct Inner {
     shape: Shape,
     init: Init,
     in_f32: bool,
+    frozen: AtomicBool,
     slot: RwLock<Option<Slot>>,
 }
 
@@ -102,13 +104,34 @@ impl GradSlot {
 impl Param {
     /// A parameter without a home.
     pub fn new(shape: Shape, init: Init) -> Param {
-        Param(Arc::new(Inner { shape, init, in_f32: false, slot: RwLock::new(None) }))
+        Param::with(shape, init, false)
     }
 
     /// A parameter without a home whose working copy is f32 whatever the model computes in: for the few elements
     /// where 16 bits would be too coarse, such as the weights of norms.
     pub fn in_f32(shape: Shape, init: Init) -> Param {
-        Param(Arc::new(Inner { shape, init, in_f32: true, slot: RwLock::new(None) }))
+        Param::with(shape, init, true)
+    }
+
+    fn with(shape: Shape, init: Init, in_f32: bool) -> Param {
+        Param(Arc::new(Inner {
+            shape,
+            init,
+            in_f32,
+            frozen: AtomicBool::new(false),
+            slot: RwLock::new(None),
+        }))
+    }
+
+    /// Leaves it as it is in training: it gets no gradient and no optimizer state. To be said before the model is
+    /// prepared.
+    pub fn freeze(&self) {
+        self.0.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Param::freeze`] was called.
+    pub fn is_frozen(&self) -> bool {
+        self.0.frozen.load(Ordering::Relaxed)
     }
 
     /// The dtype of its working copy in a model that computes in `dtype`.
@@ -188,16 +211,22 @@ pub struct Place {
     pub shape: Shape,
 }
 
-/// The simplest home: parameters side by side in one flat buffer of weights and one of f32 gradients.
+/// Parameters side by side in one flat buffer of weights and one of f32 gradients. Either may be absent for a while:
+/// weights that are not gathered, gradients that have left.
 pub struct FlatParams {
     places: Vec<Place>,
     dtype: DType,
-    weights: FlatBuffer,
-    /// Absent for frozen parameters.
-    grads: Option<FlatBuffer>,
+    trainable: bool,
+    buffers: Mutex<Buffers>,
     /// Whether a gradient was written since the last [`FlatParams::clear_grads`].
-    touched: Vec<std::sync::atomic::AtomicBool>,
+    touched: Vec<AtomicBool>,
     device: Device,
+}
+
+#[derive(Default)]
+struct Buffers {
+    weights: Option<FlatBuffer>,
+    grads: Option<FlatBuffer>,
 }
 
 impl FlatParams {
@@ -212,27 +241,73 @@ impl FlatParams {
         grads: Option<FlatBuffer>,
         device: &Device,
     ) -> Result<FlatParams> {
-        let end = places.iter().map(|p| p.first + p.shape.n_elems()).max().unwrap_or(0);
-        let short = grads.as_ref().is_some_and(|g| g.len_bytes() < end * 4);
-        if short || weights.len_bytes() < end * dtype.size() {
+        let params = FlatParams::detached(places, dtype, grads.is_some(), device);
+        params.attach_weights(weights)?;
+        grads.map_or(Ok(()), |grads| params.attach_grads(grads))?;
+        Ok(params)
+    }
+
+    /// Parameters at `places` of buffers that come later.
+    pub fn detached(places: Vec<Place>, dtype: DType, trainable: bool, device: &Device) -> FlatParams {
+        let touched = places.iter().map(|_| false.into()).collect();
+        FlatParams { places, dtype, trainable, buffers: Mutex::default(), touched, device: device.clone() }
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        // Both fields are whole at every moment.
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, what: &str, buffer: &FlatBuffer, elem_bytes: usize) -> Result<()> {
+        let end = self.places.iter().map(|p| p.first + p.shape.n_elems()).max().unwrap_or(0);
+        if buffer.len_bytes() < end * elem_bytes {
             return Err(Error::Shape {
                 op: "FlatParams",
-                expected: format!("flat buffers of at least {end} elements"),
-                got: format!("{weights:?} for {dtype} weights, {grads:?} for f32 gradients"),
+                expected: format!("a flat buffer of at least {end} elements of {elem_bytes} bytes"),
+                got: format!("{buffer:?} for {what}"),
             });
         }
-        let touched = places.iter().map(|_| false.into()).collect();
-        Ok(FlatParams { places, dtype, weights, grads, touched, device: device.clone() })
+        Ok(())
     }
 
-    /// The working copies.
-    pub fn weights(&self) -> &FlatBuffer {
-        &self.weights
+    /// From now on the working copies lie here.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a place lies outside the buffer.
+    pub fn attach_weights(&self, weights: FlatBuffer) -> Result<()> {
+        self.check("weights", &weights, self.dtype.size())?;
+        self.buffers().weights = Some(weights);
+        Ok(())
     }
 
-    /// The gradients, unless frozen.
-    pub fn grads(&self) -> Option<&FlatBuffer> {
-        self.grads.as_ref()
+    /// From now on gradients go here.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a place lies outside the buffer.
+    pub fn attach_grads(&self, grads: FlatBuffer) -> Result<()> {
+        self.check("gradients", &grads, 4)?;
+        self.buffers().grads = Some(grads);
+        Ok(())
+    }
+
+    /// The working copies are gone until they are attached again.
+    pub fn detach_weights(&self) -> Option<FlatBuffer> {
+        self.buffers().weights.take()
+    }
+
+    /// The gradients are gone until they are attached again.
+    pub fn detach_grads(&self) -> Option<FlatBuffer> {
+        self.buffers().grads.take()
+    }
+
+    /// The working copies, where they are.
+    pub fn weights(&self) -> Option<FlatBuffer> {
+        self.buffers().weights.clone()
+    }
+
+    /// The gradients, where they are.
+    pub fn grads(&self) -> Option<FlatBuffer> {
+        self.buffers().grads.clone()
     }
 
     /// The parameters' places.
@@ -247,12 +322,12 @@ impl FlatParams {
 
     /// Whether parameter `index` got a gradient since the last [`FlatParams::clear_grads`].
     pub fn touched(&self, index: usize) -> bool {
-        self.touched[index].load(std::sync::atomic::Ordering::Relaxed)
+        self.touched[index].load(Ordering::Relaxed)
     }
 
     /// Forgets all gradients: the next one overwrites.
     pub fn clear_grads(&self) {
-        self.touched.iter().for_each(|t| t.store(false, std::sync::atomic::Ordering::Relaxed));
+        self.touched.iter().for_each(|t| t.store(false, Ordering::Relaxed));
     }
 
     /// Writes zeros where no gradient came, so that the whole buffer is defined.
@@ -260,9 +335,9 @@ impl FlatParams {
     /// # Errors
     /// While somebody holds the gradients.
     pub fn zero_untouched(&self) -> Result<()> {
-        let Some(grads) = &self.grads else { return Ok(()) };
+        let Some(grads) = self.grads() else { return Ok(()) };
         for (place, touched) in self.places.iter().zip(&self.touched) {
-            if !touched.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            if !touched.swap(true, Ordering::Relaxed) {
                 grads.write()?.slice_mut::<f32>()[place.first..place.first + place.shape.n_elems()].fill(0.0);
             }
         }
@@ -272,20 +347,32 @@ impl FlatParams {
 
 impl ParamHome for FlatParams {
     fn weight(&self, index: usize) -> Result<Tensor> {
+        let weights = self.weights().ok_or_else(|| {
+            Error::Usage(
+                "a weight is used outside of its unit, where it is not gathered: call the unit through Unit::run or \
+                 Unit::call"
+                    .to_string(),
+            )
+        })?;
         let place = self.places[index];
         let offset_bytes = place.first * self.dtype.size();
-        Ok(Tensor::leased(self.weights.read()?, offset_bytes, place.shape, self.dtype, &self.device))
+        Ok(Tensor::leased(weights.read()?, offset_bytes, place.shape, self.dtype, &self.device))
     }
 
     fn grad(&self, index: usize) -> Result<Option<GradSlot>> {
-        let Some(grads) = &self.grads else { return Ok(None) };
+        if !self.trainable {
+            return Ok(None);
+        }
+        let grads = self.grads().ok_or_else(|| {
+            Error::Usage("a gradient comes where its unit has no place for one".to_string())
+        })?;
         let place = self.places[index];
-        let touched = self.touched[index].swap(true, std::sync::atomic::Ordering::Relaxed);
+        let touched = self.touched[index].swap(true, Ordering::Relaxed);
         let store = if touched { Store::Add } else { Store::Overwrite };
         Ok(Some(GradSlot { lease: grads.write()?, first: place.first, len: place.shape.n_elems(), store }))
     }
 
     fn trainable(&self, _index: usize) -> bool {
-        self.grads.is_some()
+        self.trainable
     }
 }

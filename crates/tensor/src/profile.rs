@@ -1,7 +1,7 @@
 //! Where the time goes: calls, seconds and floating-point operations by op, when switched on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 pub struct Profile {
     enabled: AtomicBool,
     ops: Mutex<BTreeMap<&'static str, OpTime>>,
+    /// Nanoseconds.
+    recomputing: AtomicU64,
 }
 
 /// The account of one op.
@@ -36,6 +38,20 @@ impl Profile {
     pub fn take(&self) -> Vec<(&'static str, OpTime)> {
         self.enabled.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.ops.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+    }
+
+    /// Time in making activations again for the backward pass, since the device was made; counted always.
+    pub fn recomputing(&self) -> Duration {
+        Duration::from_nanos(self.recomputing.load(Ordering::Relaxed))
+    }
+
+    /// Runs `f`, which makes activations again. Its ops are booked as they are everywhere.
+    pub(crate) fn time_recomputing<R>(&self, f: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let result = f();
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.recomputing.fetch_add(nanos, Ordering::Relaxed);
+        result
     }
 
     /// Runs `f` and books it under `op`.

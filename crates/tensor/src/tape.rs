@@ -22,6 +22,8 @@ struct Recording {
     promised_seed: Option<f32>,
     /// How often the tape has been run backward: places of an earlier run mean nothing now.
     run: usize,
+    /// Where the ops of the unit that is being recorded begin.
+    unit_first: usize,
 }
 
 #[derive(Default)]
@@ -61,6 +63,11 @@ impl Var {
     pub(crate) fn tape(&self) -> &Tape {
         &self.tape
     }
+
+    /// Whether a backward pass that starts here would reach anything.
+    pub(crate) fn needs_grad(&self) -> bool {
+        self.id.is_some()
+    }
 }
 
 /// The backward half of an op.
@@ -79,15 +86,27 @@ pub(crate) trait Function: Send {
     }
 }
 
-/// Called around the backward pass of a unit's ops.
+/// Called around the passes of a unit's ops.
 pub trait UnitHook: Send + Sync {
-    /// Before the first of them.
+    /// Before the forward pass of the first of them; `trains` says whether a backward pass will follow.
+    ///
+    /// # Errors
+    /// Whatever makes the forward pass impossible.
+    fn before_forward(&self, trains: bool) -> Result<()>;
+
+    /// After the forward pass of the last of them.
+    ///
+    /// # Errors
+    /// Whatever makes the forward pass fail.
+    fn after_forward(&self, trains: bool) -> Result<()>;
+
+    /// Before the backward pass of the last of them.
     ///
     /// # Errors
     /// Whatever makes the backward pass impossible.
     fn before_backward(&self) -> Result<()>;
 
-    /// After the last of them: the unit's gradients of this pass are complete.
+    /// After the backward pass of the first: the unit's gradients of this pass are complete.
     ///
     /// # Errors
     /// Whatever makes the backward pass fail.
@@ -134,12 +153,37 @@ impl Tape {
 
     /// Marks that the ops from here on belong to a unit.
     pub fn enter_unit(&self, hook: Arc<dyn UnitHook>) {
-        self.lock().push(Step::UnitEnter(hook), Vec::new(), 0);
+        let mut recording = self.lock();
+        recording.push(Step::UnitEnter(hook), Vec::new(), 0);
+        recording.unit_first = recording.nodes.len();
     }
 
     /// Marks that the unit entered last ends here.
     pub fn leave_unit(&self, hook: Arc<dyn UnitHook>) {
-        self.lock().push(Step::UnitLeave(hook), Vec::new(), 0);
+        let mut recording = self.lock();
+        recording.push(Step::UnitLeave(hook), Vec::new(), 0);
+        recording.unit_first = recording.nodes.len();
+    }
+
+    /// Lets the gradient of a leaf of this run begin with `sum` instead of nothing.
+    pub(crate) fn begin_sum(&self, leaf: &Tensor, sum: Option<Tensor>) -> Result<()> {
+        let id = self.place_of(leaf)?;
+        self.lock().nodes[id.node].grads[id.output] = sum;
+        Ok(())
+    }
+
+    /// The place that a backward pass may start from.
+    fn place_of(&self, root: &Tensor) -> Result<VarId> {
+        let Some(Var { tape, id: Some(id) }) = &root.var else {
+            return Err(Error::Usage("backward: nothing that the loss depends on is trained".to_string()));
+        };
+        if !Arc::ptr_eq(&tape.0, &self.0) {
+            return Err(Error::Usage("backward: the loss was recorded on another tape".to_string()));
+        }
+        if id.run != self.lock().run {
+            return Err(Error::Usage("backward: the tape has already been run backward".to_string()));
+        }
+        Ok(*id)
     }
 
     /// Runs the backward pass from `root`, whose gradient is `seed` in every element, and empties the tape.
@@ -148,24 +192,43 @@ impl Tape {
     /// # Errors
     /// When `root` is not on this tape, and whatever an op reports.
     pub fn backward(&self, root: &Tensor, seed: f32) -> Result<Gradients> {
-        let Some(Var { tape, id: Some(root_id) }) = &root.var else {
-            return Err(Error::Usage("backward: nothing that the loss depends on is trained".to_string()));
-        };
-        if !Arc::ptr_eq(&tape.0, &self.0) {
-            return Err(Error::Usage("backward: the loss was recorded on another tape".to_string()));
-        }
-        let mut recording = self.lock().take();
-        if recording.promised_seed.is_some_and(|promised| promised != seed) {
+        let root_id = self.place_of(root)?;
+        if let Some(promised) = self.seed().filter(|promised| *promised != seed) {
             return Err(Error::Usage(format!(
-                "backward: the tape was promised the seed {:?}, but is seeded with {seed}",
-                recording.promised_seed
+                "backward: the tape was promised the seed {promised}, but is seeded with {seed}"
             )));
         }
-        if root_id.run != recording.run {
-            return Err(Error::Usage("backward: the tape has already been run backward".to_string()));
+        self.run_backward(root_id, accumulate::full_like(root, seed)?)
+    }
+
+    /// As [`Tape::backward`], from a gradient for each element of `root`.
+    ///
+    /// # Errors
+    /// As [`Tape::backward`]; when `grad` has not the shape and dtype of `root`; on a tape that was promised a seed.
+    pub fn backward_from(&self, root: Tensor, mut grad: Tensor) -> Result<Gradients> {
+        let root_id = self.place_of(&root)?;
+        if let Some(promised) = self.seed() {
+            return Err(Error::Usage(format!(
+                "backward_from: the tape was promised the seed {promised}; give `backward` that seed"
+            )));
         }
-        let ones = accumulate::full_like(root, seed)?;
-        recording.nodes[root_id.node].grads[root_id.output] = Some(ones);
+        if grad.shape() != root.shape() || grad.dtype() != root.dtype() {
+            return Err(Error::Shape {
+                op: "backward_from",
+                expected: format!("a gradient like {root:?}"),
+                got: format!("{grad:?}"),
+            });
+        }
+        grad.var = None;
+        // Its value is needed no more, and may be large.
+        drop(root);
+        self.run_backward(root_id, grad)
+    }
+
+    fn run_backward(&self, root: VarId, grad: Tensor) -> Result<Gradients> {
+        let mut recording = self.lock().take();
+        let slot = &mut recording.nodes[root.node].grads[root.output];
+        *slot = Some(accumulate::add_to(slot.take(), grad)?);
         let mut leaves = Vec::new();
         for index in (0..recording.nodes.len()).rev() {
             let node = &mut recording.nodes[index];
@@ -204,7 +267,7 @@ impl Recording {
 
     /// What was recorded so far; the next run begins empty, under the same promise.
     fn take(&mut self) -> Recording {
-        let next = Recording { nodes: Vec::new(), promised_seed: self.promised_seed, run: self.run + 1 };
+        let next = Recording { promised_seed: self.promised_seed, run: self.run + 1, ..Recording::default() };
         std::mem::replace(self, next)
     }
 }
@@ -258,6 +321,11 @@ impl Recorder {
         Ok(Some(Recorder { tape: tape.clone(), inputs, needs_grad }))
     }
 
+    /// Records the op if `trains`, whatever its inputs: for parameters that it reaches without naming them.
+    pub fn or_trains(self, trains: bool) -> Recorder {
+        Recorder { needs_grad: self.needs_grad || trains, ..self }
+    }
+
     /// Whether a backward pass will come by here.
     pub fn needs_grad(&self) -> bool {
         self.needs_grad
@@ -277,7 +345,9 @@ impl Recorder {
     pub fn save(&self, tensor: &Tensor) -> Saved {
         if let Some(Var { id: Some(id), .. }) = &tensor.var {
             let recording = self.tape.lock();
+            // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
             if let Some(Step::Op(op)) = &recording.nodes[id.node].op
+                && id.node >= recording.unit_first
                 && op.can_replay(id.output)
             {
                 return Saved::Replay(*id);
@@ -353,11 +423,14 @@ impl Backward<'_> {
     pub fn give(&mut self, index: usize, grad: Tensor) -> Result<()> {
         let Some(id) = self.inputs[index] else { return Ok(()) };
         let slot = &mut self.nodes[id.node].grads[id.output];
-        *slot = Some(match slot.take() {
-            None => grad,
-            Some(sum) => accumulate::add(sum, grad)?,
-        });
+        *slot = Some(accumulate::add_to(slot.take(), grad)?);
         Ok(())
+    }
+
+    /// Takes what has come so far of the gradient of input `index`, for an op that goes on with the sum.
+    pub fn take(&mut self, index: usize) -> Option<Tensor> {
+        let id = self.inputs[index]?;
+        self.nodes[id.node].grads[id.output].take()
     }
 
     /// The gradient of input `index` for an op that can add into it: what has come so far, to be added to, or fresh

@@ -72,6 +72,10 @@ impl Transport for SharedMemory {
         self.group.ranks.len()
     }
 
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
         let stamp = self.enter(request)?;
         let (bytes, ranks) = (request.elements, self.world_size());

@@ -167,10 +167,16 @@ pub enum Problem {
         name: String,
     },
     /// Another optimizer's state.
-    #[error(
-        "it holds the state of another optimizer: {found} of \"{name}\", where this one keeps {expected}"
-    )]
+    #[error("it holds the state of the optimizer {found}, and this run uses {expected}")]
     OtherOptimizer {
+        /// The optimizer that wrote it.
+        found: String,
+        /// The one that was to go on.
+        expected: String,
+    },
+    /// The state of the same optimizer with other settings.
+    #[error("it holds {found} of \"{name}\", where this run's optimizer keeps {expected}")]
+    OtherState {
         /// The parameter.
         name: String,
         /// The kinds of state in the checkpoint.

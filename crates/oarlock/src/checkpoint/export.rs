@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use oarlock_tensor::DType;
 
 use super::error::{CheckpointError, Problem};
-use super::job::MASTER;
 use super::manifest::Manifest;
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, ModelFiles, Weight};
+use crate::shard::MASTER;
 
 /// How [`merge_weights`] writes.
 #[derive(Clone, Copy, Debug)]

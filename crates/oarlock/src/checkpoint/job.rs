@@ -1,7 +1,7 @@
 //! What a rank writes of a checkpoint: its slices of the state, and of the model in Hugging Face form.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,10 +12,7 @@ use super::state_file::{StateFile, WrittenPiece};
 use crate::disk::Sum;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, ModelWriter, WrittenFile};
-use crate::shard::{Slice, Snapshot};
-
-/// The kind of state that is the weights.
-pub const MASTER: &str = "master";
+use crate::shard::{MASTER, Slice, Snapshot};
 
 /// Bytes that are handled at once, so that what the next one does with them finds them in the cache.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -91,7 +88,7 @@ pub fn write_slice(
 ) -> Result<()> {
     let mut model = model.filter(|_| slice.kind == MASTER);
     let mut first = slice.elements.start;
-    // Errors of this crate do not fit through the snapshot's, which are those of files.
+    // What went wrong in here; the snapshot knows only that something did.
     let mut failure = None;
     let shown = snapshot.with_bytes(slice, &mut |bytes| {
         let mut write = |chunk: &[u8]| {
@@ -118,10 +115,7 @@ pub fn write_slice(
         }
         Ok(())
     });
-    match (failure, shown) {
-        (Some(error), _) => return Err(error),
-        (None, shown) => shown.map_err(Error::io("read", Path::new("the state in memory")))?,
-    }
+    failure.map_or(shown, Err)?;
     state.map_or(Ok(()), StateFile::end_slice)
 }
 

@@ -40,6 +40,10 @@ pub fn load(dir: &Path, comm: &Communicator, engine: &mut Engine) -> Result<Clie
     if !manifest.has_state() {
         return Err(refused(Problem::OnlyModel));
     }
+    let (found, expected) = (manifest.plan.rule.clone(), engine.rule().name());
+    if found != expected {
+        return Err(refused(Problem::OtherOptimizer { found, expected: expected.to_string() }));
+    }
 
     let needed = engine.needed_slices();
     let kinds = kinds_of(&needed);
@@ -79,7 +83,7 @@ fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::res
         };
         if !parameter.state.contains_key(*kind) {
             return Err(match parameter.state.keys().find(|&found| !kinds[name].contains(found)) {
-                Some(_) => other_optimizer(name, parameter, &kinds[name]),
+                Some(_) => other_state(name, parameter, &kinds[name]),
                 None => Problem::MissingState { kind: (*kind).into(), name: name.clone() },
             });
         }
@@ -91,9 +95,9 @@ fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::res
     Ok(())
 }
 
-fn other_optimizer(name: &str, parameter: &ParameterEntry, expected: &BTreeSet<String>) -> Problem {
+fn other_state(name: &str, parameter: &ParameterEntry, expected: &BTreeSet<String>) -> Problem {
     let listed = |kinds: Vec<&str>| kinds.join(", ");
-    Problem::OtherOptimizer {
+    Problem::OtherState {
         name: name.to_string(),
         found: listed(parameter.state.keys().map(String::as_str).collect()),
         expected: listed(expected.iter().map(String::as_str).collect()),
@@ -109,7 +113,7 @@ fn check_nothing_else(manifest: &Manifest, of_ranks: &[Kinds]) -> std::result::R
             return Err(Problem::UnknownParameter { name: name.clone() });
         }
         if parameter.state.keys().any(|kind| !needed.contains(kind)) {
-            return Err(other_optimizer(name, parameter, &needed));
+            return Err(other_state(name, parameter, &needed));
         }
     }
     Ok(())

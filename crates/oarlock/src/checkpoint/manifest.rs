@@ -35,7 +35,7 @@ pub struct Manifest {
     pub format_version: u64,
     /// The number of ranks that wrote it.
     pub world_size: usize,
-    /// How these ranks held the model. For people: any plan can load it.
+    /// How these ranks held the model. But for the optimizer's rule it is for people: any plan can load it.
     pub plan: PlanEntry,
     /// The optimizer steps done.
     pub optimizer_steps: u64,
@@ -56,6 +56,24 @@ pub struct PlanEntry {
     pub dtype: String,
     /// Where the optimizer state lay: `whole` or `sharded`.
     pub optimizer: String,
+    /// Where gradient sums lay.
+    #[serde(default = "whole")]
+    pub gradients: String,
+    /// Where the weights lay.
+    #[serde(default = "whole")]
+    pub parameters: String,
+    /// The optimizer's rule, such as `adamw`. A run with another one cannot load it.
+    #[serde(default = "adamw")]
+    pub rule: String,
+}
+
+// What the first format did not say was always so.
+fn whole() -> String {
+    "whole".into()
+}
+
+fn adamw() -> String {
+    "adamw".into()
 }
 
 /// A file of the checkpoint.

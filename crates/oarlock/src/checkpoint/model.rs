@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 use oarlock_comm::Communicator;
 
 use super::error::CheckpointError;
-use super::job::{MASTER, write_slice};
+use super::job::write_slice;
 use super::outcome::share;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Staged, staged_path};
-use crate::shard::{Engine, Snapshot};
+use crate::shard::{Engine, MASTER, Snapshot};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
 /// them are on the disk. Weight files of an earlier save that are not replaced are removed at the end. All ranks call
@@ -42,7 +42,7 @@ pub fn save_model(dir: &Path, comm: &Communicator, engine: &Engine, files: Model
     let token = tokens[0].clone();
     let folder = dir.to_path_buf();
     let writer = files.clone().writer(move |name| staged_path(&folder, &token, name));
-    let written = engine.snapshot().and_then(|snapshot| write_weights(snapshot, writer));
+    let written = write_weights(engine.snapshot(), writer);
     share(comm, written.map_err(|error| error.to_string()))?.map_err(not_saved)?;
 
     let published = match staged {

@@ -29,7 +29,7 @@ use super::outcome::share;
 use super::publish::{await_report, publish, report, write_rest};
 use crate::error::{Error, Result};
 use crate::model::hf::ModelFiles;
-use crate::shard::{Engine, Placement};
+use crate::shard::{Engine, Placement, Placements};
 
 /// How often [`Saver::finish`] asks.
 const ASK: Duration = Duration::from_millis(2);
@@ -130,7 +130,7 @@ impl Saver {
 
         let shared = Arc::new(Shared::default());
         let job = Job {
-            snapshot: engine.snapshot()?,
+            snapshot: engine.snapshot(),
             folder: temporary(dir, &tokens[0]),
             rank: comm.rank(),
             world_size: comm.world_size(),
@@ -263,12 +263,18 @@ fn begin_folder(dir: &Path, model: Option<&ModelFiles>) -> Result<(TempFolder, V
 }
 
 fn plan_of(engine: &Engine) -> PlanEntry {
-    let options = engine.options();
-    let optimizer = match options.optimizer {
-        Placement::Whole => "whole",
-        Placement::Sharded => "sharded",
+    let name = |placement| match placement {
+        Placement::Whole => "whole".to_string(),
+        Placement::Sharded => "sharded".to_string(),
     };
-    PlanEntry { dtype: options.dtype.to_string(), optimizer: optimizer.to_string() }
+    let Placements { optimizer, gradients, parameters } = engine.options().placements;
+    PlanEntry {
+        dtype: engine.options().dtype.to_string(),
+        optimizer: name(optimizer),
+        gradients: name(gradients),
+        parameters: name(parameters),
+        rule: engine.rule().name().to_string(),
+    }
 }
 
 /// The thread of a rank. A failed save's folder is returned, not removed: others may still write into it.

@@ -9,7 +9,8 @@ use oarlock_tensor::{DType, Result, Tensor};
 
 use crate::model::cache::LayerCache;
 use crate::model::config::DecoderConfig;
-use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
+use crate::model::recompute::{Parts, Recompute};
+use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor, is_trained};
 
 /// A decoder-only language model.
 #[derive(Debug)]
@@ -19,10 +20,12 @@ pub struct Decoder {
     layers: Vec<Unit<Block>>,
     head: Unit<Head>,
     rope: Arc<Rope>,
+    parts: Parts,
 }
 
-/// One layer: attention and a gated MLP, each after a norm and added to its input.
-#[derive(Debug)]
+/// One layer: attention and a gated MLP, each after a norm and added to its input. Cloning gives other handles to the
+/// same parameters.
+#[derive(Clone, Debug)]
 pub struct Block {
     input_layernorm: RmsNorm,
     self_attn: Attention,
@@ -30,7 +33,7 @@ pub struct Block {
     mlp: Mlp,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Attention {
     q_proj: Linear,
     k_proj: Linear,
@@ -41,7 +44,7 @@ struct Attention {
     head_dim: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
@@ -72,7 +75,23 @@ impl Decoder {
             (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
         let rope = Arc::new(config.rope(n_positions)?);
         let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
-        Ok(Decoder { embed_tokens: Unit::new(embed), layers: layers?, head: Unit::new(head), rope, config })
+        Ok(Decoder {
+            embed_tokens: Unit::new(embed),
+            layers: layers?,
+            head: Unit::new(head),
+            rope,
+            config,
+            parts: Parts::default(),
+        })
+    }
+
+    /// Says which activations the backward pass computes again; a new model keeps all of them. Losses, gradients and
+    /// weights are the same for every choice, bit by bit.
+    pub fn set_recompute(&mut self, recompute: Recompute) {
+        self.parts = recompute.parts();
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.unit_run().set_recompute(recompute.whole_unit(index));
+        }
     }
 
     /// Its settings.
@@ -114,7 +133,8 @@ impl Decoder {
     fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
         let mut x = self.embed_tokens.run(ids, |embed| embed.forward_f32(ids))?;
         for layer in &self.layers {
-            x = layer.run(&x, |block| block.forward(&x, &self.rope, mask))?;
+            let (rope, mask, parts) = (self.rope.clone(), mask.clone(), self.parts);
+            x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
         }
         Ok(x)
     }
@@ -148,18 +168,35 @@ impl Block {
     }
 
     /// The residual stream x is f32; the block computes in the dtype of its weights.
-    fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
-        self.around(x, |normed| self.self_attn.forward(normed, rope, mask))
+    fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask, recompute: Parts) -> Result<Tensor> {
+        let attended = if recompute.attention {
+            let (block, rope, mask) = (self.clone(), rope.clone(), mask.clone());
+            ops::checkpoint(x, is_trained(self)?, Arc::new(move |x| block.attended(x, &rope, &mask)))?
+        } else {
+            self.attended(x, rope, mask)?
+        };
+        let h = ops::add_residual(x, &attended)?;
+        let transformed = if recompute.mlp {
+            let block = self.clone();
+            ops::checkpoint(&h, is_trained(self)?, Arc::new(move |h| block.transformed(h)))?
+        } else {
+            self.transformed(&h)?
+        };
+        ops::add_residual(&h, &transformed)
     }
 
     fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
-        self.around(x, |normed| self.self_attn.forward_cached(normed, rope, cache))
+        let normed = self.input_layernorm.forward_to(x, self.mlp.dtype()?)?;
+        let h = ops::add_residual(x, &self.self_attn.forward_cached(&normed, rope, cache)?)?;
+        ops::add_residual(&h, &self.transformed(&h)?)
     }
 
-    fn around(&self, x: &Tensor, attention: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-        let dtype = self.mlp.dtype()?;
-        let h = ops::add_residual(x, &attention(&self.input_layernorm.forward_to(x, dtype)?)?)?;
-        ops::add_residual(&h, &self.mlp.forward(&self.post_attention_layernorm.forward_to(&h, dtype)?)?)
+    fn attended(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
+        self.self_attn.forward(&self.input_layernorm.forward_to(x, self.mlp.dtype()?)?, rope, mask)
+    }
+
+    fn transformed(&self, h: &Tensor) -> Result<Tensor> {
+        self.mlp.forward(&self.post_attention_layernorm.forward_to(h, self.mlp.dtype()?)?)
     }
 }
 

@@ -4,6 +4,7 @@ mod cache;
 mod config;
 mod decoder;
 pub mod hf;
+mod recompute;
 
 pub use cache::LayerCache;
 pub use config::{DecoderConfig, Family, RopeSettings};
@@ -12,3 +13,4 @@ pub use hf::{
     HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies,
     load_for_inference, save_pretrained,
 };
+pub use recompute::Recompute;

@@ -4,7 +4,7 @@ mod layers;
 mod unit;
 
 pub use layers::{Embedding, Linear, RmsNorm};
-pub use unit::{Unit, UnitRun};
+pub use unit::{Unit, UnitRun, is_trained};
 
 use oarlock_tensor::{DType, Param};
 
@@ -58,6 +58,8 @@ pub struct UnitParams {
     pub name: String,
     /// Its parameters, each only once and only in the first unit that shows it.
     pub params: Vec<NamedParam>,
+    /// Parameters that it shows as well, but that an earlier unit has shown first.
+    pub shared: Vec<Param>,
     /// Where the engine attaches itself; absent for the parameters outside any unit.
     pub run: Option<UnitRun>,
 }
@@ -84,7 +86,7 @@ pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
     model.visit(&mut collect);
     let mut units = collect.units;
     if !collect.rest.is_empty() {
-        units.push(UnitParams { name: String::new(), params: collect.rest, run: None });
+        units.push(UnitParams { name: String::new(), params: collect.rest, shared: Vec::new(), run: None });
     }
     units.retain(|unit| !unit.params.is_empty() || unit.run.is_some());
     units
@@ -117,6 +119,11 @@ fn join(path: &[String], name: &str) -> String {
 impl Visitor for Collect {
     fn param(&mut self, name: &str, param: &Param) {
         if self.seen.contains(&param.id()) {
+            if let Some(unit) = self.units.last_mut().filter(|_| self.inside)
+                && !unit.params.iter().any(|own| own.param.id() == param.id())
+            {
+                unit.shared.push(param.clone());
+            }
             return;
         }
         self.seen.push(param.id());
@@ -141,6 +148,7 @@ impl Visitor for Collect {
         self.units.push(UnitParams {
             name: self.path.join("."),
             params: Vec::new(),
+            shared: Vec::new(),
             run: Some(unit.clone()),
         });
         self.inside = true;
@@ -207,6 +215,8 @@ mod tests {
         let shape: Vec<_> = units.iter().map(|u| (u.name.as_str(), u.params.len())).collect();
         assert_eq!(shape, [("embed", 1), ("blocks.0", 2), ("blocks.1", 1), ("head", 0), ("", 1)]);
         assert_eq!(units[1].params[1].name, "blocks.0.bias");
+        assert_eq!(units[3].shared.len(), 1);
+        assert!(units[..3].iter().all(|unit| unit.shared.is_empty()));
         let names: Vec<_> = names_of(&model).into_iter().map(|n| n.name).collect();
         assert_eq!(names.first().map(String::as_str), Some("embed.weight"));
         assert_eq!(names.last().map(String::as_str), Some("head.weight"));

@@ -1,22 +1,30 @@
 //! Units: the parts of a model whose parameters move together. One word on a field makes a module a unit.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use oarlock_tensor::{Result, Tensor, UnitHook};
+use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
 
 use crate::nn::{Module, Visitor};
 
 /// A module that is a unit.
 #[derive(Debug)]
 pub struct Unit<M> {
-    module: M,
+    module: Arc<M>,
     run: UnitRun,
 }
 
-/// Where an engine attaches itself to a unit; empty until the model is prepared.
+/// How a unit runs: where an engine attaches itself, empty until the model is prepared, and whether the backward pass
+/// computes the unit's activations again instead of keeping them.
 #[derive(Clone, Default)]
-pub struct UnitRun(Arc<OnceLock<Arc<dyn UnitHook>>>);
+pub struct UnitRun(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    hook: OnceLock<Arc<dyn UnitHook>>,
+    recompute: AtomicBool,
+}
 
 impl UnitRun {
     /// Attaches the engine. A unit belongs to one engine for its whole life.
@@ -24,20 +32,30 @@ impl UnitRun {
     /// # Errors
     /// Gives the hook back when the unit has one already.
     pub fn attach(&self, hook: Arc<dyn UnitHook>) -> std::result::Result<(), Arc<dyn UnitHook>> {
-        self.0.set(hook)
+        self.0.hook.set(hook)
+    }
+
+    /// Says whether forward passes from now on keep only the unit's input, where they go through [`Unit::call`].
+    pub fn set_recompute(&self, recompute: bool) {
+        self.0.recompute.store(recompute, Ordering::Relaxed);
     }
 }
 
 impl std::fmt::Debug for UnitRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.get().is_some() { "UnitRun(attached)" } else { "UnitRun" })
+        f.write_str(if self.0.hook.get().is_some() { "UnitRun(attached)" } else { "UnitRun" })
     }
 }
 
 impl<M> Unit<M> {
     /// Makes a module a unit.
     pub fn new(module: M) -> Unit<M> {
-        Unit { module, run: UnitRun::default() }
+        Unit { module: Arc::new(module), run: UnitRun::default() }
+    }
+
+    /// How it runs.
+    pub fn unit_run(&self) -> &UnitRun {
+        &self.run
     }
 
     /// Runs the unit's forward pass on an input: the ops recorded by `forward` are marked as this unit's.
@@ -45,13 +63,66 @@ impl<M> Unit<M> {
     /// # Errors
     /// Whatever `forward` reports.
     pub fn run<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
-        let (Some(hook), Some(tape)) = (self.run.0.get(), input.tape()) else {
-            return forward(&self.module);
-        };
-        tape.enter_unit(hook.clone());
+        let Some(hook) = self.run.0.hook.get() else { return forward(&self.module) };
+        let tape = input.tape();
+        hook.before_forward(tape.is_some())?;
+        if let Some(tape) = &tape {
+            tape.enter_unit(hook.clone());
+        }
         let result = forward(&self.module)?;
-        tape.leave_unit(hook.clone());
+        if let Some(tape) = &tape {
+            tape.leave_unit(hook.clone());
+        }
+        hook.after_forward(tape.is_some())?;
         Ok(result)
+    }
+
+    /// As [`Unit::run`], for a forward pass from one tensor to another that can be run again: with recomputation, it is
+    /// one op of the unit, which keeps nothing but `x` and runs `forward` again in its backward pass.
+    ///
+    /// # Errors
+    /// Whatever `forward` reports.
+    pub fn call(
+        &self,
+        x: &Tensor,
+        forward: impl Fn(&M, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor>
+    where
+        M: Module + Send + Sync + 'static,
+    {
+        if !self.run.0.recompute.load(Ordering::Relaxed) {
+            return self.run(x, |module| forward(module, x));
+        }
+        let again = self.module.clone();
+        self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(move |x| forward(&again, x))))
+    }
+}
+
+/// Whether a parameter of the module is trained.
+///
+/// # Errors
+/// A parameter without a home.
+pub fn is_trained(module: &dyn Module) -> Result<bool> {
+    let mut trained = Trained(Ok(false));
+    module.visit(&mut trained);
+    trained.0
+}
+
+struct Trained(Result<bool>);
+
+impl Visitor for Trained {
+    fn param(&mut self, _name: &str, param: &Param) {
+        if let Ok(false) = self.0 {
+            self.0 = param.trainable();
+        }
+    }
+
+    fn child(&mut self, _name: &str, child: &dyn Module) {
+        child.visit(self);
+    }
+
+    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
+        inside.visit(self);
     }
 }
 
@@ -64,6 +135,6 @@ impl<M> Deref for Unit<M> {
 
 impl<M: Module> Module for Unit<M> {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.unit(&self.run, &self.module);
+        visitor.unit(&self.run, &*self.module);
     }
 }

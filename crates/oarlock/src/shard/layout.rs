@@ -1,13 +1,13 @@
-//! The layout of a unit: where each parameter lies in the unit's flat buffers, and which rank owns which elements.
+//! The layout of a group of parameters: where each lies in the group's flat buffers, and which rank owns which elements.
 //!
 //! ```text
-//! flat buffer   | q_proj ......| k_proj ..|pad| norm |pad|   each parameter starts at a multiple of 16 elements
-//! blocks        |0      |1      |2      |3      |4   |       of 4096 elements, the last may be shorter
-//! owners, N=2   |rank 0         |rank 1              |       whole blocks, contiguous, in rank order
+//! flat buffer   | q_proj .........| k_proj ..|pad| norm |pad|   each parameter starts at a multiple of 16 elements
+//! blocks        |0    |1    |2    |0    |1   |   |0     |       of 4096 elements, counted from the parameter's start
+//! owners, N=2   |rank 0           |rank 1                 |     whole blocks, contiguous, in rank order
 //! ```
 //!
 //! The layout depends on the parameters alone. Sums over elements go block by block, and only whole blocks change
-//! hands, so no sum depends on the number of ranks.
+//! hands, so no sum depends on the number of ranks, or on how parameters are grouped.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub const BLOCK: usize = oarlock_tensor::ops::update::NORM_BLOCK;
 /// Parameters start at multiples of this many elements: 64 bytes in f32.
 const ALIGN: usize = 16;
 
-/// One parameter in a unit's flat buffers.
+/// One parameter in a group's flat buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutParam {
     /// Its name in the model.
@@ -35,25 +35,40 @@ impl LayoutParam {
     pub fn range(&self) -> Range<usize> {
         self.place.first..self.place.first + self.place.shape.n_elems()
     }
+
+    /// The number of its blocks.
+    pub fn n_blocks(&self) -> usize {
+        self.place.shape.n_elems().div_ceil(BLOCK)
+    }
 }
 
-/// Where the parameters of a unit lie. Never changes.
+/// What changes hands as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grain {
+    /// Blocks of elements.
+    Blocks,
+    /// Parameters, for optimizers that look at all of one at once.
+    Parameters,
+}
+
+/// Where the parameters of a group lie. Never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     params: Vec<LayoutParam>,
     n_elems: usize,
+    grain: Grain,
 }
 
 impl Layout {
     /// Places parameters (name, shape, decay) one after the other.
-    pub fn new(params: impl IntoIterator<Item = (String, Shape, bool)>) -> Layout {
+    pub fn new(params: impl IntoIterator<Item = (String, Shape, bool)>, grain: Grain) -> Layout {
         let mut end = 0;
         let mut placed = Vec::new();
         for (name, shape, decay) in params {
             placed.push(LayoutParam { name, place: Place { first: end, shape }, decay });
             end = (end + shape.n_elems()).next_multiple_of(ALIGN);
         }
-        Layout { params: placed, n_elems: end }
+        Layout { params: placed, n_elems: end, grain }
     }
 
     /// The parameters in order.
@@ -68,21 +83,40 @@ impl Layout {
 
     /// The number of blocks.
     pub fn n_blocks(&self) -> usize {
-        self.n_elems.div_ceil(BLOCK)
+        self.params.iter().map(LayoutParam::n_blocks).sum()
     }
 
-    /// The elements that a rank owns: whole blocks, as evenly as blocks allow.
+    /// The elements that a rank owns: whole grains, as evenly as they allow.
     pub fn owned(&self, rank: usize, world_size: usize) -> Range<usize> {
-        let edge = |r: usize| (self.n_blocks() * r / world_size * BLOCK).min(self.n_elems);
+        let edge = |r: usize| match r {
+            r if r == world_size => self.n_elems,
+            r => self.nearest_edge(self.n_elems * r / world_size),
+        };
         edge(rank)..edge(rank + 1)
     }
 
-    /// The parts of parameters inside `range`: (parameter, elements of the flat buffer).
-    pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (&LayoutParam, Range<usize>)> {
-        self.params.iter().filter_map(move |param| {
+    /// The place nearest to element `at` where a grain begins.
+    fn nearest_edge(&self, at: usize) -> usize {
+        let index = self.params.partition_point(|p| p.place.first <= at).saturating_sub(1);
+        let Some(param) = self.params.get(index) else { return 0 };
+        let (start, next) = (param.place.first, self.params.get(index + 1).map(|p| p.place.first));
+        let next = next.unwrap_or(self.n_elems);
+        let (below, above) = match self.grain {
+            Grain::Parameters => (start, next),
+            Grain::Blocks => {
+                let below = start + (at - start) / BLOCK * BLOCK;
+                (below, if below + BLOCK < param.range().end { below + BLOCK } else { next })
+            }
+        };
+        if at - below <= above - at { below } else { above }
+    }
+
+    /// The parts of parameters inside `range`: (parameter's index, elements of the flat buffer).
+    pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        self.params.iter().enumerate().filter_map(move |(index, param)| {
             let own = param.range();
             let part = own.start.max(range.start)..own.end.min(range.end);
-            (!part.is_empty()).then_some((param, part))
+            (!part.is_empty()).then_some((index, part))
         })
     }
 }
@@ -94,23 +128,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn owners_cover_all_elements_once_in_whole_blocks(
-            sizes in prop::collection::vec(1usize..20_000, 1..12), world in 1usize..9,
+        fn owners_cover_all_elements_once_in_whole_grains(
+            sizes in prop::collection::vec(1usize..20_000, 1..12), world in 1usize..9, whole in any::<bool>(),
         ) {
-            let layout = Layout::new(sizes.iter().map(|&n| (String::new(), Shape::new(&[n]).unwrap(), true)));
+            let grain = if whole { Grain::Parameters } else { Grain::Blocks };
+            let shapes = sizes.iter().map(|&n| (String::new(), Shape::new(&[n]).unwrap(), true));
+            let layout = Layout::new(shapes, grain);
             let mut next = 0;
             for rank in 0..world {
                 let owned = layout.owned(rank, world);
                 prop_assert_eq!(owned.start, next);
-                prop_assert!(owned.start.is_multiple_of(BLOCK) || owned.is_empty());
-                prop_assert!(owned.len() <= (layout.n_blocks() / world + 1) * BLOCK);
                 next = owned.end;
+                for (index, part) in layout.parts(owned.clone()) {
+                    let own = layout.params()[index].range();
+                    prop_assert!((part.start - own.start).is_multiple_of(BLOCK));
+                    prop_assert!(part.end == own.end || (part.end - own.start).is_multiple_of(BLOCK));
+                    prop_assert!(!whole || part == own);
+                }
+                if !whole {
+                    prop_assert!(owned.len() <= layout.n_elems() / world + 2 * BLOCK);
+                }
             }
             prop_assert_eq!(next, layout.n_elems());
             let mut covered = vec![0u8; layout.n_elems()];
             for rank in 0..world {
-                for (param, part) in layout.parts(layout.owned(rank, world)) {
-                    prop_assert!(param.range().start <= part.start && part.end <= param.range().end);
+                for (_, part) in layout.parts(layout.owned(rank, world)) {
                     part.for_each(|i| covered[i] += 1);
                 }
             }

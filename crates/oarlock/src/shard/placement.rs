@@ -1,4 +1,23 @@
-//! Placements: whether a kind of state is whole on each rank or divided among them.
+//! Placements: whether a kind of state is whole on each rank or divided among them, and everything else that an engine
+//! is told. Every strategy of data parallelism is a row of this table:
+//!
+//! ```text
+//! strategy                  optimizer  gradients  parameters  gathered copy lives
+//! DDP, ZeRO-0, NO_SHARD     whole      whole      whole       always
+//! ZeRO-1                    sharded    whole      whole       always
+//! ZeRO-2                    sharded    sharded    whole       always
+//! SHARD_GRAD_OP             sharded    sharded    sharded     from forward to backward
+//! ZeRO-3, FULL_SHARD        sharded    sharded    sharded     one use
+//! ```
+//!
+//! HYBRID_SHARD and MiCS are the last two inside groups of ranks ([`Options::group`]); hpZ is the last with a second
+//! copy, sharded inside groups ([`Options::secondary`]).
+
+use std::path::PathBuf;
+
+use oarlock_tensor::DType;
+
+use crate::error::{Error, Result};
 
 /// Where one kind of state (optimizer state, gradients, parameters) lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -7,4 +26,159 @@ pub enum Placement {
     Whole,
     /// Each rank has the part that it owns.
     Sharded,
+}
+
+/// Where the three kinds of state lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placements {
+    /// Master weights and the optimizer's state.
+    pub optimizer: Placement,
+    /// Gradient sums.
+    pub gradients: Placement,
+    /// Working copies of the weights.
+    pub parameters: Placement,
+}
+
+impl Placements {
+    /// DDP, ZeRO-0, NO_SHARD.
+    pub const WHOLE: Placements = Placements::new(Placement::Whole, Placement::Whole, Placement::Whole);
+    /// ZeRO-1.
+    pub const OPTIMIZER: Placements = Placements::new(Placement::Sharded, Placement::Whole, Placement::Whole);
+    /// ZeRO-2.
+    pub const GRADIENTS: Placements =
+        Placements::new(Placement::Sharded, Placement::Sharded, Placement::Whole);
+    /// ZeRO-3, FULL_SHARD, SHARD_GRAD_OP.
+    pub const PARAMETERS: Placements =
+        Placements::new(Placement::Sharded, Placement::Sharded, Placement::Sharded);
+
+    const fn new(optimizer: Placement, gradients: Placement, parameters: Placement) -> Placements {
+        Placements { optimizer, gradients, parameters }
+    }
+}
+
+/// How long a gathered copy of sharded parameters lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    /// Until the unit's pass is over; gathered again for the backward pass.
+    OneUse,
+    /// From the unit's forward pass to the end of its backward pass.
+    ForwardToBackward,
+}
+
+/// How sharded parameters come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gather {
+    /// The ranks of one machine see one copy, of which each updates its part: a gather moves nothing.
+    InPlace,
+    /// Each rank keeps its part, and a unit is gathered into a window when it is used, as between machines.
+    Copy,
+}
+
+/// State that lies in a file instead of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// A folder on a fast disk. The files in it have no name, so nothing is left of them after the run.
+    pub dir: PathBuf,
+    /// Elements that are read, updated and written at once.
+    pub sub_group_elems: usize,
+    /// Such groups in memory at the same time; at least three, so that reading, updating and writing overlap.
+    pub buffers: usize,
+}
+
+/// How the engine holds a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The dtype of the working copies and of the arithmetic on them.
+    pub dtype: DType,
+    /// What is divided among the ranks.
+    pub placements: Placements,
+    /// How long gathered parameters live.
+    pub lifetime: Lifetime,
+    /// State is divided inside groups of so many neighbouring ranks, and equal across groups. All ranks, by default.
+    pub group: Option<usize>,
+    /// From forward to backward, parameters are kept divided inside groups of so many neighbouring ranks.
+    pub secondary: Option<usize>,
+    /// How sharded parameters come together.
+    pub gather: Gather,
+    /// Elements that may be gathered ahead of their use.
+    pub prefetch_elems: usize,
+    /// Elements beyond which nothing is gathered ahead.
+    pub max_live_elems: usize,
+    /// Parameters with fewer elements stay whole.
+    pub persistence_elems: usize,
+    /// Elements of a reduction.
+    pub reduce_bucket_elems: usize,
+    /// What gradients are reduced in; sums are f32 before and after.
+    pub reduce_dtype: DType,
+    /// Master weights and optimizer state in a file.
+    pub offload_optimizer: Option<Offload>,
+    /// Working copies in a file, gathered from there.
+    pub offload_params: Option<Offload>,
+}
+
+impl Default for Options {
+    /// ZeRO-1 in f32, DeepSpeed's sizes.
+    fn default() -> Options {
+        Options {
+            dtype: DType::F32,
+            placements: Placements::OPTIMIZER,
+            lifetime: Lifetime::OneUse,
+            group: None,
+            secondary: None,
+            gather: Gather::InPlace,
+            prefetch_elems: 50_000_000,
+            max_live_elems: 1_000_000_000,
+            persistence_elems: 100_000,
+            reduce_bucket_elems: 500_000_000,
+            reduce_dtype: DType::F32,
+            offload_optimizer: None,
+            offload_params: None,
+        }
+    }
+}
+
+impl Options {
+    /// Looks for what contradicts itself.
+    ///
+    /// # Errors
+    /// What, and what to do.
+    pub fn check(&self, world_size: usize) -> Result<()> {
+        let wrong = |what: String| Err(Error::Usage(what));
+        let Placements { optimizer, gradients, parameters } = self.placements;
+        if (gradients, optimizer) == (Placement::Sharded, Placement::Whole)
+            || (parameters, gradients) == (Placement::Sharded, Placement::Whole)
+        {
+            return wrong(
+                "sharded parameters need sharded gradients, and those a sharded optimizer".to_string(),
+            );
+        }
+        for (what, size) in [("sharding group", self.group), ("secondary group", self.secondary)] {
+            if let Some(size) = size
+                && (size == 0 || !world_size.is_multiple_of(size))
+            {
+                return wrong(format!("{world_size} ranks cannot be divided into {what}s of {size}"));
+            }
+        }
+        if self.group.is_some() && gradients == Placement::Whole {
+            return wrong("a sharding group needs sharded gradients".to_string());
+        }
+        if self.group.is_some() && self.secondary.is_some() {
+            return wrong("give a sharding group or a secondary group, not both".to_string());
+        }
+        if self.offload_params.is_some() && parameters == Placement::Whole {
+            return wrong("parameters can be offloaded only where they are sharded (ZeRO-3)".to_string());
+        }
+        if self.offload_optimizer.is_some() && optimizer == Placement::Whole {
+            return wrong(
+                "the optimizer can be offloaded only where it is sharded (ZeRO-1 to 3)".to_string(),
+            );
+        }
+        if !self.dtype.is_float() || !self.reduce_dtype.is_float() {
+            return wrong(format!("cannot train in {} and reduce in {}", self.dtype, self.reduce_dtype));
+        }
+        if self.reduce_bucket_elems == 0 {
+            return wrong("a reduction of no elements: reduce_bucket_size must be at least 1".to_string());
+        }
+        Ok(())
+    }
 }

@@ -1,76 +1,221 @@
-//! The state of the elements that a rank owns: how it starts, and how it is shown to checkpoints.
+//! The state of the elements that a rank updates, and how checkpoints see it: as slices of named parameters.
+//!
+//! A [`Snapshot`] holds the state constant while it is written: the next optimizer step waits, group by group, until
+//! what it would change has been released. So a save needs no copy.
 
+use std::io;
 use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use oarlock_tensor::ops::update::{self, Stream};
-use oarlock_tensor::{Device, Init, Shape};
+use oarlock_tensor::{DType, Device, Shape};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::shard::column::{Column, Store};
+use crate::shard::layout::Layout;
+
+/// The kind of state that every parameter has: its weights in f32.
+pub const MASTER: &str = "master";
+
+/// Elements that are shown at once where they do not lie in memory as f32.
+const CHUNK: usize = 1 << 18;
 
 /// A run of elements of one kind of state of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The kind of state: `master`, then what the optimizer's rule keeps.
+    /// [`MASTER`], or one of the optimizer's states.
     pub kind: &'static str,
     /// The parameter.
     pub name: String,
-    /// The shape of this kind of state; the parameter's where there is a value for each of its elements.
+    /// The shape of this state; the parameter's, except where an optimizer keeps rows and columns.
     pub shape: Shape,
-    /// The elements, row-major.
+    /// Elements of it, row-major.
     pub elements: Range<usize>,
 }
 
-/// The kinds of state.
-pub(super) const KINDS: [&str; 3] = ["master", "exp_avg", "exp_avg_sq"];
-
-/// Where initial weights come from: each rank reads only the elements that it owns.
-pub trait WeightSource {
-    /// Fills `out` with `elements` of a parameter.
-    ///
-    /// # Errors
-    /// When the source lacks the parameter or holds another shape.
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()>;
+/// The state of one group on one rank.
+#[derive(Debug)]
+pub(super) struct GroupState {
+    pub layout: Arc<Layout>,
+    /// The elements that this rank updates.
+    pub updated: Range<usize>,
+    /// Those of them that it saves; other ranks with the same state save the rest.
+    pub saved: Range<usize>,
+    /// The working copy of what this rank updates; it is the master where it is f32, and where nothing is trained.
+    pub weights: Column,
+    pub master: Option<Column>,
+    /// One column for each state of the optimizer, and the shape that it has for each parameter.
+    pub moments: Vec<(Column, Vec<Option<Shape>>)>,
+    pub gate: Arc<Gate>,
 }
 
-/// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.
-#[derive(Clone, Debug)]
-pub struct SeededInit {
-    /// The seed.
-    pub seed: u64,
-    /// The device that draws them.
-    pub device: Device,
+/// Lets readers hold state constant, and the writer wait for them.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    held: Mutex<usize>,
+    free: Condvar,
 }
 
-impl WeightSource for SeededInit {
-    fn read(
-        &mut self,
-        name: &str,
-        _shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let stream = Stream { seed: self.seed, stream: id_of(name) };
-        let first = elements.start as u64;
-        match init {
-            Init::Zeros => out.fill(0.0),
-            Init::Ones => out.fill(1.0),
-            Init::Normal { std } => update::fill_normal(&self.device, stream, first, std, out),
-            Init::Uniform { bound } => update::fill_uniform(&self.device, stream, first, bound, out),
+/// While this lives the gate is held.
+#[derive(Debug)]
+struct Held(Arc<Gate>);
+
+impl Gate {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(self: &Arc<Gate>) -> Held {
+        *self.count() += 1;
+        Held(self.clone())
+    }
+
+    /// Returns when nobody holds it.
+    pub fn wait(&self) {
+        let mut held = self.count();
+        while *held > 0 {
+            held = self.free.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(())
     }
 }
 
-/// A number for a name (FNV-1a), so that each parameter has random numbers of its own.
-fn id_of(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+impl Drop for Held {
+    fn drop(&mut self) {
+        *self.0.count() -= 1;
+        self.0.free.notify_all();
+    }
+}
+
+impl GroupState {
+    /// The column that holds the f32 weights.
+    pub fn master(&self) -> &Column {
+        self.master.as_ref().unwrap_or(&self.weights)
+    }
+
+    /// All slices of the elements `range` of the group, kind by kind.
+    pub fn slices(&self, range: &Range<usize>) -> Vec<Slice> {
+        let mut slices = Vec::new();
+        for (index, part) in self.layout.parts(range.clone()) {
+            let param = &self.layout.params()[index];
+            let elements = part.start - param.place.first..part.end - param.place.first;
+            slices.push(Slice { kind: MASTER, name: param.name.clone(), shape: param.place.shape, elements });
+        }
+        for (column, shapes) in &self.moments {
+            for (index, part) in self.layout.parts(range.clone()) {
+                let (param, Some(shape)) = (&self.layout.params()[index], shapes[index]) else { continue };
+                let elements = match shape == param.place.shape {
+                    true => part.start - param.place.first..part.end - param.place.first,
+                    false => 0..shape.n_elems(),
+                };
+                slices.push(Slice { kind: column.kind, name: param.name.clone(), shape, elements });
+            }
+        }
+        slices
+    }
+
+    /// The column of a slice, and the slice's place in it.
+    pub fn find(&self, slice: &Slice) -> Option<(&Column, Range<usize>)> {
+        let (index, param) = self.layout.params().iter().enumerate().find(|(_, p)| p.name == slice.name)?;
+        let column = match slice.kind {
+            MASTER => self.master(),
+            kind => self.moments.iter().map(|(column, _)| column).find(|column| column.kind == kind)?,
+        };
+        if slice.shape != param.place.shape {
+            // Rows or columns of a parameter, which is whole here.
+            let whole = column.at(index, &param.range());
+            let inside = param.range().start >= self.updated.start && slice.elements.end <= whole.len();
+            return inside
+                .then(|| (column, whole.start + slice.elements.start..whole.start + slice.elements.end));
+        }
+        let flat = param.place.first + slice.elements.start..param.place.first + slice.elements.end;
+        if flat.start < self.updated.start || flat.end > self.updated.end {
+            return None;
+        }
+        let start = match column.kind == MASTER || column.at(index, &flat).len() == flat.len() {
+            true => column.at(index, &flat).start,
+            // A column by parameters holds all of this one.
+            false => column.at(index, &flat).start + slice.elements.start,
+        };
+        Some((column, start..start + slice.elements.len()))
+    }
+}
+
+/// All state that a rank saves, held constant until it is released or dropped.
+#[derive(Debug)]
+pub struct Snapshot {
+    groups: Vec<Arc<GroupState>>,
+    held: Vec<Option<Held>>,
+}
+
+impl Snapshot {
+    pub(super) fn new(groups: Vec<Arc<GroupState>>) -> Snapshot {
+        let held = groups.iter().map(|group| Some(group.gate.hold())).collect();
+        Snapshot { groups, held }
+    }
+
+    /// The number of pieces that can be released one by one, in the order in which the optimizer wants them back.
+    pub fn units(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// What this rank saves of a unit.
+    pub fn slices(&self, unit: usize) -> Vec<Slice> {
+        let group = &self.groups[unit];
+        group.slices(&group.saved)
+    }
+
+    /// Copies a slice out; `out` has its length.
+    ///
+    /// # Errors
+    /// When it is not on this rank, or cannot be read.
+    pub fn read(&self, slice: &Slice, out: &mut [f32]) -> Result<()> {
+        let (column, range) = self.find(slice)?;
+        column.read(range.start, out)
+    }
+
+    /// Shows a slice as little-endian f32, in one piece where it lies in memory so, else in several.
+    ///
+    /// # Errors
+    /// When it is not on this rank, cannot be read, or `write` fails.
+    pub fn with_bytes(&self, slice: &Slice, write: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
+        let (column, range) = self.find(slice)?;
+        let failed = |error| Error::io("write", "the slices of a checkpoint")(error);
+        if let (Store::Memory(flat), DType::F32) = (&column.store, column.dtype) {
+            let lease = flat.read()?;
+            return write(bytemuck::cast_slice(&lease.slice::<f32>()[range])).map_err(failed);
+        }
+        let mut values = vec![0.0f32; range.len().min(CHUNK)];
+        for first in range.clone().step_by(CHUNK) {
+            let part = &mut values[..CHUNK.min(range.end - first)];
+            column.read(first, part)?;
+            write(bytemuck::cast_slice(part)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// This unit is written: the optimizer may change it.
+    pub fn release(&mut self, unit: usize) {
+        self.held[unit] = None;
+    }
+
+    fn find(&self, slice: &Slice) -> Result<(&Column, Range<usize>)> {
+        self.groups.iter().find_map(|group| group.find(slice)).ok_or_else(|| not_here(slice))
+    }
+}
+
+/// A slice that belongs to another rank.
+pub(super) fn not_here(slice: &Slice) -> Error {
+    let Slice { kind, name, elements, .. } = slice;
+    Error::Usage(format!("elements {elements:?} of {kind} of \"{name}\" are not on this rank"))
+}
+
+/// Writes values into a slice.
+pub(super) fn write(
+    groups: &[&Arc<GroupState>],
+    device: &Device,
+    slice: &Slice,
+    values: &[f32],
+) -> Result<()> {
+    let found = groups.iter().find_map(|group| group.find(slice));
+    let (column, range) = found.ok_or_else(|| not_here(slice))?;
+    column.write(device, range.start, values)
 }

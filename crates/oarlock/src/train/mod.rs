@@ -9,7 +9,7 @@ mod run;
 pub mod schedule;
 mod step;
 
-pub use optimizer::{AdamWConfig, Optimizer};
+pub use optimizer::{Optimizer, OptimizerConfig};
 pub use run::{accelerator_config, run, started};
 pub use schedule::Schedule;
 pub use step::{StepReport, evaluate, train_step};

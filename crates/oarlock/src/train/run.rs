@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_tensor::DType;
+use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::{Accelerator, AcceleratorConfig};
@@ -18,10 +19,10 @@ use crate::model::hf::{HfConfig, ModelFiles, SafetensorsSource, SaveOptions};
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
 use crate::report::state::TrainerState;
-use crate::shard::{Placement, SeededInit, WeightSource};
+use crate::shard::{Options, SeededInit, WeightSource};
 use crate::train::data::{self, RunData};
 use crate::train::journal::{Journal, Told};
-use crate::train::{AdamWConfig, Optimizer, Schedule, evaluate, train_step};
+use crate::train::{Optimizer, OptimizerConfig, Schedule, evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
 ///
@@ -40,16 +41,15 @@ pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime)
 /// # Errors
 /// A CPU path that does not exist.
 pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
-    let mixed_precision = match config.train.precision {
+    let dtype = match config.train.precision {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::BF16,
     };
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     Ok(AcceleratorConfig {
-        mixed_precision,
+        shard: Options { dtype, ..Options::default() },
         threads: config.ranks.threads,
         cpu_path,
-        optimizer: Placement::Sharded,
     })
 }
 
@@ -94,13 +94,9 @@ impl<'a> Run<'a> {
             false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
         };
         let args = &config.train.optimizer;
-        let adamw = AdamWConfig {
-            beta1: args.beta1,
-            beta2: args.beta2,
-            eps: args.epsilon,
-            weight_decay: args.weight_decay,
-        };
-        let mut optimizer = accelerator.prepare(&model, adamw, source.as_mut())?;
+        let rule = Rule::AdamW { beta1: args.beta1, beta2: args.beta2, eps: args.epsilon };
+        let optimizer = OptimizerConfig { rule, weight_decay: args.weight_decay };
+        let mut optimizer = accelerator.prepare(&model, optimizer, source.as_mut())?;
         let mut position = 0;
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &checkpoint {

@@ -48,7 +48,7 @@ pub fn train_step(
     // All ranks agree on the targets of the whole step, so that each loss is scaled once and every token weighs the same.
     timer.enter(Phase::Data);
     phase("waiting for the other ranks");
-    let accumulation = accelerator.accumulate(window.batches.iter().map(|b| b.n_targets).sum())?;
+    let accumulation = accelerator.accumulate(optimizer, window.batches.iter().map(|b| b.n_targets).sum())?;
 
     // Gradients add up in the units' flat buffers, micro-batch by micro-batch.
     phase("forward and backward");

@@ -4,7 +4,6 @@
 //! write. Slice lengths that disagree are a bug of the caller, asserted; values from outside (token ids, labels,
 //! positions) that are out of range are errors.
 
-pub mod adamw;
 pub mod attention;
 pub mod binary;
 pub mod copy;
@@ -17,6 +16,7 @@ pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod math;
 pub mod norm;
+pub mod optim;
 pub mod pair_loss;
 pub(crate) mod pieces;
 pub mod random;

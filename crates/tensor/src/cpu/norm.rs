@@ -85,42 +85,6 @@ multiversion! {
     }
 }
 
-/// The residual addition and the norm after it in one pass: `h = a + b`, `y = rms_norm(h)`.
-pub fn add_rms_norm_forward<X: Float, W: Float, Y: Float>(
-    cpu: &Cpu,
-    a: &[X],
-    b: &[X],
-    weight: &[W],
-    eps: f32,
-    h: &mut [X],
-    y: &mut [Y],
-    rstd: &mut [f32],
-) {
-    let lengths = [a.len(), b.len(), h.len(), y.len()];
-    let dim = row_length("add_rms_norm_forward", weight, &lengths, &[rstd.len()]);
-    let task = task_rows(dim);
-    let n_tasks = rstd.len().div_ceil(task);
-    let outputs = (cut(h, task * dim), cut(y, task * dim), cut(rstd, task));
-    for_pieces(&cpu.par, n_tasks, outputs, |i, (h, y, rstd)| {
-        let from = i * task * dim;
-        add_rms_task(cpu.isa, &a[from..], &b[from..], weight, eps, h, y, rstd);
-    });
-}
-
-multiversion! {
-    fn add_rms_task[X: Float, W: Float, Y: Float](a: &[X], b: &[X], weight: &[W], eps: f32, h: &mut [X], y: &mut [Y], rstd: &mut [f32]) {
-        let dim = weight.len();
-        let rows = a.chunks_exact(dim).zip(b.chunks_exact(dim)).zip(h.chunks_exact_mut(dim));
-        for (((a, b), h), (y, rstd)) in rows.zip(y.chunks_exact_mut(dim).zip(rstd)) {
-            for ((h, a), b) in h.iter_mut().zip(a).zip(b) {
-                *h = X::from_f32(a.to_f32() + b.to_f32());
-            }
-            *rstd = rms_rstd(h, eps);
-            rms_row(h, weight, *rstd, y);
-        }
-    }
-}
-
 /// The f32 elements of scratch that [`rms_norm_backward`] needs.
 pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
     partial_rows(rows, dim)
@@ -392,22 +356,6 @@ mod tests {
             rms_norm_forward(cpu, &x, &weight, EPS as f32, &mut y, &mut rstd);
             rms_norm_apply(cpu, &x, &wide, &rstd, &mut again);
             assert_eq!(y, again);
-        });
-    }
-
-    #[test]
-    fn the_fused_addition_is_the_two_steps() {
-        let (rows, dim) = (70, 96);
-        let (a, b, weight) = (values::<bf16>(1, rows * dim), values(2, rows * dim), values::<bf16>(3, dim));
-        let h: Vec<bf16> =
-            a.iter().zip(&b).map(|(a, b): (_, &bf16)| Float::from_f32(a.to_f32() + b.to_f32())).collect();
-        same_everywhere(|cpu| {
-            let (mut y, mut rstd) = (h.clone(), vec![0.0; rows]);
-            rms_norm_forward(cpu, &h, &weight, EPS as f32, &mut y, &mut rstd);
-            let (mut fused_h, mut fused_y, mut fused_rstd) = (a.clone(), a.clone(), vec![0.0; rows]);
-            let out = (&mut fused_h, &mut fused_y, &mut fused_rstd);
-            add_rms_norm_forward(cpu, &a, &b, &weight, EPS as f32, out.0, out.1, out.2);
-            assert_eq!((&fused_h, &fused_y, &fused_rstd), (&h, &y, &rstd));
         });
     }
 

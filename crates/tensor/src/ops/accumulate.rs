@@ -6,8 +6,9 @@ use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
 use crate::tensor::Tensor;
 
-/// sum + more, written over `sum` when it has no other owner.
-pub(crate) fn add(mut sum: Tensor, more: Tensor) -> Result<Tensor> {
+/// sum + more, written over `sum` when it has no other owner; without a sum yet, `more` itself.
+pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
+    let Some(mut sum) = sum else { return Ok(more) };
     if sum.shape() != more.shape() {
         return Err(wrong_shape("gradient sum", format!("{:?}", sum.shape()), &more));
     }

@@ -20,8 +20,10 @@ mod linear;
 mod matmul;
 mod methods;
 mod norm;
+pub mod optimizer;
 mod pair_loss;
 mod parameter;
+mod recompute;
 mod reduce;
 mod residual;
 mod rope;
@@ -30,6 +32,7 @@ mod slice;
 mod softmax;
 mod swiglu;
 mod unary;
+pub mod transfer;
 pub mod update;
 
 pub use attention::{Mask, attention, attention_cached};
@@ -49,6 +52,7 @@ pub use matmul::{Transposed, matmul, matmul_transposed};
 pub use norm::{rms_norm, rms_norm_to};
 pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
 pub use parameter::parameter;
+pub use recompute::checkpoint;
 pub use reduce::{
     argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim,
 };

@@ -1,8 +1,7 @@
-//! Updates of flat buffers, outside any tape: first values, the optimizer step, working copies, sums for the norm.
+//! Updates of flat buffers, outside any tape: first values, working copies, sums for the norm.
 
 use std::ops::Range;
 
-use crate::cpu::adamw::{AdamW, AdamWState, adamw_step};
 use crate::cpu::{elementwise, gemm, random, sums};
 use crate::device::{Device, Kind};
 use crate::dtype::DType;
@@ -12,54 +11,6 @@ use crate::ops::with_float;
 
 pub use crate::cpu::random::Stream;
 pub use crate::cpu::sums::NORM_BLOCK;
-
-/// The flat buffers of a unit that an AdamW step touches.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamWBuffers<'a> {
-    /// Working copies, all of the unit's elements.
-    pub weights: &'a FlatBuffer,
-    /// Their dtype.
-    pub dtype: DType,
-    /// f32 gradients, all of the unit's elements.
-    pub grads: &'a FlatBuffer,
-    /// f32 master weights; absent where the working copies are f32 themselves.
-    pub master: Option<&'a FlatBuffer>,
-    /// First moments.
-    pub exp_avg: &'a FlatBuffer,
-    /// Second moments.
-    pub exp_avg_sq: &'a FlatBuffer,
-    /// The element of the unit that master weights and moments begin with.
-    pub state_first: usize,
-}
-
-/// One AdamW step on the elements `range` of a unit, in one pass.
-///
-/// # Errors
-/// While one of the buffers is in use elsewhere.
-pub fn adamw(device: &Device, args: &AdamW, flat: &AdamWBuffers<'_>, range: Range<usize>) -> Result<()> {
-    let Kind::Cpu(cpu) = device.kind();
-    let own = range.start - flat.state_first..range.end - flat.state_first;
-    let (mut weights, mut m, mut v) =
-        (flat.weights.write()?, flat.exp_avg.write()?, flat.exp_avg_sq.write()?);
-    let grads = flat.grads.read()?;
-    let grads = &grads.slice::<f32>()[range.clone()];
-    let (m, v) = (&mut m.slice_mut::<f32>()[own.clone()], &mut v.slice_mut::<f32>()[own.clone()]);
-    device.profile().time("adamw", 0, (28 * range.len()) as u64, || match flat.master {
-        None => {
-            let state = AdamWState { weights: &mut weights.slice_mut::<f32>()[range], m, v };
-            adamw_step::<f32>(cpu, args, state, grads, None);
-            Ok(())
-        }
-        Some(master) => {
-            let mut master = master.write()?;
-            let state = AdamWState { weights: &mut master.slice_mut::<f32>()[own], m, v };
-            with_float!(flat.dtype, "adamw", T => {
-                adamw_step(cpu, args, state, grads, Some(&mut weights.slice_mut::<T>()[range]));
-                Ok(())
-            })
-        }
-    })
-}
 
 /// Rounds master weights (which begin with element `range.start` of the unit) into the working copies.
 ///

@@ -8,6 +8,7 @@ mod fused;
 mod layout;
 mod losses;
 mod products;
+mod recompute;
 mod reduce;
 mod steps;
 mod tape;

@@ -73,6 +73,12 @@ impl Log {
 }
 
 impl UnitHook for Log {
+    fn before_forward(&self, _trains: bool) -> Result<()> {
+        Ok(())
+    }
+    fn after_forward(&self, _trains: bool) -> Result<()> {
+        Ok(())
+    }
     fn before_backward(&self) -> Result<()> {
         self.note("before")
     }
@@ -150,7 +156,7 @@ fn misuse_of_the_tape_is_named() {
     let promised = Tape::with_seed(0.5);
     let leaf = promised.leaf(&x);
     let wrong = promised.backward(&leaf, 1.0).err();
-    assert_eq!(text(wrong), "backward: the tape was promised the seed Some(0.5), but is seeded with 1");
+    assert_eq!(text(wrong), "backward: the tape was promised the seed 0.5, but is seeded with 1");
     let leaf = promised.leaf(&x);
     assert_eq!(promised.seed(), Some(0.5));
     assert!(promised.backward(&leaf, 0.5).is_ok());

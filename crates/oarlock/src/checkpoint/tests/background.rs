@@ -25,9 +25,10 @@ fn slow(step: u64) -> Contents {
 #[test]
 fn what_is_saved_is_the_state_at_the_beginning() {
     for (n_ranks, placement, dtype) in [
-        (1, Placement::Sharded, DType::F32),
-        (2, Placement::Sharded, DType::BF16),
-        (3, Placement::Whole, DType::F32),
+        (1, Placements::OPTIMIZER, DType::F32),
+        (2, Placements::OPTIMIZER, DType::BF16),
+        (3, Placements::WHOLE, DType::F32),
+        (2, Placements::PARAMETERS, DType::F32),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("checkpoint-5");
@@ -61,7 +62,7 @@ fn a_second_save_waits_for_the_first() {
     let dirs = [5, 6].map(|step| folder.path().join(format!("checkpoint-{step}")));
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let mut saver = Saver::default();
         saver.begin(&dirs[0], comm, &engine, slow(5)).unwrap();
         saver.begin(&dirs[1], comm, &engine, slow(6)).unwrap();
@@ -80,7 +81,7 @@ fn a_save_that_fails_leaves_training_and_the_next_save_alone() {
     let nowhere = folder.path().join("file/checkpoint-2");
     on_ranks(3, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let mut saver = Saver::default();
         saver.begin(if comm.rank() == 1 { &nowhere } else { &dir }, comm, &engine, slow(2)).unwrap();
         let mut failed = None;
@@ -113,7 +114,7 @@ fn a_loop_that_ends_without_asking_still_leaves_a_checkpoint() {
     let dir = folder.path().join("checkpoint-5");
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         Saver::default().begin(&dir, comm, &engine, slow(5)).unwrap();
     });
     assert_eq!(newest(folder.path()).unwrap().path, Some(dir));
@@ -127,7 +128,7 @@ fn the_folder_has_its_name_before_others_go() {
     let looked = AtomicBool::new(false);
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let then = |dir: &Path| {
             assert!(dir.join("state/manifest.json").is_file());
             retain(dir.parent().unwrap(), 1).map(|removed| assert_eq!(removed.len(), 1))
@@ -144,12 +145,16 @@ fn golden(name: &str) -> std::path::PathBuf {
 }
 
 /// An engine over a golden model on this rank, with what is needed to write it.
-fn prepared(name: &str, comm: &Communicator, dtype: DType) -> (HfConfig, Decoder, Engine) {
+fn prepared(
+    name: &str,
+    comm: &Communicator,
+    placements: Placements,
+    dtype: DType,
+) -> (HfConfig, Decoder, Engine) {
     let config = HfConfig::read(&golden(name)).unwrap();
     let model = Decoder::new(config.decoder().clone(), 8).unwrap();
     let mut weights = SafetensorsSource::open(&golden(name), &config, &model).unwrap();
-    let options = Options { dtype, optimizer: Placement::Sharded };
-    let mut engine = Engine::new(&model, comm, &device(), options, AdamWConfig::decays).unwrap();
+    let mut engine = bare_engine(&model, comm, placements, dtype);
     engine.initialize(&mut weights).unwrap();
     (config, model, engine)
 }
@@ -165,14 +170,16 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
         let options = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(&from) };
         let alone = folder.path().join("alone");
         on_ranks(1, |comm| {
-            let (config, model, _engine) = prepared(name, comm, working);
+            let (config, model, _engine) = prepared(name, comm, Placements::WHOLE, working);
             save_pretrained(&alone, &config, &model, &mut WorkingCopies::of(&model), &options).unwrap();
         });
-        for n_ranks in [1, 2, 3] {
+        for (n_ranks, placements) in
+            [(1, Placements::OPTIMIZER), (2, Placements::PARAMETERS), (3, Placements::WHOLE)]
+        {
             let [together, checkpoint, merged] =
                 ["together", "checkpoint-4", "merged"].map(|name| folder.path().join(name));
             on_ranks(n_ranks, |comm| {
-                let (config, model, engine) = prepared(name, comm, working);
+                let (config, model, engine) = prepared(name, comm, placements, working);
                 let files = || ModelFiles::of_model(&config, &model, &options).unwrap();
                 save_model(&together, comm, &engine, files()).unwrap();
                 let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
@@ -210,7 +217,7 @@ fn a_checkpoint_with_the_model_alone_counts_but_is_not_resumed() {
     let dir = |n: u64| folder.path().join(format!("checkpoint-{n}"));
     save_pattern(&dir(1), 1, 1);
     on_ranks(2, |comm| {
-        let (config, model, mut engine) = prepared("qwen2", comm, DType::F32);
+        let (config, model, mut engine) = prepared("qwen2", comm, Placements::GRADIENTS, DType::F32);
         let options = SaveOptions {
             dtype: DType::F32,
             max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,

@@ -173,7 +173,7 @@ fn another_model_is_refused() {
     let without = dir.with_file_name("checkpoint-8");
     on_ranks(1, |comm| {
         let model = Model::new(90, false);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         save(&without, comm, &engine, Contents::state(client(1))).unwrap();
     });
     assert!(refusal(&without).ends_with("it lacks the parameter \"proj.bias\" of this model"));
@@ -189,9 +189,13 @@ fn another_optimizers_state_is_refused_by_name() {
         parameter.state.insert("momentum_buffer".into(), pieces);
     }
     fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
-    let expected = "it holds the state of another optimizer: master, momentum_buffer of \"embed.weight\", where this one keeps exp_avg, exp_avg_sq, master";
+    let expected = "it holds master, momentum_buffer of \"embed.weight\", where this run's optimizer keeps exp_avg, exp_avg_sq, master";
     let error = refusal(&dir);
     assert!(error.ends_with(expected), "{error}");
+
+    manifest.plan.rule = "sgd".into();
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    assert!(refusal(&dir).ends_with("it holds the state of the optimizer sgd, and this run uses adamw"));
 
     // More than is needed is another optimizer's as well.
     let (_folder, dir) = saved();
@@ -199,9 +203,7 @@ fn another_optimizers_state_is_refused_by_name() {
     let norm = manifest.parameters.get_mut("norm.weight").unwrap();
     norm.state.insert("step".into(), norm.state["exp_avg"].clone());
     fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
-    assert!(
-        refusal(&dir).contains("another optimizer: exp_avg, exp_avg_sq, master, step of \"norm.weight\"")
-    );
+    assert!(refusal(&dir).contains("it holds exp_avg, exp_avg_sq, master, step of \"norm.weight\""));
 }
 
 #[test]
@@ -233,7 +235,7 @@ fn the_first_format_is_read() {
     fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         assert_eq!(crate::checkpoint::load(&dir, comm, &mut engine).unwrap(), client(7));
         assert!(is_pattern(&engine, 5));
     });
@@ -253,8 +255,7 @@ fn every_changed_byte_of_a_checkpoint_is_noticed() {
     let dir = folder.path().join("checkpoint-1");
     on_ranks(1, |comm| {
         let model = Small(RmsNorm::new(700, 1e-5).unwrap());
-        let options = Options { dtype: DType::F32, optimizer: Placement::Sharded };
-        let engine = Engine::new(&model, comm, &device(), options, AdamWConfig::decays).unwrap();
+        let engine = bare_engine(&model, comm, Placements::OPTIMIZER, DType::F32);
         let extra = |dir: &Path| Ok(fs::write(dir.join("notes.txt"), "some words").unwrap());
         save(&dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(1)) }).unwrap();
     });

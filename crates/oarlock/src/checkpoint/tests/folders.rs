@@ -14,7 +14,7 @@ const TOKEN: &str = "0123456789abcdef";
 fn salt_of(dir: &Path) -> u64 {
     on_ranks(1, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Whole, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::WHOLE, DType::F32);
         load(dir, comm, &mut engine).unwrap();
         (0..9).find(|&salt| is_pattern(&engine, salt)).unwrap()
     })
@@ -91,7 +91,7 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
     let dirs: [PathBuf; 2] = [folder.path().join("checkpoint-2"), folder.path().join("file/checkpoint-2")];
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let error = save(&dirs[comm.rank()], comm, &engine, Contents::state(client(2))).unwrap_err();
         comm.barrier().unwrap();
         error.to_string()
@@ -107,7 +107,7 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
     // The same for the caller's files; every write to /dev/full fails as on a full disk.
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let extra =
             |_: &Path| fs::write("/dev/full", "model").map_err(Error::io("write", "model.safetensors"));
         let contents = Contents { extra: Box::new(extra), ..Contents::state(client(2)) };
@@ -175,7 +175,7 @@ fn a_folder_of_other_things_is_never_replaced() {
     let save_to = |dir: &Path| {
         on_ranks(2, |comm| {
             let model = Model::new(90, true);
-            let engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+            let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
             save(dir, comm, &engine, Contents::state(client(1))).map_err(|error| error.to_string())
         })
     };

@@ -17,7 +17,7 @@ fn on_a_small_disk() {
     save_pattern(&folder.join("checkpoint-1"), 2, 1);
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 8, 2);
         let error =
             save(&folder.join("checkpoint-2"), comm, &engine, Contents::state(client(2))).unwrap_err();

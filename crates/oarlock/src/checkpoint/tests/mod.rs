@@ -16,8 +16,8 @@ use oarlock_tensor::{DType, Device, Par};
 use super::{ClientState, Contents, Saver};
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
-use crate::shard::{Engine, Options, Placement, SeededInit, Slice};
-use crate::train::AdamWConfig;
+use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
+use crate::train::OptimizerConfig;
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
 pub struct Model {
@@ -65,11 +65,18 @@ pub fn device() -> Device {
     Device::cpu(Isa::detect(), Par::threads(1).unwrap())
 }
 
-pub fn engine_of(model: &Model, comm: &Communicator, optimizer: Placement, dtype: DType) -> Engine {
-    let options = Options { dtype, optimizer };
-    let mut engine = Engine::new(model, comm, &device(), options, AdamWConfig::decays).unwrap();
+pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
+    let mut engine = bare_engine(model, comm, placements, dtype);
     engine.initialize(&mut SeededInit { seed: 1, device: device() }).unwrap();
     engine
+}
+
+/// An engine without weights.
+pub fn bare_engine(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
+    let options = Options { dtype, placements, ..Options::default() };
+    let rule = OptimizerConfig::default().rule;
+    let (decays, role) = (&OptimizerConfig::decays, &OptimizerConfig::role);
+    Engine::new(model, comm, &device(), options, rule, decays, role).unwrap()
 }
 
 /// The bits that a test puts into one element: any f32, NaN and infinity included.
@@ -90,7 +97,7 @@ pub fn fill(engine: &mut Engine, n_steps: u64, salt: u64) {
 
 /// The bits of the state that this rank owns.
 pub fn state_of(engine: &Engine) -> Vec<(Slice, Vec<u32>)> {
-    let snapshot = engine.snapshot().unwrap();
+    let snapshot = engine.snapshot();
     let mut all = Vec::new();
     for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
         let mut values = vec![0.0; slice.elements.len()];
@@ -128,10 +135,10 @@ pub fn client(step: u64) -> ClientState {
 pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
     on_ranks(n, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 7, salt);
         let extra = |dir: &Path| {
-            std::fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+            std::fs::write(dir.join("config.json"), "{\"model_type\": \"own\"}").unwrap();
             Ok(())
         };
         save(dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(7)) }).unwrap();
@@ -151,7 +158,7 @@ pub fn refusal(dir: &Path) -> String {
 pub fn refusal_for(dir: &Path, model: impl Fn() -> Model + Sync) -> String {
     let mut errors = on_ranks(2, |comm| {
         let model = model();
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 3, 99);
         let error = super::load(dir, comm, &mut engine).unwrap_err().to_string();
         assert!(is_pattern(&engine, 99) && engine.n_steps() == 3, "a refused checkpoint changes nothing");

@@ -11,7 +11,7 @@ fn the_latest_is_the_last_one_that_is_whole() {
     let dir = folder.path();
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         assert_eq!(load_checkpoint(dir, None, comm, &mut engine).unwrap(), None);
         let mut saver = Saver::default();
         for (n_steps, salt, tag) in [(4, 1, None), (6, 2, Some("best"))] {
@@ -39,7 +39,7 @@ fn tags_are_one_name_for_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     on_ranks(2, |comm| {
         let model = Model::new(90, true);
-        let mut engine = engine_of(&model, comm, Placement::Sharded, DType::F32);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         let mut saver = Saver::default();
         let mut attempt = |tag: &str| {
             save_checkpoint(&mut saver, folder.path(), Some(tag), comm, &engine, Contents::state(client(1)))

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Place};
 
 use super::config::HfConfig;
@@ -11,7 +11,7 @@ use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{NamedParam, units_of};
-use crate::shard::{Layout, WeightSource};
+use crate::shard::{Grain, Layout, WeightSource};
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -58,9 +58,8 @@ pub fn load_for_inference(
 }
 
 fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, dtype: DType) -> Result<()> {
-    let layout = Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)));
+    let layout = Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks);
     let flat = FlatBuffer::pooled(device, layout.n_elems() * dtype.size(), "weights")?;
-    let mut lease = flat.write()?;
     let mut values = vec![0.0; CHUNK_ELEMS];
     for (named, placed) in params.iter().zip(layout.params()) {
         let n_elems = placed.place.shape.n_elems();
@@ -69,23 +68,13 @@ fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, d
             let values = &mut values[..elements.len()];
             let first = placed.place.first + start;
             source.read(&named.name, &placed.place.shape, named.param.init(), elements, values)?;
-            let span = first..first + values.len();
-            match dtype {
-                DType::BF16 => narrow(values, &mut lease.slice_mut::<bf16>()[span], bf16::from_f32),
-                DType::F16 => narrow(values, &mut lease.slice_mut::<f16>()[span], f16::from_f32),
-                DType::F32 | DType::I32 => lease.slice_mut::<f32>()[span].copy_from_slice(values),
-            }
+            transfer::store(device, values, &flat, first, dtype)?;
         }
     }
-    drop(lease);
     let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
     let home = Arc::new(FlatParams::new(places, dtype, flat, None, device)?);
     for (index, named) in params.iter().enumerate() {
         named.param.settle(home.clone(), index);
     }
     Ok(())
-}
-
-fn narrow<T>(values: &[f32], out: &mut [T], from_f32: impl Fn(f32) -> T) {
-    out.iter_mut().zip(values).for_each(|(out, x)| *out = from_f32(*x));
 }

@@ -1,0 +1,311 @@
+//! Groups: the parameters of a unit that are held alike (one dtype, trained or frozen, sharded or not), with the homes
+//! of their weights, gradients and optimizer state.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use oarlock_comm::{Ownership, Region, Sharing};
+use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, Place};
+
+use crate::error::{Error, Result};
+use crate::nn::NamedParam;
+use crate::shard::column::{Column, Store};
+use crate::shard::layout::{Grain, Layout};
+use crate::shard::mesh::Mesh;
+use crate::shard::placement::{Gather, Offload, Options, Placement};
+use crate::shard::state::{GroupState, MASTER};
+
+/// The parameters of one group.
+pub(super) struct Group {
+    pub layout: Arc<Layout>,
+    pub inits: Vec<Init>,
+    pub roles: Vec<Role>,
+    /// The home that ops see, where weights and gradients are attached while they are there.
+    pub params: Arc<FlatParams>,
+    pub trainable: bool,
+    pub weights: Weights,
+    pub grads: Grads,
+    pub state: Arc<GroupState>,
+    /// The elements that each rank of the sharding group owns.
+    pub owners: Ownership,
+    /// The same, cut into reductions.
+    pub buckets: Vec<Ownership>,
+    /// The number of each parameter's first block among the blocks of the whole model.
+    pub first_blocks: Vec<usize>,
+}
+
+/// Where the working copies are.
+pub(super) enum Weights {
+    /// Always there.
+    Resident(Region),
+    /// Gathered into a window when the unit is used; at rest each rank has what it owns.
+    Gathered,
+}
+
+/// Where the gradients are.
+pub(super) enum Grads {
+    /// Nothing is trained.
+    None,
+    /// A buffer of this rank's own, reduced before the step.
+    Whole(Region),
+    /// They leave through a window when the unit's backward pass is over; this rank keeps the sums of what it owns.
+    Sharded {
+        sums: FlatBuffer,
+        /// The same sums as other sharding groups see them, where there are any.
+        across: Option<Region>,
+    },
+}
+
+/// What the parameters of a group have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    dtype: DType,
+    trainable: bool,
+    gathered: bool,
+}
+
+impl Kind {
+    /// How a parameter is held; `in_unit` says whether there is a unit that can gather it.
+    pub fn of(param: &NamedParam, options: &Options, shares_memory: bool, in_unit: bool) -> Kind {
+        let n_elems = param.param.shape().n_elems();
+        let apart = options.gather == Gather::Copy || options.offload_params.is_some() || !shares_memory;
+        Kind {
+            dtype: param.param.working_dtype(options.dtype),
+            trainable: !param.param.is_frozen(),
+            gathered: in_unit
+                && apart
+                && options.placements.parameters == Placement::Sharded
+                && n_elems >= options.persistence_elems,
+        }
+    }
+}
+
+/// What all groups of an engine are made with.
+pub(super) struct Maker<'a> {
+    pub mesh: &'a Mesh,
+    pub device: &'a Device,
+    pub options: &'a Options,
+    pub rule: &'a Rule,
+    /// Files for offloaded state, and their length so far.
+    pub optimizer_file: Option<(Arc<File>, u64)>,
+    pub params_file: Option<(Arc<File>, u64)>,
+    pub n_blocks: usize,
+}
+
+impl Maker<'_> {
+    /// A group of parameters that are held alike. `in_unit` says whether a unit's hooks surround their use.
+    pub fn group(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        named: &[NamedParam],
+        in_unit: bool,
+        decays: &dyn Fn(&NamedParam) -> bool,
+        role: &dyn Fn(&NamedParam) -> Role,
+    ) -> Result<Group> {
+        let grain = match self.rule.needs() {
+            Needs::Elementwise => Grain::Blocks,
+            Needs::WholeParameters => Grain::Parameters,
+        };
+        let layout =
+            Arc::new(Layout::new(named.iter().map(|p| (p.name.clone(), *p.param.shape(), decays(p))), grain));
+        let roles: Vec<Role> = named.iter().map(role).collect();
+        let (shard, n_elems) = (&self.mesh.shard, layout.n_elems());
+        let n = shard.world_size();
+        let owned = layout.owned(shard.rank(), n);
+        let updated = match self.options.placements.optimizer {
+            Placement::Whole => 0..n_elems,
+            Placement::Sharded => owned.clone(),
+        };
+        let (replicas, replica) =
+            self.mesh.replica.as_ref().map_or((1, 0), |across| (across.world_size(), across.rank()));
+        let saved = layout.owned(shard.rank() * replicas + replica, n * replicas);
+        let ranges: Vec<_> = (0..n).map(|rank| layout.owned(rank, n)).collect();
+        let owners = Ownership::new(ranges.iter().map(|range| vec![range.clone()]).collect())?;
+        let buckets = cut(&ranges, n_elems, self.options.reduce_bucket_elems)?;
+
+        let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+        let params = Arc::new(FlatParams::detached(places, kind.dtype, kind.trainable, self.device));
+        let (weights, working) = self.weights(index, kind, &layout, &updated, &params)?;
+        let grads = self.grads(index, kind, in_unit, &layout, &owned, &params)?;
+        let state = self.state(kind, &layout, &roles, updated, saved, working)?;
+        let mut first_blocks = Vec::new();
+        for param in layout.params() {
+            first_blocks.push(self.n_blocks);
+            self.n_blocks += param.n_blocks();
+        }
+        Ok(Group {
+            inits: named.iter().map(|p| p.param.init()).collect(),
+            roles,
+            params,
+            trainable: kind.trainable,
+            weights,
+            grads,
+            state: Arc::new(state),
+            owners,
+            buckets,
+            first_blocks,
+            layout,
+        })
+    }
+
+    /// The home of the working copies, and the column of those that this rank updates.
+    fn weights(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        layout: &Layout,
+        updated: &Range<usize>,
+        params: &FlatParams,
+    ) -> Result<(Weights, Column)> {
+        let size = kind.dtype.size();
+        if kind.gathered {
+            let store = match &mut self.params_file {
+                Some(file) => span(file, updated.len() * size)?,
+                None => Store::Memory(FlatBuffer::pooled(
+                    self.device,
+                    updated.len() * size,
+                    "sharded parameters",
+                )?),
+            };
+            return Ok((Weights::Gathered, Column::of_elements(MASTER, kind.dtype, store, updated.start)));
+        }
+        let sharing = match (self.options.placements.optimizer, self.options.gather) {
+            (Placement::Sharded, Gather::InPlace) => Sharing::Replicated,
+            _ => Sharing::PerRank,
+        };
+        let name = format!("weights {index}");
+        let region = self.mesh.shard.allocate(&name, layout.n_elems() * size, sharing)?;
+        let flat = FlatBuffer::over(Box::new(region.clone()));
+        params.attach_weights(flat.clone())?;
+        let column = Column::of_elements(MASTER, kind.dtype, Store::Memory(flat), 0);
+        Ok((Weights::Resident(region), column))
+    }
+
+    fn grads(
+        &self,
+        index: usize,
+        kind: Kind,
+        in_unit: bool,
+        layout: &Layout,
+        owned: &Range<usize>,
+        params: &FlatParams,
+    ) -> Result<Grads> {
+        if !kind.trainable {
+            return Ok(Grads::None);
+        }
+        if self.options.placements.gradients == Placement::Whole || !in_unit && self.mesh.replica.is_none() {
+            let name = format!("gradients {index}");
+            let region = self.mesh.shard.allocate(&name, layout.n_elems() * 4, Sharing::PerRank)?;
+            params.attach_grads(FlatBuffer::over(Box::new(region.clone())))?;
+            return Ok(Grads::Whole(region));
+        }
+        let bytes = owned.len() * 4;
+        match &self.mesh.replica {
+            Some(replica) => {
+                let name = format!("gradient sums {index}");
+                let region = replica.allocate(&name, bytes, Sharing::PerRank)?;
+                Ok(Grads::Sharded { sums: FlatBuffer::over(Box::new(region.clone())), across: Some(region) })
+            }
+            None => Ok(Grads::Sharded {
+                sums: FlatBuffer::pooled(self.device, bytes, "gradient sums")?,
+                across: None,
+            }),
+        }
+    }
+
+    fn state(
+        &mut self,
+        kind: Kind,
+        layout: &Arc<Layout>,
+        roles: &[Role],
+        updated: Range<usize>,
+        saved: Range<usize>,
+        weights: Column,
+    ) -> Result<GroupState> {
+        let device = self.device;
+        let mut memory_or_file = |n_elems: usize, what: &'static str| match &mut self.optimizer_file {
+            Some(file) => span(file, n_elems * 4),
+            None => Ok(Store::Memory(FlatBuffer::pooled(device, n_elems * 4, what)?)),
+        };
+        let mut master = None;
+        let mut moments = Vec::new();
+        if kind.trainable {
+            if kind.dtype != DType::F32 {
+                let store = memory_or_file(updated.len(), "master weights")?;
+                master = Some(Column::of_elements(MASTER, DType::F32, store, updated.start));
+            }
+            for (which, &name) in self.rule.state_names().iter().enumerate() {
+                let shapes: Vec<_> = layout
+                    .params()
+                    .iter()
+                    .zip(roles)
+                    .map(|(p, &role)| self.rule.state_shape(which, &p.place.shape, role))
+                    .collect();
+                let column = match self.rule.needs() {
+                    Needs::Elementwise => {
+                        let store = memory_or_file(updated.len(), "optimizer state")?;
+                        Column::of_elements(name, DType::F32, store, updated.start)
+                    }
+                    Needs::WholeParameters => {
+                        let mut end = 0;
+                        let mut places = Vec::new();
+                        for (param, shape) in layout.params().iter().zip(&shapes) {
+                            let here = updated.start <= param.place.first && param.range().end <= updated.end;
+                            let len = shape.filter(|_| here).map_or(0, |shape| shape.n_elems());
+                            places.push(end..end + len);
+                            end += len;
+                        }
+                        Column::of_parameters(name, memory_or_file(end, "optimizer state")?, places)
+                    }
+                };
+                moments.push((column, shapes));
+            }
+        }
+        Ok(GroupState {
+            layout: layout.clone(),
+            updated,
+            saved,
+            weights,
+            master,
+            moments,
+            gate: Arc::default(),
+        })
+    }
+}
+
+/// A file for offloaded state, which vanishes with its last user.
+pub(super) fn offload_file(offload: Option<&Offload>) -> Result<Option<(Arc<File>, u64)>> {
+    let Some(Offload { dir, sub_group_elems, buffers }) = offload else { return Ok(None) };
+    if *sub_group_elems == 0 || *buffers == 0 {
+        return Err(Error::Usage("offloading needs at least one buffer of at least one element".to_string()));
+    }
+    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    let file = tempfile::tempfile_in(dir).map_err(Error::io("create a file in", dir))?;
+    Ok(Some((Arc::new(file), 0)))
+}
+
+/// Adds zeros at the end of a file.
+fn span((file, end): &mut (Arc<File>, u64), bytes: usize) -> Result<Store> {
+    let first_byte = *end;
+    // Pages of the file, so that pieces do not share any.
+    *end += (bytes as u64).next_multiple_of(4096);
+    file.set_len(*end).map_err(Error::io("extend", "the file of offloaded state"))?;
+    Ok(Store::File { file: file.clone(), first_byte })
+}
+
+/// Cuts what the ranks own into reductions of at most `bucket` elements.
+fn cut(ranges: &[Range<usize>], n_elems: usize, bucket: usize) -> Result<Vec<Ownership>> {
+    let mut buckets = Vec::new();
+    for first in (0..n_elems).step_by(bucket) {
+        let end = n_elems.min(first.saturating_add(bucket));
+        let inside = |range: &Range<usize>| {
+            let part = range.start.clamp(first, end)..range.end.clamp(first, end);
+            if part.is_empty() { Vec::new() } else { vec![part] }
+        };
+        buckets.push(Ownership::new(ranges.iter().map(inside).collect())?);
+    }
+    Ok(buckets)
+}

@@ -1,0 +1,575 @@
+//! What moves during a step: units are gathered before their use and released after it, and their gradients leave when
+//! they are complete.
+//!
+//! All ranks do the same in the same order, the order in which the model declares its units. A rank that skips units
+//! (a branch not taken) joins in when it comes to a later one, or at the end of the pass. Where the weights are always
+//! there and gradients stay, nothing of this moves anything.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use oarlock_comm::{Ownership, Ready, Region, Sharing};
+use oarlock_tensor::ops::optimizer::Part;
+use oarlock_tensor::ops::transfer;
+use oarlock_tensor::{
+    DType, Device, FlatBuffer, GradSlot, ParamHome, Result as TensorResult, Store as GradStore, Tensor,
+    UnitHook,
+};
+
+use crate::error::{Error, Result};
+use crate::shard::column::Store;
+use crate::shard::group::{Grads, Group, Weights};
+use crate::shard::mesh::Mesh;
+use crate::shard::placement::{Lifetime, Options, Placement};
+use crate::shard::windows::{Window, Windows};
+
+/// The groups of a model, and what is open of them.
+pub(super) struct Core {
+    pub mesh: Mesh,
+    pub device: Device,
+    pub options: Options,
+    pub groups: Vec<Group>,
+    pub units: Vec<UnitUse>,
+    /// 16-bit copies of gradients on their way, where they are reduced so.
+    staging: Option<Window>,
+    now: Mutex<Now>,
+}
+
+/// What a unit needs.
+pub(super) struct UnitUse {
+    pub name: String,
+    /// The groups that its ops use; shared weights belong to several units.
+    pub groups: Vec<usize>,
+    /// Those that no unit before it uses: their gradients are complete after its backward pass.
+    pub completes: Vec<usize>,
+}
+
+/// Where the pass is.
+struct Now {
+    /// The unit that the forward pass comes to next.
+    forward: usize,
+    /// Whether a backward pass will follow.
+    trains: bool,
+    /// The unit that the backward pass has left last; `None` outside of one.
+    backward: Option<usize>,
+    /// Units that hold their groups open.
+    holds: Vec<bool>,
+    groups: Vec<GroupNow>,
+    windows: Windows,
+    secondary_windows: Option<Windows>,
+    slots: Windows,
+}
+
+#[derive(Default)]
+struct GroupNow {
+    /// Units that hold it open.
+    n_holds: usize,
+    /// Where it is gathered, and when it is there; `bool`: the window is one of the secondary group's.
+    window: Option<(Window, Option<Ready>, bool)>,
+    /// This rank's part of the second copy.
+    secondary: Option<FlatBuffer>,
+    /// Where gradients come together.
+    slot: Option<Window>,
+    /// Whether the sums hold something of this step.
+    summed: bool,
+}
+
+impl Core {
+    pub fn new(
+        mesh: Mesh,
+        device: Device,
+        options: Options,
+        groups: Vec<Group>,
+        units: Vec<UnitUse>,
+    ) -> Result<Core> {
+        let staging = match options.reduce_dtype {
+            DType::F32 => None,
+            dtype => {
+                let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max();
+                let mut windows = Windows::new(&mesh.shard, Sharing::PerRank, "16-bit gradients");
+                Some(windows.take(most.unwrap_or(0) * dtype.size())?)
+            }
+        };
+        let now = Now {
+            forward: 0,
+            trains: false,
+            backward: None,
+            holds: vec![false; units.len()],
+            groups: groups.iter().map(|_| GroupNow::default()).collect(),
+            windows: Windows::new(&mesh.shard, Sharing::Replicated, "gathered weights"),
+            secondary_windows: mesh
+                .secondary
+                .as_ref()
+                .map(|comm| Windows::new(comm, Sharing::Replicated, "gathered weights")),
+            slots: Windows::new(&mesh.shard, Sharing::PerRank, "gradients on their way"),
+        };
+        Ok(Core { mesh, device, options, groups, units, staging, now: Mutex::new(now) })
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        // After a panic inside of a pass the ranks no longer agree on where they are, and the next collective says so.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything moves during a pass.
+    fn is_still(&self) -> bool {
+        self.groups.iter().all(|group| {
+            matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
+        })
+    }
+
+    /// Bytes of the windows: for weights, for gradients.
+    pub fn window_bytes(&self) -> (usize, usize) {
+        let now = self.now();
+        let second = now.secondary_windows.as_ref().map_or(0, Windows::bytes);
+        let staging = self.staging.as_ref().map_or(0, |staging| staging.region.bytes());
+        (now.windows.bytes() + second, now.slots.bytes() + staging)
+    }
+
+    fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {
+        let mut now = self.now();
+        self.finish_backward_in(&mut now)?;
+        if unit < now.forward || now.trains != trains && now.forward > 0 {
+            self.finish_forward_in(&mut now)?;
+            now.forward = 0;
+        }
+        now.trains = trains;
+        while now.forward < unit {
+            let skipped = now.forward;
+            self.enter(&mut now, skipped, true)?;
+            self.leave_forward(&mut now, skipped)?;
+        }
+        self.enter(&mut now, unit, true)
+    }
+
+    fn after_forward(&self, unit: usize) -> Result<()> {
+        self.leave_forward(&mut self.now(), unit)
+    }
+
+    fn before_backward(&self, unit: usize) -> Result<()> {
+        let mut now = self.now();
+        self.finish_forward_in(&mut now)?;
+        if now.backward.is_some_and(|left| unit >= left) {
+            self.finish_backward_in(&mut now)?;
+        }
+        for skipped in (unit + 1..now.backward.unwrap_or(self.units.len())).rev() {
+            self.enter(&mut now, skipped, false)?;
+            self.leave_backward(&mut now, skipped)?;
+        }
+        now.backward = Some(unit + 1);
+        self.enter(&mut now, unit, false)
+    }
+
+    fn after_backward(&self, unit: usize) -> Result<()> {
+        let mut now = self.now();
+        self.leave_backward(&mut now, unit)?;
+        if unit == 0 {
+            self.end_backward(&mut now);
+        }
+        Ok(())
+    }
+
+    /// Joins in what the others may have done in the units that this rank has skipped.
+    pub fn finish_backward(&self) -> Result<()> {
+        self.finish_backward_in(&mut self.now())
+    }
+
+    fn finish_backward_in(&self, now: &mut Now) -> Result<()> {
+        let Some(left) = now.backward else { return Ok(()) };
+        for unit in (0..left).rev() {
+            self.enter(now, unit, false)?;
+            self.leave_backward(now, unit)?;
+        }
+        self.end_backward(now);
+        Ok(())
+    }
+
+    fn end_backward(&self, now: &mut Now) {
+        now.backward = None;
+        now.forward = 0;
+        now.trains = false;
+    }
+
+    fn finish_forward_in(&self, now: &mut Now) -> Result<()> {
+        while now.forward > 0 && now.forward < self.units.len() {
+            let skipped = now.forward;
+            self.enter(now, skipped, true)?;
+            self.leave_forward(now, skipped)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a unit, and begins to open those that come after it.
+    fn enter(&self, now: &mut Now, unit: usize, forward: bool) -> Result<()> {
+        self.hold(now, unit, forward)?;
+        for &group in &self.units[unit].groups {
+            self.arrive(now, group)?;
+        }
+        let gathered = |group: usize| match self.groups[group].weights {
+            Weights::Gathered => self.groups[group].layout.n_elems(),
+            Weights::Resident(_) => 0,
+        };
+        let mut ahead = 0;
+        let mut live: usize =
+            (0..self.groups.len()).filter(|&g| now.groups[g].window.is_some()).map(gathered).sum();
+        let next: Vec<usize> = match forward {
+            true => (unit + 1..self.units.len()).collect(),
+            false => (0..unit).rev().collect(),
+        };
+        for unit in next {
+            let more: usize = self.units[unit]
+                .groups
+                .iter()
+                .filter(|&&g| now.groups[g].window.is_none())
+                .map(|&g| gathered(g))
+                .sum();
+            ahead += more;
+            live += more;
+            if ahead > self.options.prefetch_elems || live > self.options.max_live_elems {
+                break;
+            }
+            self.hold(now, unit, forward)?;
+        }
+        Ok(())
+    }
+
+    fn hold(&self, now: &mut Now, unit: usize, forward: bool) -> Result<()> {
+        if std::mem::replace(&mut now.holds[unit], true) {
+            return Ok(());
+        }
+        for &group in &self.units[unit].groups {
+            now.groups[group].n_holds += 1;
+            self.gather(now, group, forward)?;
+        }
+        Ok(())
+    }
+
+    fn let_go(&self, now: &mut Now, unit: usize) -> Result<()> {
+        if !std::mem::replace(&mut now.holds[unit], false) {
+            return Ok(());
+        }
+        for &group in &self.units[unit].groups {
+            now.groups[group].n_holds -= 1;
+            if now.groups[group].n_holds == 0 {
+                self.release(now, group)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_forward(&self, now: &mut Now, unit: usize) -> Result<()> {
+        now.forward = unit + 1;
+        let last = unit + 1 == self.units.len();
+        // The backward pass begins with the unit that the forward pass ends with.
+        let keep = now.trains && (self.options.lifetime == Lifetime::ForwardToBackward || last);
+        if now.trains && now.secondary_windows.is_some() {
+            for &group in &self.units[unit].groups {
+                self.keep_second_copy(now, group)?;
+            }
+        }
+        if keep { Ok(()) } else { self.let_go(now, unit) }
+    }
+
+    fn leave_backward(&self, now: &mut Now, unit: usize) -> Result<()> {
+        now.backward = Some(unit);
+        for &group in &self.units[unit].completes {
+            if matches!(self.groups[group].grads, Grads::Sharded { .. }) {
+                self.reduce(now, group)?;
+            }
+        }
+        self.let_go(now, unit)?;
+        for &group in &self.units[unit].completes {
+            now.groups[group].secondary = None;
+        }
+        Ok(())
+    }
+
+    /// Begins to bring a group's weights together.
+    fn gather(&self, now: &mut Now, index: usize, forward: bool) -> Result<()> {
+        let group = &self.groups[index];
+        if !matches!(group.weights, Weights::Gathered) || now.groups[index].window.is_some() {
+            return Ok(());
+        }
+        let dtype = group.params.dtype();
+        let bytes = group.layout.n_elems() * dtype.size();
+        let second = if forward { None } else { now.groups[index].secondary.clone() };
+        let secondary = second.is_some();
+        let windows = match &mut now.secondary_windows {
+            Some(windows) if secondary => windows,
+            _ => &mut now.windows,
+        };
+        let comm = windows.comm().clone();
+        let window = windows.take(bytes)?;
+        let owners = match secondary {
+            true => self.owners_of(group, comm.world_size())?,
+            false => group.owners.clone(),
+        };
+        let owned = owners.of(comm.rank()).first().cloned().unwrap_or(0..0);
+        let to = Part { flat: &window.flat, range: owned.clone() };
+        match (&second, &group.state.weights.store) {
+            (Some(flat), _) => {
+                transfer::copy(&self.device, dtype, &Part { flat, range: 0..owned.len() }, &to)?;
+            }
+            (None, Store::Memory(flat)) => {
+                transfer::copy(&self.device, dtype, &Part { flat, range: 0..owned.len() }, &to)?;
+            }
+            (None, store @ Store::File { .. }) => {
+                let mut lease = window.flat.write()?;
+                let bytes = &mut lease.bytes_mut()[owned.start * dtype.size()..owned.end * dtype.size()];
+                store.read_bytes(bytes, 0)?;
+            }
+        }
+        let ready = comm.all_gather(&window.region, dtype, &owners, Ready::now())?;
+        match &mut now.secondary_windows {
+            Some(windows) if secondary => windows.met(),
+            _ => now.windows.met(),
+        }
+        now.groups[index].window = Some((window, Some(ready), secondary));
+        Ok(())
+    }
+
+    /// Waits until a group's weights are there, and shows them to the ops.
+    fn arrive(&self, now: &mut Now, index: usize) -> Result<()> {
+        if let Some((window, ready, _)) = &mut now.groups[index].window
+            && let Some(ready) = ready.take()
+        {
+            ready.wait()?;
+            self.groups[index].params.attach_weights(window.flat.clone())?;
+        }
+        Ok(())
+    }
+
+    fn release(&self, now: &mut Now, index: usize) -> Result<()> {
+        let Some((window, ready, secondary)) = now.groups[index].window.take() else { return Ok(()) };
+        if let Some(ready) = ready {
+            ready.wait()?;
+        }
+        self.groups[index].params.detach_weights();
+        match &mut now.secondary_windows {
+            Some(windows) if secondary => windows.give_back(window),
+            _ => now.windows.give_back(window),
+        }
+    }
+
+    /// Keeps this rank's part of the second copy of what is gathered now.
+    fn keep_second_copy(&self, now: &mut Now, index: usize) -> Result<()> {
+        let (group, Some(comm)) = (&self.groups[index], &self.mesh.secondary) else { return Ok(()) };
+        let here = &mut now.groups[index];
+        let (Some((window, _, _)), None) = (&here.window, &here.secondary) else { return Ok(()) };
+        let (rank, n) = (comm.rank(), comm.world_size());
+        let part = group.layout.owned(rank, n);
+        let dtype = group.params.dtype();
+        let kept = FlatBuffer::pooled(&self.device, part.len() * dtype.size(), "secondary parameters")?;
+        let to = Part { flat: &kept, range: 0..part.len() };
+        transfer::copy(&self.device, dtype, &Part { flat: &window.flat, range: part }, &to)?;
+        here.secondary = Some(kept);
+        Ok(())
+    }
+
+    fn owners_of(&self, group: &Group, n: usize) -> Result<Ownership> {
+        Ok(Ownership::new((0..n).map(|rank| vec![group.layout.owned(rank, n)]).collect())?)
+    }
+
+    /// A place for the gradients of a group, which an op is about to write.
+    fn open_slot(&self, index: usize) -> Result<()> {
+        let mut now = self.now();
+        self.open_slot_in(&mut now, index)
+    }
+
+    fn open_slot_in(&self, now: &mut Now, index: usize) -> Result<()> {
+        if now.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
+            let group = &self.groups[index];
+            let slot = now.slots.take(group.layout.n_elems() * 4)?;
+            group.params.attach_grads(slot.flat.clone())?;
+            now.groups[index].slot = Some(slot);
+        }
+        Ok(())
+    }
+
+    /// Sums a group's gradients over the ranks; each adds what it owns to its sums.
+    fn reduce(&self, now: &mut Now, index: usize) -> Result<()> {
+        let group = &self.groups[index];
+        let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
+        self.open_slot_in(now, index)?;
+        group.params.zero_untouched()?;
+        let here = &mut now.groups[index];
+        let Some(slot) = here.slot.take() else { return Ok(()) };
+        self.reduce_scatter(group, &slot.region, &slot.flat)?;
+        let owned = group.owners.of(self.mesh.shard.rank()).first().cloned().unwrap_or(0..0);
+        let store = if here.summed { GradStore::Add } else { GradStore::Overwrite };
+        here.summed = true;
+        let to = Part { flat: sums, range: 0..owned.len() };
+        transfer::accumulate(&self.device, &Part { flat: &slot.flat, range: owned }, &to, store)?;
+        group.params.detach_grads();
+        group.params.clear_grads();
+        now.slots.give_back(slot)
+    }
+
+    /// Each owner receives the sums of its elements.
+    fn reduce_scatter(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
+        let shard = &self.mesh.shard;
+        let Some(staging) = &self.staging else {
+            for bucket in &group.buckets {
+                shard.reduce_scatter(region, DType::F32, bucket, Ready::now())?.wait()?;
+            }
+            return Ok(());
+        };
+        let dtype = self.options.reduce_dtype;
+        let all = 0..group.layout.n_elems();
+        let (full, half) =
+            (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all.clone() });
+        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
+        for bucket in &group.buckets {
+            shard.reduce_scatter(&staging.region, dtype, bucket, Ready::now())?.wait()?;
+        }
+        let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
+        let (full, half) = (Part { flat, range: owned.clone() }, Part { flat: &staging.flat, range: owned });
+        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+    }
+
+    /// Each rank receives the sums of all elements.
+    fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
+        let shard = &self.mesh.shard;
+        let (all, bucket) = (0..group.layout.n_elems(), self.options.reduce_bucket_elems);
+        let end = all.end;
+        let chunks = all.clone().step_by(bucket).map(|first| first..end.min(first.saturating_add(bucket)));
+        let Some(staging) = &self.staging else {
+            for chunk in chunks {
+                shard.all_reduce(region, DType::F32, chunk, Ready::now())?.wait()?;
+            }
+            return Ok(());
+        };
+        let dtype = self.options.reduce_dtype;
+        let (full, half) = (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all });
+        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
+        for chunk in chunks {
+            shard.all_reduce(&staging.region, dtype, chunk, Ready::now())?.wait()?;
+        }
+        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+    }
+
+    /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
+    pub fn reduce_all(&self) -> Result<()> {
+        let mut now = self.now();
+        let now = &mut *now;
+        self.finish_backward_in(now)?;
+        for (index, group) in self.groups.iter().enumerate() {
+            match &group.grads {
+                Grads::None => {}
+                Grads::Whole(region) => {
+                    group.params.zero_untouched()?;
+                    let Some(flat) = group.params.grads() else { continue };
+                    match self.options.placements.optimizer {
+                        Placement::Sharded => self.reduce_scatter(group, region, &flat)?,
+                        Placement::Whole => self.all_reduce(group, region, &flat)?,
+                    }
+                }
+                Grads::Sharded { across, .. } => {
+                    // Outside of any unit, or in a step without a backward pass.
+                    if now.groups[index].slot.is_some() || !now.groups[index].summed {
+                        self.reduce(now, index)?;
+                    }
+                    if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
+                        let n_elems = region.bytes() / 4;
+                        replica.all_reduce(region, DType::F32, 0..n_elems, Ready::now())?.wait()?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a step: every gathered copy is stale, and gradients begin anew.
+    pub fn begin_step(&self) -> Result<()> {
+        let mut now = self.now();
+        let now = &mut *now;
+        for unit in 0..self.units.len() {
+            self.let_go(now, unit)?;
+        }
+        self.end_backward(now);
+        for (group, now) in self.groups.iter().zip(&mut now.groups) {
+            group.params.clear_grads();
+            (now.summed, now.secondary) = (false, None);
+        }
+        Ok(())
+    }
+}
+
+/// What the tape and the units call.
+pub(super) struct Hook {
+    pub core: Weak<Core>,
+    pub unit: usize,
+}
+
+/// What a tape calls around a whole pass.
+pub(super) struct PassHook(pub Weak<Core>);
+
+/// Runs `f` on a core where anything moves at all.
+fn call(core: &Weak<Core>, f: impl FnOnce(&Core) -> Result<()>) -> TensorResult<()> {
+    let Some(core) = core.upgrade() else {
+        return Err(oarlock_tensor::Error::Usage("the model's optimizer is gone".to_string()));
+    };
+    if core.is_still() {
+        return Ok(());
+    }
+    f(&core).map_err(|error| match error {
+        Error::Tensor(error) => error,
+        error => oarlock_tensor::Error::Hook(Box::new(error)),
+    })
+}
+
+impl UnitHook for Hook {
+    fn before_forward(&self, trains: bool) -> TensorResult<()> {
+        call(&self.core, |core| core.before_forward(self.unit, trains))
+    }
+    fn after_forward(&self, _trains: bool) -> TensorResult<()> {
+        call(&self.core, |core| core.after_forward(self.unit))
+    }
+    fn before_backward(&self) -> TensorResult<()> {
+        call(&self.core, |core| core.before_backward(self.unit))
+    }
+    fn after_backward(&self) -> TensorResult<()> {
+        call(&self.core, |core| core.after_backward(self.unit))
+    }
+}
+
+impl UnitHook for PassHook {
+    fn before_forward(&self, _trains: bool) -> TensorResult<()> {
+        Ok(())
+    }
+    fn after_forward(&self, _trains: bool) -> TensorResult<()> {
+        Ok(())
+    }
+    fn before_backward(&self) -> TensorResult<()> {
+        Ok(())
+    }
+    fn after_backward(&self) -> TensorResult<()> {
+        call(&self.0, Core::finish_backward)
+    }
+}
+
+/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
+pub(super) struct Home {
+    pub core: Weak<Core>,
+    pub group: usize,
+    pub params: Arc<oarlock_tensor::FlatParams>,
+}
+
+impl ParamHome for Home {
+    fn weight(&self, index: usize) -> TensorResult<Tensor> {
+        self.params.weight(index)
+    }
+
+    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
+        if self.params.trainable(index)
+            && self.params.grads().is_none()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.open_slot(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+        }
+        self.params.grad(index)
+    }
+
+    fn trainable(&self, index: usize) -> bool {
+        self.params.trainable(index)
+    }
+}

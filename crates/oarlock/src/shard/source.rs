@@ -1,0 +1,60 @@
+//! Where initial weights come from: each rank reads only the elements that it needs.
+
+use std::ops::Range;
+
+use oarlock_tensor::ops::update::{self, Stream};
+use oarlock_tensor::{Device, Init, Shape};
+
+use crate::error::Result;
+
+/// A source of initial weights.
+pub trait WeightSource {
+    /// Fills `out` with `elements` of a parameter.
+    ///
+    /// # Errors
+    /// When the source lacks the parameter or holds another shape.
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()>;
+}
+
+/// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.
+#[derive(Clone, Debug)]
+pub struct SeededInit {
+    /// The seed.
+    pub seed: u64,
+    /// The device that draws them.
+    pub device: Device,
+}
+
+impl WeightSource for SeededInit {
+    fn read(
+        &mut self,
+        name: &str,
+        _shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let stream = Stream { seed: self.seed, stream: id_of(name) };
+        let first = elements.start as u64;
+        match init {
+            Init::Zeros => out.fill(0.0),
+            Init::Ones => out.fill(1.0),
+            Init::Normal { std } => update::fill_normal(&self.device, stream, first, std, out),
+            Init::Uniform { bound } => update::fill_uniform(&self.device, stream, first, bound, out),
+        }
+        Ok(())
+    }
+}
+
+/// A number for a name (FNV-1a), so that each parameter has random numbers of its own.
+fn id_of(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

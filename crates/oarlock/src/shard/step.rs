@@ -1,0 +1,238 @@
+//! The optimizer's step: one pass over what this rank updates, piece by piece. State that lies in a file is read ahead
+//! and written behind on threads of their own, so that both overlap the arithmetic.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use oarlock_tensor::ops::optimizer::{self, Needs, Part, Rule, StepArgs, UpdateParts};
+use oarlock_tensor::{Device, FlatBuffer};
+
+use crate::error::{Error, Result};
+use crate::shard::column::{Column, Store};
+use crate::shard::group::{Grads, Group};
+use crate::shard::passes::Core;
+
+/// Elements that are updated at once.
+struct Piece {
+    group: usize,
+    param: usize,
+    /// Elements of the group; one whole parameter where the rule needs that.
+    flat: Range<usize>,
+    decay: bool,
+}
+
+/// One buffer for each column that lies in a file.
+type Staged = Vec<Option<FlatBuffer>>;
+
+impl Core {
+    /// One step of `rule` on what this rank updates. Waits for whoever holds the state constant.
+    pub fn update(&self, rule: &Rule, args: &StepArgs) -> Result<()> {
+        let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
+        let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
+        let pieces = self.pieces(rule, most);
+        let (in_memory, in_files): (Vec<_>, Vec<_>) =
+            pieces.into_iter().partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+        for piece in &in_memory {
+            self.groups[piece.group].state.gate.wait();
+            self.update_piece(rule, args, piece, &vec![None; columns(&self.groups[piece.group]).count()])?;
+        }
+        match offload {
+            Some(offload) if !in_files.is_empty() => {
+                self.update_in_files(rule, args, &in_files, offload.buffers)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What this rank updates, in pieces of at most `most` elements where the rule allows.
+    fn pieces(&self, rule: &Rule, most: usize) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (group, held) in self.groups.iter().enumerate().filter(|(_, group)| group.trainable) {
+            let first = pieces.len();
+            for (param, part) in held.layout.parts(held.state.updated.clone()) {
+                let decay = held.layout.params()[param].decay;
+                if rule.needs() == Needs::WholeParameters {
+                    pieces.push(Piece { group, param, flat: part, decay });
+                    continue;
+                }
+                for start in part.clone().step_by(most) {
+                    let flat = start..part.end.min(start.saturating_add(most));
+                    match pieces.last_mut() {
+                        // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
+                        Some(last)
+                            if last.group == group
+                                && last.decay == decay
+                                && flat.end - last.flat.start <= most =>
+                        {
+                            last.flat.end = flat.end;
+                        }
+                        _ => pieces.push(Piece { group, param, flat, decay }),
+                    }
+                }
+            }
+            debug_assert!(pieces[first..].iter().all(|piece| piece.group == group));
+        }
+        pieces
+    }
+
+    fn update_piece(&self, rule: &Rule, args: &StepArgs, piece: &Piece, staged: &Staged) -> Result<()> {
+        let group = &self.groups[piece.group];
+        let (grads, first) = match &group.grads {
+            Grads::Sharded { sums, .. } => (Some(sums.clone()), group.state.updated.start),
+            _ => (group.params.grads(), 0),
+        };
+        let Some(grads) = grads else { return Ok(()) };
+        let grads = Part { flat: &grads, range: piece.flat.start - first..piece.flat.end - first };
+        let mut parts = columns(group).zip(staged).map(|(column, staged)| {
+            let range = column.at(piece.param, &piece.flat);
+            match (staged, &column.store) {
+                (Some(flat), _) => Ok(Part { flat, range: 0..range.len() }),
+                (None, Store::Memory(flat)) => Ok(Part { flat, range }),
+                (None, Store::File { .. }) => {
+                    Err(Error::Usage("a piece of offloaded state was not read".to_string()))
+                }
+            }
+        });
+        let weights = parts.next().transpose()?;
+        let master = if group.state.master.is_some() { parts.next().transpose()? } else { None };
+        let state = parts.collect::<Result<Vec<_>>>()?;
+        let Some(weights) = weights else { return Ok(()) };
+        let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
+        let param = &group.layout.params()[piece.param];
+        let decay = if piece.decay { args.weight_decay } else { 0.0 };
+        let args = StepArgs { weight_decay: decay, ..*args };
+        let (shape, role) = (&param.place.shape, group.roles[piece.param]);
+        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts)?)
+    }
+
+    /// The same for state in files: while one piece is updated, the next is read and the one before is written.
+    fn update_in_files(&self, rule: &Rule, args: &StepArgs, pieces: &[Piece], buffers: usize) -> Result<()> {
+        let (free, to_fill) = channel::<Staged>();
+        let (filled, to_update) = channel::<Result<Staged>>();
+        let (updated, to_write) = channel::<Staged>();
+        for _ in 0..buffers.min(pieces.len()) {
+            // The receiver is there.
+            let _ = free.send(self.staging(pieces)?);
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(move || self.read_ahead(pieces, &to_fill, &filled));
+            let writer = scope.spawn(move || self.write_behind(pieces, &to_write, &free));
+            let step = || -> Result<()> {
+                for piece in pieces {
+                    let staged = to_update.recv().map_err(|_| stopped())??;
+                    self.update_piece(rule, args, piece, &staged)?;
+                    updated.send(staged).map_err(|_| stopped())?;
+                }
+                Ok(())
+            };
+            let result = step();
+            // Both threads end when their channels do.
+            drop((updated, to_update));
+            let written = writer.join().unwrap_or_else(|_| Err(stopped()));
+            // The writer knows best why the updates stopped.
+            written.and(result)
+        })
+    }
+
+    /// Buffers for any of these pieces.
+    fn staging(&self, pieces: &[Piece]) -> Result<Staged> {
+        let n_columns =
+            pieces.iter().map(|piece| columns(&self.groups[piece.group]).count()).max().unwrap_or(0);
+        let bytes = |which: usize| {
+            let of = |piece: &Piece| {
+                let column = columns(&self.groups[piece.group]).nth(which)?;
+                Some(column.at(piece.param, &piece.flat).len() * column.dtype.size())
+                    .filter(|_| !column.in_memory())
+            };
+            pieces.iter().filter_map(of).max()
+        };
+        (0..n_columns)
+            .map(|which| {
+                bytes(which)
+                    .map(|bytes| FlatBuffer::pooled(&self.device, bytes, "offload buffers"))
+                    .transpose()
+            })
+            .map(|flat| flat.map_err(Error::from))
+            .collect()
+    }
+
+    fn read_ahead(&self, pieces: &[Piece], to_fill: &Receiver<Staged>, filled: &Sender<Result<Staged>>) {
+        for piece in pieces {
+            let Ok(staged) = to_fill.recv() else { return };
+            let read = || -> Result<()> {
+                self.groups[piece.group].state.gate.wait();
+                for (column, flat) in self.in_files(piece, &staged) {
+                    let range = column.at(piece.param, &piece.flat);
+                    let size = column.dtype.size();
+                    let mut lease = flat.write()?;
+                    let bytes = &mut lease.bytes_mut()[..range.len() * size];
+                    column.store.read_bytes(bytes, (range.start * size) as u64)?;
+                }
+                Ok(())
+            };
+            if filled.send(read().map(|()| staged)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn write_behind(
+        &self,
+        pieces: &[Piece],
+        to_write: &Receiver<Staged>,
+        free: &Sender<Staged>,
+    ) -> Result<()> {
+        for piece in pieces {
+            let Ok(staged) = to_write.recv() else { return Ok(()) };
+            for (column, flat) in self.in_files(piece, &staged) {
+                let range = column.at(piece.param, &piece.flat);
+                let size = column.dtype.size();
+                let lease = flat.read()?;
+                column
+                    .store
+                    .write_bytes(&lease.bytes()[..range.len() * size], (range.start * size) as u64)?;
+            }
+            // Near the end nobody wants it any more.
+            let _ = free.send(staged);
+        }
+        Ok(())
+    }
+
+    /// The columns of a piece that lie in files, each with its buffer.
+    fn in_files<'a>(
+        &'a self,
+        piece: &Piece,
+        staged: &'a Staged,
+    ) -> impl Iterator<Item = (&'a Column, &'a FlatBuffer)> {
+        let columns = columns(&self.groups[piece.group]).zip(staged);
+        columns
+            .filter(|(column, _)| !column.in_memory())
+            .filter_map(|(column, flat)| Some((column, flat.as_ref()?)))
+    }
+
+    /// Rounds the master weights of a group into its working copies.
+    pub fn refresh_working_copy(&self, device: &Device, group: &Group) -> Result<()> {
+        let Some(master) = &group.state.master else { return Ok(()) };
+        let mut values = Vec::new();
+        for start in group.state.updated.clone().step_by(CHUNK) {
+            let flat = start..group.state.updated.end.min(start + CHUNK);
+            values.resize(flat.len(), 0.0f32);
+            master.read(master.at(0, &flat).start, &mut values)?;
+            group.state.weights.write(device, group.state.weights.at(0, &flat).start, &values)?;
+        }
+        Ok(())
+    }
+}
+
+/// Elements that are moved at once when state is filled in.
+pub(super) const CHUNK: usize = 1 << 20;
+
+/// The columns of a group in the order of [`UpdateParts`]: working copy, master weights, the rule's states.
+fn columns(group: &Group) -> impl Iterator<Item = &Column> {
+    let state = &group.state;
+    std::iter::once(&state.weights).chain(&state.master).chain(state.moments.iter().map(|(column, _)| column))
+}
+
+fn stopped() -> Error {
+    Error::Usage("the thread that moves offloaded state has stopped".to_string())
+}

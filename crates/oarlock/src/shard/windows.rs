@@ -1,0 +1,87 @@
+//! Windows: pooled buffers that a unit's weights are gathered into, or its gradients leave from.
+
+use oarlock_comm::{Communicator, Region, Sharing};
+use oarlock_tensor::FlatBuffer;
+
+use crate::error::{Error, Result};
+
+/// A buffer that is lent out.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// What collectives work on.
+    pub region: Region,
+    /// The same memory, as ops see it.
+    pub flat: FlatBuffer,
+}
+
+/// A pool of windows. All ranks take and give back in the same order, so that all find the same.
+#[derive(Debug)]
+pub struct Windows {
+    comm: Communicator,
+    sharing: Sharing,
+    what: &'static str,
+    free: Vec<(Window, u64)>,
+    n_allocated: usize,
+    bytes: usize,
+    /// Meetings of the ranks so far.
+    meetings: u64,
+}
+
+impl Windows {
+    /// An empty pool.
+    pub fn new(comm: &Communicator, sharing: Sharing, what: &'static str) -> Windows {
+        Windows { comm: comm.clone(), sharing, what, free: Vec::new(), n_allocated: 0, bytes: 0, meetings: 0 }
+    }
+
+    /// The group of ranks that see these windows.
+    pub fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// All bytes of the pool.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A window of at least `bytes` bytes that no rank uses any more; the smallest that there is.
+    ///
+    /// # Errors
+    /// No memory, or a rank failed.
+    pub fn take(&mut self, bytes: usize) -> Result<Window> {
+        let fitting = self.free.iter().enumerate().filter(|(_, (window, _))| window.region.bytes() >= bytes);
+        let Some((index, _)) = fitting.min_by_key(|(_, (window, since))| (window.region.bytes(), *since))
+        else {
+            let name = format!("{} {}", self.what, self.n_allocated);
+            let region = self.comm.allocate(&name, bytes, self.sharing)?;
+            (self.n_allocated, self.bytes) = (self.n_allocated + 1, self.bytes + bytes);
+            return Ok(Window { flat: FlatBuffer::over(Box::new(region.clone())), region });
+        };
+        let (window, given_back) = self.free.remove(index);
+        if self.sharing == Sharing::Replicated && given_back == self.meetings {
+            // Another rank may still read what it was gathered for.
+            self.comm.barrier()?;
+            self.met();
+        }
+        Ok(window)
+    }
+
+    /// The ranks have met: whatever was given back before is free on all of them.
+    pub fn met(&mut self) {
+        self.meetings += 1;
+    }
+
+    /// Ends the use of a window.
+    ///
+    /// # Errors
+    /// When somebody still holds a tensor in it.
+    pub fn give_back(&mut self, window: Window) -> Result<()> {
+        drop(window.flat.write().map_err(|_| {
+            Error::Usage(format!(
+                "a tensor of {} is held after its unit was left: drop it inside of the unit",
+                self.what
+            ))
+        })?);
+        self.free.push((window, self.meetings));
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! However the state of a model is divided over ranks, gathered, reduced and offloaded, a training has the same bits.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::golden;
+use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
+use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::report::speed::PhaseTimer;
+use oarlock::shard::{Gather, Lifetime, Offload, Options, Placements};
+use oarlock::train::train_step;
+use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig};
+use oarlock_comm::Communicator;
+use oarlock_tensor::DType;
+
+/// Both have tied and untied weights, norms of their own, and units of several blocks.
+const MODELS: [&str; 2] = ["llama", "qwen3"];
+
+struct Data {
+    dir: PathBuf,
+    rows: Arc<Rows>,
+    _caches: tempfile::TempDir,
+}
+
+impl Data {
+    fn open(model: &str) -> Data {
+        let dir = golden().with_file_name(format!("train-{model}"));
+        let caches = tempfile::tempdir().unwrap();
+        let tokenizer = Tokenizer::open(&dir).unwrap();
+        let source = Source::resolve("text.jsonl", &dir, None).unwrap();
+        let cache = TokenCache::build(caches.path(), &source, &tokenizer, &mut |_| ()).unwrap();
+        let cache = Arc::new(TokenCache::open(&cache.path).unwrap());
+        let settings = RowSettings { packing: Packing::Concat, len: 32, special: tokenizer.special() };
+        let rows = Arc::new(Rows::new(cache, &settings).unwrap());
+        Data { dir, rows, _caches: caches }
+    }
+}
+
+/// Losses and norms of each step, and the state after the last: each parameter's in one piece, whoever held its parts.
+#[derive(PartialEq)]
+struct Trace {
+    losses: Vec<(u64, u64)>,
+    state: BTreeMap<(String, &'static str), Vec<u32>>,
+}
+
+type Pieces = Vec<(String, &'static str, usize, Vec<u32>)>;
+
+fn rank(
+    data: &Data,
+    comm: Communicator,
+    options: &Options,
+    steps: usize,
+    accumulation: u64,
+) -> (Vec<(u64, u64)>, Pieces) {
+    let config = AcceleratorConfig { shard: options.clone(), threads: Some(1), cpu_path: None };
+    let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
+    let hf = HfConfig::read(&data.dir).unwrap();
+    let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
+    let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+    let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+    let mut optimizer = accelerator.prepare(&model, adamw, &mut weights).unwrap();
+    let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
+    let micro_batch = 4 / accumulation;
+    let sampler =
+        Sampler { len: data.rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch, accumulation };
+    let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
+    let mut timer = PhaseTimer::new();
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let window = loader.next_step().unwrap();
+        let report =
+            train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 0.5, &mut timer).unwrap();
+        assert!(report.grad_norm > 0.5, "clipping has nothing to do");
+        losses.push((report.loss_sum.to_bits(), report.grad_norm.to_bits()));
+    }
+    let snapshot = optimizer.engine().snapshot();
+    let mut pieces = Vec::new();
+    for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
+        let mut values = vec![0.0; slice.elements.len()];
+        snapshot.read(&slice, &mut values).unwrap();
+        let bits = values.into_iter().map(f32::to_bits).collect();
+        pieces.push((slice.name, slice.kind, slice.elements.start, bits));
+    }
+    comm.finish();
+    (losses, pieces)
+}
+
+fn train(data: &Data, ranks: usize, options: &Options, steps: usize, accumulation: u64) -> Trace {
+    let traces: Vec<_> = std::thread::scope(|scope| {
+        let start = |comm| scope.spawn(move || rank(data, comm, options, steps, accumulation));
+        let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(traces.iter().all(|trace| trace.0 == traces[0].0), "the ranks disagree: {options:?}");
+    let mut pieces: Pieces = traces.iter().flat_map(|trace| trace.1.clone()).collect();
+    pieces.sort();
+    let mut state = BTreeMap::<_, Vec<u32>>::new();
+    for (name, kind, start, values) in pieces {
+        let joined = state.entry((name, kind)).or_default();
+        assert_eq!(joined.len(), start, "a part is missing or twice there: {options:?}");
+        joined.extend(values);
+    }
+    Trace { losses: traces.into_iter().next().unwrap().0, state }
+}
+
+fn placed(placements: Placements, dtype: DType) -> Options {
+    Options { dtype, placements, ..Options::default() }
+}
+
+/// All ways to hold a model on `ranks` ranks, each with a name.
+fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)> {
+    let zero = |placements| placed(placements, dtype);
+    let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
+    let full = || copied(Placements::PARAMETERS);
+    let nvme = || Some(Offload { dir: disk.to_path_buf(), sub_group_elems: 5000, buffers: 3 });
+    let mut ways = vec![
+        ("ZeRO-1", zero(Placements::OPTIMIZER)),
+        ("ZeRO-2", zero(Placements::GRADIENTS)),
+        ("ZeRO-3", zero(Placements::PARAMETERS)),
+        ("ZeRO-1, copies", copied(Placements::OPTIMIZER)),
+        (
+            "ZeRO-2, copies, buckets of 1000",
+            Options { reduce_bucket_elems: 1000, ..copied(Placements::GRADIENTS) },
+        ),
+        ("DDP, buckets of 777", Options { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
+        ("FULL_SHARD, copies", full()),
+        ("FULL_SHARD, copies, no prefetch", Options { prefetch_elems: 0, ..full() }),
+        ("FULL_SHARD, copies, little live", Options { max_live_elems: 20_000, ..full() }),
+        ("FULL_SHARD, copies, small ones stay", Options { persistence_elems: 3000, ..full() }),
+        ("SHARD_GRAD_OP, copies", Options { lifetime: Lifetime::ForwardToBackward, ..full() }),
+        ("ZeRO-1, optimizer on disk", Options { offload_optimizer: nvme(), ..zero(Placements::OPTIMIZER) }),
+        (
+            "ZeRO-3, both on disk",
+            Options { offload_optimizer: nvme(), offload_params: nvme(), ..zero(Placements::PARAMETERS) },
+        ),
+        (
+            "ZeRO-3, parameters on disk",
+            Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
+        ),
+    ];
+    if ranks == 4 {
+        let hybrid = |options| Options { group: Some(2), ..options };
+        ways.push(("HYBRID_SHARD", hybrid(zero(Placements::PARAMETERS))));
+        ways.push(("HYBRID_SHARD, copies", hybrid(full())));
+        let lifetime = Lifetime::ForwardToBackward;
+        ways.push(("HYBRID_SHARD_ZERO2, copies", Options { lifetime, ..hybrid(full()) }));
+        ways.push(("hpZ", Options { secondary: Some(2), ..full() }));
+        ways.push(("hpZ, no prefetch", Options { secondary: Some(2), prefetch_elems: 0, ..full() }));
+    }
+    ways
+}
+
+#[test]
+fn every_way_to_hold_a_model_has_the_same_bits() {
+    let disk = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let data = Data::open(name);
+        for (ranks, dtype, steps) in
+            [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)]
+        {
+            let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), steps, 1);
+            for (way, options) in ways(ranks, dtype, disk.path()) {
+                let trace = train(&data, ranks, &options, steps, 1);
+                assert_eq!(trace.losses, whole.losses, "{name}, {ranks} ranks, {dtype}: {way}");
+                assert!(trace.state == whole.state, "{name}, {ranks} ranks, {dtype}: {way}: other weights");
+            }
+        }
+    }
+    assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
+}
+
+#[test]
+fn reducing_every_micro_batch_stays_within_rounding() {
+    let disk = tempfile::tempdir().unwrap();
+    let data = Data::open("llama");
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 5e-3)] {
+        let losses = |options: &Options| -> Vec<f64> {
+            let trace = train(&data, 2, options, 10, 4);
+            trace.losses.iter().map(|(loss, _)| f64::from_bits(*loss) / (2.0 * 4.0 * 31.0)).collect()
+        };
+        let whole = losses(&placed(Placements::WHOLE, dtype));
+        for (way, options) in ways(2, dtype, disk.path()) {
+            let apart = losses(&options).iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(apart < tolerance, "{way}, {dtype}: losses {apart} apart");
+        }
+    }
+}

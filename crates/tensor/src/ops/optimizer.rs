@@ -1,0 +1,425 @@
+//! The optimizers: a closed set of rules, and one step of a rule on a part of flat buffers.
+
+use std::ops::Range;
+
+use crate::cpu::Cpu;
+use crate::cpu::optim::adafactor::{self, AdafactorArgs, Extent};
+use crate::cpu::optim::adagrad::Adagrad;
+use crate::cpu::optim::adam::Adam;
+use crate::cpu::optim::lamb::{self, LambArgs};
+use crate::cpu::optim::lion::Lion;
+use crate::cpu::optim::muon::{self, MuonArgs};
+use crate::cpu::optim::sgd::Sgd;
+use crate::cpu::optim::{Buffers, run};
+use crate::device::{Device, Kind};
+use crate::dtype::{DType, Element, Float};
+use crate::error::{Error, Result};
+use crate::flat::{FlatBuffer, WriteLease};
+use crate::ops::with_float;
+use crate::shape::Shape;
+
+pub use crate::cpu::optim::StepArgs;
+
+/// The most states that a rule keeps.
+const MAX_STATES: usize = 3;
+
+/// How gradients change weights. The parameters have the names of `torch.optim` and DeepSpeed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// `torch.optim.AdamW`: weight decay shrinks the weights (Loshchilov and Hutter 2019).
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the corrected second moment.
+        eps: f64,
+    },
+    /// `torch.optim.Adam`: weight decay is a part of the gradient (Kingma and Ba 2015).
+    Adam {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the corrected second moment.
+        eps: f64,
+    },
+    /// `torch.optim.SGD`.
+    Sgd {
+        /// What the momentum keeps of itself; 0 for none.
+        momentum: f64,
+        /// What of the gradient does not enter the momentum.
+        dampening: f64,
+        /// Look ahead (Nesterov).
+        nesterov: bool,
+    },
+    /// `torch.optim.Adagrad` (Duchi, Hazan and Singer 2011).
+    Adagrad {
+        /// The learning rate is divided by 1 + this · steps before.
+        lr_decay: f64,
+        /// The sum of squares at the start.
+        initial_accumulator_value: f64,
+        /// Added to the root of the sum.
+        eps: f64,
+    },
+    /// DeepSpeed's `FusedLion` (Chen et al. 2023). Where momentum and gradient are both zero nothing moves.
+    Lion {
+        /// The share of the momentum in the direction.
+        beta1: f64,
+        /// Decay of the momentum.
+        beta2: f64,
+    },
+    /// DeepSpeed's `FusedLamb` (You et al. 2020).
+    Lamb {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the second moment's root, or under it.
+        eps: f64,
+        /// Add `eps` under the root.
+        eps_inside_sqrt: bool,
+        /// Correct the moments for their start at zero.
+        bias_correction: bool,
+        /// The greatest ratio of norms.
+        max_coeff: f64,
+        /// The least ratio of norms.
+        min_coeff: f64,
+    },
+    /// `torch.optim.Adafactor` (Shazeer and Stern 2018).
+    Adafactor {
+        /// The second moment takes up step^this of a new square.
+        beta2_decay: f64,
+        /// The least root of a second moment; `None`: the f32 epsilon.
+        eps1: Option<f64>,
+        /// The least size of a parameter that steps are relative to.
+        eps2: f64,
+        /// The root mean square to which a direction is clipped.
+        d: f64,
+    },
+    /// `torch.optim.Muon` (Jordan et al. 2024) on hidden matrices, AdamW on everything else. The Newton–Schulz
+    /// iteration runs in f32, where torch and DeepSpeed take 16 bits.
+    Muon {
+        /// Decay of the momentum.
+        momentum: f64,
+        /// Look ahead (Nesterov).
+        nesterov: bool,
+        /// The polynomial of the iteration.
+        ns_coefficients: [f64; 3],
+        /// Rounds of the iteration.
+        ns_steps: usize,
+        /// The least norm that the iteration divides by.
+        eps: f64,
+        /// How the learning rate follows the shape.
+        adjust_lr: AdjustLr,
+        /// AdamW's learning rate as a multiple of Muon's.
+        adam_lr_ratio: f64,
+        /// AdamW's decay of the first moment.
+        adam_beta1: f64,
+        /// AdamW's decay of the second moment.
+        adam_beta2: f64,
+        /// AdamW's epsilon.
+        adam_eps: f64,
+    },
+}
+
+/// How Muon's learning rate follows the shape of a matrix: torch's `adjust_lr_fn`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// `original`: times √max(1, rows / columns).
+    Original,
+    /// `match_rms_adamw`: times 0.2 · √max(rows, columns), so that AdamW's learning rates serve.
+    MatchRmsAdamW,
+}
+
+/// What a step must be given at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Any run of elements, also over the borders of parameters.
+    Elementwise,
+    /// One whole parameter.
+    WholeParameters,
+}
+
+/// What a rule must know of a parameter besides its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A weight of a hidden layer.
+    Matrix,
+    /// Anything else: embeddings, the head, norms, biases.
+    Other,
+}
+
+/// A part of a flat buffer.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    /// The buffer.
+    pub flat: &'a FlatBuffer,
+    /// Its elements.
+    pub range: Range<usize>,
+}
+
+/// What a step reads and writes. Each part that is written lies in a buffer of its own.
+#[derive(Clone, Debug)]
+pub struct UpdateParts<'a> {
+    /// The working copy.
+    pub weights: Part<'a>,
+    /// Its dtype.
+    pub dtype: DType,
+    /// f32 master weights; `None` where the working copy is f32 and the master itself.
+    pub master: Option<Part<'a>>,
+    /// f32 gradients.
+    pub grads: Part<'a>,
+    /// The rule's f32 states, one for each of its names; all zero before the first step.
+    pub state: &'a [Part<'a>],
+}
+
+impl Rule {
+    /// The name of the rule.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Rule::AdamW { .. } => "adamw",
+            Rule::Adam { .. } => "adam",
+            Rule::Sgd { .. } => "sgd",
+            Rule::Adagrad { .. } => "adagrad",
+            Rule::Lion { .. } => "lion",
+            Rule::Lamb { .. } => "lamb",
+            Rule::Adafactor { .. } => "adafactor",
+            Rule::Muon { .. } => "muon",
+        }
+    }
+
+    /// What a step must be given at once.
+    pub fn needs(&self) -> Needs {
+        match self {
+            Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => Needs::WholeParameters,
+            _ => Needs::Elementwise,
+        }
+    }
+
+    /// The states kept beside the f32 master weights, by torch's names.
+    pub fn state_names(&self) -> &'static [&'static str] {
+        match self {
+            Rule::AdamW { .. } | Rule::Adam { .. } | Rule::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
+            Rule::Sgd { momentum: 0.0, .. } => &[],
+            Rule::Sgd { .. } => &["momentum_buffer"],
+            Rule::Adagrad { .. } => &["sum"],
+            Rule::Lion { .. } => &["exp_avg"],
+            Rule::Adafactor { .. } => &["row_var", "col_var", "variance"],
+            Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
+        }
+    }
+
+    /// The shape of state `index` of a parameter, as torch has it; `None` where the parameter does without.
+    pub fn state_shape(&self, index: usize, shape: &Shape, role: Role) -> Option<Shape> {
+        let sizes = shape.sizes();
+        let with = |dim: usize| {
+            let mut sizes = sizes.to_vec();
+            sizes[dim] = 1;
+            Shape::new(&sizes).ok()
+        };
+        match self {
+            Rule::Adafactor { .. } if sizes.len() < 2 => (index == 2).then_some(*shape),
+            Rule::Adafactor { .. } => match index {
+                0 => with(sizes.len() - 1),
+                1 => with(sizes.len() - 2),
+                _ => None,
+            },
+            Rule::Muon { .. } => {
+                let used = if is_matrix(shape, role) { index == 0 } else { index == 1 || index == 2 };
+                used.then_some(*shape)
+            }
+            _ => (index < self.state_names().len()).then_some(*shape),
+        }
+    }
+
+    /// The elements of state `index` of a parameter; 0 where the parameter does without.
+    pub fn state_len(&self, index: usize, shape: &Shape, role: Role) -> usize {
+        self.state_shape(index, shape, role).map_or(0, |shape| shape.n_elems())
+    }
+
+    /// The rule with the decays that a schedule sets. A rule that has no such pair is left as it is, as by
+    /// DeepSpeed's `OneCycle`.
+    pub fn with_betas(mut self, betas: [f64; 2]) -> Rule {
+        if let Rule::AdamW { beta1, beta2, .. }
+        | Rule::Adam { beta1, beta2, .. }
+        | Rule::Lion { beta1, beta2 }
+        | Rule::Lamb { beta1, beta2, .. } = &mut self
+        {
+            [*beta1, *beta2] = betas;
+        }
+        self
+    }
+}
+
+/// Whether Muon's own rule applies.
+fn is_matrix(shape: &Shape, role: Role) -> bool {
+    role == Role::Matrix && shape.sizes().len() == 2
+}
+
+/// One step: on any run of elements where the rule is [`Needs::Elementwise`] (`shape` and `role` then say nothing), or
+/// on one whole parameter of this shape.
+///
+/// # Errors
+/// Parts that do not fit the rule or their buffers, or that are in use elsewhere.
+pub fn update(
+    device: &Device,
+    rule: &Rule,
+    args: &StepArgs,
+    shape: &Shape,
+    role: Role,
+    parts: &UpdateParts<'_>,
+) -> Result<()> {
+    check(rule, shape, role, parts)?;
+    let grads = parts.grads.flat.read()?;
+    let grad = &grads.slice::<f32>()[parts.grads.range.clone()];
+    let mut leases: [Option<WriteLease>; MAX_STATES] = [None, None, None];
+    for (lease, part) in leases.iter_mut().zip(parts.state) {
+        if !part.range.is_empty() {
+            *lease = Some(part.flat.write()?);
+        }
+    }
+    let mut state: [&mut [f32]; MAX_STATES] = [&mut [], &mut [], &mut []];
+    for ((state, lease), part) in state.iter_mut().zip(&mut leases).zip(parts.state) {
+        if let Some(lease) = lease {
+            *state = &mut lease.slice_mut::<f32>()[part.range.clone()];
+        }
+    }
+    let n_state: usize = state.iter().map(|state| state.len()).sum();
+    let bytes =
+        4 * grad.len() + 8 * (grad.len() + n_state) + parts.master.as_ref().map_or(0, |_| 2 * grad.len());
+    let mut working = parts.weights.flat.write()?;
+    let range = parts.weights.range.clone();
+    device.profile().time(rule.name(), 0, bytes as u64, || match &parts.master {
+        None => {
+            let weights = &mut working.slice_mut::<f32>()[range];
+            dispatch::<f32>(
+                device,
+                rule,
+                args,
+                (shape, role),
+                Buffers { weights, state, grad, working: None },
+            )
+        }
+        Some(master) => {
+            let mut lease = master.flat.write()?;
+            let weights = &mut lease.slice_mut::<f32>()[master.range.clone()];
+            with_float!(parts.dtype, "optimizer", T => {
+                let working = Some(&mut working.slice_mut::<T>()[range]);
+                dispatch(device, rule, args, (shape, role), Buffers { weights, state, grad, working })
+            })
+        }
+    })
+}
+
+/// Runs the kernel of a rule, with scratch memory where it needs some.
+fn dispatch<T: Float>(
+    device: &Device,
+    rule: &Rule,
+    args: &StepArgs,
+    (shape, role): (&Shape, Role),
+    buffers: Buffers<'_, T>,
+) -> Result<()> {
+    let Kind::Cpu(cpu) = device.kind();
+    match *rule {
+        Rule::AdamW { beta1, beta2, eps } => run(cpu, Adam::<true>::new(beta1, beta2, eps, args), buffers),
+        Rule::Adam { beta1, beta2, eps } => run(cpu, Adam::<false>::new(beta1, beta2, eps, args), buffers),
+        Rule::Sgd { momentum, dampening, nesterov } => {
+            run(cpu, Sgd::new(momentum, dampening, nesterov, args), buffers);
+        }
+        Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => {
+            run(cpu, Adagrad::new(lr_decay, initial_accumulator_value, eps, args), buffers);
+        }
+        Rule::Lion { beta1, beta2 } => run(cpu, Lion::new(beta1, beta2, args), buffers),
+        Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } => {
+            let lamb = LambArgs { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff };
+            let mut scratch = device.scratch(8 * lamb::scratch_len(buffers.grad.len()))?;
+            lamb::step(cpu, &lamb, args, buffers, bytemuck::cast_slice_mut(scratch.bytes_mut()));
+        }
+        Rule::Adafactor { beta2_decay, eps1, eps2, d } => {
+            let eps1 = eps1.unwrap_or(f64::from(f32::EPSILON));
+            let adafactor = AdafactorArgs { beta2_decay, eps1, eps2, d };
+            let extent = Extent::new(shape.sizes());
+            let mut scratch = device.scratch(8 * extent.scratch_len())?;
+            let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
+            adafactor::step(cpu, &adafactor, args, extent, buffers, scratch);
+        }
+        Rule::Muon { .. } => return muon_step(device, cpu, rule, args, (shape, role), buffers),
+    }
+    Ok(())
+}
+
+fn muon_step<T: Float>(
+    device: &Device,
+    cpu: &Cpu,
+    rule: &Rule,
+    args: &StepArgs,
+    (shape, role): (&Shape, Role),
+    buffers: Buffers<'_, T>,
+) -> Result<()> {
+    let Rule::Muon {
+        momentum,
+        nesterov,
+        ns_coefficients,
+        ns_steps,
+        eps,
+        adjust_lr,
+        adam_lr_ratio,
+        adam_beta1,
+        adam_beta2,
+        adam_eps,
+    } = *rule
+    else {
+        return Ok(());
+    };
+    if !is_matrix(shape, role) {
+        let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
+        let Buffers { weights, state: [_, first, second], grad, working } = buffers;
+        let buffers = Buffers { weights, state: [first, second, &mut []], grad, working };
+        run(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
+        return Ok(());
+    }
+    let (rows, cols) = (shape.sizes()[0], shape.sizes()[1]);
+    let ratio = match adjust_lr {
+        AdjustLr::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
+        AdjustLr::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
+    };
+    let muon = MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio };
+    let mut scratch = device.scratch(4 * muon::scratch_len(rows, cols))?;
+    let mut products = device.scratch(muon::product_scratch_bytes(cpu, rows, cols))?;
+    let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
+    muon::step(cpu, &muon, args, (rows, cols), buffers, scratch, products.bytes_mut());
+    Ok(())
+}
+
+/// Whether the parts fit the rule, the shape and their buffers.
+fn check(rule: &Rule, shape: &Shape, role: Role, parts: &UpdateParts<'_>) -> Result<()> {
+    let wrong = |expected: String, got: String| Err(Error::Shape { op: rule.name(), expected, got });
+    let whole = rule.needs() == Needs::WholeParameters;
+    let n = if whole { shape.n_elems() } else { parts.grads.range.len() };
+    let names = rule.state_names();
+    if parts.state.len() != names.len() {
+        return wrong(format!("the states {names:?}"), format!("{} states", parts.state.len()));
+    }
+    if parts.master.is_none() && parts.dtype != DType::F32 {
+        let expected = "master weights, or an f32 working copy";
+        return Err(Error::DType { op: rule.name(), expected, got: parts.dtype });
+    }
+    let mut all =
+        vec![("weights", &parts.weights, n, parts.dtype), ("gradients", &parts.grads, n, f32::DTYPE)];
+    all.extend(parts.master.iter().map(|master| ("master weights", master, n, f32::DTYPE)));
+    all.extend(names.iter().zip(parts.state).enumerate().map(|(index, (name, part))| {
+        let len = if whole { rule.state_len(index, shape, role) } else { n };
+        (*name, part, len, f32::DTYPE)
+    }));
+    for (name, part, len, dtype) in all {
+        if part.range.len() != len {
+            return wrong(format!("{len} elements of {name}"), format!("elements {:?}", part.range));
+        }
+        let held = part.flat.len_bytes() / dtype.size();
+        if part.range.end > held {
+            return wrong(format!("a part of the {held} elements of {name}"), format!("{:?}", part.range));
+        }
+    }
+    Ok(())
+}
