@@ -53,6 +53,16 @@ fn config(hidden: usize, layers: usize) -> DecoderConfig {
     }
 }
 
+/// Saves without training.
+const ALONE: usize = 10;
+
+/// The processor time of this process, in the hundredths of seconds that Linux counts.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
 /// What happens beside the training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Saves {
@@ -87,8 +97,26 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
         Ok(Contents { model, ..Contents::state(ClientState::default()) })
     };
     let bytes = (optimizer.engine().n_params() * (12 + 2)) as f64;
+    // Saves alone, first: how fast they are, and how much of the processors' time they take.
+    let (mut fastest, busy) = (f64::INFINITY, cpu_seconds());
+    for _ in 0..ALONE {
+        comm.barrier()?;
+        let begin = Instant::now();
+        saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
+        saver.finish(comm)?;
+        fastest = fastest.min(begin.elapsed().as_secs_f64());
+    }
+    if main {
+        println!(
+            "{:.0} MB a save: {:.1} ms, {:.0} MB/s; {:.1} ms of processor time over all ranks",
+            bytes / 1e6,
+            1e3 * fastest,
+            bytes / fastest / 1e6,
+            1e3 * (cpu_seconds() - busy) / ALONE as f64
+        );
+    }
     let mut least = [f64::INFINITY; 3];
-    for round in 0..3 {
+    for _ in 0..3 {
         for saves in [Saves::None, Saves::Background, Saves::Waiting] {
             comm.barrier()?;
             let begin = Instant::now();
@@ -101,20 +129,9 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
                 optimizer.step(5e-4)?;
                 saver.poll(comm)?;
                 if saves != Saves::None && step % 3 == 0 {
-                    let at = Instant::now();
                     saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
-                    let begun = at.elapsed().as_secs_f64();
                     if saves == Saves::Waiting {
                         saver.finish(comm)?;
-                    }
-                    if main {
-                        let seconds = at.elapsed().as_secs_f64();
-                        println!(
-                            "round {round}, {saves:?}: begun in {:.1} ms; {:.1} ms, {:.0} MB/s",
-                            1e3 * begun,
-                            1e3 * seconds,
-                            bytes / seconds / 1e6
-                        );
                     }
                 }
             }

@@ -67,7 +67,7 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
     Ok(merged)
 }
 
-/// Verifies all bytes that hold weights.
+/// Verifies all bytes that hold weights, and the files that are taken over.
 fn verify_weights(dir: &Path, manifest: &Manifest) -> std::result::Result<(), Problem> {
     let mut runs = Vec::new();
     for (name, parameter) in &manifest.parameters {
@@ -79,6 +79,9 @@ fn verify_weights(dir: &Path, manifest: &Manifest) -> std::result::Result<(), Pr
     }
     runs.sort_unstable();
     for file in &manifest.files {
+        if !file.path.contains('/') && !file.path.ends_with(".safetensors") {
+            file.sums.iter().try_for_each(|sum| verify(dir, manifest, file, sum))?;
+        }
         let first = runs.partition_point(|(path, ..)| *path < file.path.as_str());
         let mut own = runs[first..].iter().take_while(|(path, ..)| *path == file.path).peekable();
         for sum in &file.sums {

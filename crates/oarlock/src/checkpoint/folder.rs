@@ -91,16 +91,8 @@ impl TempFolder {
         &self.path
     }
 
-    /// Gives the folder its name. An older checkpoint of that name stays whole until this one has it. What could not be
-    /// published is given back.
-    pub fn publish(mut self) -> std::result::Result<(), (Error, TempFolder)> {
-        match self.take_name() {
-            Ok(()) => Ok(()),
-            Err(error) => Err((error, self)),
-        }
-    }
-
-    fn take_name(&mut self) -> Result<()> {
+    /// Gives the folder its name. An older checkpoint of that name stays whole until this one has it.
+    pub fn publish(&mut self) -> Result<()> {
         let old = sibling(&self.target, ASIDE, &self.token);
         let replaces = exists(&self.target)?;
         if replaces {

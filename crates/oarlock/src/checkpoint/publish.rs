@@ -69,14 +69,12 @@ pub fn write_rest(
 /// folder, and gives the folder its name.
 pub fn publish(
     mut manifest: Manifest,
-    folder: TempFolder,
+    folder: &mut TempFolder,
     others: Vec<FileEntry>,
     ranks: Vec<RankFiles>,
-) -> std::result::Result<(), (Error, TempFolder)> {
-    match complete(&mut manifest, folder.path(), others, ranks) {
-        Ok(()) => folder.publish(),
-        Err(error) => Err((error, folder)),
-    }
+) -> Result<()> {
+    complete(&mut manifest, folder.path(), others, ranks)?;
+    folder.publish()
 }
 
 fn complete(

@@ -286,21 +286,18 @@ fn write(job: Job, end: Option<End>, shared: &Shared) -> Option<TempFolder> {
         shared.set(reported.map_or_else(|error| Status::Failed(error.to_string()), |()| Status::Done));
         return None;
     };
-    let End { dir, folder, begun_files, manifest, model, extra, then } = end;
-    let ranks = written
+    let End { dir, mut folder, begun_files, manifest, model, extra, then } = end;
+    let published = written
         .and_then(|own| write_rest(&path, model.as_ref(), extra).map(|()| own))
-        .and_then(|own| all_parts(own, &path, world_size, shared));
-    let published = match ranks {
-        Ok(ranks) => publish(manifest, folder, begun_files, ranks),
-        Err(error) => Err((error, folder)),
-    };
+        .and_then(|own| all_parts(own, &path, world_size, shared))
+        .and_then(|ranks| publish(manifest, &mut folder, begun_files, ranks));
     match published {
         Ok(()) => {
             let after = then(&dir).map_err(|error| error.to_string());
             shared.set(after.map_or_else(Status::AfterSave, |()| Status::Done));
             None
         }
-        Err((error, folder)) => {
+        Err(error) => {
             shared.set(Status::Failed(error.to_string()));
             Some(folder)
         }

@@ -242,7 +242,8 @@ impl<'a> Run<'a> {
         let output = self.config.save.output_dir.clone();
         let dir = output.join(format!("checkpoint-{done}"));
         let files = self.model_files()?;
-        let (model, beside) = match StateDict::Full.has_model() || self.config.save.only_model {
+        let state_dict = StateDict::Full;
+        let (model, beside) = match state_dict.has_model() || self.config.save.only_model {
             true => (Some(files), None),
             false => (None, Some(files.without_weights())),
         };

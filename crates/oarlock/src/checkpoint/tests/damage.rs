@@ -256,7 +256,10 @@ fn every_changed_byte_of_a_checkpoint_is_noticed() {
     on_ranks(1, |comm| {
         let model = Small(RmsNorm::new(700, 1e-5).unwrap());
         let engine = bare_engine(&model, comm, Placements::OPTIMIZER, DType::F32);
-        let extra = |dir: &Path| Ok(fs::write(dir.join("notes.txt"), "some words").unwrap());
+        let extra = |dir: &Path| {
+            fs::write(dir.join("notes.txt"), "some words").unwrap();
+            Ok(())
+        };
         save(&dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(1)) }).unwrap();
     });
     let manifest = Manifest::open(&dir).unwrap();

@@ -268,8 +268,11 @@ fn divide(weights: &[Weight], size: usize, max_shard_bytes: u64) -> Vec<Vec<&Wei
     groups
 }
 
+/// Where each of some weights begins and ends.
+type Ranges = Vec<(usize, usize)>;
+
 /// The head of a safetensors file, and where each weight begins and ends behind it.
-fn header_of(group: &[&Weight], stored: Dtype) -> Result<(Vec<u8>, Vec<(usize, usize)>)> {
+fn header_of(group: &[&Weight], stored: Dtype) -> Result<(Vec<u8>, Ranges)> {
     let mut end = 0;
     let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
     for weight in group {

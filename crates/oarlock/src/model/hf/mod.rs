@@ -13,7 +13,7 @@ pub use config::{HfConfig, SpecialTokens};
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile};
 pub use load::{LoadedModel, load_for_inference};
 pub use names::Naming;
-pub use save::{SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
+pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
 
 #[cfg(test)]

@@ -83,6 +83,9 @@ fn widen<T: Copy>(from: &[T], out: &mut [f32], to_f32: impl Fn(T) -> f32) {
     out.iter_mut().zip(from).for_each(|(out, x)| *out = to_f32(*x));
 }
 
+/// Fills a buffer with elements of a weight.
+pub type ReadElements<'a> = dyn FnMut(&str, Range<usize>, &mut [f32]) -> Result<()> + 'a;
+
 impl ModelFiles {
     /// The files of `model`: weights, `config.json`, and what is taken over from another folder. Shared weights are there
     /// once.
@@ -124,16 +127,11 @@ impl ModelFiles {
         }
     }
 
-    /// Writes all files into the folder `dir`, which is as it was when that fails. `read` fills a buffer with elements of
-    /// a weight. Weight files of an earlier save that are not replaced are removed at the end.
+    /// Writes all files into the folder `dir`, which is as it was when that fails. Weight files of an earlier save that are not replaced are removed at the end.
     ///
     /// # Errors
     /// When a file cannot be written, such as on a full disk, or a weight cannot be read.
-    pub fn save(
-        self,
-        dir: &Path,
-        read: &mut dyn FnMut(&str, Range<usize>, &mut [f32]) -> Result<()>,
-    ) -> Result<()> {
+    pub fn save(self, dir: &Path, read: &mut ReadElements<'_>) -> Result<()> {
         let files = Arc::new(self);
         let staged = Staged::new(dir, files.clone(), std::process::id().to_string())?;
         let mut attempt = || {
