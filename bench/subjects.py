@@ -15,6 +15,10 @@ from watch import Watch, descendants, parents
 HERE = Path(__file__).resolve().parent
 ENGINES = ("accelerate", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 OURS = "oarlock"
+# Of a DeepSpeed configuration, what does not depend on the stage.
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"}}
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Failed(Exception):
     """A run that did not end well; the text is the last of what it said."""
 
 
+def last_words(text):
+    """The end of an output on one line, without frames around messages."""
+    return " ".join(re.sub(r"[\u2500-\u257f\u00b7]|\x1b\[[\d;]*m", " ", text).split())[-300:] or "it said nothing"
+
+
 class Command:
     """A running command on the given cores; its output goes to a file."""
 
@@ -65,7 +74,7 @@ class Command:
                 self.kill()
         text = self.log.read_text(errors="replace")
         if code != 0:
-            raise Failed(f"exit code {code}: " + (" ".join(text.splitlines()[-3:])[-300:] or "it said nothing"))
+            raise Failed(f"exit code {code}: " + last_words(text))
         return text
 
     def kill(self):
@@ -98,7 +107,7 @@ class Peer:
     def __init__(self, engine, python):
         self.name, self.python = engine, Path(python)
 
-    def _start(self, work, machine, log):
+    def _start(self, work, machine, log, more=()):
         size = json.loads((HERE / "models" / work.model / "config.json").read_text())
         dtype = {"f32": "fp32", "bf16": "bf16"}[work.dtype]
         # Programs of the environment (a compiler driver of DeepSpeed's) are found beside its Python.
@@ -107,7 +116,7 @@ class Peer:
             [self.python, "-m", "torch.distributed.run", "--nproc-per-node", machine.ranks, HERE / "peers/throughput.py",
              "--engine", self.name, "--dtype", dtype, "--batch", work.batch, "--seq", work.seq,
              "--hidden", size["hidden_size"], "--inter", size["intermediate_size"], "--layers", size["num_hidden_layers"],
-             "--warmup", work.warmup, "--steps", work.steps, "--started", time.time()],
+             "--warmup", work.warmup, "--steps", work.steps, "--started", time.time(), *more],
             machine, environment, log)
 
     def _result(self, text):
@@ -126,14 +135,20 @@ class Peer:
     def memory(self, work, machine, folder):
         return watched(self._start(work, machine, folder / f"{self.name}.log"))
 
+    def save(self, work, machine, folder, n_saves):
+        """The median seconds of a checkpoint in DeepSpeed's own form, and its bytes."""
+        target = folder / f"out-{self.name}-saves"
+        result = self._result(self._start(work, machine, folder / f"{self.name}-save.log", ("--save-to", target, "--saves", n_saves)).wait())
+        shutil.rmtree(target)
+        return result["save_s"], result["save_bytes"]
+
 
 class Ours:
-    """`oarlock train`."""
+    """`oarlock train`; with a stage of ZeRO, given as DeepSpeed's configuration file."""
 
-    name = OURS
-
-    def __init__(self, program, dataset):
-        self.program, self.dataset = program, dataset
+    def __init__(self, program, dataset, stage=None):
+        self.program, self.dataset, self.stage = program, dataset, stage
+        self.name = OURS if stage is None else f"{OURS} {'ddp' if stage == 0 else f'zero{stage}'}"
 
     def model(self, folder, name):
         """The folder of a model: its configuration, and a tokenizer learned from the example corpus."""
@@ -154,8 +169,11 @@ class Ours:
             "num_threads_per_process": machine.threads, "output_dir": output}
         for old in ("trainer_log.jsonl", "running_log.txt"):
             (output / old).unlink(missing_ok=True)
+        if self.stage is not None:
+            keys["deepspeed"] = folder / f"stage{self.stage}.json"
+            keys["deepspeed"].write_text(json.dumps(DEEPSPEED | {"zero_optimization": {"stage": self.stage}}))
         arguments = [self.program, "train", HERE / "train.yaml", *(f"{key}={value}" for key, value in keys.items())]
-        return Command([*arguments, *more], machine, {}, folder / f"{OURS}.log")
+        return Command([*arguments, *more], machine, {}, folder / f"{self.name.replace(' ', '-')}.log")
 
     def speed(self, work, machine, folder):
         """The median over the steps; the rate of a step is that of all ranks, data and logging included."""
@@ -180,6 +198,24 @@ class Ours:
 
     def memory(self, work, machine, folder):
         return watched(self._start(work, machine, folder, folder / f"out-{work.model}"))
+
+    def wall(self, work, machine, folder, more):
+        """The seconds of a whole run with `more` keys, and the checkpoints that it left."""
+        output = folder / f"out-{work.model}-saves"
+        for old in output.glob("checkpoint-*"):
+            shutil.rmtree(old)
+        command = self._start(work, machine, folder, output, more)
+        command.wait()
+        return time.time() - command.begin, sorted(output.glob("checkpoint-*"))
+
+    def estimate(self, work, machine, folder):
+        """The bytes of a rank that `oarlock estimate-memory` expects."""
+        command = [self.program, "estimate-memory", self.model(folder, work.model), "--batch", work.batch, "--cutoff-len", work.seq,
+                   "--dtype", work.dtype, "--num-processes", machine.ranks, "--threads", machine.threads, "--stage", self.stage or 0, "--json"]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Failed(f"exit code {done.returncode}: " + last_words(done.stderr))
+        return next(stage["rank"] for stage in json.loads(done.stdout)["stages"] if stage["stage"] == (self.stage or 0))
 
 
 def watched(command):

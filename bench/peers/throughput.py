@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 
 import torch
@@ -35,6 +36,8 @@ def arguments():
     parser.add_argument("--warmup", type=int, default=1, help="steps before those that are timed; at least 1")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--started", type=float, default=STARTED, help="when the command began, in seconds since 1970")
+    parser.add_argument("--save-to", help="time checkpoints in this folder, too; engines of DeepSpeed only")
+    parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--local_rank", type=int, default=0, help="set by some launchers; unused")
     return parser.parse_args()
 
@@ -67,6 +70,10 @@ def deepspeed_step(model, args, ids):
         engine.step()
         return loss
 
+    def save(folder, tag):
+        engine.save_checkpoint(folder, tag)
+
+    step.save = save
     return step
 
 
@@ -116,6 +123,21 @@ def torch_step(model, args, ids):
     return step
 
 
+def timed_saves(save, folder, n_saves):
+    """The median seconds of a checkpoint, from barrier to barrier, and its bytes. Each replaces the one before."""
+    times = []
+    for index in range(n_saves):
+        dist.barrier()
+        begin = time.perf_counter()
+        save(folder, str(index))
+        dist.barrier()
+        times.append(time.perf_counter() - begin)
+        if index and dist.get_rank() == 0:
+            shutil.rmtree(os.path.join(folder, str(index - 1)))
+    files = [os.path.join(at, name) for at, _, names in os.walk(os.path.join(folder, str(n_saves - 1))) for name in names]
+    return {"save_s": round(statistics.median(times), 4), "save_bytes": sum(map(os.path.getsize, files))}
+
+
 def kilobytes(path, key):
     with open(path) as file:
         return int(re.search(rf"^{key}:\s+(\d+) kB", file.read(), re.MULTILINE)[1])
@@ -145,12 +167,13 @@ def main():
         loss = step()
         times.append(time.perf_counter() - begin)
     seconds = statistics.median(times)
+    saved = timed_saves(step.save, args.save_to, args.saves) if args.save_to else {}
     if rank == 0:
         print(json.dumps({
             "engine": args.engine, "dtype": args.dtype, "ranks": ranks, "params": n_params,
             "step_s": round(seconds, 4), "tok_s": round(ranks * args.batch * args.seq / seconds, 1),
             "first_step_s": round(first_step, 2), "pss_mb": kilobytes("/proc/self/smaps_rollup", "Pss") // 1024,
-            "peak_rss_mb": kilobytes("/proc/self/status", "VmHWM") // 1024, "loss": round(loss.item(), 4)}), flush=True)
+            "peak_rss_mb": kilobytes("/proc/self/status", "VmHWM") // 1024, "loss": round(loss.item(), 4), **saved}), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 

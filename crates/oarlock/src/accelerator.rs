@@ -32,6 +32,7 @@ use oarlock_tensor::ops::{HeadLoss, Mask};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook};
 
 use crate::checkpoint::{self, ClientState, Contents};
+use crate::config::LossScale;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
@@ -63,6 +64,7 @@ pub struct Accelerator {
 #[derive(Clone)]
 pub struct Accumulation {
     n_targets: u64,
+    loss_scale: f64,
     /// Called when a backward pass is over.
     after: Arc<dyn UnitHook>,
 }
@@ -148,7 +150,8 @@ impl Accelerator {
             &OptimizerConfig::role,
         )?;
         engine.initialize(source)?;
-        Ok(Optimizer::new(engine, optimizer))
+        let f16 = (self.options.dtype == DType::F16).then_some(LossScale::UNSAID);
+        Ok(Optimizer::new(engine, OptimizerConfig { loss_scale: optimizer.loss_scale.or(f16), ..optimizer }))
     }
 
     /// Begins an accumulation window: the ranks agree on the number of targets of the whole step, so that every token
@@ -164,7 +167,11 @@ impl Accelerator {
                 "a step without a single target: all its labels are ignored".to_string(),
             ));
         }
-        Ok(Accumulation { n_targets: total[0] as u64, after: optimizer.engine().pass_hook() })
+        Ok(Accumulation {
+            n_targets: total[0] as u64,
+            loss_scale: optimizer.loss_scale(),
+            after: optimizer.engine().pass_hook(),
+        })
     }
 
     /// The tensors of a micro-batch: ids, labels, and which positions see which.
@@ -205,7 +212,7 @@ impl Accelerator {
     /// returns the norm before that.
     ///
     /// # Errors
-    /// When a rank failed, or the gradients are not finite.
+    /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
     pub fn clip_grad_norm(&self, optimizer: &mut Optimizer, max_norm: f64) -> Result<f64> {
         optimizer.clip_grad_norm(max_norm)
     }
@@ -271,7 +278,7 @@ impl Accumulation {
 
     /// Puts the input of a micro-batch on a fresh tape whose loss will be divided by the targets of the whole step.
     pub fn input(&self, ids: &Tensor) -> Tensor {
-        let tape = Tape::with_seed((1.0 / self.n_targets as f64) as f32);
+        let tape = Tape::with_seed((self.loss_scale / self.n_targets as f64) as f32);
         tape.enter_unit(self.after.clone());
         tape.input(ids)
     }

@@ -58,6 +58,12 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
+    /// A training that would not fit into memory.
+    #[error(transparent)]
+    Memory(#[from] Box<crate::estimate::Refusal>),
+    /// A loss scale that cannot fall any further.
+    #[error(transparent)]
+    LossScale(#[from] crate::train::ScaleAtMinimum),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

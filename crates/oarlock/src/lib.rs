@@ -9,6 +9,7 @@ pub mod config;
 pub mod data;
 mod disk;
 mod error;
+pub mod estimate;
 pub mod generate;
 pub mod launch;
 pub mod model;

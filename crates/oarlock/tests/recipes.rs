@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use oarlock::config::{paths, train_config, written};
+use oarlock::config::{Placement, paths, train_config, written};
 use oarlock::data::{Source, Tokenizer, TrainSettings, train_bpe};
 
 /// The root of the repository, where paths in recipes begin. Each test goes there; it is the same place for all.
@@ -31,6 +31,25 @@ fn every_recipe_is_a_run() {
         }
     }
     assert!(n_recipes > 0);
+}
+
+#[test]
+fn every_deepspeed_file_goes_with_a_run() {
+    at_the_root();
+    let mut n_files = 0;
+    for entry in std::fs::read_dir("recipes").unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let words = ["recipes/pretrain.yaml".to_owned(), format!("deepspeed={}", path.display())];
+            let arguments = written::arguments(&words).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let config =
+                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());
+            assert_eq!(config.shard.gradients, Placement::Sharded, "{}", path.display());
+            n_files += 1;
+        }
+    }
+    assert!(n_files > 0);
 }
 
 #[test]

@@ -22,7 +22,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
     ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
-    ("train", &["accelerator", "checkpoint", "config", "data", "error", "model", "report", "shard"]),
+    (
+        "train",
+        &["accelerator", "checkpoint", "config", "data", "error", "estimate", "model", "report", "shard"],
+    ),
+    ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("launch", &["error"]),
     (
         "cli",
@@ -32,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "config",
             "data",
             "error",
+            "estimate",
             "generate",
             "launch",
             "model",
@@ -41,7 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("rank", &["error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "report"]),
+    ("error", &["checkpoint", "data", "estimate", "report"]),
     ("main", &[]),
 ];
 

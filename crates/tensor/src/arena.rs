@@ -28,6 +28,8 @@ struct Pool {
     usage: BTreeMap<&'static str, Usage>,
     bytes: usize,
     n_fresh: usize,
+    /// Blocks are only counted: there is no memory behind them.
+    dry: bool,
 }
 
 /// What buffers of one name use.
@@ -45,6 +47,11 @@ impl Arena {
     /// An empty pool.
     pub fn new() -> Arena {
         Arena::default()
+    }
+
+    /// An empty pool that only keeps accounts: its buffers take no memory and have no bytes.
+    pub(crate) fn dry() -> Arena {
+        Arena(Arc::new(Mutex::new(Pool { dry: true, ..Pool::default() })))
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
@@ -71,7 +78,8 @@ impl Arena {
                 block
             }
             None => {
-                let block = Block::new(bytes).ok_or(Error::OutOfMemory { bytes, what })?;
+                let block = if pool.dry { Some(Block::dry(bytes)) } else { Block::new(bytes) };
+                let block = block.ok_or(Error::OutOfMemory { bytes, what })?;
                 pool.n_fresh += 1;
                 pool.bytes += bytes;
                 block
@@ -122,9 +130,9 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The first byte; aligned to [`ALIGN`].
-    pub(crate) fn ptr(&self) -> *mut u8 {
-        self.block.as_ref().map_or(std::ptr::null_mut(), |b| b.ptr.as_ptr())
+    /// The first byte, aligned to [`ALIGN`]; `None` for a buffer of a dry device, which has no memory.
+    pub(crate) fn ptr(&self) -> Option<NonNull<u8>> {
+        self.block.as_ref().and_then(Block::ptr)
     }
 
     /// Its size.
@@ -132,10 +140,11 @@ impl Buffer {
         self.block.as_ref().map_or(0, |b| b.bytes)
     }
 
-    /// The bytes, for kernels' scratch space.
+    /// The bytes, for kernels' scratch space; none on a dry device.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let Some(ptr) = self.ptr() else { return &mut [] };
         // SAFETY: the block is initialised memory of this length, owned by this buffer, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr(), self.len_bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), self.len_bytes()) }
     }
 }
 
@@ -154,10 +163,16 @@ impl Drop for Buffer {
 
 /// Memory from the system: zeroed when fresh, so always initialised.
 struct Block {
-    ptr: NonNull<u8>,
     bytes: usize,
-    /// Present when the block is a mapping; otherwise it is from the allocator.
-    map: Option<MmapMut>,
+    memory: Memory,
+}
+
+enum Memory {
+    Allocated(NonNull<u8>),
+    /// A mapping of its own, and where it begins.
+    Mapped(NonNull<u8>, #[expect(dead_code, reason = "unmaps when dropped")] MmapMut),
+    /// None: the block is only counted.
+    Dry,
 }
 
 // SAFETY: a block is plain memory; whoever owns the block (a buffer, or the pool's free list) rules its use.
@@ -172,20 +187,31 @@ impl Block {
             // Without huge pages the block is slower to touch, nothing else.
             let _ = map.advise(Advice::HugePage);
             let ptr = NonNull::new(map.as_mut_ptr())?;
-            return Some(Block { ptr, bytes, map: Some(map) });
+            return Some(Block { bytes, memory: Memory::Mapped(ptr, map) });
         }
         let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
         // SAFETY: the layout has a size of at least ALIGN bytes.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block { ptr, bytes, map: None })
+        Some(Block { bytes, memory: Memory::Allocated(ptr) })
+    }
+
+    fn dry(bytes: usize) -> Block {
+        Block { bytes, memory: Memory::Dry }
+    }
+
+    fn ptr(&self) -> Option<NonNull<u8>> {
+        match &self.memory {
+            Memory::Allocated(ptr) | Memory::Mapped(ptr, _) => Some(*ptr),
+            Memory::Dry => None,
+        }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.map.is_none() {
+        if let Memory::Allocated(ptr) = self.memory {
             // SAFETY: allocated in `new` with this very layout (valid there, so valid here).
-            unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGN)) }
+            unsafe { dealloc(ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGN)) }
         }
     }
 }
@@ -200,13 +226,13 @@ mod tests {
         for bytes in [100, 3 << 20] {
             let before = arena.n_fresh();
             let first = arena.allocate(bytes, "test").unwrap();
-            let ptr = first.ptr();
-            assert_eq!(ptr as usize % ALIGN, 0);
+            let ptr = first.ptr().unwrap();
+            assert_eq!(ptr.addr().get() % ALIGN, 0);
             drop(first);
             let second = arena.allocate(bytes, "test").unwrap();
-            assert_eq!(second.ptr(), ptr);
+            assert_eq!(second.ptr(), Some(ptr));
             let third = arena.allocate(bytes, "test").unwrap();
-            assert_ne!(third.ptr(), ptr);
+            assert_ne!(third.ptr(), Some(ptr));
             assert_eq!(arena.n_fresh() - before, 2);
         }
         let usage = arena.usage()[0].1;
@@ -214,6 +240,24 @@ mod tests {
         assert!(usage.peak_bytes >= 6 << 20);
         arena.trim();
         assert_eq!(arena.bytes(), 0);
+    }
+
+    #[test]
+    fn a_dry_pool_keeps_the_same_accounts_without_memory() {
+        let (dry, real) = (Arena::dry(), Arena::new());
+        let accounts = [&dry, &real].map(|arena| {
+            let kept = arena.allocate(5000, "kept").unwrap();
+            drop(arena.allocate(3 << 20, "scratch").unwrap());
+            drop(arena.allocate(3 << 20, "scratch").unwrap());
+            drop(arena.allocate(2 << 20, "scratch").unwrap());
+            let accounts = (arena.usage(), arena.bytes(), arena.n_fresh(), kept.len_bytes());
+            drop(kept);
+            arena.trim();
+            (accounts, arena.bytes())
+        });
+        assert_eq!(accounts[0], accounts[1]);
+        let mut huge = dry.allocate(1 << 50, "more than there is").unwrap();
+        assert!(huge.bytes_mut().is_empty() && huge.len_bytes() == 1 << 50);
     }
 
     #[test]

@@ -59,6 +59,11 @@ pub enum Error {
     /// What a unit's hook or a parameter's home met, for whoever installed it to take out again.
     #[error("{0}")]
     Hook(Box<dyn std::error::Error + Send + Sync>),
+    /// Values that a dry device does not have.
+    #[error(
+        "a dry device holds no values: it only counts memory and work; ask Device::is_dry before looking at them"
+    )]
+    Dry,
     /// A misuse of the tape or of a parameter.
     #[error("{0}")]
     Usage(String),

@@ -4,6 +4,7 @@
 //! rule is refused. Where the memory is shared between ranks the same rule holds between them, by the collectives'
 //! barriers: a rank writes what it owns only after all have finished reading.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
@@ -24,13 +25,30 @@ pub unsafe trait Backing: Send + Sync {
     fn len_bytes(&self) -> usize;
 }
 
-// SAFETY: a buffer is a block of initialised, aligned memory that it owns until dropped.
-unsafe impl Backing for Buffer {
-    fn ptr(&self) -> *mut u8 {
-        Buffer::ptr(self)
+/// What is behind a flat buffer.
+enum Memory {
+    Pooled(Buffer),
+    Backed(Box<dyn Backing>),
+    /// Nothing: it has a size and no elements.
+    Dry(usize),
+}
+
+impl Memory {
+    /// The first byte, where there is memory.
+    fn ptr(&self) -> Option<NonNull<u8>> {
+        match self {
+            Memory::Pooled(buffer) => buffer.ptr(),
+            Memory::Backed(backing) => NonNull::new(backing.ptr()),
+            Memory::Dry(_) => None,
+        }
     }
+
     fn len_bytes(&self) -> usize {
-        Buffer::len_bytes(self)
+        match self {
+            Memory::Pooled(buffer) => buffer.len_bytes(),
+            Memory::Backed(backing) => backing.len_bytes(),
+            Memory::Dry(bytes) => *bytes,
+        }
     }
 }
 
@@ -39,24 +57,33 @@ unsafe impl Backing for Buffer {
 pub struct FlatBuffer(Arc<Inner>);
 
 struct Inner {
-    memory: Box<dyn Backing>,
+    memory: Memory,
     /// Read leases, or -1 for a write lease.
     leases: AtomicIsize,
 }
 
 impl FlatBuffer {
-    /// On memory of the device's own pool, zeroed.
+    /// On memory of the device's own pool, zeroed. On a dry device it is only counted.
     ///
     /// # Errors
     /// No memory.
     pub fn pooled(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
         let mut buffer = device.arena().allocate(bytes, what)?;
         buffer.bytes_mut().fill(0);
-        Ok(FlatBuffer::over(Box::new(buffer)))
+        Ok(FlatBuffer::new(Memory::Pooled(buffer)))
     }
 
     /// On memory that somebody else provides.
     pub fn over(memory: Box<dyn Backing>) -> FlatBuffer {
+        FlatBuffer::new(Memory::Backed(memory))
+    }
+
+    /// On no memory, for a dry device: it has a size, and its leases have no elements.
+    pub fn dry(bytes: usize) -> FlatBuffer {
+        FlatBuffer::new(Memory::Dry(bytes))
+    }
+
+    fn new(memory: Memory) -> FlatBuffer {
         FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0) }))
     }
 
@@ -104,22 +131,24 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn ptr(&self) -> *mut u8 {
+    pub(crate) fn ptr(&self) -> Option<NonNull<u8>> {
         self.buffer.0.memory.ptr()
     }
 
-    /// All elements.
+    /// All elements; none on a dry device.
     pub fn slice<T: Element>(&self) -> &[T] {
+        let Some(ptr) = self.ptr() else { return &[] };
         let len = self.buffer.len_bytes() / size_of::<T>();
         // SAFETY: initialised, aligned memory of this length (`Backing`), any bits are a `T` (`Pod`), and nobody
         // writes while this lease lives.
-        unsafe { std::slice::from_raw_parts(self.ptr().cast::<T>(), len) }
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast::<T>(), len) }
     }
 
-    /// All bytes.
+    /// All bytes; none on a dry device.
     pub fn bytes(&self) -> &[u8] {
+        let Some(ptr) = self.ptr() else { return &[] };
         // SAFETY: as for `slice`.
-        unsafe { std::slice::from_raw_parts(self.ptr(), self.buffer.len_bytes()) }
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.buffer.len_bytes()) }
     }
 }
 
@@ -135,17 +164,19 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
-    /// All elements.
+    /// All elements; none on a dry device.
     pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
+        let Some(ptr) = self.buffer.0.memory.ptr() else { return &mut [] };
         let len = self.buffer.len_bytes() / size_of::<T>();
         // SAFETY: as for `Lease::slice`, and this is the only lease.
-        unsafe { std::slice::from_raw_parts_mut(self.buffer.0.memory.ptr().cast::<T>(), len) }
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr().cast::<T>(), len) }
     }
 
-    /// All bytes.
+    /// All bytes; none on a dry device.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let Some(ptr) = self.buffer.0.memory.ptr() else { return &mut [] };
         // SAFETY: as for `slice_mut`.
-        unsafe { std::slice::from_raw_parts_mut(self.buffer.0.memory.ptr(), self.buffer.len_bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), self.buffer.len_bytes()) }
     }
 }
 

@@ -78,9 +78,9 @@ pub struct GradSlot {
 }
 
 impl GradSlot {
-    /// The place for the gradient.
+    /// The place for the gradient; empty on a dry device.
     pub fn slice_mut(&mut self) -> &mut [f32] {
-        &mut self.lease.slice_mut::<f32>()[self.first..self.first + self.len]
+        self.lease.slice_mut::<f32>().get_mut(self.first..self.first + self.len).unwrap_or_default()
     }
 
     /// Stores a gradient as [`GradSlot::store`] says.
@@ -338,7 +338,8 @@ impl FlatParams {
         let Some(grads) = self.grads() else { return Ok(()) };
         for (place, touched) in self.places.iter().zip(&self.touched) {
             if !touched.swap(true, Ordering::Relaxed) {
-                grads.write()?.slice_mut::<f32>()[place.first..place.first + place.shape.n_elems()].fill(0.0);
+                let range = place.first..place.first + place.shape.n_elems();
+                grads.write()?.slice_mut::<f32>().get_mut(range).unwrap_or_default().fill(0.0);
             }
         }
         Ok(())

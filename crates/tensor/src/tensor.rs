@@ -1,5 +1,6 @@
 //! The tensor: a dense, contiguous array on a device, and, while a tape records, the place that made it.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::arena::Buffer;
@@ -67,7 +68,9 @@ impl Tensor {
     /// No memory, or an impossible shape.
     pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         let mut t = Tensor::uninit(shape, dtype, device, "tensor")?;
-        t.bytes_mut()?.fill(0);
+        if !device.is_dry() {
+            t.bytes_mut()?.fill(0);
+        }
         Ok(t)
     }
 
@@ -85,8 +88,19 @@ impl Tensor {
             });
         }
         let mut t = Tensor::uninit(shape, T::DTYPE, device, "tensor")?;
-        t.slice_mut::<T>()?.copy_from_slice(data);
+        if !device.is_dry() {
+            t.slice_mut::<T>()?.copy_from_slice(data);
+        }
         Ok(t)
+    }
+
+    /// A copy in memory of its own, not recorded.
+    pub(crate) fn copied(&self, what: &'static str) -> Result<Tensor> {
+        let mut copy = Tensor::uninit(self.shape, self.dtype, &self.device, what)?;
+        if !self.device.is_dry() {
+            copy.bytes_mut()?.copy_from_slice(self.bytes()?);
+        }
+        Ok(copy)
     }
 
     /// The shape.
@@ -117,12 +131,12 @@ impl Tensor {
     /// The elements of a tensor in host memory.
     ///
     /// # Errors
-    /// [`Error::DType`] when they are of another type.
+    /// [`Error::DType`] when they are of another type, [`Error::Dry`] when there are none.
     pub fn slice<T: Element>(&self) -> Result<&[T]> {
         if T::DTYPE != self.dtype {
             return Err(Error::DType { op: "slice", expected: dtype_name::<T>(), got: self.dtype });
         }
-        Ok(bytemuck::cast_slice(self.bytes()))
+        Ok(bytemuck::cast_slice(self.bytes()?))
     }
 
     /// The elements, for the only owner of the memory.
@@ -133,28 +147,33 @@ impl Tensor {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut()?))
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let start = match &self.memory {
+    /// The first byte of the memory that it lies in, where that is not dry.
+    fn ptr(&self) -> Result<NonNull<u8>> {
+        let ptr = match &self.memory {
             Memory::Pooled(buffer) => buffer.ptr(),
             Memory::Leased(lease) => lease.ptr(),
         };
+        ptr.ok_or(Error::Dry)
+    }
+
+    pub(crate) fn bytes(&self) -> Result<&[u8]> {
+        let start = self.ptr()?.as_ptr();
         // SAFETY: constructors keep offset + length inside the memory, which is initialised, outlives `self`, and is
         // written only through `bytes_mut` (sole owner) or after every lease on it has ended.
-        unsafe { std::slice::from_raw_parts(start.add(self.offset_bytes), self.len_bytes()) }
+        Ok(unsafe { std::slice::from_raw_parts(start.add(self.offset_bytes), self.len_bytes()) })
     }
 
     pub(crate) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         if !self.is_unique() {
             return Err(Error::Usage("a tensor that is shared or leased cannot be written".to_string()));
         }
-        let Memory::Pooled(buffer) = &self.memory else {
-            return Err(Error::Usage("a weight cannot be written through a tensor".to_string()));
-        };
-        // SAFETY: as in `bytes`; the buffer has no other owner, and `self` is borrowed mutably.
-        Ok(unsafe { std::slice::from_raw_parts_mut(buffer.ptr().add(self.offset_bytes), self.len_bytes()) })
+        let start = self.ptr()?.as_ptr();
+        // SAFETY: as in `bytes`; the memory is a buffer without another owner, and `self` is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.add(self.offset_bytes), self.len_bytes()) })
     }
 
-    fn len_bytes(&self) -> usize {
+    /// The size of its elements together.
+    pub(crate) fn len_bytes(&self) -> usize {
         self.n_elems() * self.dtype.size()
     }
 
@@ -187,7 +206,9 @@ impl Tensor {
             });
         }
         let row_bytes = self.sizes()[dim + 1..].iter().product::<usize>() * self.dtype.size();
-        self.bytes_mut()?[first * row_bytes..][..rows.bytes().len()].copy_from_slice(rows.bytes());
+        if !self.device.is_dry() {
+            self.bytes_mut()?[first * row_bytes..][..rows.len_bytes()].copy_from_slice(rows.bytes()?);
+        }
         Ok(())
     }
 
@@ -217,6 +238,11 @@ impl Tensor {
             DType::F16 => Ok(self.slice::<half::f16>()?[0].to_f32()),
             DType::I32 => Err(Error::DType { op: "item", expected: "a float", got: self.dtype }),
         }
+    }
+
+    /// As [`Tensor::item`]; `None` on a dry device, where nothing has a value.
+    pub(crate) fn known_item(&self) -> Result<Option<f32>> {
+        if self.device.is_dry() { Ok(None) } else { self.item().map(Some) }
     }
 
     /// The tape it is on.

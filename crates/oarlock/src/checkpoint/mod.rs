@@ -49,25 +49,6 @@ pub use retain::{Listed, Newest, list, newest, retain};
 pub use saver::{Contents, Deed, Saver};
 pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
 
-/// What a checkpoint holds of the model, by the names of FSDP's state dicts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum StateDict {
-    /// The state, and the whole model in Hugging Face form.
-    #[default]
-    Full,
-    /// The state alone, in slices. `oarlock merge-weights` makes a model of it.
-    Sharded,
-    /// The same as [`StateDict::Sharded`]: slices are named by parameter and elements, whoever holds them.
-    Local,
-}
-
-impl StateDict {
-    /// Whether the model in Hugging Face form is written as well.
-    pub fn has_model(self) -> bool {
-        self == StateDict::Full
-    }
-}
-
 /// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientState {

@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
 
 mod env;
+mod estimate;
 mod generate;
 mod merge_weights;
 mod tokenizer;
@@ -58,6 +59,8 @@ enum Command {
         #[command(subcommand)]
         command: tokenizer::TokenizerCommand,
     },
+    /// Say what a training takes of memory, by part and for every stage, without starting it
+    EstimateMemory(estimate::EstimateArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
 }
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => generate::chat(&args),
         Command::MergeWeights(args) => merge_weights::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::EstimateMemory(args) => estimate::run(&args),
         Command::Env => env::run(),
     };
     match outcome {

@@ -3,20 +3,26 @@
 
 use std::path::PathBuf;
 
+use super::dialect::{self, Dialects};
 use super::plan::{
-    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, OptimizerArgs, Precision, RankArgs, Resume,
-    RowFormat, SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, When,
+    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, Precision, RankArgs, Resume, RowFormat,
+    SaveArgs, Steps, TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
-use super::schedule;
+use super::shape::ScheduleArgs;
 use super::value::Value;
+use super::{optimizer, recompute, schedule};
 
 /// Builds the configuration; `problems` are those found before.
 ///
 /// # Errors
 /// All problems, old and new.
-pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConfig, Problems> {
+pub fn build(
+    mut settings: Settings,
+    mut dialects: Dialects,
+    mut problems: Problems,
+) -> Result<TrainConfig, Problems> {
     rename_evaluation_strategy(&mut settings, &mut problems);
     derive(&mut settings);
     let found = &mut problems;
@@ -24,7 +30,10 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
     between(&settings, found);
     let read = Reader { settings: &settings };
     let learning_rate = read.f64("learning_rate");
+    let (shard, loss_scale) = dialect::shard(&mut dialects, read.int("num_processes"), found);
+    let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
+    let optimizer = optimizer::optimizer(&settings, found);
 
     let model =
         ModelArgs { path: read.path("model_name_or_path"), from_scratch: read.bool("train_from_scratch") };
@@ -57,15 +66,16 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
             _ => Length::Epochs(read.f64("num_train_epochs")),
         },
         max_grad_norm: Some(read.f64("max_grad_norm")).filter(|norm| *norm > 0.0),
-        precision: if read.bool("bf16") { Precision::Bf16 } else { Precision::F32 },
+        precision: match (read.bool("bf16"), read.bool("fp16")) {
+            (true, _) => Precision::Bf16,
+            (false, true) => Precision::F16,
+            (false, false) => Precision::F32,
+        },
+        loss_scale,
+        recompute,
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
-        optimizer: OptimizerArgs {
-            beta1: read.f64("adam_beta1"),
-            beta2: read.f64("adam_beta2"),
-            epsilon: read.f64("adam_epsilon"),
-            weight_decay: read.f64("weight_decay"),
-        },
+        optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: read.warmup() },
         enabled: read.bool("do_train"),
     };
@@ -95,13 +105,26 @@ pub fn build(mut settings: Settings, mut problems: Problems) -> Result<TrainConf
         first_step: read.bool("logging_first_step"),
         plot_loss: read.bool("plot_loss"),
         plain: read.bool("disable_tqdm"),
+        memory_steps: read.usize("memory_steps"),
+        memory_check: read.bool("memory_check"),
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
         cpu_path: Some(read.text("cpu_path").to_owned()).filter(|name| name != "auto"),
     };
-    problems.into_result(|| TrainConfig { model, data, train, eval, save, log, ranks, settings })
+    problems.into_result(|| TrainConfig {
+        model,
+        data,
+        train,
+        eval,
+        save,
+        log,
+        shard,
+        ranks,
+        settings,
+        dialects,
+    })
 }
 
 /// `evaluation_strategy` is what older files call `eval_strategy`.
@@ -167,7 +190,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
     if written_true("bf16") && written_true("fp16") {
         problems.push(
             at(Problem::new("`bf16` and `fp16` exclude each other"), &[get("bf16"), get("fp16")])
-                .help("keep bf16: true"),
+                .help("keep one of them"),
         );
     }
     let (held_out, eval_dataset) = (read.f64("val_size"), !read.list("eval_dataset").is_empty());

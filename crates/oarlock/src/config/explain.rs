@@ -100,9 +100,57 @@ pub fn page() -> String {
     out
 }
 
+/// The keys of another program's block as tables, for its page.
+pub fn block_tables(keys: &[Key]) -> String {
+    let mut out = String::new();
+    for (title, heading, wanted) in [
+        ("With a meaning", "meaning here", 0),
+        ("Accepted without effect", "elsewhere | why it changes nothing here", 1),
+        ("Not supported yet", "elsewhere | instead", 2),
+    ] {
+        let n_columns = heading.split('|').count() + 2;
+        let _ =
+            write!(out, "\n### {title}\n\n| key | default | {heading} |\n|{}\n", "---|".repeat(n_columns));
+        for key in keys {
+            let (kind, reason) = match key.status {
+                Status::Used => (0, None),
+                Status::NoEffect(reason) => (1, Some(reason)),
+                Status::Later(reason) | Status::Only(reason) => (2, Some(reason)),
+            };
+            if kind == wanted {
+                let default =
+                    if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
+                let reason = reason.map(|reason| format!(" {reason} |")).unwrap_or_default();
+                let _ = writeln!(out, "| `{}` | {default} | {} |{reason}", key.name, key.doc);
+            }
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::dialect::{deepspeed_keys, fsdp_keys};
     use super::*;
+
+    #[test]
+    fn pages_of_blocks_end_with_their_tables() {
+        const MARK: &str = "<!-- The rest is generated from the table of keys. -->\n";
+        for (page, keys) in [("deepspeed", deepspeed_keys::KEYS), ("fsdp", fsdp_keys::KEYS)] {
+            let path = format!("{}/../../docs/{page}.md", env!("CARGO_MANIFEST_DIR"));
+            let written = std::fs::read_to_string(&path).unwrap();
+            let (prose, _) = written.split_once(MARK).unwrap();
+            let expected = format!("{prose}{MARK}{}", block_tables(keys));
+            if std::env::var_os("OARLOCK_BLESS").is_some() {
+                std::fs::write(&path, &expected).unwrap();
+            } else {
+                assert!(
+                    written == expected,
+                    "docs/{page}.md is not what the table says; use OARLOCK_BLESS=1"
+                );
+            }
+        }
+    }
 
     #[test]
     fn docs_page_equals_the_table() {

@@ -78,6 +78,8 @@ pub enum Kind {
     List,
     /// Settings inside a setting.
     Map,
+    /// Settings inside a setting, or the file that holds them.
+    MapOrPath,
 }
 
 impl Kind {
@@ -95,6 +97,7 @@ impl Kind {
             Kind::Choice(names) => format!("one of {}", names.join(", ")),
             Kind::List => "names separated by commas".to_owned(),
             Kind::Map => "a mapping such as {min_lr: 1e-5}".to_owned(),
+            Kind::MapOrPath => "a path or a mapping".to_owned(),
         }
     }
 
@@ -111,6 +114,7 @@ impl Kind {
             Kind::Choice(_) => "NAME",
             Kind::List => "NAMES",
             Kind::Map => "MAP",
+            Kind::MapOrPath => "PATH|MAP",
         }
     }
 }
@@ -209,7 +213,10 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
     names
-        .map(|candidate| (distance(&lower, &candidate.chars().collect::<Vec<_>>()), candidate))
+        .map(|candidate| {
+            let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
+            (distance(&lower, &letters), candidate)
+        })
         .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(1))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)

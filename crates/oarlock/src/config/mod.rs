@@ -2,16 +2,22 @@
 //! every value knows its origin.
 //!
 //! [`written`] reads texts into entries, [`resolve`] joins them into one setting for every key of the
-//! [`table`], [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
+//! [`table`], [`dialect`] adds what blocks of other programs' configurations say, [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
 
 pub mod build;
+pub mod dialect;
 pub mod explain;
 pub mod keys;
+mod kwargs;
+mod optimizer;
 pub mod paths;
 pub mod plan;
 pub mod problem;
+mod recompute;
 pub mod resolve;
 mod schedule;
+pub mod shape;
+pub mod sharding;
 pub mod source;
 pub mod table;
 pub mod value;
@@ -25,6 +31,8 @@ use std::path::Path;
 
 pub use plan::*;
 pub use problem::{Problem, Problems};
+pub use shape::*;
+pub use sharding::*;
 pub use source::Origin;
 pub use written::Arguments;
 
@@ -57,7 +65,9 @@ fn from_layers(
         }
         Err(problem) => problem.into(),
     };
-    let (settings, mut problems) = resolve::resolve(&layers);
+    let (mut settings, mut problems) = resolve::resolve(&layers);
     problems.append(refused);
-    build::build(settings, problems)
+    let dialects = dialect::read(&mut settings, &mut problems);
+    resolve::refuse(&mut settings, &mut problems);
+    build::build(settings, dialects, problems)
 }

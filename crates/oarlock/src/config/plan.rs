@@ -4,8 +4,13 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use oarlock_tensor::ops::optimizer::Rule;
+
+use super::dialect::Dialects;
 use super::keys::{Group, Status};
 use super::resolve::{Setting, Settings};
+use super::shape::ScheduleArgs;
+use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::source::Origin;
 
 /// A whole training run.
@@ -23,9 +28,12 @@ pub struct TrainConfig {
     pub save: SaveArgs,
     /// Logs.
     pub log: LogArgs,
+    /// What is divided over the ranks.
+    pub shard: ShardArgs,
     /// Processes.
     pub ranks: RankArgs,
     pub(super) settings: Settings,
+    pub(super) dialects: Dialects,
 }
 
 /// The model to train.
@@ -97,11 +105,15 @@ pub struct TrainArgs {
     pub max_grad_norm: Option<f64>,
     /// What the model computes in.
     pub precision: Precision,
+    /// How the loss is scaled in f16.
+    pub loss_scale: LossScale,
+    /// Which activations are computed anew in the backward pass.
+    pub recompute: Recompute,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// Seed of the order of the data.
     pub data_seed: u64,
-    /// AdamW.
+    /// The optimizer.
     pub optimizer: OptimizerArgs,
     /// The course of the learning rate.
     pub schedule: ScheduleArgs,
@@ -125,109 +137,17 @@ pub enum Precision {
     F32,
     /// bf16.
     Bf16,
+    /// f16, with a scaled loss.
+    F16,
 }
 
-/// AdamW.
+/// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerArgs {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
+    /// How gradients change weights, with its parameters.
+    pub rule: Rule,
     /// Weight decay, not on norms and biases.
     pub weight_decay: f64,
-}
-
-/// The course of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScheduleArgs {
-    /// The peak.
-    pub learning_rate: f64,
-    /// The shape.
-    pub shape: Shape,
-    /// Warm-up; zero steps for none.
-    pub warmup: Steps,
-}
-
-/// The shape of the learning rate over the steps, with the names and arguments of transformers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Shape {
-    /// `constant`: no warm-up either.
-    Constant,
-    /// `constant_with_warmup`.
-    ConstantWithWarmup,
-    /// `linear`, down to zero.
-    Linear,
-    /// `cosine`.
-    Cosine {
-        /// Waves; half a wave goes down to zero.
-        num_cycles: f64,
-    },
-    /// `cosine_with_restarts`.
-    CosineWithRestarts {
-        /// Restarts.
-        num_cycles: f64,
-    },
-    /// `polynomial`.
-    Polynomial {
-        /// The last learning rate.
-        lr_end: f64,
-        /// The exponent.
-        power: f64,
-    },
-    /// `inverse_sqrt`.
-    InverseSqrt {
-        /// Time scale; `None`: the warm-up steps, or 10,000 without warm-up.
-        timescale: Option<f64>,
-    },
-    /// `cosine_with_min_lr`.
-    CosineWithMinLr {
-        /// Waves.
-        num_cycles: f64,
-        /// The lowest rate as a share of the peak.
-        min_lr_rate: f64,
-    },
-    /// `cosine_warmup_with_min_lr`, whose warm-up begins above zero.
-    CosineWarmupWithMinLr {
-        /// Waves.
-        num_cycles: f64,
-        /// The lowest rate as a share of the peak.
-        min_lr_rate: f64,
-        /// The first rate as a share of the peak; `None`: one step of the warm-up.
-        warmup_lr_rate: Option<f64>,
-    },
-    /// `warmup_stable_decay`.
-    WarmupStableDecay {
-        /// Steps at the peak; `None`: what warm-up and decay leave.
-        num_stable_steps: Option<u64>,
-        /// Steps of the decay.
-        num_decay_steps: u64,
-        /// The curve of the warm-up.
-        warmup_type: Curve,
-        /// The curve of the decay.
-        decay_type: Curve,
-        /// The lowest rate as a share of the peak.
-        min_lr_ratio: f64,
-        /// Waves of a cosine decay.
-        num_cycles: f64,
-    },
-    /// `minimind_seed`: MiniMind's first formula, per micro-step, beginning at 1.1 times the rate.
-    MinimindSeed,
-    /// `minimind3`: MiniMind's newest formula, per micro-step, beginning at the rate.
-    Minimind3,
-}
-
-/// A curve of `warmup_stable_decay`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Curve {
-    /// `linear`.
-    Linear,
-    /// `cosine`.
-    Cosine,
-    /// `1-sqrt`.
-    OneMinusSqrt,
 }
 
 /// A number of optimizer steps.
@@ -312,6 +232,10 @@ pub struct LogArgs {
     pub plot_loss: bool,
     /// Plain lines instead of a progress line.
     pub plain: bool,
+    /// Steps between lines on memory; 0 for none.
+    pub memory_steps: usize,
+    /// Refuse a training that would not fit into memory.
+    pub memory_check: bool,
 }
 
 /// Processes.
@@ -333,10 +257,20 @@ impl TrainConfig {
 
     /// What somebody wrote although it changes nothing here, each with the reason.
     pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
-        self.settings.iter().filter_map(|setting| match setting.key.status {
+        self.all().filter_map(|setting| match setting.key.status {
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
             _ => None,
         })
+    }
+
+    /// What the log should say of the configuration, such as older forms and what they mean.
+    pub fn notes(&self) -> &[String] {
+        &self.dialects.notes
+    }
+
+    /// The settings, and those of other programs' blocks.
+    fn all(&self) -> impl Iterator<Item = &Setting> {
+        self.settings.iter().chain(self.dialects.iter().flat_map(|block| block.settings.iter()))
     }
 
     /// The same in one line for the start of a run; `None` if there is nothing to say.
@@ -346,40 +280,37 @@ impl TrainConfig {
             .then(|| format!("accepted without effect: {} (--print-config says why)", names.join(", ")))
     }
 
-    /// Every value that has a meaning, with its origin, and what changes nothing, with the reason.
+    /// Every value that has a meaning, with its origin, and what changes nothing, with the reason. Of other programs'
+    /// blocks it shows what was written.
     pub fn table(&self) -> String {
-        let rows: Vec<(&Setting, String, String)> = self
-            .settings
-            .iter()
-            .filter(|setting| setting.key.is_used())
-            .map(|setting| (setting, setting.value.to_string(), setting.origin.to_string()))
-            .collect();
-        let width =
-            |of: &dyn Fn(&(&Setting, String, String)) -> usize| rows.iter().map(of).max().unwrap_or(0);
-        let names = width(&|row| row.0.key.name.chars().count());
-        let values = width(&|row| row.1.chars().count()).min(48);
-        let mut out = String::new();
+        let mut parts: Vec<(&str, Vec<Row>)> = Vec::new();
         for group in Group::ALL {
-            let mut of_group = rows.iter().filter(|row| row.0.key.group == group).peekable();
-            if of_group.peek().is_some() {
-                let _ = writeln!(out, "{}", group.title());
-            }
-            for (setting, value, origin) in of_group {
-                let _ = writeln!(out, "  {:names$}  {value:values$}  {origin}", setting.key.name);
+            let of_group = |setting: &&Setting| setting.key.is_used() && setting.key.group == group;
+            parts.push((group.title(), self.settings.iter().filter(of_group).map(Row::of).collect()));
+        }
+        for block in self.dialects.iter() {
+            let written = |setting: &&Setting| setting.key.is_used() && setting.is_written();
+            parts.push((block.title, block.settings.iter().filter(written).map(Row::of).collect()));
+        }
+        let ignored = self.without_effect().map(|(setting, reason)| {
+            let row = Row::of(setting);
+            Row { origin: format!("{}: {reason}", row.origin), ..row }
+        });
+        parts.push(("Accepted without effect", ignored.collect()));
+        parts.retain(|(_, rows)| !rows.is_empty());
+
+        let rows = || parts.iter().flat_map(|(_, rows)| rows);
+        let names = rows().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        let values = rows().map(|row| row.value.chars().count()).max().unwrap_or(0).min(48);
+        let mut out = String::new();
+        for (title, rows) in &parts {
+            let _ = writeln!(out, "{title}");
+            for Row { name, value, origin } in rows {
+                let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
-        let mut ignored = self.without_effect().peekable();
-        if ignored.peek().is_some() {
-            out.push_str("Accepted without effect\n");
-        }
-        for (setting, reason) in ignored {
-            let _ = writeln!(
-                out,
-                "  {:names$}  {:values$}  {}: {reason}",
-                setting.key.name,
-                setting.value.to_string(),
-                setting.origin
-            );
+        for note in self.notes() {
+            let _ = writeln!(out, "Note: {note}");
         }
         out
     }
@@ -391,6 +322,19 @@ impl TrainConfig {
             let _ = writeln!(out, "{}: {}", setting.key.name, yaml_value(setting));
         }
         out
+    }
+}
+
+/// A line of [`TrainConfig::table`].
+struct Row {
+    name: &'static str,
+    value: String,
+    origin: String,
+}
+
+impl Row {
+    fn of(setting: &Setting) -> Self {
+        Row { name: setting.key.name, value: setting.value.to_string(), origin: setting.origin.to_string() }
     }
 }
 

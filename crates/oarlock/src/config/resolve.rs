@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::keys::{self, Key, Kind, Status};
 use super::problem::{Problem, Problems};
-use super::source::{Origin, Place};
+use super::source::{Origin, Place, SourceKind};
 use super::table::KEYS;
 use super::value::{self, Field, Value};
 use super::written::{Authority, Entry, Layer};
@@ -44,6 +44,13 @@ impl Setting {
 pub struct Settings(Vec<Setting>);
 
 impl Settings {
+    /// The defaults of a table.
+    pub fn of(keys: &'static [Key]) -> Self {
+        let default =
+            |key| Setting { key, value: value::default(key), origin: Origin::Default, broken: false };
+        Settings(keys.iter().map(default).collect())
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Setting> {
         self.0.iter()
@@ -60,33 +67,45 @@ impl Settings {
         }
     }
 
+    /// The setting of a key, to be changed.
+    pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Setting> {
+        self.0.iter_mut().find(|setting| setting.key.name == name)
+    }
+
     /// Replaces a value by one that follows from other settings.
     pub fn derive(&mut self, name: &str, value: Value, rule: &'static str) {
-        if let Some(setting) = self.0.iter_mut().find(|setting| setting.key.name == name) {
+        if let Some(setting) = self.get_mut(name) {
             setting.value = value;
             setting.origin = Origin::Rule(rule);
         }
     }
 }
 
-/// Resolves the layers, later ones over earlier ones.
+/// Joins the layers, later ones over earlier ones. What is asked for in vain is found by [`refuse`], when all has
+/// been said.
 pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
-    let mut settings = Settings(
-        KEYS.iter()
-            .map(|key| Setting { key, value: value::default(key), origin: Origin::Default, broken: false })
-            .collect(),
-    );
+    let mut settings = Settings::of(KEYS);
     let mut problems = Problems::default();
     for layer in layers {
-        for (i, entry) in layer.entries.iter().enumerate() {
-            if let Err(problem) = duplicate(entry, &layer.entries[..i])
-                .and_then(|()| settle(entry, layer.authority, &mut settings))
-            {
-                problems.push(problem);
-            }
+        add(layer, &mut settings, &mut problems);
+    }
+    (settings, problems)
+}
+
+/// Adds a layer.
+pub fn add(layer: &Layer, settings: &mut Settings, problems: &mut Problems) {
+    for (i, entry) in layer.entries.iter().enumerate() {
+        let repeated = layer.authority == Authority::Replaces;
+        let once = if repeated { duplicate(entry, &layer.entries[..i]) } else { Ok(()) };
+        if let Err(problem) = once.and_then(|()| settle(entry, layer.authority, settings)) {
+            problems.push(problem);
         }
     }
-    // What counts is the last word: an argument may replace what a file asks for in vain.
+}
+
+/// Reports what was written although it is not there. What counts is the last word: an argument may replace what a
+/// file asks for in vain.
+pub fn refuse(settings: &mut Settings, problems: &mut Problems) {
     for setting in &mut settings.0 {
         if let Status::Later(reason) | Status::Only(reason) = setting.key.status
             && let Origin::Written(place) = &setting.origin
@@ -98,7 +117,6 @@ pub fn resolve(layers: &[Layer]) -> (Settings, Problems) {
             setting.broken = true;
         }
     }
-    (settings, problems)
 }
 
 fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
@@ -153,9 +171,20 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
     Ok(())
 }
 
-/// The default, false and zero leave everything as it is.
+/// The default, false, and a block that is empty or not enabled leave everything as it is.
 fn changes_nothing(key: &Key, value: &Value) -> bool {
-    value.agrees(&value::default(key)) || matches!(value, Value::Bool(false)) && key.default.is_empty()
+    let off = match value {
+        Value::Bool(false) => key.default.is_empty(),
+        Value::Map(fields) => {
+            let enabled = fields.iter().find(|field| field.name == "enabled");
+            fields.is_empty()
+                || enabled.is_some_and(|field| {
+                    matches!(value::read(Kind::Bool, &field.value), Some(Value::Bool(false)))
+                })
+        }
+        _ => false,
+    };
+    off || value.agrees(&value::default(key))
 }
 
 fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
@@ -176,7 +205,7 @@ fn unknown(entry: &Entry) -> Problem {
     }
 }
 
-fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
+pub(super) fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
     let problem =
         Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
             .at(place, "");
@@ -201,5 +230,11 @@ fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
     };
     let same = setting.place().is_some_and(|first| Arc::ptr_eq(&first.source, &place.source));
     let problem = if same { problem.at(place, format!("{value} here")) } else { problem };
-    problem.help(format!("remove one of them, or write the same number for `{name}` in both"))
+    problem.help(match place.source.kind {
+        SourceKind::Environment => {
+            format!("remove one of them, or write the same number for `{name}` in both")
+        }
+        _ => "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
+            .to_owned(),
+    })
 }

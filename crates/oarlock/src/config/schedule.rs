@@ -1,12 +1,15 @@
 //! Reads `lr_scheduler_type` and its arguments, checked as strictly as the other keys.
 
 use super::build::{Reader, at};
-use super::keys::{Range, nearest_of};
-use super::plan::{Curve, Shape};
+use super::keys::Range;
+use super::kwargs::Kwargs;
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
-use super::value::{self, Field, Value, number};
-use super::yaml::{Data, Node};
+use super::shape::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
+use super::value::{Value, number};
+
+const CURVES: &[(&str, Curve)] =
+    &[("linear", Curve::Linear), ("cosine", Curve::Cosine), ("1-sqrt", Curve::OneMinusSqrt)];
 
 /// The shape of the learning rate; what is wrong with it goes to `problems`.
 pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
@@ -15,7 +18,8 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
         Value::Map(fields) => fields.as_slice(),
         _ => &[],
     };
-    let mut kwargs = Kwargs { schedule: &name, settings, fields, known: Vec::new(), problems };
+    let places = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
+    let mut kwargs = Kwargs::new(&name, places, fields, problems);
     let shape = match name.as_str() {
         "constant" => Shape::Constant,
         "constant_with_warmup" => Shape::ConstantWithWarmup,
@@ -40,11 +44,11 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
         "inverse_sqrt" => Shape::InverseSqrt { timescale: kwargs.number("timescale", Range::Positive) },
         "cosine_with_min_lr" => Shape::CosineWithMinLr {
             num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
-            min_lr_rate: kwargs.floor(learning_rate),
+            min_lr_rate: floor(&mut kwargs, settings, learning_rate),
         },
         "cosine_warmup_with_min_lr" => Shape::CosineWarmupWithMinLr {
             num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
-            min_lr_rate: kwargs.floor(learning_rate),
+            min_lr_rate: floor(&mut kwargs, settings, learning_rate),
             warmup_lr_rate: kwargs.number("warmup_lr_rate", Range::Share),
         },
         "warmup_stable_decay" => {
@@ -62,14 +66,33 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
             Shape::WarmupStableDecay {
                 num_stable_steps: kwargs.count("num_stable_steps"),
                 num_decay_steps: num_decay_steps.unwrap_or(0),
-                warmup_type: kwargs.curve("warmup_type").unwrap_or(Curve::Linear),
-                decay_type: kwargs.curve("decay_type").unwrap_or(Curve::Cosine),
+                warmup_type: kwargs.choice("warmup_type", CURVES).unwrap_or(Curve::Linear),
+                decay_type: kwargs.choice("decay_type", CURVES).unwrap_or(Curve::Cosine),
                 min_lr_ratio: min_lr_ratio.or(own).unwrap_or(0.0),
                 num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
             }
         }
         "minimind_seed" | "minimind" => Shape::MinimindSeed,
         "minimind3" => Shape::Minimind3,
+        "WarmupLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupLr(warmup(&mut kwargs))),
+        "WarmupDecayLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupDecayLr {
+            warmup: warmup(&mut kwargs),
+            total_num_steps: kwargs.count("total_num_steps"),
+        }),
+        "WarmupCosineLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupCosineLr {
+            warmup_min_ratio: kwargs.number("warmup_min_ratio", Range::NotNegative).unwrap_or(0.0),
+            warmup_num_steps: positive(&mut kwargs, "warmup_num_steps"),
+            warmup_type: kwargs.choice("warmup_type", WARMUP_TYPES).unwrap_or(WarmupType::Log),
+            cos_min_ratio: kwargs.number("cos_min_ratio", Range::NotNegative).unwrap_or(1e-4),
+            total_num_steps: kwargs.count("total_num_steps"),
+        }),
+        "LRRangeTest" => Shape::DeepSpeed(DeepSpeedShape::LrRangeTest {
+            min_lr: kwargs.number("lr_range_test_min_lr", Range::NotNegative).unwrap_or(1e-3),
+            step_size: positive(&mut kwargs, "lr_range_test_step_size").unwrap_or(2000),
+            step_rate: kwargs.number("lr_range_test_step_rate", Range::NotNegative).unwrap_or(1.0),
+            staircase: kwargs.flag("lr_range_test_staircase").unwrap_or(false),
+        }),
+        "OneCycle" => Shape::DeepSpeed(DeepSpeedShape::OneCycle(one_cycle(&mut kwargs))),
         // `linear`, and the stand-in for a name that was refused before.
         _ => Shape::Linear,
     };
@@ -98,112 +121,77 @@ fn own_floor(settings: &Settings) -> Option<f64> {
     }
 }
 
-/// The arguments of a schedule: each is asked for by name, and whatever nobody asked for is unknown.
-struct Kwargs<'a> {
-    schedule: &'a str,
-    settings: &'a Settings,
-    fields: &'a [Field],
-    known: Vec<&'static str>,
-    problems: &'a mut Problems,
+/// The lowest rate as a share of the peak, from the one of three names that was written.
+fn floor(kwargs: &mut Kwargs<'_>, settings: &Settings, learning_rate: f64) -> f64 {
+    let absolute = kwargs.number("min_lr", Range::NotNegative);
+    let share = kwargs.number("min_lr_rate", Range::Share);
+    let own = own_floor(settings);
+    let written = usize::from(absolute.is_some()) + usize::from(share.is_some()) + usize::from(own.is_some());
+    if written != 1 {
+        let word = if written == 0 { "needs one" } else { "takes only one" };
+        kwargs.reject(format!(
+            "`{}` {word} of min_lr and min_lr_rate in lr_scheduler_kwargs and min_lr_ratio as a key",
+            kwargs.of()
+        ));
+    }
+    match absolute {
+        Some(min_lr) if min_lr > learning_rate => {
+            kwargs.reject(format!(
+                "`min_lr` ({}) is greater than `learning_rate` ({})",
+                number(min_lr),
+                number(learning_rate)
+            ));
+            1.0
+        }
+        Some(min_lr) if learning_rate > 0.0 => min_lr / learning_rate,
+        _ => share.or(own).unwrap_or(0.0),
+    }
 }
 
-impl Kwargs<'_> {
-    fn node(&mut self, name: &'static str) -> Option<(&Node, &str)> {
-        self.known.push(name);
-        let field = self.fields.iter().find(|field| field.name == name && !field.value.is_null())?;
-        let node = &field.value;
-        match &node.data {
-            Data::Scalar { text, .. } => Some((node, text.trim())),
-            _ => Some((node, "")),
-        }
-    }
+const WARMUP_TYPES: &[(&str, WarmupType)] = &[("log", WarmupType::Log), ("linear", WarmupType::Linear)];
 
-    fn wrong(&mut self, name: &str, expected: &str) {
-        if let Some(field) = self.fields.iter().find(|field| field.name == name) {
-            let message = format!("`{name}` takes {expected}, not {}", field.value.describe());
-            self.problems.push(Problem::new(message).at(&field.value.place, ""));
-        }
+fn warmup(kwargs: &mut Kwargs<'_>) -> Warmup {
+    Warmup {
+        min_lr: kwargs.number("warmup_min_lr", Range::NotNegative).unwrap_or(0.0),
+        max_lr: kwargs.number("warmup_max_lr", Range::NotNegative),
+        num_steps: positive(kwargs, "warmup_num_steps"),
+        warmup_type: kwargs.choice("warmup_type", WARMUP_TYPES).unwrap_or(WarmupType::Log),
     }
+}
 
-    /// Something that is wrong with the schedule as a whole.
-    fn reject(&mut self, message: String) {
-        let mut places =
-            vec![self.settings.get("lr_scheduler_kwargs"), self.settings.get("lr_scheduler_type")];
-        places.retain(|setting| setting.place().is_some());
-        self.problems.push(at(Problem::new(message), &places));
-    }
-
-    fn number(&mut self, name: &'static str, range: Range) -> Option<f64> {
-        let (_, text) = self.node(name)?;
-        let number = value::float(text).filter(|x| range.contains(*x));
-        if number.is_none() {
-            self.wrong(name, range.describe());
+fn one_cycle(kwargs: &mut Kwargs<'_>) -> OneCycle {
+    let [min_lr, max_lr] = ["cycle_min_lr", "cycle_max_lr"].map(|name| {
+        let rate = kwargs.number(name, Range::NotNegative);
+        if rate.is_none() {
+            kwargs.reject(format!("`OneCycle` needs `{name}` in lr_scheduler_kwargs"));
         }
-        number
+        rate.unwrap_or(0.0)
+    });
+    let first_step_size = positive(kwargs, "cycle_first_step_size").unwrap_or(2000);
+    let first_stair_count = kwargs.count("cycle_first_stair_count").unwrap_or(0);
+    let momentum = CycleMomentum {
+        min: kwargs.number("cycle_min_mom", Range::BelowOne).unwrap_or(0.8),
+        max: kwargs.number("cycle_max_mom", Range::BelowOne).unwrap_or(0.9),
+        decay_rate: kwargs.number("decay_mom_rate", Range::NotNegative).unwrap_or(0.0),
+    };
+    OneCycle {
+        min_lr,
+        max_lr,
+        first_step_size,
+        second_step_size: kwargs.count("cycle_second_step_size").unwrap_or(first_step_size),
+        first_stair_count,
+        second_stair_count: kwargs.count("cycle_second_stair_count").unwrap_or(first_stair_count),
+        decay_step_size: kwargs.count("decay_step_size").unwrap_or(0),
+        decay_lr_rate: kwargs.number("decay_lr_rate", Range::NotNegative).unwrap_or(0.0),
+        momentum: kwargs.flag("cycle_momentum").unwrap_or(true).then_some(momentum),
     }
+}
 
-    fn count(&mut self, name: &'static str) -> Option<u64> {
-        let (_, text) = self.node(name)?;
-        let steps = value::float(text).filter(|x| *x >= 0.0 && x.fract() == 0.0 && *x < 9e15);
-        if steps.is_none() {
-            self.wrong(name, "a whole number of steps");
-        }
-        steps.map(|steps| steps as u64)
+/// A number of steps, at least 1.
+fn positive(kwargs: &mut Kwargs<'_>, name: &'static str) -> Option<u64> {
+    let steps = kwargs.count(name);
+    if steps == Some(0) {
+        kwargs.reject(format!("`{name}` of `{}` is 0; it takes at least one step", kwargs.of()));
     }
-
-    fn curve(&mut self, name: &'static str) -> Option<Curve> {
-        let curve = match self.node(name)?.1 {
-            "linear" => Curve::Linear,
-            "cosine" => Curve::Cosine,
-            "1-sqrt" => Curve::OneMinusSqrt,
-            _ => {
-                self.wrong(name, "one of linear, cosine, 1-sqrt");
-                return None;
-            }
-        };
-        Some(curve)
-    }
-
-    /// The lowest rate as a share of the peak, from the one of three names that was written.
-    fn floor(&mut self, learning_rate: f64) -> f64 {
-        let absolute = self.number("min_lr", Range::NotNegative);
-        let share = self.number("min_lr_rate", Range::Share);
-        let own = own_floor(self.settings);
-        let written =
-            usize::from(absolute.is_some()) + usize::from(share.is_some()) + usize::from(own.is_some());
-        if written != 1 {
-            let word = if written == 0 { "needs one" } else { "takes only one" };
-            self.reject(format!(
-                "`{}` {word} of min_lr and min_lr_rate in lr_scheduler_kwargs and min_lr_ratio as a key",
-                self.schedule
-            ));
-        }
-        match absolute {
-            Some(min_lr) if min_lr > learning_rate => {
-                self.reject(format!(
-                    "`min_lr` ({}) is greater than `learning_rate` ({})",
-                    number(min_lr),
-                    number(learning_rate)
-                ));
-                1.0
-            }
-            Some(min_lr) if learning_rate > 0.0 => min_lr / learning_rate,
-            _ => share.or(own).unwrap_or(0.0),
-        }
-    }
-
-    fn finish(&mut self) {
-        for Field { name, place, .. } in self.fields {
-            if !self.known.contains(&name.as_str()) {
-                let message = format!("`{}` takes no argument `{name}`", self.schedule);
-                let problem = Problem::new(message).at(place, "");
-                let problem = match nearest_of(name, self.known.iter().copied()) {
-                    Some(near) => problem.help(format!("did you mean `{near}`?")),
-                    None if self.known.is_empty() => problem.help("it takes none"),
-                    None => problem.help(format!("it takes {}", self.known.join(", "))),
-                };
-                self.problems.push(problem);
-            }
-        }
-    }
+    steps.filter(|steps| *steps > 0)
 }

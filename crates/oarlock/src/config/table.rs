@@ -2,12 +2,13 @@
 //! once. Help, `docs/keys.md`, checks and nearest names all read it.
 
 use super::keys::Group::{Data, Eval, Log, Method, Model, Optimizer, Ranks, Save, Train};
-use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
+use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, MapOrPath, Path, Steps, Text};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
 use super::keys::Status::{Later, NoEffect, Only, Used};
 use super::keys::{Group, Key, Kind, Status};
+use super::optimizer::OPTIMIZERS;
 
-/// The courses of the learning rate, by their names in transformers and our two.
+/// The courses of the learning rate, by their names in transformers, MiniMind's two and DeepSpeed's.
 pub const SCHEDULES: &[&str] = &[
     "linear",
     "cosine",
@@ -22,6 +23,11 @@ pub const SCHEDULES: &[&str] = &[
     "minimind_seed",
     "minimind",
     "minimind3",
+    "WarmupLR",
+    "WarmupDecayLR",
+    "WarmupCosineLR",
+    "LRRangeTest",
+    "OneCycle",
 ];
 
 /// What other programs call a key.
@@ -90,15 +96,16 @@ pub const KEYS: &[Key] = &[
     key(Model, Bool, "shift_attn", "false", Later("shifted sparse attention is not there"), "Shifted sparse attention"),
     key(Model, Choice(&["convert", "load"]), "mixture_of_depths", "", Later("mixture-of-depths models are not there"), "Mixture of depths"),
     key(Model, Bool, "use_unsloth", "false", NoEffect("the kernels are always our own"), "Kernels of Unsloth"),
-    key(Model, Bool, "use_unsloth_gc", "false", NoEffect("activations are kept, which gives the same numbers"), "Activation checkpointing of Unsloth"),
+    key(Model, Bool, "use_unsloth_gc", "false", NoEffect("write gradient_checkpointing: true"), "Activation checkpointing of Unsloth"),
     key(Model, Bool, "enable_liger_kernel", "false", NoEffect("the kernels are always our own"), "Kernels of Liger"),
     key(Model, Bool, "use_liger_kernel", "false", NoEffect("the kernels are always our own"), "Kernels of Liger"),
     key(Model, Bool, "use_v1_kernels", "false", NoEffect("the kernels are always our own"), "Newer kernels of LLaMA-Factory"),
     key(Model, Float(NotNegative), "moe_aux_loss_coef", "", Later("mixture-of-experts models are not there"), "Weight of the load-balancing loss"),
-    key(Model, Bool, "disable_gradient_checkpointing", "false", NoEffect("activations are kept, which gives the same numbers"), "Keep activations instead of recomputing them"),
-    key(Model, Bool, "gradient_checkpointing", "false", NoEffect("activations are kept, which gives the same numbers"), "Recompute activations"),
-    key(Model, Map, "gradient_checkpointing_kwargs", "", NoEffect("activations are kept, which gives the same numbers"), "Arguments of recomputation"),
-    key(Model, Bool, "use_reentrant_gc", "true", NoEffect("activations are kept, which gives the same numbers"), "Kind of recomputation"),
+    key(Model, Bool, "disable_gradient_checkpointing", "false", Used, "Keep all activations, as is the default here"),
+    key(Model, Bool, "gradient_checkpointing", "false", Used, "Compute the activations of every unit anew in the backward pass"),
+    key(Model, Text, "activation_checkpointing", "none", Used, "Our own: which activations are computed anew: none, full, every-2 (every second unit), attention, mlp"),
+    key(Model, Map, "gradient_checkpointing_kwargs", "", NoEffect("recomputation needs none"), "Arguments of recomputation"),
+    key(Model, Bool, "use_reentrant_gc", "true", NoEffect("there is one kind"), "Kind of recomputation"),
     key(Model, Bool, "upcast_layernorm", "false", NoEffect("norms always compute in f32"), "Norms in f32"),
     key(Model, Bool, "upcast_lmhead_output", "false", NoEffect("the loss always adds up in f32"), "Logits in f32"),
     key(Model, Bool, "low_cpu_mem_usage", "true", NoEffect("weights are always mapped, never loaded twice"), "Load weights sparingly"),
@@ -177,11 +184,11 @@ pub const KEYS: &[Key] = &[
     key(Method, Text, "quantization_method", "bnb", NoEffect("nothing is quantized"), "Method of quantization"),
     key(Method, Choice(&["fp4", "nf4"]), "quantization_type", "nf4", NoEffect("nothing is quantized"), "Data type of quantization"),
     key(Method, Bool, "double_quantization", "true", NoEffect("nothing is quantized"), "Quantize the scales, too"),
-    key(Method, Bool, "use_galore", "false", Later("the optimizer is AdamW"), "Optimizer GaLore"),
-    key(Method, Bool, "use_apollo", "false", Later("the optimizer is AdamW"), "Optimizer APOLLO"),
-    key(Method, Bool, "use_badam", "false", Later("the optimizer is AdamW"), "Optimizer BAdam"),
-    key(Method, Bool, "use_adam_mini", "false", Later("the optimizer is AdamW"), "Optimizer Adam-mini"),
-    key(Method, Bool, "use_muon", "false", Later("the optimizer is AdamW"), "Optimizer Muon"),
+    key(Method, Bool, "use_galore", "false", Later("it is not among the optimizers of optim"), "Optimizer GaLore"),
+    key(Method, Bool, "use_apollo", "false", Later("it is not among the optimizers of optim"), "Optimizer APOLLO"),
+    key(Method, Bool, "use_badam", "false", Later("it is not among the optimizers of optim"), "Optimizer BAdam"),
+    key(Method, Bool, "use_adam_mini", "false", Later("it is not among the optimizers of optim"), "Optimizer Adam-mini"),
+    key(Method, Bool, "use_muon", "false", Later("write optim: muon"), "Optimizer Muon"),
     key(Method, Bool, "use_llama_pro", "false", Later("block expansion is not there"), "Train added blocks only"),
     key(Method, Bool, "use_dft_loss", "false", Later("it belongs to stage sft"), "Loss of dynamic fine-tuning"),
     key(Method, Bool, "use_mca", "false", Later("the engine is our own"), "Megatron backend"),
@@ -192,7 +199,7 @@ pub const KEYS: &[Key] = &[
     key(Train, Int(-1), "max_steps", "-1", Used, "Optimizer steps; when positive it replaces num_train_epochs"),
     key(Train, Float(NotNegative), "max_grad_norm", "1", Used, "Norm to which gradients are clipped; 0: not at all"),
     key(Train, Bool, "bf16", "false", Used, "Compute in bf16 with f32 master weights"),
-    key(Train, Bool, "fp16", "false", Later("use bf16: true, which needs no loss scaling"), "Compute in f16 with loss scaling"),
+    key(Train, Bool, "fp16", "false", Used, "Compute in f16 with f32 master weights and a scaled loss"),
     key(Train, Bool, "pure_bf16", "false", Later("use bf16: true, which keeps f32 master weights"), "Keep weights and moments in bf16"),
     key(Train, Bool, "fp8", "false", Later("use bf16: true"), "Compute in fp8"),
     key(Train, Bool, "tf32", "", NoEffect("f32 products are f32"), "Products in TF32"),
@@ -210,15 +217,15 @@ pub const KEYS: &[Key] = &[
     key(Train, Bool, "use_cpu", "false", NoEffect("ranks are CPU processes"), "Train on CPU"),
     key(Train, Bool, "no_cuda", "false", NoEffect("ranks are CPU processes"), "Train on CPU"),
     key(Train, Int(1), "torch_empty_cache_steps", "", NoEffect("buffers are allocated once"), "Empty the memory cache"),
-    key(Optimizer, Choice(&["adamw_torch", "adamw_torch_fused", "adamw_hf"]), "optim", "adamw_torch", Used, "Optimizer: AdamW, under any of its names"),
-    key(Optimizer, Text, "optim_args", "", Later("the optimizer is AdamW"), "Arguments of the optimizer"),
+    key(Optimizer, Choice(OPTIMIZERS), "optim", "adamw_torch", Used, "Optimizer; AdamW under any of its names"),
+    key(Optimizer, Text, "optim_args", "", Used, "Further arguments of the optimizer, as in momentum=0.9,nesterov=true"),
     key(Optimizer, Float(NotNegative), "learning_rate", "5e-5", Used, "Peak learning rate"),
     key(Optimizer, Float(NotNegative), "weight_decay", "0", Used, "Weight decay, not on norms and biases"),
-    key(Optimizer, Float(BelowOne), "adam_beta1", "0.9", Used, "Decay of the first moment"),
-    key(Optimizer, Float(BelowOne), "adam_beta2", "0.999", Used, "Decay of the second moment"),
-    key(Optimizer, Float(Positive), "adam_epsilon", "1e-8", Used, "Added to the root of the second moment"),
+    key(Optimizer, Float(BelowOne), "adam_beta1", "0.9", Used, "Decay of the first moment, for adamw, adam, lamb, lion and the part of muon that is AdamW"),
+    key(Optimizer, Float(BelowOne), "adam_beta2", "0.999", Used, "Decay of the second moment, for the same"),
+    key(Optimizer, Float(Positive), "adam_epsilon", "1e-8", Used, "Added to the root of the second moment, for the same"),
     key(Optimizer, Choice(SCHEDULES), "lr_scheduler_type", "linear", Used, "Course of the learning rate"),
-    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_decay_steps"),
+    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_decay_steps, warmup_num_steps"),
     key(Optimizer, Float(Share), "min_lr_ratio", "", Used, "Our own: lowest learning rate as a share of the peak, for cosine_with_min_lr, cosine_warmup_with_min_lr and warmup_stable_decay"),
     key(Optimizer, Steps, "warmup_steps", "0", Used, "Warm-up steps; below 1 the share of all steps; when positive it replaces warmup_ratio"),
     key(Optimizer, Float(Share), "warmup_ratio", "0", Used, "Warm-up as a share of all steps"),
@@ -266,6 +273,8 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "include_num_input_tokens_seen", "false", NoEffect("tokens are always counted"), "Count tokens"),
     key(Log, Bool, "include_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log tokens per second"),
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),
+    key(Log, Int(0), "memory_steps", "0", Used, "Our own: steps between lines on memory; 0: none"),
+    key(Log, Bool, "memory_check", "true", Used, "Our own: refuse a training that would not fit into memory"),
     key(Log, Bool, "skip_memory_metrics", "true", NoEffect("memory is always logged"), "Leave memory out of the logs"),
     key(Log, Bool, "use_swanlab", "false", Later("logs go to trainer_log.jsonl"), "Report to SwanLab"),
     key(Log, Bool, "enable_torch_profiler", "false", Later("times of each phase are always measured"), "Write traces"),
@@ -279,11 +288,11 @@ pub const KEYS: &[Key] = &[
     key(Ranks, Bool, "ddp_broadcast_buffers", "", NoEffect("ranks of one machine meet in shared memory"), "Broadcast buffers"),
     key(Ranks, Bool, "ddp_static_graph", "", NoEffect("ranks of one machine meet in shared memory"), "Whether every step is alike"),
     key(Ranks, Int(-1), "local_rank", "-1", NoEffect("a rank reads its place from the environment of its launcher"), "Rank on this machine"),
-    key(Ranks, Text, "deepspeed", "", Later("ranks are data parallel with whole states"), "DeepSpeed configuration"),
-    key(Ranks, Text, "fsdp", "", Later("ranks are data parallel with whole states"), "FSDP options"),
-    key(Ranks, Map, "fsdp_config", "", Later("ranks are data parallel with whole states"), "FSDP configuration"),
-    key(Ranks, Map, "accelerator_config", "", Later("ranks are data parallel with whole states"), "Accelerate configuration"),
-    key(Ranks, Map, "parallelism_config", "", Later("ranks are data parallel with whole states"), "Parallelism configuration"),
+    key(Ranks, MapOrPath, "deepspeed", "", Used, "DeepSpeed configuration: its file, or the mapping itself"),
+    key(Ranks, List, "fsdp", "", Used, "FSDP options: a strategy such as full_shard or shard_grad_op, and offload"),
+    key(Ranks, MapOrPath, "fsdp_config", "", Used, "FSDP configuration: its file, or the mapping itself"),
+    key(Ranks, Map, "accelerator_config", "", Later("ranks are data parallel"), "Accelerate configuration"),
+    key(Ranks, Map, "parallelism_config", "", Later("ranks are data parallel"), "Parallelism configuration"),
     key(Ranks, Text, "master_addr", "", NoEffect("there is one machine"), "Address of the first machine"),
     key(Ranks, Text, "master_port", "", NoEffect("there is one machine"), "Port of the first machine"),
 ];

@@ -1,13 +1,20 @@
 //! Whole configurations and every message of a wrong one.
 
+use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use proptest::prelude::*;
 
 use super::*;
 
-/// What every configuration needs.
-const MINIMUM: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
+mod optimizer;
 
-fn train(text: &str, words: &[&str], environment: &[(&str, &str)]) -> Result<TrainConfig, Problems> {
+/// What every configuration needs.
+pub(super) const MINIMUM: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
+
+pub(super) fn train(
+    text: &str,
+    words: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<TrainConfig, Problems> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     let arguments = written::arguments(&words)?;
     let file = written::text_of_file("t.yaml", text.to_owned())?;
@@ -16,12 +23,12 @@ fn train(text: &str, words: &[&str], environment: &[(&str, &str)]) -> Result<Tra
     from_layers(Some(file), &arguments, &look_up)
 }
 
-fn good(text: &str) -> TrainConfig {
+pub(super) fn good(text: &str) -> TrainConfig {
     train(&format!("{MINIMUM}{text}"), &[], &[]).unwrap()
 }
 
 /// The messages that `text`, written below the minimum (so from line 4 on), and arguments give.
-fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> String {
+pub(super) fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> String {
     match train(&format!("{MINIMUM}{text}"), words, environment) {
         Ok(_) => String::new(),
         Err(problems) => problems.to_string(),
@@ -41,7 +48,8 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(train.max_grad_norm, Some(1.0));
     assert_eq!(train.precision, Precision::F32);
     assert_eq!((train.seed, train.data_seed), (42, 42));
-    let optimizer = OptimizerArgs { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let optimizer = OptimizerArgs { rule, weight_decay: 0.0 };
     assert_eq!(train.optimizer, optimizer);
     let schedule = ScheduleArgs { learning_rate: 5e-5, shape: Shape::Linear, warmup: Steps::Share(0.0) };
     assert_eq!(train.schedule, schedule);
@@ -266,21 +274,18 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "deepspeed: ds.json",
-            "t.yaml:4:12: `deepspeed: ds.json` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:12: cannot read the DeepSpeed configuration `ds.json`: No such file or directory (os error 2) \
+             (paths are relative to the working directory)",
         ),
         (
             "fsdp_config: {a: 1}",
-            "t.yaml:4:14: `fsdp_config: {a: 1}` is not supported yet (ranks are data parallel with whole states)",
+            "t.yaml:4:15: unknown key `a` in the FSDP configuration (docs/fsdp.md lists every key)",
         ),
         (
             "report_to: wandb",
             "t.yaml:4:12: `report_to: wandb` is not supported yet (logs go to trainer_log.jsonl)",
         ),
-        (
-            "bf16: true\nfp16: true",
-            "t.yaml:5:7: `fp16: true` is not supported yet (use bf16: true, which needs no loss scaling)\n\
-             t.yaml:4:7: `bf16` and `fp16` exclude each other (keep bf16: true)",
-        ),
+        ("bf16: true\nfp16: true", "t.yaml:4:7: `bf16` and `fp16` exclude each other (keep one of them)"),
         (
             "val_size: 0.1\neval_dataset: e",
             "t.yaml:4:11: `val_size` and `eval_dataset` exclude each other (hold out a part of the training data, or \
@@ -322,7 +327,8 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "lr_scheduler_type: cosin",
             "t.yaml:4:20: `lr_scheduler_type` takes one of linear, cosine, cosine_with_restarts, polynomial, \
              constant, constant_with_warmup, inverse_sqrt, cosine_with_min_lr, cosine_warmup_with_min_lr, \
-             warmup_stable_decay, minimind_seed, minimind, minimind3, not `cosin` (did you mean `cosine`?)",
+             warmup_stable_decay, minimind_seed, minimind, minimind3, WarmupLR, \
+             WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle, not `cosin` (did you mean `cosine`?)",
         ),
         (
             "lr_scheduler_type: cosine_with_min_lr",
@@ -352,7 +358,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_decay_steps: 1.5, decay_type: x}",
-            "t.yaml:5:40: `num_decay_steps` takes a whole number of steps, not `1.5`\n\
+            "t.yaml:5:40: `num_decay_steps` takes a whole number, at least 0, not `1.5`\n\
              t.yaml:5:22: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs\n\
              t.yaml:5:57: `decay_type` takes one of linear, cosine, 1-sqrt, not `x`",
         ),

@@ -93,13 +93,13 @@ pub fn read(kind: Kind, node: &Node) -> Option<Value> {
             let names = items.iter().map(|item| scalar(item).map(str::to_owned));
             names.collect::<Option<Vec<_>>>().map(list)
         }
-        (Kind::Map, Data::Map(pairs)) => {
+        (Kind::Map | Kind::MapOrPath, Data::Map(pairs)) => {
             let field = |(key, value): &(Node, Node)| {
                 Some(Field { name: scalar(key)?.to_owned(), place: key.place.clone(), value: value.clone() })
             };
             pairs.iter().map(field).collect::<Option<Vec<_>>>().map(Value::Map)
         }
-        (Kind::Map, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
+        (Kind::Map | Kind::MapOrPath, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
             let inner = parse_inside(text, &node.place).ok()?;
             matches!(inner.data, Data::Map(_)).then(|| read(Kind::Map, &inner)).flatten()
         }
@@ -131,8 +131,8 @@ fn word(kind: Kind, text: &str) -> Option<Value> {
             fits.then_some(Value::Float(steps))
         }
         // Empty words are what YAML writers leave behind when they mean nothing.
-        Kind::Text | Kind::Path if text.is_empty() => Some(Value::Null),
-        Kind::Text | Kind::Path => Some(Value::Text(text.to_owned())),
+        Kind::Text | Kind::Path | Kind::MapOrPath if text.is_empty() => Some(Value::Null),
+        Kind::Text | Kind::Path | Kind::MapOrPath => Some(Value::Text(text.to_owned())),
         Kind::BoolOrPath => Some(match boolean(text) {
             Some(flag) => Value::Bool(flag),
             None if text.is_empty() => Value::Null,

@@ -183,7 +183,7 @@ fn takes_value(name: &str, next: &str) -> bool {
 
 /// A value from the command line: words, or YAML where a mapping is meant.
 fn argument(text: &str, place: Place, name: &str) -> Node {
-    let map = keys::find(&normal(name)).is_some_and(|key| key.kind == Kind::Map);
+    let map = keys::find(&normal(name)).is_some_and(|key| matches!(key.kind, Kind::Map | Kind::MapOrPath));
     let list = text.starts_with('[');
     if (map || list)
         && let Ok(node) = yaml::parse_inside(text, &place)

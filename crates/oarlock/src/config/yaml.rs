@@ -103,7 +103,15 @@ fn shorten(text: &str) -> Cow<'_, str> {
 /// # Errors
 /// The first place at which the text is not YAML, or holds more than one document or an alias.
 pub fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
-    Reader::new(&source.text, |bytes| Place { source: source.clone(), bytes }).document()
+    parse_from(&source.text, source)
+}
+
+/// Reads a text that is a source's but for bytes that were blanked, such as comments of JSON.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_from(text: &str, source: &Arc<Source>) -> Result<Node, Problem> {
+    Reader::new(text, |bytes| Place { source: source.clone(), bytes }).document()
 }
 
 /// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the

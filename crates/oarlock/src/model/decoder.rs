@@ -169,47 +169,53 @@ impl Block {
 
     /// The residual stream x is f32; the block computes in the dtype of its weights.
     fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask, recompute: Parts) -> Result<Tensor> {
+        // The last product of a part stays outside: its backward pass needs its input, not its output.
         let attended = if recompute.attention {
             let (block, rope, mask) = (self.clone(), rope.clone(), mask.clone());
-            ops::checkpoint(x, is_trained(self)?, Arc::new(move |x| block.attended(x, &rope, &mask)))?
+            let forward = move |x: &Tensor| block.attended(x, &rope, &mask);
+            ops::checkpoint_without_output(x, is_trained(self)?, Arc::new(forward))?
         } else {
             self.attended(x, rope, mask)?
         };
-        let h = ops::add_residual(x, &attended)?;
-        let transformed = if recompute.mlp {
+        let h = ops::add_residual(x, &self.self_attn.o_proj.forward(&attended)?)?;
+        let activated = if recompute.mlp {
             let block = self.clone();
-            ops::checkpoint(&h, is_trained(self)?, Arc::new(move |h| block.transformed(h)))?
+            let forward = move |h: &Tensor| block.activated(h);
+            ops::checkpoint_without_output(&h, is_trained(self)?, Arc::new(forward))?
         } else {
-            self.transformed(&h)?
+            self.activated(&h)?
         };
-        ops::add_residual(&h, &transformed)
+        ops::add_residual(&h, &self.mlp.down_proj.forward(&activated)?)
     }
 
     fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let normed = self.input_layernorm.forward_to(x, self.mlp.dtype()?)?;
-        let h = ops::add_residual(x, &self.self_attn.forward_cached(&normed, rope, cache)?)?;
-        ops::add_residual(&h, &self.transformed(&h)?)
+        let attended = self.self_attn.attend_cached(&normed, rope, cache)?;
+        let h = ops::add_residual(x, &self.self_attn.o_proj.forward(&attended)?)?;
+        ops::add_residual(&h, &self.mlp.down_proj.forward(&self.activated(&h)?)?)
     }
 
+    /// Attention up to its output projection.
     fn attended(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
-        self.self_attn.forward(&self.input_layernorm.forward_to(x, self.mlp.dtype()?)?, rope, mask)
+        self.self_attn.attend(&self.input_layernorm.forward_to(x, self.mlp.dtype()?)?, rope, mask)
     }
 
-    fn transformed(&self, h: &Tensor) -> Result<Tensor> {
-        self.mlp.forward(&self.post_attention_layernorm.forward_to(h, self.mlp.dtype()?)?)
+    /// The MLP up to its down projection.
+    fn activated(&self, h: &Tensor) -> Result<Tensor> {
+        self.mlp.activate(&self.post_attention_layernorm.forward_to(h, self.mlp.dtype()?)?)
     }
 }
 
 impl Attention {
-    fn forward(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, 0)?;
-        self.output(&ops::attention(&q, &k, &v, mask, self.scale())?)
+        ops::merge_heads(&ops::attention(&q, &k, &v, mask, self.scale())?)
     }
 
-    fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
+    fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
-        self.output(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), self.scale())?)
+        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), self.scale())?)
     }
 
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
@@ -223,10 +229,6 @@ impl Attention {
         Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
     }
 
-    fn output(&self, o: &Tensor) -> Result<Tensor> {
-        self.o_proj.forward(&ops::merge_heads(o)?)
-    }
-
     fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
@@ -238,8 +240,8 @@ impl Mlp {
         Ok(self.gate_proj.weight.weight()?.dtype())
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.down_proj.forward(&ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)?)
+    fn activate(&self, x: &Tensor) -> Result<Tensor> {
+        ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)
     }
 }
 

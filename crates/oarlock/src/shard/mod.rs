@@ -14,6 +14,8 @@ mod placement;
 mod source;
 mod state;
 mod step;
+#[cfg(test)]
+mod tests;
 mod windows;
 
 pub use engine::{Engine, GradNorm, Resident};

@@ -5,11 +5,15 @@
 mod data;
 mod journal;
 mod optimizer;
+mod options;
 mod run;
+pub mod scale;
 pub mod schedule;
 mod step;
 
-pub use optimizer::{Optimizer, OptimizerConfig};
-pub use run::{accelerator_config, run, started};
+pub use optimizer::{Optimizer, OptimizerConfig, Stepped};
+pub use options::accelerator_config;
+pub use run::{run, started};
+pub use scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
 pub use schedule::Schedule;
 pub use step::{StepReport, evaluate, train_step};

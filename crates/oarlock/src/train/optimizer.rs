@@ -2,9 +2,11 @@
 
 use oarlock_tensor::ops::optimizer::{Role, Rule, StepArgs};
 
+use crate::config::LossScale;
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::Engine;
+use crate::train::scale::{LossScaler, LossScalerState, Verdict};
 
 /// Which optimizer, and its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,12 +15,18 @@ pub struct OptimizerConfig {
     pub rule: Rule,
     /// Weight decay of the parameters that decay.
     pub weight_decay: f64,
+    /// How the loss is scaled before the backward pass, for f16.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Default for OptimizerConfig {
     /// AdamW (Loshchilov and Hutter 2019) with the defaults of transformers' Trainer.
     fn default() -> OptimizerConfig {
-        OptimizerConfig { rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, weight_decay: 0.0 }
+        OptimizerConfig {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            weight_decay: 0.0,
+            loss_scale: None,
+        }
     }
 }
 
@@ -39,13 +47,35 @@ impl OptimizerConfig {
 pub struct Optimizer {
     engine: Engine,
     weight_decay: f64,
-    /// What the next step multiplies the gradients with.
+    scaler: Option<LossScaler>,
+    /// What the norm of the coming step's gradients says; `None` until it is known.
+    found: Option<Found>,
+}
+
+/// What is known of the gradients of the coming step.
+struct Found {
+    /// What the step multiplies the gradients with.
     grad_scale: f32,
+    /// The first parameter whose gradient is not finite, with its unit.
+    first_bad: Option<(String, String)>,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stepped {
+    /// The weights were updated.
+    Done,
+    /// Gradients overflowed in f16 on some rank; no weight changed on any.
+    Skipped {
+        /// The line for the log.
+        line: String,
+    },
 }
 
 impl Optimizer {
     pub(crate) fn new(engine: Engine, config: OptimizerConfig) -> Optimizer {
-        Optimizer { engine, weight_decay: config.weight_decay, grad_scale: 1.0 }
+        let scaler = config.loss_scale.map(LossScaler::new);
+        Optimizer { engine, weight_decay: config.weight_decay, scaler, found: None }
     }
 
     /// The engine that holds the model.
@@ -58,31 +88,76 @@ impl Optimizer {
         &mut self.engine
     }
 
-    /// The optimizer steps done.
+    /// The optimizer steps done; those that were skipped do not count.
     pub fn n_steps(&self) -> u64 {
         self.engine.n_steps()
+    }
+
+    /// The factor of the loss in the backward pass; 1 without loss scaling.
+    pub fn loss_scale(&self) -> f64 {
+        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
+    }
+
+    /// What a checkpoint keeps of the loss scale.
+    pub fn loss_scale_state(&self) -> Option<LossScalerState> {
+        self.scaler.as_ref().map(LossScaler::state)
+    }
+
+    /// Goes on with the loss scale of a checkpoint.
+    pub fn resume_loss_scale(&mut self, state: LossScalerState) {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.resume(state);
+        }
+    }
+
+    /// Sets the decays of the moments, for schedules that move them.
+    ///
+    /// # Errors
+    /// Never for a rule that the optimizer has already.
+    pub fn set_betas(&mut self, betas: [f64; 2]) -> Result<()> {
+        let rule = self.engine.rule().with_betas(betas);
+        self.engine.set_rule(rule)
     }
 
     /// See [`Accelerator::clip_grad_norm`](crate::Accelerator::clip_grad_norm).
     pub(crate) fn clip_grad_norm(&mut self, max_norm: f64) -> Result<f64> {
         let found = self.engine.grad_norm()?;
-        if let Some((unit, parameter)) = found.first_bad {
+        if let (Some((unit, parameter)), None) = (&found.first_bad, &self.scaler) {
+            let (unit, parameter) = (unit.clone(), parameter.clone());
             return Err(Error::NotFinite { step: self.n_steps() + 1, unit, parameter });
         }
+        let norm = found.norm / self.loss_scale();
         // torch.nn.utils.clip_grad_norm_ in f32: max_norm / (norm + 1e-6), at most 1.
-        let coefficient = max_norm as f32 / (found.norm as f32 + 1e-6);
-        self.grad_scale = if max_norm > 0.0 { coefficient.min(1.0) } else { 1.0 };
-        Ok(found.norm)
+        let coefficient = max_norm as f32 / (norm as f32 + 1e-6);
+        let coefficient = if max_norm > 0.0 { coefficient.min(1.0) } else { 1.0 };
+        let grad_scale = (f64::from(coefficient) / self.loss_scale()) as f32;
+        self.found = Some(Found { grad_scale, first_bad: found.first_bad });
+        Ok(norm)
     }
 
-    /// Updates the weights with the gradients summed over all ranks, and forgets the gradients.
+    /// Updates the weights with the gradients summed over all ranks, and forgets the gradients. With loss scaling, a
+    /// step whose gradients overflowed on any rank is skipped on all, and the scale follows.
     ///
     /// # Errors
-    /// When a rank failed, or somebody still holds a weight.
-    pub fn step(&mut self, lr: f64) -> Result<()> {
-        let (grad_scale, weight_decay) = (self.grad_scale, self.weight_decay);
+    /// When a rank failed, somebody still holds a weight, or the loss scale cannot fall any further.
+    pub fn step(&mut self, lr: f64) -> Result<Stepped> {
+        if self.scaler.is_some() && self.found.is_none() {
+            self.clip_grad_norm(0.0)?;
+        }
+        let found = self.found.take().unwrap_or(Found { grad_scale: 1.0, first_bad: None });
+        if let Some(scaler) = &mut self.scaler {
+            let verdict = scaler.update(found.first_bad.is_some());
+            let verdict = verdict.map_err(|error| match &found.first_bad {
+                Some((unit, parameter)) => error.found_in(format!("\"{parameter}\" of the unit \"{unit}\"")),
+                None => error,
+            })?;
+            if let Verdict::Skip { line } = verdict {
+                self.engine.clear_grads()?;
+                return Ok(Stepped::Skipped { line });
+            }
+        }
+        let (grad_scale, weight_decay) = (found.grad_scale, self.weight_decay);
         self.engine.step(StepArgs { step: 0, lr, weight_decay, grad_scale })?;
-        self.grad_scale = 1.0;
-        Ok(())
+        Ok(Stepped::Done)
     }
 }

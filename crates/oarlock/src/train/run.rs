@@ -5,24 +5,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oarlock_tensor::DType;
-use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::ops::update;
 
-use crate::accelerator::{Accelerator, AcceleratorConfig};
-use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, StateDict, save_model};
-use crate::config::{Length, Precision, Resume, TrainConfig, When};
+use crate::accelerator::Accelerator;
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, save_model};
+use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
+use crate::estimate::Forecast;
 use crate::model::Decoder;
 use crate::model::hf::{HfConfig, ModelFiles, SafetensorsSource, SaveOptions};
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
 use crate::report::state::TrainerState;
-use crate::shard::{Options, SeededInit, WeightSource};
+use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::{self, RunData};
 use crate::train::journal::{Journal, Told};
-use crate::train::{Optimizer, OptimizerConfig, Schedule, evaluate, train_step};
+use crate::train::options::{optimizer_config, recompute};
+use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
 ///
@@ -36,22 +36,8 @@ pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime)
     run.finish()
 }
 
-/// How the configuration asks for an accelerator.
-///
-/// # Errors
-/// A CPU path that does not exist.
-pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
-    let dtype = match config.train.precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    };
-    let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
-    Ok(AcceleratorConfig {
-        shard: Options { dtype, ..Options::default() },
-        threads: config.ranks.threads,
-        cpu_path,
-    })
-}
+/// The loss scale in a checkpoint.
+const LOSS_SCALE: &str = "loss_scale";
 
 struct Run<'a> {
     config: &'a TrainConfig,
@@ -66,8 +52,12 @@ struct Run<'a> {
     position: u64,
     /// Where this run began or went on: the number of ranks may have changed since.
     first_position: u64,
+    /// Steps so far, skipped ones included.
+    done: u64,
     total_steps: u64,
     journal: Option<Journal>,
+    /// What memory was predicted to be, on rank 0.
+    forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
     saver: Saver,
@@ -77,7 +67,12 @@ impl<'a> Run<'a> {
     fn set_up(config: &'a TrainConfig, accelerator: &'a Accelerator, started: SystemTime) -> Result<Run<'a>> {
         accelerator.communicator().set_phase("setting up");
         let hf = HfConfig::read(&config.model.path)?;
-        let model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
+        let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
+        model.set_recompute(recompute(config));
+        let forecast = match accelerator.is_main_process() {
+            true => Some(Forecast::new(config, &model, accelerator.device())?),
+            false => None,
+        };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
         let sampler = sampler_of(config, accelerator, &data.train);
         sampler.check()?;
@@ -93,15 +88,16 @@ impl<'a> Run<'a> {
             true => Box::new(SeededInit { seed: config.train.seed, device: accelerator.device().clone() }),
             false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
         };
-        let args = &config.train.optimizer;
-        let rule = Rule::AdamW { beta1: args.beta1, beta2: args.beta2, eps: args.epsilon };
-        let optimizer = OptimizerConfig { rule, weight_decay: args.weight_decay };
-        let mut optimizer = accelerator.prepare(&model, optimizer, source.as_mut())?;
-        let mut position = 0;
+        let mut optimizer = accelerator.prepare(&model, optimizer_config(config), source.as_mut())?;
+        let (mut position, mut done) = (0, 0);
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &checkpoint {
             let client = accelerator.load_state(dir, &mut optimizer)?;
-            position = client.consumed_samples;
+            (position, done) = (client.consumed_samples, client.step);
+            if let Some(state) = client.client.get(LOSS_SCALE) {
+                let state = serde_json::from_value(state.clone());
+                optimizer.resume_loss_scale(state.map_err(|error| Error::bad_file(dir, error.to_string()))?);
+            }
             if accelerator.is_main_process() {
                 let resumed = TrainerState::load(dir)?;
                 state = TrainerState { max_steps: state.max_steps, ..resumed };
@@ -122,6 +118,7 @@ impl<'a> Run<'a> {
         if let Some(journal) = &mut journal {
             let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+            forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
         Ok(Run {
             config,
@@ -134,8 +131,10 @@ impl<'a> Run<'a> {
             sampler,
             position,
             first_position: position,
+            done,
             total_steps,
             journal,
+            forecast,
             started,
             timer: PhaseTimer::new(),
             saver: Saver::default(),
@@ -145,14 +144,19 @@ impl<'a> Run<'a> {
     fn train(&mut self) -> Result<()> {
         let mut loader = Loader::new(self.data.train.clone(), self.sampler.clone(), self.position)?;
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
-        let first = self.optimizer.n_steps();
+        let first = self.done;
         for step in first..self.total_steps {
             self.timer.enter(Phase::Data);
             let window = loader.next_step()?;
             if step == first {
                 self.note_startup("first forward")?;
             }
-            let lr = self.schedule.lr(step);
+            // A skipped step moves neither the weights nor the learning rate.
+            let updates = self.optimizer.n_steps();
+            let lr = self.schedule.lr(updates);
+            if let Some(betas) = self.schedule.betas(updates) {
+                self.optimizer.set_betas(betas)?;
+            }
             let report = train_step(
                 self.accelerator,
                 &self.model,
@@ -170,13 +174,23 @@ impl<'a> Run<'a> {
             self.position = window.position;
             loader.give_back(window);
             let done = step + 1;
+            self.done = done;
             if let Some(journal) = &mut self.journal {
+                if let Stepped::Skipped { line } = &report.stepped {
+                    journal.message(line)?;
+                }
                 let log = due(self.config.log.when, done, self.total_steps, self.sampler.steps_per_epoch())
                     || (done == 1 && self.config.log.first_step);
                 let epoch = self.position as f64 / self.sampler.len as f64;
                 journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
             }
             self.after_step(done)?;
+            if let (Some(forecast), Some(journal)) = (&mut self.forecast, &mut self.journal)
+                && let Some(line) =
+                    forecast.after_step((first, done, self.total_steps), self.accelerator.device().arena())
+            {
+                journal.message(&line)?;
+            }
         }
         self.timer.enter(Phase::Save);
         self.accelerator.communicator().set_phase("waiting for the last checkpoint");
@@ -242,8 +256,12 @@ impl<'a> Run<'a> {
         let output = self.config.save.output_dir.clone();
         let dir = output.join(format!("checkpoint-{done}"));
         let files = self.model_files()?;
-        let state_dict = StateDict::Full;
-        let (model, beside) = match state_dict.has_model() || self.config.save.only_model {
+        let shard = &self.config.shard;
+        let with_model = self.config.save.only_model
+            || shard.parameters == Placement::Whole
+            || shard.whole_weights_on_save
+            || shard.state_dict == StateDict::Full;
+        let (model, beside) = match with_model {
             true => (Some(files), None),
             false => (None, Some(files.without_weights())),
         };
@@ -257,7 +275,7 @@ impl<'a> Run<'a> {
                 seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
                     .map(|(name, seed)| (name.to_string(), seed))
                     .into(),
-                client: serde_json::Map::new(),
+                client: self.kept(),
             },
             state: !self.config.save.only_model,
             model,
@@ -299,8 +317,14 @@ impl<'a> Run<'a> {
         ModelFiles::of_model(&self.hf, &self.model, &options)
     }
 
+    /// What a checkpoint keeps for this loop besides positions and seeds.
+    fn kept(&self) -> serde_json::Map<String, serde_json::Value> {
+        let scale = self.optimizer.loss_scale_state().and_then(|state| serde_json::to_value(state).ok());
+        scale.map(|state| (LOSS_SCALE.to_string(), state)).into_iter().collect()
+    }
+
     fn finish(&mut self) -> Result<()> {
-        let done = self.optimizer.n_steps();
+        let done = self.done;
         if self.config.eval.at_end {
             self.evaluate(done)?;
         }
@@ -319,6 +343,14 @@ impl<'a> Run<'a> {
                 self.config.save.output_dir.display()
             );
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
+            let again = self.accelerator.device().profile().recomputing();
+            if !again.is_zero() && done > first {
+                let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
+                text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
+            }
+            if let Some(line) = self.forecast.as_ref().and_then(Forecast::compared) {
+                text.push_str(&format!("\n{line}"));
+            }
             journal.message(&text)?;
         }
         self.accelerator.wait_for_everyone()
@@ -433,6 +465,7 @@ fn introduce(
     if let Some(line) = config.without_effect_line() {
         journal.message(&line)?;
     }
+    config.notes().iter().try_for_each(|note| journal.message(note))?;
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
     }

@@ -8,10 +8,10 @@ use crate::data::{Batch, StepBatches};
 use crate::error::Result;
 use crate::model::Decoder;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::Optimizer;
+use crate::train::{Optimizer, Stepped};
 
 /// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// The loss summed over the targets of all ranks.
     pub loss_sum: f64,
@@ -19,6 +19,8 @@ pub struct StepReport {
     pub n_targets: u64,
     /// The norm of the gradient before clipping.
     pub grad_norm: f64,
+    /// Whether the weights were updated.
+    pub stepped: Stepped,
 }
 
 impl StepReport {
@@ -72,12 +74,12 @@ pub fn train_step(
     // One fused pass over the owned slice: master weights, moments, new working copy; then all see the new weights.
     timer.enter(Phase::Optimizer);
     phase("optimizer");
-    optimizer.step(lr)?;
+    let stepped = optimizer.step(lr)?;
 
     timer.enter(Phase::Other);
     let mut sums = [loss_sum];
     accelerator.reduce_sum(&mut sums)?;
-    Ok(StepReport { loss_sum: sums[0], n_targets: accumulation.n_targets(), grad_norm })
+    Ok(StepReport { loss_sum: sums[0], n_targets: accumulation.n_targets(), grad_norm, stepped })
 }
 
 /// The summed loss and the targets of all ranks over `batches`, without gradients.

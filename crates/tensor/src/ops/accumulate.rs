@@ -1,7 +1,6 @@
 //! Sums of gradients on the tape: in place where nobody else sees the memory.
 
 use crate::cpu::elementwise;
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
 use crate::tensor::Tensor;
@@ -13,13 +12,10 @@ pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
         return Err(wrong_shape("gradient sum", format!("{:?}", sum.shape()), &more));
     }
     if !sum.is_unique() {
-        let mut copy = Tensor::uninit(*sum.shape(), sum.dtype(), sum.device(), "gradient")?;
-        copy.bytes_mut()?.copy_from_slice(sum.bytes());
-        sum = copy;
+        sum = sum.copied("gradient")?;
     }
     let device = sum.device().clone();
-    let Kind::Cpu(cpu) = device.kind();
-    device.profile().time("gradient sum", 0, 3 * sum.bytes().len() as u64, || {
+    device.run("gradient sum", 0, 3 * sum.len_bytes() as u64, |cpu| {
         with_float!(sum.dtype(), "gradient sum", T => {
             elementwise::add_assign(cpu, sum.slice_mut::<T>()?, more.slice::<T>()?);
             Ok(())
@@ -31,9 +27,11 @@ pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
 /// A tensor like `t` with every element `value`.
 pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
     let mut full = Tensor::uninit(*t.shape(), t.dtype(), t.device(), "gradient")?;
-    with_float!(t.dtype(), "seed", T => {
-        full.slice_mut::<T>()?.fill(<T as crate::dtype::Float>::from_f32(value));
-        Ok(())
+    t.device().run("fill", 0, t.len_bytes() as u64, |_| {
+        with_float!(t.dtype(), "seed", T => {
+            full.slice_mut::<T>()?.fill(<T as crate::dtype::Float>::from_f32(value));
+            Ok(())
+        })
     })?;
     Ok(full)
 }

@@ -6,7 +6,6 @@
 use crate::cpu::binary::{self as kernel, Binary};
 use crate::cpu::unary::Unary;
 use crate::cpu::walk::Walk;
-use crate::device::Kind;
 use crate::error::{Error, Result};
 use crate::ops::reduce::sum_to;
 use crate::ops::{check_device, check_dtype, unary, with_float};
@@ -79,9 +78,8 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
     let strides = [a, b].map(|t| spread_strides(t.shape(), &shape));
     let walk = Walk::new(shape.sizes(), [&strides[0], &strides[1]]);
     let mut y = Tensor::uninit(shape, a.dtype(), a.device(), "activation")?;
-    let Kind::Cpu(cpu) = a.device().kind();
-    let bytes = (a.bytes().len() + b.bytes().len() + y.bytes().len()) as u64;
-    a.device().profile().time(name(f), 0, bytes, || {
+    let bytes = (a.len_bytes() + b.len_bytes() + y.len_bytes()) as u64;
+    a.device().run(name(f), 0, bytes, |cpu| {
         with_float!(a.dtype(), name(f), T => {
             kernel::binary(cpu, f, &walk, a.slice::<T>()?, b.slice::<T>()?, y.slice_mut::<T>()?);
             Ok(())

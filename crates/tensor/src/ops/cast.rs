@@ -1,7 +1,6 @@
 //! Conversion between float dtypes.
 
 use crate::cpu::elementwise;
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::with_float;
@@ -25,9 +24,8 @@ pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<
         return Ok(x.detach());
     }
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), what)?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    let bytes = (x.bytes().len() + y.bytes().len()) as u64;
-    x.device().profile().time("cast", 0, bytes, || {
+    let bytes = (x.len_bytes() + y.len_bytes()) as u64;
+    x.device().run("cast", 0, bytes, |cpu| {
         with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
             elementwise::cast(cpu, x.slice::<T>()?, y.slice_mut::<U>()?);
             Ok(())

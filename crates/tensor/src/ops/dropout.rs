@@ -1,7 +1,6 @@
 //! Dropout (Srivastava et al. 2014) with addressed random numbers: the mask is computed again, never stored.
 
 use crate::cpu::random::{self, Stream};
-use crate::device::Kind;
 use crate::error::{Error, Result};
 use crate::ops::with_float;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -31,10 +30,8 @@ struct Mask {
 impl Mask {
     fn apply(self, x: &Tensor, what: &'static str) -> Result<Tensor> {
         let keep = 1.0 - self.p;
-        let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
-        y.bytes_mut()?.copy_from_slice(x.bytes());
-        let Kind::Cpu(cpu) = x.device().kind();
-        x.device().profile().time("dropout", 0, 4 * x.bytes().len() as u64, || {
+        let mut y = x.copied(what)?;
+        x.device().run("dropout", 0, 4 * x.len_bytes() as u64, |cpu| {
             with_float!(x.dtype(), "dropout", T => {
                 random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice_mut::<T>()?);
                 Ok(())

@@ -1,7 +1,6 @@
 //! Embedding: rows of a table, by token id.
 
 use crate::cpu::embed;
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{with_float, wrong_shape};
@@ -34,9 +33,8 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     let mut sizes = ids.sizes().to_vec();
     sizes.push(dim);
     let mut y = Tensor::uninit(&sizes[..], dtype, ids.device(), "activation")?;
-    let Kind::Cpu(cpu) = ids.device().kind();
-    let bytes = 2 * y.bytes().len() as u64;
-    ids.device().profile().time("embedding forward", 0, bytes, || {
+    let bytes = 2 * y.len_bytes() as u64;
+    ids.device().run("embedding forward", 0, bytes, |cpu| {
         with_float!(weight.dtype(), "embedding", T => {
             let (weight, ids) = (weight.slice::<T>()?, ids.slice()?);
             match dtype {
@@ -60,9 +58,8 @@ impl Function for EmbeddingBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
         let (Some(dy), Some(mut slot)) = (grads[0].take(), self.table.grad()?) else { return Ok(()) };
         let device = dy.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let store = slot.store;
-        device.profile().time("embedding backward", 0, 2 * dy.bytes().len() as u64, || {
+        device.run("embedding backward", 0, 2 * dy.len_bytes() as u64, |cpu| {
             with_float!(dy.dtype(), "embedding", T => {
                 embed::embed_backward(cpu, dy.slice::<T>()?, dy.shape().last(), self.ids.slice()?, (slot.slice_mut(), store))
             })

@@ -4,12 +4,12 @@
 //! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass makes the
 //! logits again.
 
-use crate::cpu::gemm::{MatMut, MatRef};
-use crate::cpu::{Store, cross_entropy};
-use crate::device::Kind;
+use crate::cpu::Store;
+use crate::cpu::cross_entropy::{self, LossSum};
+use crate::cpu::gemm::{self, MatMut, MatRef};
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
-use crate::ops::linear::matmul;
+use crate::ops::linear::product;
 use crate::ops::{WeightLayout, check_dtype, linear, with_float, wrong_shape};
 use crate::param::{GradSlot, Param};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -86,7 +86,7 @@ struct HeadBackward {
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
-        let upstream = upstream.item()?;
+        let upstream = upstream.known_item()?.or(self.seed).unwrap_or(1.0);
         if let Some((x, labels)) = &self.again {
             let x = cx.get(x)?;
             let mut dx = match cx.needs(0) {
@@ -121,19 +121,18 @@ fn run(
     let w = weight.weight()?;
     check_dtype("head_loss", x, &w)?;
     let slot = if scale.is_some() { weight.grad()? } else { None };
-    with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels.slice()?, scale, dx, slot))
+    with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels, scale, dx, slot))
 }
 
 fn chunks<T: Float>(
     x: &Tensor,
     w: &Tensor,
-    labels: &[i32],
+    labels: &Tensor,
     scale: Option<f32>,
     mut dx: Option<&mut Tensor>,
     mut slot: Option<GradSlot>,
 ) -> Result<(f64, usize)> {
     let device = x.device();
-    let Kind::Cpu(cpu) = device.kind();
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     // Chunks of one size: a short last one would waste the packing of the weights.
     let n_chunks = (n_rows * vocab).div_ceil(CHUNK_ELEMS).min(n_rows.div_ceil(32)).max(1);
@@ -146,7 +145,6 @@ fn chunks<T: Float>(
         _ => None,
     };
     let mut losses = vec![0.0; chunk];
-    let (xs, ws) = (x.slice::<T>()?, w.slice::<T>()?);
     let (mut sum, mut n_targets) = (0.0, 0);
     if n_rows == 0
         && let Some(slot) = &mut slot
@@ -156,55 +154,61 @@ fn chunks<T: Float>(
     }
     for first in (0..n_rows).step_by(chunk) {
         let rows = chunk.min(n_rows - first);
-        let labels = &labels[first..first + rows];
-        let x_rows = &xs[first * dim..(first + rows) * dim];
-        let flops = 2 * (rows * dim * vocab) as u64;
-        let x_mat = MatRef { data: x_rows, rows, cols: dim, row_stride: dim, transposed: false };
-        device.profile().time("head forward", flops, 0, || {
-            let w_mat = MatRef { data: ws, rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let out = MatMut {
-                data: &mut logits.slice_mut::<f32>()?[..rows * vocab],
-                rows,
-                cols: vocab,
-                row_stride: vocab,
-            };
-            matmul(device, x_mat, w_mat, out, Store::Overwrite)
-        })?;
-        let logit_rows = &mut logits.slice_mut::<f32>()?[..rows * vocab];
-        let losses = &mut losses[..rows];
-        let bytes = (logit_rows.len() * (4 + size_of::<T>())) as u64;
-        let Some(scale) = scale else {
-            let part = device.profile().time("cross entropy", 0, bytes, || {
-                cross_entropy::cross_entropy(cpu, logit_rows, labels, vocab, losses)
-            });
-            let part = part.map_err(|e| e.shifted(first))?;
-            (sum, n_targets) = (sum + part.sum, n_targets + part.count);
-            continue;
+        let span = first * dim..(first + rows) * dim;
+        let x_rows = || -> Result<MatRef<'_, T>> {
+            let data = &x.slice::<T>()?[span.clone()];
+            Ok(MatRef { data, rows, cols: dim, row_stride: dim, transposed: false })
         };
-        let part = device.profile().time("cross entropy", 0, bytes, || match &mut d_logits {
-            None => cross_entropy::cross_entropy_grad_in_place(cpu, logit_rows, labels, vocab, scale, losses),
-            Some(d_logits) => {
-                let d_rows = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
-                cross_entropy::cross_entropy_grad(cpu, logit_rows, labels, vocab, scale, losses, d_rows)
-            }
-        });
-        let part = part.map_err(|e| e.shifted(first))?;
+        product(device, "head forward", x.dtype(), [rows, vocab, dim], |cpu, scratch| {
+            let data = w.slice::<T>()?;
+            let w_mat = MatRef { data, rows: dim, cols: vocab, row_stride: dim, transposed: true };
+            let data = &mut logits.slice_mut::<f32>()?[..rows * vocab];
+            let out = MatMut { data, rows, cols: vocab, row_stride: vocab };
+            gemm::gemm(cpu, x_rows()?, w_mat, out, Store::Overwrite, scratch);
+            Ok(())
+        })?;
+        let dry = LossSum { sum: f64::NAN, count: rows };
+        let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
+        let part = device.run_or(dry, "cross entropy", 0, bytes, |cpu| {
+            let logit_rows = &mut logits.slice_mut::<f32>()?[..rows * vocab];
+            let (labels, losses) = (&labels.slice()?[first..first + rows], &mut losses[..rows]);
+            let part = match (scale, &mut d_logits) {
+                (None, _) => cross_entropy::cross_entropy(cpu, logit_rows, labels, vocab, losses),
+                (Some(scale), None) => {
+                    cross_entropy::cross_entropy_grad_in_place(cpu, logit_rows, labels, vocab, scale, losses)
+                }
+                (Some(scale), Some(d_logits)) => {
+                    let d_rows = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
+                    cross_entropy::cross_entropy_grad(cpu, logit_rows, labels, vocab, scale, losses, d_rows)
+                }
+            };
+            part.map_err(|e| e.shifted(first))
+        })?;
         (sum, n_targets) = (sum + part.sum, n_targets + part.count);
-        let d_rows = &d_logits.as_ref().unwrap_or(&logits).slice::<T>()?[..rows * vocab];
+        if scale.is_none() {
+            continue;
+        }
+        let d_logits = d_logits.as_ref().unwrap_or(&logits);
         if let Some(dx) = &mut dx {
-            device.profile().time("head input grad", flops, 0, || {
-                let d = MatRef { data: d_rows, rows, cols: vocab, row_stride: vocab, transposed: false };
-                let w_mat = MatRef { data: ws, rows: vocab, cols: dim, row_stride: dim, transposed: false };
-                let data = &mut dx.slice_mut::<T>()?[first * dim..(first + rows) * dim];
-                matmul(device, d, w_mat, MatMut { data, rows, cols: dim, row_stride: dim }, Store::Overwrite)
+            product(device, "head input grad", x.dtype(), [rows, dim, vocab], |cpu, scratch| {
+                let data = &d_logits.slice::<T>()?[..rows * vocab];
+                let d = MatRef { data, rows, cols: vocab, row_stride: vocab, transposed: false };
+                let data = w.slice::<T>()?;
+                let w_mat = MatRef { data, rows: vocab, cols: dim, row_stride: dim, transposed: false };
+                let data = &mut dx.slice_mut::<T>()?[span.clone()];
+                let out = MatMut { data, rows, cols: dim, row_stride: dim };
+                gemm::gemm(cpu, d, w_mat, out, Store::Overwrite, scratch);
+                Ok(())
             })?;
         }
         if let Some(slot) = &mut slot {
-            device.profile().time("head weight grad", flops, 0, || {
-                let d = MatRef { data: d_rows, rows: vocab, cols: rows, row_stride: vocab, transposed: true };
+            product(device, "head weight grad", x.dtype(), [vocab, dim, rows], |cpu, scratch| {
+                let data = &d_logits.slice::<T>()?[..rows * vocab];
+                let d = MatRef { data, rows: vocab, cols: rows, row_stride: vocab, transposed: true };
                 let store = if first == 0 { slot.store } else { Store::Add };
                 let out = MatMut { data: slot.slice_mut(), rows: vocab, cols: dim, row_stride: dim };
-                matmul(device, d, x_mat, out, store)
+                gemm::gemm(cpu, d, x_rows()?, out, store, scratch);
+                Ok(())
             })?;
         }
     }

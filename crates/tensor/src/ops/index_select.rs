@@ -1,7 +1,6 @@
 //! Rows of a tensor by index; for a table of parameters there is [`embedding`](crate::ops::embedding).
 
 use crate::cpu::{Store, embed};
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::cast::converted;
@@ -26,9 +25,8 @@ pub fn index_select(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let recorder = Recorder::new(&[x, ids], &[])?;
     let sizes: Vec<usize> = ids.sizes().iter().chain(row).copied().collect();
     let mut y = Tensor::uninit(&sizes[..], x.dtype(), x.device(), "activation")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    let (dim, bytes) = (row.iter().product(), 2 * y.bytes().len() as u64);
-    x.device().profile().time("index_select", 0, bytes, || {
+    let (dim, bytes) = (row.iter().product(), 2 * y.len_bytes() as u64);
+    x.device().run("index_select", 0, bytes, |cpu| {
         with_float!(x.dtype(), "index_select", T => {
             embed::embed_forward(cpu, x.slice::<T>()?, dim, ids.slice()?, y.slice_mut::<T>()?)
         })
@@ -46,9 +44,8 @@ impl Function for IndexSelectBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let device = dy.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let mut sum = Tensor::uninit(self.shape, DType::F32, &device, "gradient")?;
-        device.profile().time("index_select backward", 0, 2 * dy.bytes().len() as u64, || {
+        device.run("index_select backward", 0, 2 * dy.len_bytes() as u64, |cpu| {
             with_float!(dy.dtype(), "index_select", T => {
                 let sum = (sum.slice_mut()?, Store::Overwrite);
                 embed::embed_backward(cpu, dy.slice::<T>()?, self.dim, self.ids.slice()?, sum)

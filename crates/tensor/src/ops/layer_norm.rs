@@ -1,7 +1,6 @@
 //! LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) · weight + bias, statistics in f32.
 
 use crate::cpu::{Store, norm};
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{check_dtype, with_float, wrong_shape};
@@ -52,8 +51,7 @@ fn forward(
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
     let statistic = || Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics");
     let (mut mean, mut rstd) = (statistic()?, statistic()?);
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
+    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), "layer_norm", T => {
             let b = b.as_ref().map(|b| b.slice::<T>()).transpose()?;
             norm::layer_norm_forward(
@@ -81,15 +79,14 @@ impl Function for LayerNormBackward {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let device = x.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let (mut dx, store) = cx.slot(0, &x)?;
         let (n_rows, dim) = (x.shape().n_rows(), x.shape().last());
         // The kernel's two gradients are made in scratch memory, since both may lie in one flat buffer.
         let n_scratch = norm::layer_norm_backward_scratch(n_rows, dim);
         let mut scratch = device.scratch(4 * (n_scratch + 2 * dim))?;
-        let (scratch, sums) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
-        let (d_weight, d_bias) = sums[..2 * dim].split_at_mut(dim);
-        device.profile().time("layer_norm backward", 0, 4 * x.bytes().len() as u64, || {
+        device.run("layer_norm backward", 0, 4 * x.len_bytes() as u64, |cpu| {
+            let (scratch, sums) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
+            let (d_weight, d_bias) = sums[..2 * dim].split_at_mut(dim);
             with_float!(x.dtype(), "layer_norm", T => {
                 norm::layer_norm_backward(
                     cpu, x.slice::<T>()?, w.slice::<T>()?, self.mean.slice()?, self.rstd.slice()?, dy.slice::<T>()?,
@@ -97,16 +94,17 @@ impl Function for LayerNormBackward {
                     Some((&mut *d_bias, Store::Overwrite)), scratch,
                 );
                 Ok(())
-            })
+            })?;
+            if let Some(mut slot) = self.weight.grad()? {
+                slot.put(d_weight)?;
+            }
+            if let Some(bias) = &self.bias
+                && let Some(mut slot) = bias.grad()?
+            {
+                slot.put(d_bias)?;
+            }
+            Ok(())
         })?;
-        if let Some(mut slot) = self.weight.grad()? {
-            slot.put(d_weight)?;
-        }
-        if let Some(bias) = &self.bias
-            && let Some(mut slot) = bias.grad()?
-        {
-            slot.put(d_bias)?;
-        }
         cx.put(0, dx)
     }
 

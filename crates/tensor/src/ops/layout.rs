@@ -2,7 +2,6 @@
 
 use crate::cpu::copy;
 use crate::cpu::walk::Walk;
-use crate::device::Kind;
 use crate::error::{Error, Result};
 use crate::ops::binary::{broadcast_shape, spread_strides};
 use crate::ops::reduce::sum_to;
@@ -91,11 +90,10 @@ pub(crate) fn spread(x: &Tensor, shape: &Shape, what: &'static str) -> Result<Te
 fn copied(x: &Tensor, shape: Shape, strides: &[usize], what: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(shape, x.dtype(), x.device(), what)?;
     let walk = Walk::new(shape.sizes(), [strides]);
-    let Kind::Cpu(cpu) = x.device().kind();
-    let bytes = 2 * y.bytes().len() as u64;
-    x.device().profile().time("copy", 0, bytes, || {
+    let bytes = 2 * y.len_bytes() as u64;
+    x.device().run("copy", 0, bytes, |cpu| {
         with_word!(x.dtype(), W => {
-            copy::strided::<W>(cpu, &walk, bytemuck::cast_slice(x.bytes()), bytemuck::cast_slice_mut(y.bytes_mut()?));
+            copy::strided::<W>(cpu, &walk, bytemuck::cast_slice(x.bytes()?), bytemuck::cast_slice_mut(y.bytes_mut()?));
             Ok(())
         })
     })?;

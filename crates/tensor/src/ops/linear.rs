@@ -1,9 +1,9 @@
 //! Linear: y = x·Wᵀ + b over the rows of x. Its weight gradient goes straight into the flat gradient buffer.
 
 use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::cpu::{Store, elementwise};
-use crate::device::{Device, Kind};
-use crate::dtype::Float;
+use crate::cpu::{Cpu, Store, elementwise};
+use crate::device::Device;
+use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
@@ -67,10 +67,6 @@ impl Linear {
         Ok(Linear { weight: weight.clone(), bias: bias.cloned(), layout, n_in, n_out })
     }
 
-    fn flops(&self, x: &Tensor) -> u64 {
-        2 * (x.shape().n_rows() * self.n_in * self.n_out) as u64
-    }
-
     /// The weight as the matrix that x is multiplied with from the right: `[I, O]`.
     fn as_right<'a, T: Float>(&self, w: &'a [T]) -> MatRef<'a, T> {
         let (row_stride, transposed) = match self.layout {
@@ -85,12 +81,13 @@ impl Linear {
         check_dtype("linear", x, &w)?;
         let bias = self.bias.as_ref().map(Param::weight).transpose()?;
         let mut y = Tensor::uninit(x.shape().with_last(self.n_out)?, x.dtype(), x.device(), "activation")?;
-        x.device().profile().time("linear forward", self.flops(x), 0, || {
+        let n_rows = x.shape().n_rows();
+        let sizes = [n_rows, self.n_out, self.n_in];
+        product(x.device(), "linear forward", x.dtype(), sizes, |cpu, scratch| {
             with_float!(x.dtype(), "linear", T => {
-                let out = MatMut { rows: x.shape().n_rows(), cols: self.n_out, row_stride: self.n_out, data: y.slice_mut::<T>()? };
-                matmul(x.device(), rows_of(x)?, self.as_right(w.slice::<T>()?), out, Store::Overwrite)?;
+                let out = MatMut { rows: n_rows, cols: self.n_out, row_stride: self.n_out, data: y.slice_mut::<T>()? };
+                gemm::gemm(cpu, rows_of(x)?, self.as_right(w.slice::<T>()?), out, Store::Overwrite, scratch);
                 if let Some(bias) = &bias {
-                    let Kind::Cpu(cpu) = x.device().kind();
                     elementwise::bias_add(cpu, y.slice_mut::<T>()?, bias.slice::<T>()?);
                 }
                 Ok(())
@@ -112,42 +109,46 @@ impl Function for LinearBackward {
         let op = &self.op;
         let (device, n_rows) = (dy.device().clone(), dy.shape().n_rows());
         if let Some(mut slot) = op.weight.grad()? {
-            device.profile().time("linear weight grad", op.flops(&x), 0, || {
+            // dW[O, I] = dyᵀ·x, or its transpose.
+            let (left, right, o, i) = match op.layout {
+                WeightLayout::OutIn => (&dy, &x, op.n_out, op.n_in),
+                WeightLayout::InOut => (&x, &dy, op.n_in, op.n_out),
+            };
+            product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows], |cpu, scratch| {
                 with_float!(dy.dtype(), "linear", T => {
-                    // dW[O, I] = dyᵀ·x, or its transpose.
-                    let (left, right, o, i) = match op.layout {
-                        WeightLayout::OutIn => (&dy, &x, op.n_out, op.n_in),
-                        WeightLayout::InOut => (&x, &dy, op.n_in, op.n_out),
-                    };
                     let left = MatRef { data: left.slice::<T>()?, rows: o, cols: n_rows, row_stride: o, transposed: true };
                     let store = slot.store;
                     let out = MatMut { rows: o, cols: i, row_stride: i, data: slot.slice_mut() };
-                    matmul(&device, left, rows_of(right)?, out, store)
+                    gemm::gemm(cpu, left, rows_of(right)?, out, store, scratch);
+                    Ok(())
                 })
             })?;
         }
         if let Some(bias) = &op.bias
             && let Some(mut slot) = bias.grad()?
         {
-            let Kind::Cpu(cpu) = device.kind();
             let store = slot.store;
-            with_float!(dy.dtype(), "linear", T => {
-                let mut scratch = device.scratch(4 * elementwise::bias_grad_scratch(n_rows, op.n_out))?;
-                let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-                elementwise::bias_grad(cpu, dy.slice::<T>()?, (slot.slice_mut(), store), scratch);
-                Ok(())
+            let mut scratch = device.scratch(4 * elementwise::bias_grad_scratch(n_rows, op.n_out))?;
+            device.run("linear bias grad", 0, dy.len_bytes() as u64, |cpu| {
+                with_float!(dy.dtype(), "linear", T => {
+                    let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
+                    elementwise::bias_grad(cpu, dy.slice::<T>()?, (slot.slice_mut(), store), scratch);
+                    Ok(())
+                })
             })?;
         }
         if cx.needs(0) {
             let (mut dx, store) = cx.slot(0, &x)?;
             let w = op.weight.weight()?;
-            device.profile().time("linear input grad", op.flops(&x), 0, || {
+            let sizes = [n_rows, op.n_in, op.n_out];
+            product(&device, "linear input grad", dy.dtype(), sizes, |cpu, scratch| {
                 with_float!(dy.dtype(), "linear", T => {
                     // dx[T, I] = dy[T, O]·W[O, I]
                     let right = op.as_right(w.slice::<T>()?);
                     let right = MatRef { rows: op.n_out, cols: op.n_in, transposed: !right.transposed, ..right };
                     let out = MatMut { rows: n_rows, cols: op.n_in, row_stride: op.n_in, data: dx.slice_mut::<T>()? };
-                    matmul(&device, rows_of(&dy)?, right, out, store)
+                    gemm::gemm(cpu, rows_of(&dy)?, right, out, store, scratch);
+                    Ok(())
                 })
             })?;
             cx.put(0, dx)?;
@@ -162,20 +163,27 @@ pub(crate) fn rows_of<T: Float>(x: &Tensor) -> Result<MatRef<'_, T>> {
     Ok(MatRef { data: x.slice::<T>()?, rows, cols, row_stride: cols, transposed: false })
 }
 
-/// C = A·B or C += A·B on the device.
-pub(crate) fn matmul<T: Float, C: Float>(
+/// Runs products of matrices `[m, k]` and `[k, n]` of `dtype` on the device: `f` gets the scratch memory for one.
+pub(crate) fn product(
     device: &Device,
-    a: MatRef<'_, T>,
-    b: MatRef<'_, T>,
-    c: MatMut<'_, C>,
-    store: Store,
+    op: &'static str,
+    dtype: DType,
+    [m, n, k]: [usize; 3],
+    f: impl FnOnce(&Cpu, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
-    match device.kind() {
-        Kind::Cpu(cpu) => {
-            let mut scratch =
-                device.scratch(gemm::gemm_scratch_bytes(cpu, a.rows, b.cols, a.cols, T::DTYPE))?;
-            gemm::gemm(cpu, a, b, c, store, scratch.bytes_mut());
-        }
-    }
-    Ok(())
+    products(device, op, dtype, 1, [m, n, k], f)
+}
+
+/// As [`product`], for so many of them, one after the other.
+pub(crate) fn products(
+    device: &Device,
+    op: &'static str,
+    dtype: DType,
+    count: usize,
+    [m, n, k]: [usize; 3],
+    f: impl FnOnce(&Cpu, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut scratch = device.scratch(gemm::gemm_scratch_bytes(device.kernels(), m, n, k, dtype))?;
+    let flops = 2 * count as u64 * m as u64 * n as u64 * k as u64;
+    device.run(op, flops, 0, |cpu| f(cpu, scratch.bytes_mut()))
 }

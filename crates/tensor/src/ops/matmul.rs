@@ -1,9 +1,9 @@
 //! Batched matrix products of two tensors: `[.., M, K]` times `[.., K, N]`, either stored transposed.
 
 use crate::cpu::Store;
-use crate::cpu::gemm::{MatMut, MatRef};
+use crate::cpu::gemm::{self, MatMut, MatRef};
 use crate::error::Result;
-use crate::ops::linear::matmul as gemm;
+use crate::ops::linear::products;
 use crate::ops::{check_device, check_dtype, reshape, transpose, with_float, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -100,8 +100,7 @@ impl Batch {
         let (a_dims, b_dims) = (matrix(a), matrix(b));
         let (rows, cols) = matrix(&y);
         let inner = if ta { a_dims.0 } else { a_dims.1 };
-        let flops = 2 * (y.n_elems() * inner) as u64;
-        a.device().profile().time(name, flops, 0, || {
+        products(a.device(), name, a.dtype(), self.n, [rows, cols, inner], |cpu, scratch| {
             with_float!(a.dtype(), name, T => {
                 let (xs, ws, ys) = (a.slice::<T>()?, b.slice::<T>()?, y.slice_mut::<T>()?);
                 for i in 0..self.n {
@@ -111,7 +110,7 @@ impl Batch {
                         if turned { matrix.t() } else { matrix }
                     };
                     let out = MatMut::new(&mut ys[i * rows * cols..(i + 1) * rows * cols], rows, cols);
-                    gemm(a.device(), part(xs, a_dims, ta), part(ws, b_dims, tb), out, Store::Overwrite)?;
+                    gemm::gemm(cpu, part(xs, a_dims, ta), part(ws, b_dims, tb), out, Store::Overwrite, scratch);
                 }
                 Ok(())
             })

@@ -52,7 +52,7 @@ pub use matmul::{Transposed, matmul, matmul_transposed};
 pub use norm::{rms_norm, rms_norm_to};
 pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
 pub use parameter::parameter;
-pub use recompute::checkpoint;
+pub use recompute::{checkpoint, checkpoint_without_output};
 pub use reduce::{
     argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim,
 };

@@ -3,7 +3,6 @@
 //! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
 use crate::cpu::{Store, norm};
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{with_float, with_float_or_f32, wrong_shape};
@@ -33,8 +32,7 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result
     let w = weight.weight()?;
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "activation")?;
     let mut rstd = Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time("rms_norm forward", 0, bytes(&[x, &y]), || {
+    x.device().run("rms_norm forward", 0, bytes(&[x, &y]), |cpu| {
         with_float!(dtype, "rms_norm", T => {
             let (y, rstd) = (y.slice_mut::<T>()?, rstd.slice_mut()?);
             with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
@@ -51,7 +49,7 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result
 }
 
 fn bytes(tensors: &[&Tensor]) -> u64 {
-    tensors.iter().map(|t| t.bytes().len() as u64).sum()
+    tensors.iter().map(|t| t.len_bytes() as u64).sum()
 }
 
 struct RmsNormBackward {
@@ -68,15 +66,14 @@ impl Function for RmsNormBackward {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let device = x.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let (mut dx, store) = cx.slot(0, &x)?;
         let mut slot = self.weight.grad()?;
         // A frozen weight's gradient goes to scratch memory.
         let (n_rows, dim) = (x.shape().n_rows(), x.shape().last());
         let n_scratch = norm::rms_norm_backward_scratch(n_rows, dim);
         let mut scratch = device.scratch(4 * (n_scratch + dim))?;
-        let (scratch, unused) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
-        device.profile().time("rms_norm backward", 0, bytes(&[&x, &dy, &dx]), || {
+        device.run("rms_norm backward", 0, bytes(&[&x, &dy, &dx]), |cpu| {
+            let (scratch, unused) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
             with_float!(self.dtype, "rms_norm", T => {
                 let d_weight = match &mut slot {
                     Some(slot) => {
@@ -109,8 +106,7 @@ impl Function for RmsNormBackward {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let mut y = Tensor::uninit(*x.shape(), self.dtype, x.device(), "replayed")?;
-        let Kind::Cpu(cpu) = x.device().kind();
-        x.device().profile().time("rms_norm replay", 0, bytes(&[&x, &y]), || {
+        x.device().run("rms_norm replay", 0, bytes(&[&x, &y]), |cpu| {
             with_float!(self.dtype, "rms_norm", T => {
                 let (rstd, y) = (self.rstd.slice()?, y.slice_mut::<T>()?);
                 with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {

@@ -1,7 +1,6 @@
 //! Losses that compare two tensors: mean squared error and Kullback-Leibler divergence.
 
 use crate::cpu::pair_loss::{self as kernel, PairLoss};
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{Reduction, check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -63,8 +62,7 @@ fn apply(x: &Tensor, target: &Tensor, loss: PairLoss, divisor: usize, name: &'st
         return Err(wrong_shape(name, format!("a target of shape {:?}", x.shape()), target));
     }
     let recorder = Recorder::new(&[x, target], &[])?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    let sum = x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
+    let sum = x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), name, T => Ok(kernel::sum(cpu, loss, x.slice::<T>()?, target.slice::<T>()?)))
     })?;
     let scale = 1.0 / divisor.max(1) as f64;
@@ -89,16 +87,15 @@ struct PairLossBackward {
 impl Function for PairLossBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
-        let scale = self.scale * upstream.item()?;
+        let scale = self.scale * upstream.known_item()?.unwrap_or(1.0);
         let (x, target) = (cx.get(&self.x)?, cx.get(&self.target)?);
         let device = x.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         for index in [0, 1] {
             if !cx.needs(index) {
                 continue;
             }
             let mut grad = Tensor::uninit(*x.shape(), x.dtype(), &device, "gradient")?;
-            device.profile().time(self.name, 0, 3 * x.bytes().len() as u64, || {
+            device.run(self.name, 0, 3 * x.len_bytes() as u64, |cpu| {
                 with_float!(x.dtype(), self.name, T => {
                     let (x, target, grad) = (x.slice::<T>()?, target.slice::<T>()?, grad.slice_mut::<T>()?);
                     match index {

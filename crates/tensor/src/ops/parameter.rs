@@ -1,8 +1,7 @@
 //! A parameter as a tensor among others, for models that compute with it in ops of their own.
 
 use crate::cpu::elementwise;
-use crate::device::Kind;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::with_float;
 use crate::param::{Param, Store};
 use crate::tape::{Backward, Function, Recorder};
@@ -28,14 +27,15 @@ struct ParameterBackward {
 impl Function for ParameterBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
         let (Some(dy), Some(mut slot)) = (grads[0].take(), self.param.grad()?) else { return Ok(()) };
-        let Kind::Cpu(cpu) = dy.device().kind();
         let store = slot.store;
-        with_float!(dy.dtype(), "parameter", T => {
-            match store {
-                Store::Overwrite => elementwise::cast(cpu, dy.slice::<T>()?, slot.slice_mut()),
-                Store::Add => elementwise::axpy(cpu, 1.0, dy.slice::<T>()?, slot.slice_mut()),
-            }
-            Ok::<(), Error>(())
+        dy.device().run("parameter", 0, 2 * dy.len_bytes() as u64, |cpu| {
+            with_float!(dy.dtype(), "parameter", T => {
+                match store {
+                    Store::Overwrite => elementwise::cast(cpu, dy.slice::<T>()?, slot.slice_mut()),
+                    Store::Add => elementwise::axpy(cpu, 1.0, dy.slice::<T>()?, slot.slice_mut()),
+                }
+                Ok(())
+            })
         })
     }
 

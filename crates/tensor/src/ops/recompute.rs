@@ -1,6 +1,7 @@
 //! Activation checkpointing (Chen et al. 2016): a part of the model keeps only its input, and the backward pass runs
 //! the part again to get its activations.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -16,6 +17,20 @@ type Forward = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
 /// # Errors
 /// When `forward` takes another tensor of the tape, and whatever it reports.
 pub fn checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
+    record(input, trains, forward, false)
+}
+
+/// As [`checkpoint`], where the tape does not keep the output either: an op that needs it in its backward pass has
+/// `forward` run again, which then serves the backward pass of both. For an output that only the next ops use, such as
+/// a linear layer's input; where an op far later needs it, the activations are there from that op's backward pass on.
+///
+/// # Errors
+/// As [`checkpoint`].
+pub fn checkpoint_without_output(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
+    record(input, trains, forward, true)
+}
+
+fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, gives_output: bool) -> Result<Tensor> {
     let recorder = Recorder::new(&[input], &[])?.map(|recorder| recorder.or_trains(trains));
     let output = forward(&input.detach())?;
     if output.var.is_some() {
@@ -25,26 +40,50 @@ pub fn checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result
                 .to_string(),
         ));
     }
-    Ok(Recorder::record(recorder, output, |recorder| Checkpoint { input: recorder.save(input), forward }))
+    Ok(Recorder::record(recorder, output, |recorder| Checkpoint {
+        input: recorder.save(input),
+        needs_input: recorder.needs_input(0),
+        forward,
+        gives_output,
+        again: RefCell::default(),
+    }))
 }
 
 struct Checkpoint {
     input: Saved,
+    needs_input: bool,
     forward: Arc<Forward>,
+    gives_output: bool,
+    /// The second run, where its output was needed before the backward pass came here.
+    again: RefCell<Option<Again>>,
+}
+
+struct Again {
+    tape: Tape,
+    input: Tensor,
+    output: Tensor,
+}
+
+impl Checkpoint {
+    fn run(&self, cx: &mut Backward<'_>) -> Result<Again> {
+        let tape = Tape::new();
+        let input = cx.get(&self.input)?;
+        let input = if self.needs_input { tape.leaf(&input) } else { tape.input(&input) };
+        let output = input.device().profile().time_recomputing(|| (self.forward)(&input))?;
+        Ok(Again { tape, input, output })
+    }
 }
 
 impl Function for Checkpoint {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
-        let input = cx.get(&self.input)?;
-        let tape = Tape::new();
-        let input = if cx.needs(0) { tape.leaf(&input) } else { tape.input(&input) };
-        let output = input.device().profile().time_recomputing(|| (self.forward)(&input))?;
+        let again = self.again.take();
+        let Again { tape, input, output } = again.map_or_else(|| self.run(cx), Ok)?;
         if !output.var.as_ref().is_some_and(|var| var.needs_grad()) {
             // Nothing in it is trained, and the input has no part in the output.
             return Ok(());
         }
-        if !cx.needs(0) {
+        if !self.needs_input {
             tape.backward_from(output, dy)?;
             return Ok(());
         }
@@ -55,5 +94,16 @@ impl Function for Checkpoint {
         // The sum has one owner again, so that it can be added to in place.
         drop(gradients);
         sum.map_or(Ok(()), |sum| cx.give(0, sum))
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        self.gives_output
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        let again = self.run(cx)?;
+        let output = again.output.detach();
+        self.again.replace(Some(again));
+        Ok(output)
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::cpu::Store;
 use crate::cpu::reduce::{self as kernel, Dims};
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{check_dim, layout, reshape, unsqueeze, with_float};
@@ -130,9 +129,8 @@ fn scaled_sum(x: &Tensor, dim: usize, scale: f32) -> Result<Tensor> {
 /// scale · the sum of x over the middle of `dims`, not recorded.
 fn sum_dims(x: &Tensor, dims: Dims, shape: Shape, dtype: DType, scale: f32) -> Result<Tensor> {
     let mut y = Tensor::uninit(shape, dtype, x.device(), "activation")?;
-    let Kind::Cpu(cpu) = x.device().kind();
     let mut scratch = x.device().scratch(4 * kernel::sum_scratch(dims))?;
-    x.device().profile().time("sum", 0, x.bytes().len() as u64, || {
+    x.device().run("sum", 0, x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), "sum", T => with_float!(dtype, "sum", U => {
             let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
             kernel::sum(cpu, dims, scale, x.slice::<T>()?, (y.slice_mut::<U>()?, Store::Overwrite), scratch);
@@ -195,8 +193,7 @@ fn largest(op: &'static str, x: &Tensor, dim: usize) -> Result<(Tensor, Tensor)>
     let shape = without(x.shape(), dim)?;
     let mut y = Tensor::uninit(shape, x.dtype(), x.device(), "activation")?;
     let mut places = Tensor::uninit(shape, DType::I32, x.device(), "indices")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time(op, 0, x.bytes().len() as u64, || {
+    x.device().run(op, 0, x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), op, T => {
             let dims = dims_of(x.shape(), dim);
             kernel::max(cpu, dims, x.slice::<T>()?, y.slice_mut::<T>()?, places.slice_mut()?);
@@ -216,10 +213,12 @@ impl Function for MaxBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let mut dx = Tensor::zeros(self.shape, dy.dtype(), dy.device())?;
-        with_float!(dy.dtype(), "max", T => {
-            let dims = dims_of(&self.shape, self.dim);
-            kernel::max_backward(dims, self.places.slice()?, dy.slice::<T>()?, dx.slice_mut::<T>()?);
-            Ok(())
+        dy.device().run("max backward", 0, dx.len_bytes() as u64, |_| {
+            with_float!(dy.dtype(), "max", T => {
+                let dims = dims_of(&self.shape, self.dim);
+                kernel::max_backward(dims, self.places.slice()?, dy.slice::<T>()?, dx.slice_mut::<T>()?);
+                Ok(())
+            })
         })?;
         cx.give(0, dx)
     }

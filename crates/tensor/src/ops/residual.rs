@@ -1,7 +1,6 @@
 //! The residual stream: an f32 sum of what the parts of a model add to it, whatever they compute in.
 
 use crate::cpu::elementwise;
-use crate::device::Kind;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{check_device, with_float, wrong_shape};
@@ -22,9 +21,8 @@ pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
     }
     let recorder = Recorder::new(&[stream, part], &[])?;
     let mut sum = Tensor::uninit(*stream.shape(), DType::F32, stream.device(), "activation")?;
-    let Kind::Cpu(cpu) = stream.device().kind();
-    let bytes = (2 * stream.bytes().len() + part.bytes().len()) as u64;
-    stream.device().profile().time("add_residual", 0, bytes, || {
+    let bytes = (2 * stream.len_bytes() + part.len_bytes()) as u64;
+    stream.device().run("add_residual", 0, bytes, |cpu| {
         with_float!(part.dtype(), "add_residual", T => {
             elementwise::add_mixed(cpu, stream.slice::<f32>()?, part.slice::<T>()?, sum.slice_mut::<f32>()?);
             Ok(())
@@ -54,8 +52,7 @@ impl Function for AddResidualBackward {
 /// An f32 tensor in another dtype; not recorded.
 fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "gradient")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time("round gradient", 0, (x.bytes().len() + y.bytes().len()) as u64, || {
+    x.device().run("round gradient", 0, (x.len_bytes() + y.len_bytes()) as u64, |cpu| {
         with_float!(dtype, "add_residual", T => {
             elementwise::cast(cpu, x.slice::<f32>()?, y.slice_mut::<T>()?);
             Ok(())

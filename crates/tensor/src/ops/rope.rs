@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::cpu::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
 use crate::rope_table::{RopeScaling, RopeTable};
@@ -57,12 +56,10 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
 }
 
 fn turn(x: &Tensor, table: &Rope, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
-    let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
-    y.bytes_mut()?.copy_from_slice(x.bytes());
-    let Kind::Cpu(cpu) = x.device().kind();
+    let mut y = x.copied("activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
-    x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
+    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), "rope", T => {
             kernel::rope(
                 cpu, shape, rotation, Positions::Counted { seq, offset: first }, (&table.table.cos, &table.table.sin), y.slice_mut::<T>()?,

@@ -1,7 +1,6 @@
 //! Choices by a mask of integers: 0 is false, everything else true.
 
 use crate::cpu::copy;
-use crate::device::Kind;
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
 use crate::ops::layout::spread;
@@ -60,9 +59,8 @@ fn choose(
 ) -> Result<Tensor> {
     let dtype = a.or(b).map_or(DType::F32, Tensor::dtype);
     let mut y = Tensor::uninit(*mask.shape(), dtype, mask.device(), what)?;
-    let Kind::Cpu(cpu) = mask.device().kind();
-    let bytes = 3 * y.bytes().len() as u64;
-    mask.device().profile().time("select", 0, bytes, || {
+    let bytes = 3 * y.len_bytes() as u64;
+    mask.device().run("select", 0, bytes, |cpu| {
         with_float!(dtype, "select", T => {
             let (a, b) = (a.map(Tensor::slice::<T>).transpose()?, b.map(Tensor::slice::<T>).transpose()?);
             copy::select(cpu, mask.slice()?, a, b, T::from_f32(value), y.slice_mut()?);

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::cpu::Store;
 use crate::cpu::copy::{self, Window};
-use crate::device::Kind;
 use crate::error::{Error, Result};
 use crate::ops::{check_device, check_dim, check_dtype, unsqueeze, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
@@ -70,12 +69,11 @@ pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
     let mut y = Tensor::uninit(&sizes[..], head.dtype(), head.device(), "activation")?;
     for (tensor, part) in tensors.iter().zip(&parts) {
         let window = window(y.shape(), dim, part);
-        let Kind::Cpu(cpu) = head.device().kind();
-        let bytes = 2 * tensor.bytes().len() as u64;
-        head.device().profile().time("copy", 0, bytes, || {
+        let bytes = 2 * tensor.len_bytes() as u64;
+        head.device().run("copy", 0, bytes, |cpu| {
             with_word!(head.dtype(), W => {
                 let whole = bytemuck::cast_slice_mut(y.bytes_mut()?);
-                copy::write_window::<W>(cpu, window, bytemuck::cast_slice(tensor.bytes()), whole);
+                copy::write_window::<W>(cpu, window, bytemuck::cast_slice(tensor.bytes()?), whole);
                 Ok(())
             })
         })?;
@@ -107,12 +105,11 @@ fn read(x: &Tensor, dim: usize, range: Range<usize>) -> Result<Tensor> {
     let mut sizes = x.sizes().to_vec();
     sizes[dim] = range.len();
     let mut y = Tensor::uninit(&sizes[..], x.dtype(), x.device(), "activation")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    let bytes = 2 * y.bytes().len() as u64;
-    x.device().profile().time("copy", 0, bytes, || {
+    let bytes = 2 * y.len_bytes() as u64;
+    x.device().run("copy", 0, bytes, |cpu| {
         with_word!(x.dtype(), W => {
             let part = bytemuck::cast_slice_mut(y.bytes_mut()?);
-            copy::read_window::<W>(cpu, window(x.shape(), dim, &range), bytemuck::cast_slice(x.bytes()), part);
+            copy::read_window::<W>(cpu, window(x.shape(), dim, &range), bytemuck::cast_slice(x.bytes()?), part);
             Ok(())
         })
     })?;
@@ -129,11 +126,10 @@ impl Function for NarrowBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let device = dy.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let window = window(&self.shape, self.dim, &(self.first..self.first + dy.sizes()[self.dim]));
         // Many parts of one tensor add into one gradient.
         let (mut dx, store) = cx.slot_of(0, self.shape, &dy)?;
-        device.profile().time("copy", 0, 2 * dy.bytes().len() as u64, || {
+        device.run("copy", 0, 2 * dy.len_bytes() as u64, |cpu| {
             with_float!(dy.dtype(), "narrow", T => {
                 let (part, whole) = (dy.slice::<T>()?, dx.slice_mut::<T>()?);
                 match store {

@@ -1,7 +1,6 @@
 //! Softmax and its logarithm over the last dim.
 
 use crate::cpu::softmax as kernel;
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder};
@@ -35,8 +34,7 @@ fn apply(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
     }
     let recorder = Recorder::new(&[x], &[])?;
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
+    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), name, T => {
             let (x, dim, y) = (x.slice::<T>()?, x.shape().last(), y.slice_mut::<T>()?);
             match form {
@@ -60,9 +58,8 @@ impl Function for SoftmaxBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let device = dy.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let (mut dx, store) = cx.slot(0, &dy)?;
-        device.profile().time(self.name, 0, 3 * dy.bytes().len() as u64, || {
+        device.run(self.name, 0, 3 * dy.len_bytes() as u64, |cpu| {
             with_float!(dy.dtype(), self.name, T => {
                 let (y, dy, dim) = (self.y.slice::<T>()?, dy.slice::<T>()?, dy.shape().last());
                 let dx = (dx.slice_mut::<T>()?, store);

@@ -1,7 +1,6 @@
 //! SwiGLU (Shazeer 2020): y = silu(gate) · up.
 
 use crate::cpu::glu;
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -27,8 +26,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 fn forward(gate: &Tensor, up: &Tensor, what: &'static str, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
-    let Kind::Cpu(cpu) = gate.device().kind();
-    gate.device().profile().time(name, 0, 3 * gate.bytes().len() as u64, || {
+    gate.device().run(name, 0, 3 * gate.len_bytes() as u64, |cpu| {
         with_float!(gate.dtype(), "swiglu", T => {
             glu::swiglu_forward(cpu, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
             Ok(())
@@ -47,10 +45,9 @@ impl Function for SwigluBackward {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
         let device = gate.device().clone();
-        let Kind::Cpu(cpu) = device.kind();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
         let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
-        device.profile().time("swiglu backward", 0, 5 * gate.bytes().len() as u64, || {
+        device.run("swiglu backward", 0, 5 * gate.len_bytes() as u64, |cpu| {
             with_float!(gate.dtype(), "swiglu", T => {
                 glu::swiglu_backward(
                     cpu, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,

@@ -2,7 +2,6 @@
 
 use crate::cpu::glu::Activation;
 use crate::cpu::unary::{self as kernel, Unary};
-use crate::device::Kind;
 use crate::error::Result;
 use crate::ops::with_float;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -77,8 +76,7 @@ fn apply(x: &Tensor, f: Unary, name: &'static str) -> Result<Tensor> {
 /// f(x), not recorded.
 pub(crate) fn forward(x: &Tensor, f: Unary, what: &'static str, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
-    let Kind::Cpu(cpu) = x.device().kind();
-    x.device().profile().time(name, 0, 2 * x.bytes().len() as u64, || {
+    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
         with_float!(x.dtype(), name, T => {
             kernel::forward(cpu, f, x.slice::<T>()?, y.slice_mut::<T>()?);
             Ok(())
@@ -101,8 +99,7 @@ impl Function for UnaryBackward {
             (_, Some(x)) => cx.get(x)?,
         };
         let (mut dx, store) = cx.slot(0, &dy)?;
-        let Kind::Cpu(cpu) = dy.device().kind();
-        dy.device().profile().time(self.name, 0, 3 * dy.bytes().len() as u64, || {
+        dy.device().run(self.name, 0, 3 * dy.len_bytes() as u64, |cpu| {
             with_float!(dy.dtype(), self.name, T => {
                 kernel::backward(cpu, self.f, x.slice::<T>()?, dy.slice::<T>()?, (dx.slice_mut::<T>()?, store));
                 Ok(())

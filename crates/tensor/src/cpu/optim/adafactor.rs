@@ -172,7 +172,10 @@ multiversion! {
     fn row_task(grad: &[f32], cols: usize, grad_scale: f32, weight: f32, row_var: &mut [f32]) {
         let scale = f64::from(grad_scale) * f64::from(grad_scale) / cols as f64;
         for (var, grad) in row_var.iter_mut().zip(grad.chunks_exact(cols)) {
-            let sum: f64 = grad.chunks(NORM_BLOCK).map(|block| squares(block)).sum();
+            let mut sum = 0.0;
+            for block in grad.chunks(NORM_BLOCK) {
+                sum += squares(block);
+            }
             *var = lerp(*var, (sum * scale) as f32, weight);
         }
     }

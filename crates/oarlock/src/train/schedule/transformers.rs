@@ -1,59 +1,23 @@
-//! The learning rate of every optimizer step: pure formulas, those of transformers' `get_scheduler` and MiniMind's.
+//! The shapes of transformers' `get_scheduler`.
 
 use std::f64::consts::PI;
 
-use crate::config::{Curve, ScheduleArgs, Shape};
-
-/// The learning rate over a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
-    peak: f64,
-    shape: Shape,
-    warmup: u64,
-    total: u64,
-    accumulation: u64,
-}
+use super::Schedule;
+use crate::config::{Curve, Shape};
 
 impl Schedule {
-    /// The schedule of a run of `total` optimizer steps, each of `accumulation` micro-steps.
-    pub fn new(args: &ScheduleArgs, total: u64, accumulation: u64) -> Self {
-        Schedule {
-            peak: args.learning_rate,
-            shape: args.shape,
-            warmup: args.warmup.of(total),
-            total,
-            accumulation: accumulation.max(1),
-        }
-    }
-
-    /// Warm-up steps.
-    pub fn warmup_steps(&self) -> u64 {
-        self.warmup
-    }
-
-    /// The learning rate of the optimizer step `step`, counted from 0. As in the Trainer of transformers the
-    /// schedule moves on after the optimizer, so the first step runs at the schedule's value at 0 (which is 0 with a
-    /// warm-up).
-    pub fn lr(&self, step: u64) -> f64 {
+    /// The learning rate of a step as a share of the peak.
+    pub(super) fn factor_of_transformers(&self, step: u64) -> f64 {
         let t = step as f64;
         let warmup = self.warmup as f64;
         let total = self.total as f64;
         let rest = (total - warmup).max(1.0);
         let rising = t / warmup.max(1.0);
         let is_rising = step < self.warmup;
-        let factor = match self.shape {
+        match self.shape {
             Shape::Constant => 1.0,
-            Shape::MinimindSeed => {
-                // MiniMind sets the rate before every micro-step, counted from 0; the optimizer runs after the last
-                // one of a window.
-                let micro = (t + 1.0) * self.accumulation as f64 - 1.0;
-                0.1 + 0.5 * (1.0 + half_wave(micro, self.micro_steps()))
-            }
-            Shape::Minimind3 => {
-                // The same, counted from 1.
-                let micro = (t + 1.0) * self.accumulation as f64;
-                0.1 + 0.45 * (1.0 + half_wave(micro, self.micro_steps()))
-            }
+            // These have formulas of their own.
+            Shape::MinimindSeed | Shape::Minimind3 | Shape::DeepSpeed(_) => 1.0,
             Shape::CosineWarmupWithMinLr { warmup_lr_rate, .. } if is_rising => match warmup_lr_rate {
                 None => (t + 1.0) / warmup.max(1.0),
                 Some(first) => first + (1.0 - first) * t / (warmup - 1.0).max(1.0),
@@ -117,26 +81,8 @@ impl Schedule {
                     min_lr_ratio
                 }
             }
-        };
-        self.peak * factor
+        }
     }
-
-    /// The course in one line: its first, its last, and at the end of the warm-up its highest learning rate.
-    pub fn outline(&self) -> String {
-        let last = self.total.saturating_sub(1);
-        let mut steps = vec![0, self.warmup.min(last), last];
-        steps.dedup();
-        let points = steps.iter().map(|step| format!("{:.2e} at step {}", self.lr(*step), step + 1));
-        format!("learning rate {}", points.collect::<Vec<_>>().join(", "))
-    }
-
-    fn micro_steps(&self) -> f64 {
-        (self.total as f64 * self.accumulation as f64).max(1.0)
-    }
-}
-
-fn half_wave(t: f64, total: f64) -> f64 {
-    (PI * t / total).cos()
 }
 
 /// A cosine that falls to `floor`.
@@ -147,17 +93,8 @@ fn cosine(progress: f64, num_cycles: f64, floor: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{assert_close, schedule};
     use super::*;
-    use crate::config::Steps;
-
-    fn schedule(shape: Shape, peak: f64, warmup: u64, total: u64, accumulation: u64) -> Schedule {
-        let args = ScheduleArgs { learning_rate: peak, shape, warmup: Steps::Count(warmup) };
-        Schedule::new(&args, total, accumulation)
-    }
-
-    fn assert_close(ours: f64, theirs: f64, what: &str) {
-        assert!((ours - theirs).abs() <= 1e-15 + 1e-12 * theirs.abs(), "{what}: {ours:e}, not {theirs:e}");
-    }
 
     /// (shape, peak, warm-up, total, [(step, rate)]), written down by running `get_scheduler` of transformers 5.23
     /// with torch's AdamW, stepping the optimizer and then the schedule.
@@ -402,58 +339,6 @@ mod tests {
             let schedule = schedule(*shape, *peak, *warmup, *total, 3);
             for (step, rate) in *points {
                 assert_close(schedule.lr(*step), *rate, &format!("{shape:?} at {step}"));
-            }
-        }
-    }
-
-    #[test]
-    fn minimind_counts_micro_steps() {
-        // Its own values at micro-steps 0, 50 and 100 of 100, with a peak of 2e-4.
-        let seed = |step| schedule(Shape::MinimindSeed, 2e-4, 0, 100, 1).lr(step);
-        assert_close(seed(0), 2.2e-4, "first formula, 0");
-        assert_close(seed(50), 1.2e-4, "first formula, 50");
-        assert_close(seed(100), 2e-5, "first formula, 100");
-        // The newest formula counts from 1: optimizer step 49 is micro-step 50.
-        let newest = |step| schedule(Shape::Minimind3, 2e-4, 0, 100, 1).lr(step);
-        assert_close(newest(49), 1.1e-4, "newest formula, 50");
-        assert_close(newest(99), 2e-5, "newest formula, 100");
-        // With accumulation the rate is that of the last micro-step of the window.
-        let of_four = schedule(Shape::MinimindSeed, 2e-4, 0, 25, 4).lr(12);
-        assert_close(of_four, seed(51), "first formula, 4 micro-steps a step");
-        let of_four = schedule(Shape::Minimind3, 2e-4, 0, 25, 4).lr(12);
-        assert_close(of_four, newest(51), "newest formula, 4 micro-steps a step");
-    }
-
-    #[test]
-    fn the_outline_names_the_corners() {
-        assert_eq!(
-            schedule(Shape::Linear, 1e-3, 5, 10, 1).outline(),
-            "learning rate 0.00e0 at step 1, 1.00e-3 at step 6, 2.00e-4 at step 10"
-        );
-        assert_eq!(schedule(Shape::Constant, 1e-3, 0, 1, 1).outline(), "learning rate 1.00e-3 at step 1");
-    }
-
-    #[test]
-    fn a_share_of_steps_is_rounded_up() {
-        let args = ScheduleArgs { learning_rate: 1.0, shape: Shape::Linear, warmup: Steps::Share(0.1) };
-        assert_eq!(Schedule::new(&args, 101, 1).warmup_steps(), 11);
-    }
-
-    #[test]
-    fn rates_stay_finite_beyond_the_ends() {
-        let shapes = [
-            Shape::Linear,
-            Shape::Polynomial { lr_end: 1e-7, power: 2.0 },
-            Shape::InverseSqrt { timescale: Some(1.0) },
-            Shape::CosineWithRestarts { num_cycles: 2.0 },
-            Shape::MinimindSeed,
-        ];
-        for shape in shapes {
-            for (warmup, total) in [(0, 0), (5, 2), (0, 1), (3, 3)] {
-                for step in [0, 1, 2, 7, u64::MAX] {
-                    let rate = schedule(shape, 1e-3, warmup, total, 2).lr(step);
-                    assert!(rate.is_finite() && rate >= 0.0, "{shape:?} {warmup} {total} {step}: {rate}");
-                }
             }
         }
     }

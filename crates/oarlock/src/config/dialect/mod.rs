@@ -1,0 +1,278 @@
+//! Front ends: what other programs' configurations say, in this program's terms. A block of theirs is read against a
+//! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
+//! divides states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
+
+mod deepspeed;
+pub mod deepspeed_keys;
+mod fsdp;
+pub mod fsdp_keys;
+mod json;
+mod methods;
+
+#[cfg(test)]
+mod tests;
+
+use super::keys::{Key, nearest_of};
+use super::problem::{Problem, Problems};
+use super::resolve::{self, Setting, Settings, wrong_type};
+use super::sharding::{LossScale, ShardArgs};
+use super::source::{Origin, Place};
+use super::value::{self, Field, Value};
+use super::written::{Authority, Entry, Layer};
+use super::yaml::{Data, Node};
+
+/// A block of another program's configuration.
+#[derive(Clone, Debug)]
+pub struct Dialect {
+    /// Whose it is.
+    pub title: &'static str,
+    /// Its settings, by their paths in the block.
+    pub settings: Settings,
+}
+
+/// The blocks of a run.
+#[derive(Clone, Debug)]
+pub struct Dialects {
+    /// `deepspeed`.
+    pub deepspeed: Option<Dialect>,
+    /// `fsdp` and `fsdp_config`.
+    pub fsdp: Option<Dialect>,
+    /// What the log should say about them.
+    pub notes: Vec<String>,
+}
+
+impl Dialects {
+    /// The blocks there are.
+    pub fn iter(&self) -> impl Iterator<Item = &Dialect> {
+        self.deepspeed.iter().chain(&self.fsdp)
+    }
+}
+
+/// Reads the blocks that the settings name and joins what they say to the settings.
+pub fn read(settings: &mut Settings, problems: &mut Problems) -> Dialects {
+    let mut dialects = Dialects {
+        deepspeed: deepspeed::read(settings, problems),
+        fsdp: fsdp::read(settings, problems),
+        notes: Vec::new(),
+    };
+    if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
+        let written = ["deepspeed", "fsdp", "fsdp_config"].map(|name| settings.get(name));
+        let problem = Problem::new("`deepspeed` and `fsdp` exclude each other");
+        problems.push(super::build::at(problem, &written).help("keep one of them"));
+    }
+    if let Some(block) = &mut dialects.deepspeed {
+        let layer = deepspeed::layer(block, settings, problems);
+        resolve::add(&layer, settings, problems);
+        resolve::refuse(&mut block.settings, problems);
+        deepspeed::batch(block, settings, problems);
+    }
+    if let Some(block) = &mut dialects.fsdp {
+        resolve::refuse(&mut block.settings, problems);
+    }
+    dialects
+}
+
+/// What is divided over the ranks, and how the loss is scaled.
+pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (ShardArgs, LossScale) {
+    let notes = &mut dialects.notes;
+    match (&dialects.deepspeed, &dialects.fsdp) {
+        (Some(block), _) => {
+            (deepspeed::shard(block, ranks, notes, problems), deepspeed::loss_scale(block, problems))
+        }
+        (None, Some(block)) => (fsdp::shard(block, ranks, notes, problems), LossScale::UNSAID),
+        (None, None) => (ShardArgs::UNSAID, LossScale::UNSAID),
+    }
+}
+
+const AUTO: &str = "auto";
+
+impl Dialect {
+    /// Reads fields against a table; `normal` turns a name at the top into that of the table.
+    fn new(
+        title: &'static str,
+        keys: &'static [Key],
+        fields: &[Field],
+        normal: &dyn Fn(&str) -> String,
+        problems: &mut Problems,
+    ) -> Self {
+        let mut dialect = Dialect { title, settings: Settings::of(keys) };
+        for field in fields {
+            dialect.take(keys, &normal(&field.name), field, problems);
+        }
+        dialect
+    }
+
+    /// Reads the field at `path`: a block, or a setting.
+    fn take(&mut self, keys: &'static [Key], path: &str, field: &Field, problems: &mut Problems) {
+        let prefix = format!("{path}.");
+        let has_inner = keys.iter().any(|key| key.name.starts_with(&prefix));
+        let blank = field.value.is_null();
+        if let Data::Map(pairs) = &field.value.data
+            && has_inner
+        {
+            for (name, value) in pairs {
+                match &name.data {
+                    Data::Scalar { text, .. } => {
+                        let inner =
+                            Field { name: text.clone(), place: name.place.clone(), value: value.clone() };
+                        self.take(keys, &format!("{prefix}{text}"), &inner, problems);
+                    }
+                    _ => problems.push(Problem::new("a key is a word").at(&name.place, "")),
+                }
+            }
+        } else if let Some(setting) = self.settings.get_mut(path) {
+            if let Err(problem) = settle(setting, field) {
+                problems.push(problem);
+            }
+        } else if has_inner && !blank {
+            let message = format!("`{path}` takes a mapping, not {}", field.value.describe());
+            problems.push(Problem::new(message).at(&field.value.place, ""));
+        } else if !has_inner {
+            problems.push(self.unknown(keys, path, field));
+        }
+    }
+
+    fn unknown(&self, keys: &'static [Key], path: &str, field: &Field) -> Problem {
+        let (block, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let message = match block {
+            "" => format!("unknown key `{name}` in the {} configuration", self.title),
+            _ => format!("unknown key `{name}` in `{block}`"),
+        };
+        let problem = Problem::new(message).at(&field.place, "");
+        let inner = |key: &'static Key| match block {
+            "" => Some(key.name),
+            _ => key.name.strip_prefix(block)?.strip_prefix('.'),
+        };
+        let siblings = keys.iter().filter_map(inner).filter_map(|name| name.split('.').next());
+        let elsewhere = keys.iter().find(|key| key.name.rsplit('.').next() == Some(name));
+        match (nearest_of(name, siblings), elsewhere.and_then(|key| key.name.rsplit_once('.'))) {
+            (_, Some((home, _))) => problem.help(format!("`{name}` belongs into `{home}`")),
+            (Some(near), None) => problem.help(format!("did you mean `{near}`?")),
+            (None, None) => problem.help(format!("docs/{}.md lists every key", self.title.to_lowercase())),
+        }
+    }
+
+    /// What somebody wrote, other than null and `auto`.
+    fn said(&self, name: &str) -> Option<&Setting> {
+        Some(self.settings.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
+    }
+
+    fn is_auto(&self, name: &str) -> bool {
+        is_auto(self.settings.get(name))
+    }
+
+    /// What was written, or the default.
+    fn value(&self, name: &str) -> Value {
+        let setting = self.settings.get(name);
+        if is_auto(setting) { value::default(setting.key) } else { setting.value.clone() }
+    }
+
+    fn bool(&self, name: &str) -> bool {
+        matches!(self.value(name), Value::Bool(true))
+    }
+
+    fn int(&self, name: &str) -> i64 {
+        match self.value(name) {
+            Value::Int(x) => x,
+            _ => 0,
+        }
+    }
+
+    fn usize(&self, name: &str) -> usize {
+        usize::try_from(self.int(name)).unwrap_or(0)
+    }
+
+    fn f64(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Float(x) => x,
+            _ => 0.0,
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        match self.value(name) {
+            Value::Text(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// A problem of the settings of this block with these names.
+    fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
+        names.iter().fold(Problem::new(message), |problem, name| match self.settings.get(name).place() {
+            Some(place) => problem.at(place, ""),
+            None => problem,
+        })
+    }
+}
+
+fn is_auto(setting: &Setting) -> bool {
+    matches!(&setting.value, Value::Text(text) if text == AUTO)
+}
+
+/// Takes what is written for one setting of a block.
+fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
+    let key = setting.key;
+    let place = if field.value.place.bytes.is_empty() { &field.place } else { &field.value.place };
+    if let Some(first) = setting.place() {
+        let problem = Problem::new(format!("`{}` is written twice", key.name));
+        return Err(problem
+            .at(&field.place, "again here")
+            .at(first, "first here")
+            .help("remove one of them"));
+    }
+    setting.origin = Origin::Written(place.clone());
+    let auto = matches!(&field.value.data, Data::Scalar { text, .. } if text.trim() == AUTO);
+    if auto && key.is_used() {
+        setting.value = Value::Text(AUTO.to_owned());
+    } else if !auto && !field.value.is_null() {
+        match value::read(key.kind, &field.value) {
+            Some(value) => setting.value = value,
+            None => {
+                setting.broken = true;
+                return Err(wrong_type(key, &field.value, place));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The fields of a setting that holds a block or names its file.
+fn fields(setting: &Setting, what: &str, problems: &mut Problems) -> Option<Vec<Field>> {
+    match &setting.value {
+        Value::Map(fields) => Some(fields.clone()),
+        Value::Text(path) => match json::file(path, what) {
+            Ok(fields) => Some(fields),
+            Err(problem) => {
+                problems.push(match (problem.place(), setting.place()) {
+                    (None, Some(place)) => problem.at(place, ""),
+                    _ => problem,
+                });
+                None
+            }
+        },
+        _ => None,
+    }
+}
+
+/// What a block says about a key of ours.
+fn entry(key: &str, value: impl Into<String>, place: &Place) -> Entry {
+    Entry {
+        key: key.to_owned(),
+        inner: None,
+        place: place.clone(),
+        value: Node::scalar(value, place.clone()),
+    }
+}
+
+/// Whether a number of ranks divides all ranks; else it is reported.
+fn divides(block: &Dialect, name: &str, part: usize, ranks: i64, problems: &mut Problems) {
+    if part as i64 > 0 && ranks % part as i64 != 0 {
+        let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
+        problems.push(block.problem(message, &[name]).help("groups of ranks are of one size"));
+    }
+}
+
+/// An empty layer of what must agree.
+fn layer() -> Layer {
+    Layer { authority: Authority::MustAgree, entries: Vec::new() }
+}

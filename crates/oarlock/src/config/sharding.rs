@@ -1,0 +1,195 @@
+//! The part of the plan that says what is divided over the ranks and where it lies: plain structs, filled by the
+//! front ends in [`super::dialect`]. Whatever depends on the size of the model is a rule until the model is read.
+
+use std::path::PathBuf;
+
+use super::plan::Precision;
+
+/// What is divided over the ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardArgs {
+    /// Where master weights and the states of the optimizer lie.
+    pub optimizer: Placement,
+    /// Where gradients lie.
+    pub gradients: Placement,
+    /// Where parameters lie.
+    pub parameters: Placement,
+    /// How long a gathered copy of divided parameters lives.
+    pub lifetime: Lifetime,
+    /// The ranks among which a state is divided; other groups of ranks hold replicas.
+    pub group: ShardGroup,
+    /// The ranks of a group that keeps a second divided copy of the parameters from forward to backward.
+    pub secondary: Option<usize>,
+    /// Parameters that are gathered ahead of their use.
+    pub prefetch: Elems,
+    /// The most gathered parameters at a time.
+    pub max_live: Elems,
+    /// A parameter of fewer elements stays whole.
+    pub persistence: Elems,
+    /// Gradients that are reduced together.
+    pub reduce_bucket: Elems,
+    /// What gradients are reduced in; `None`: what the engine always uses.
+    pub reduce_precision: Option<Precision>,
+    /// Where the states of the optimizer lie beside the ranks' own memory.
+    pub offload_optimizer: Option<Offload>,
+    /// Where parameters lie beside the ranks' own memory.
+    pub offload_parameters: Option<Offload>,
+    /// Write whole weights beside the divided ones into every checkpoint.
+    pub whole_weights_on_save: bool,
+    /// The form of checkpoints.
+    pub state_dict: StateDict,
+}
+
+impl ShardArgs {
+    /// What holds when nobody says anything: each rank keeps its part of the optimizer's states and all the rest.
+    pub const UNSAID: ShardArgs = ShardArgs {
+        optimizer: Placement::Sharded,
+        gradients: Placement::Whole,
+        parameters: Placement::Whole,
+        lifetime: Lifetime::OneUse,
+        group: ShardGroup::World,
+        secondary: None,
+        prefetch: Elems::Count(50_000_000),
+        max_live: Elems::Count(1_000_000_000),
+        persistence: Elems::Count(100_000),
+        reduce_bucket: Elems::Count(500_000_000),
+        reduce_precision: None,
+        offload_optimizer: None,
+        offload_parameters: None,
+        whole_weights_on_save: false,
+        state_dict: StateDict::Sharded,
+    };
+}
+
+/// Where one kind of state lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Each rank has all of it.
+    Whole,
+    /// Each rank has its part.
+    Sharded,
+}
+
+/// How long a gathered copy of divided parameters lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// One forward or one backward of its unit.
+    OneUse,
+    /// From the forward to the backward of its unit.
+    ForwardToBackward,
+}
+
+/// The ranks among which a state is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardGroup {
+    /// All ranks.
+    World,
+    /// The ranks of one machine.
+    Machine,
+    /// So many neighbouring ranks.
+    Ranks(usize),
+}
+
+/// A number of elements, which may follow from the model's hidden size h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elems {
+    /// So many.
+    Count(usize),
+    /// h².
+    HiddenSquared,
+    /// 0.9 h², rounded down.
+    NineTenthsOfHiddenSquared,
+    /// 10 h.
+    TenHidden,
+}
+
+impl Elems {
+    /// The number, given the hidden size of the model.
+    pub fn of(self, hidden_size: usize) -> usize {
+        let squared = hidden_size.saturating_mul(hidden_size);
+        match self {
+            Elems::Count(count) => count,
+            Elems::HiddenSquared => squared,
+            // Whole numbers, so that no size is rounded twice.
+            Elems::NineTenthsOfHiddenSquared => (squared as u128 * 9 / 10) as usize,
+            Elems::TenHidden => hidden_size.saturating_mul(10),
+        }
+    }
+}
+
+/// Where a state lies beside the ranks' own memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// In the memory of the host, which is where CPU ranks have it anyway.
+    Cpu,
+    /// In files.
+    Nvme {
+        /// The folder of the files.
+        path: PathBuf,
+        /// Elements that are read, updated and written together.
+        sub_group_elems: usize,
+        /// Buffers in memory through which they go.
+        buffers: usize,
+    },
+}
+
+/// The form of checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateDict {
+    /// All of it in one place, gathered from the ranks.
+    Full,
+    /// Each rank writes what it holds, as it holds it.
+    Local,
+    /// Each rank writes its parts; any number of ranks can read them.
+    Sharded,
+}
+
+/// Which activations are computed anew in the backward pass instead of being kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// None: all are kept.
+    None,
+    /// Those of every `every`-th unit, counted from the first.
+    Units {
+        /// 1 for every unit.
+        every: usize,
+    },
+    /// Those of parts of every unit.
+    Parts {
+        /// Attention.
+        attention: bool,
+        /// The feed-forward part.
+        mlp: bool,
+    },
+}
+
+/// How a loss is scaled so that small gradients survive in f16.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScale {
+    /// Always by the same factor.
+    Static(f64),
+    /// By a power of two that falls on an overflow and rises after steps without one.
+    Dynamic {
+        /// The exponent of the first scale.
+        initial_power: u32,
+        /// Steps without an overflow after which the scale doubles.
+        window: u64,
+        /// Overflows that are borne before the scale falls.
+        hysteresis: u32,
+        /// A step without an overflow renews the hysteresis; otherwise only a doubling does.
+        consecutive_hysteresis: bool,
+        /// The least scale.
+        min_scale: f64,
+    },
+}
+
+impl LossScale {
+    /// What holds when nobody says anything.
+    pub const UNSAID: LossScale = LossScale::Dynamic {
+        initial_power: 16,
+        window: 1000,
+        hysteresis: 2,
+        consecutive_hysteresis: false,
+        min_scale: 1.0,
+    };
+}

@@ -1,0 +1,117 @@
+//! What a model's own code takes of memory and does of work in a step, found by running it on a dry device.
+
+use std::sync::Arc;
+
+use oarlock_tensor::ops::Mask;
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place, Tape, Tensor};
+
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::nn::{Module, units_of};
+use crate::shard::{Grain, Layout};
+
+/// The accounts of a dry run.
+#[derive(Clone, Debug)]
+pub struct DryRun {
+    /// What the device's pool takes from the system; a pool never gives back, so this is its peak.
+    pub pool_bytes: u64,
+    /// The peak of each kind of buffer; they need not fall together, so their sum may be more than the pool.
+    pub by_name: Vec<(&'static str, u64)>,
+    /// The work by op.
+    pub ops: Vec<(&'static str, OpTime)>,
+}
+
+impl DryRun {
+    /// Floating-point operations of all ops.
+    pub fn flops(&self) -> u64 {
+        self.ops.iter().map(|(_, op)| op.flops).sum()
+    }
+}
+
+/// The shape of a rank's micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// Sequences of a forward pass.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub len: usize,
+    /// Whether attention keeps documents apart.
+    pub documents: bool,
+    /// Sequences of an evaluation pass, where there are evaluations.
+    pub eval_batch: Option<usize>,
+}
+
+/// Runs a model on a dry device: its parameters get a home without memory in `dtype`, then `run` does what a step does.
+/// `like` says on which kernels and threads. The model may be prepared for a real device afterwards.
+///
+/// # Errors
+/// Whatever `run` reports; [`oarlock_tensor::Error::Dry`] where it looks at values.
+pub fn dry_run(
+    model: &dyn Module,
+    dtype: DType,
+    like: &Device,
+    mut run: impl FnMut(&Device) -> Result<()>,
+) -> Result<DryRun> {
+    let device = like.as_dry();
+    for unit in units_of(model) {
+        for (dtype, params) in unit.by_dtype(dtype) {
+            let layout =
+                Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks);
+            let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+            let flat = |size: usize| FlatBuffer::dry(layout.n_elems() * size);
+            let home = FlatParams::new(places, dtype, flat(dtype.size()), Some(flat(4)), &device)?;
+            let home = Arc::new(home);
+            for (index, named) in params.iter().enumerate() {
+                named.param.settle(home.clone(), index);
+            }
+        }
+    }
+    device.profile().enable();
+    run(&device)?;
+    let by_name = device.arena().usage().into_iter().map(|(name, usage)| (name, usage.peak_bytes as u64));
+    Ok(DryRun {
+        pool_bytes: device.arena().bytes() as u64,
+        by_name: by_name.collect(),
+        ops: device.profile().take(),
+    })
+}
+
+/// A step of a decoder on a dry device: forward and backward of two micro-batches, since the second may find the pool
+/// in pieces that do not fit, and an evaluation pass. The accounts of work are those of one micro-batch.
+///
+/// # Errors
+/// A sequence longer than the model's, or impossible sizes.
+pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepShape) -> Result<DryRun> {
+    let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
+    let widest = decoder.config().vocab_size.max(decoder.config().intermediate_size);
+    if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > 1 << 60) {
+        return Err(Error::Usage(format!(
+            "a batch of {rows} sequences of {} tokens is beyond all memory",
+            shape.len
+        )));
+    }
+    let mut ops = Vec::new();
+    let mut run = dry_run(decoder, dtype, like, |device| {
+        let place = |rows: usize| -> Result<(Tensor, Tensor, Mask)> {
+            let tensor = || Tensor::zeros([rows, shape.len], DType::I32, device);
+            let (ids, labels) = (tensor()?, tensor()?);
+            let mask = if shape.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
+            Ok((ids, labels, mask))
+        };
+        for _ in 0..2 {
+            device.profile().enable();
+            let (ids, labels, mask) = place(shape.batch)?;
+            let tape = Tape::with_seed(1.0);
+            let loss = decoder.loss(&tape.input(&ids), &labels, &mask)?;
+            tape.backward(&loss.loss, 1.0)?;
+        }
+        ops = device.profile().take();
+        if let Some(rows) = shape.eval_batch {
+            let (ids, labels, mask) = place(rows)?;
+            decoder.loss(&ids, &labels, &mask)?;
+        }
+        Ok(())
+    })?;
+    run.ops = ops;
+    Ok(run)
+}

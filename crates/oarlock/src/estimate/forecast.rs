@@ -1,0 +1,280 @@
+//! The forecast of a run: made and checked before anything is loaded, compared with what was used at the end.
+
+use std::fmt::Display;
+
+use oarlock_comm::{MachineMemory, ProcessMemory};
+use oarlock_tensor::ops::optimizer::Rule;
+use oarlock_tensor::{Arena, DType, Device};
+
+use super::{
+    Estimate, Limit, Limits, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step, estimate,
+    readable,
+};
+use crate::config::{self, Placement, Precision, RowFormat, TrainConfig, When};
+use crate::error::{Error, Result};
+use crate::model::{Decoder, Recompute};
+
+/// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, code
+/// that was not used before, the allocator's slack, stacks.
+const LATER_BYTES: u64 = 8 << 20;
+
+/// Windows of batches that the loader and the step hold at a time.
+const N_WINDOWS: u64 = 4;
+
+/// A run's prediction, and the most that was measured.
+#[derive(Debug)]
+pub struct Forecast {
+    estimate: Estimate,
+    /// The most of this rank's PSS at the ends of steps.
+    peak: u64,
+    /// Steps between lines on memory; 0 for none.
+    every: u64,
+}
+
+/// A training that would not fit.
+#[derive(Debug)]
+pub struct Refusal {
+    limit: Limit,
+    estimate: Estimate,
+    fitting: Vec<(String, Estimate)>,
+}
+
+impl Forecast {
+    /// The forecast of a configuration on this rank, for rank 0 to make. With `memory_check` a training that would
+    /// not fit is refused.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with what would fit.
+    pub fn new(config: &TrainConfig, model: &Decoder, device: &Device) -> Result<Forecast> {
+        let settings = settings_of(config);
+        let evaluates = config.eval.at_end || config.eval.when != When::Never;
+        let shape = StepShape {
+            batch: config.train.batch_size,
+            len: config.data.cutoff_len,
+            documents: config.data.rows == RowFormat::PackedApart,
+            eval_batch: evaluates.then_some(config.eval.batch_size),
+        };
+        let program = program_bytes(model, shape, config.train.accumulation)?;
+        let estimate = predict(model, device, shape, settings, program)?;
+        if config.log.memory_check
+            && let Some(limit) = Limits::current()?.broken_by(&estimate)
+        {
+            let limits = Limits::current()?;
+            let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
+            let fitting = proposals(model, device, shape, settings, program, &fits)?;
+            return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
+        }
+        Ok(Forecast { estimate, peak: 0, every: config.log.memory_steps as u64 })
+    }
+
+    /// The prediction.
+    pub fn estimate(&self) -> &Estimate {
+        &self.estimate
+    }
+
+    /// The prediction as a line of the log.
+    pub fn line(&self) -> String {
+        format!("memory: predicted {}", needs(&self.estimate))
+    }
+
+    /// After step `done` of a run that began after `first` and ends after `last`: measures where that says most, and
+    /// gives a line where one is due.
+    pub fn after_step(&mut self, (first, done, last): (u64, u64, u64), arena: &Arena) -> Option<String> {
+        let due = self.every > 0 && done.is_multiple_of(self.every);
+        if !due && done != first + 1 && done != last {
+            return None;
+        }
+        let own = ProcessMemory::current().ok()?;
+        self.peak = self.peak.max(own.pss);
+        let machine = MachineMemory::current().ok().filter(|_| due)?;
+        let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
+        Some(format!(
+            "memory after step {done}: buffers {} in use, {} taken from the system; PSS {} (peak RSS {}); {} of the \
+             machine's {} used",
+            readable(in_use as u64),
+            readable(arena.bytes() as u64),
+            readable(own.pss),
+            readable(own.peak_rss),
+            readable(machine.total.saturating_sub(machine.available)),
+            readable(machine.total),
+        ))
+    }
+
+    /// What was predicted and what was measured, at the end of a run; `None` where nothing was measured.
+    pub fn compared(&self) -> Option<String> {
+        let predicted = self.estimate.rank();
+        (self.peak > 0).then(|| {
+            format!(
+                "memory: predicted {} a rank, measured peak {} ({:.1} %)",
+                readable(predicted),
+                readable(self.peak),
+                100.0 * self.peak as f64 / predicted as f64
+            )
+        })
+    }
+}
+
+/// What a configuration says about memory.
+fn settings_of(config: &TrainConfig) -> Settings {
+    let shard = &config.shard;
+    let of = |precision| match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
+    };
+    let stage = match (shard.optimizer, shard.gradients, shard.parameters) {
+        (Placement::Whole, ..) => Stage::Whole,
+        (_, Placement::Whole, _) => Stage::Optimizer,
+        (.., Placement::Whole) => Stage::Gradients,
+        _ => Stage::Parameters,
+    };
+    let optim = match config.train.optimizer.rule {
+        Rule::AdamW { .. } | Rule::Adam { .. } | Rule::Lamb { .. } => Optim::TwoMoments,
+        Rule::Sgd { momentum: 0.0, .. } => Optim::Stateless,
+        Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Lion { .. } => Optim::OneState,
+        Rule::Adafactor { .. } => Optim::Factored,
+        Rule::Muon { .. } => Optim::Muon,
+    };
+    let mut settings = Settings::new(of(config.train.precision), stage, config.ranks.num_processes);
+    settings.optim = optim;
+    settings.reduce_dtype = shard.reduce_precision.map_or(DType::F32, of);
+    for (offload, place) in [
+        (&shard.offload_parameters, &mut settings.parameters),
+        (&shard.offload_optimizer, &mut settings.optimizer),
+    ] {
+        if let Some(config::Offload::Nvme { sub_group_elems, buffers, .. }) = offload {
+            *place = Offload::Nvme;
+            (settings.sub_group_elems, settings.buffers) = (*sub_group_elems, *buffers);
+        }
+    }
+    settings
+}
+
+/// The memory of a rank of this program that is no model state and no activation. A part of it is measured on this
+/// very process, so it is to be called before anything large is loaded.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize) -> Result<u64> {
+    let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
+    let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
+    // The angles of the positions lie in the model already; they are a part of what is measured.
+    let angles = (shape.len * model.config().head_dim * 4) as u64;
+    let measured = ProcessMemory::current()?.pss;
+    Ok(measured.max(angles) + LATER_BYTES + N_WINDOWS * rows.saturating_mul(row))
+}
+
+/// The prediction for a decoder.
+///
+/// # Errors
+/// Sequences longer than the model's, or impossible sizes.
+pub fn predict(
+    model: &Decoder,
+    device: &Device,
+    shape: StepShape,
+    settings: Settings,
+    program: u64,
+) -> Result<Estimate> {
+    let size = ModelSize::of(model, settings.dtype);
+    let step = decoder_step(model, settings.dtype, device, shape)?;
+    Ok(estimate(&size, settings, Some(&step), program))
+}
+
+/// Changes of a training that make it fit, each with its estimate: the smallest change of each kind, and all together
+/// where none is enough.
+///
+/// # Errors
+/// As [`predict`].
+pub fn proposals(
+    model: &Decoder,
+    device: &Device,
+    shape: StepShape,
+    settings: Settings,
+    program: u64,
+    fits: &dyn Fn(&Estimate) -> bool,
+) -> Result<Vec<(String, Estimate)>> {
+    let mut found = Vec::new();
+    let size = ModelSize::of(model, settings.dtype);
+    let halved =
+        |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
+    let batches =
+        std::iter::successors(Some(shape.batch / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
+    let mut smallest = shape;
+    for batch in batches {
+        smallest = halved(batch);
+        let estimate = predict(model, device, smallest, settings, program)?;
+        if fits(&estimate) {
+            found.push((format!("per_device_train_batch_size: {batch}"), estimate));
+            break;
+        }
+    }
+    let now = decoder_step(model, settings.dtype, device, shape)?;
+    let mut keep = |what: String, settings, step| -> bool {
+        let estimate = estimate(&size, settings, Some(step), program);
+        let kept = fits(&estimate);
+        if kept {
+            found.push((what, estimate));
+        }
+        kept
+    };
+    let mut recomputing = Decoder::new(model.config().clone(), shape.len)?;
+    recomputing.set_recompute(Recompute::Units { every: 1 });
+    let less = decoder_step(&recomputing, settings.dtype, device, shape)?;
+    if less.pool_bytes < now.pool_bytes {
+        keep("gradient_checkpointing: true".to_owned(), settings, &less);
+    }
+    for stage in Stage::ALL.into_iter().filter(|stage| *stage > settings.stage && settings.ranks > 1) {
+        if keep(stage.name().to_owned(), Settings { stage, ..settings }, &now) {
+            break;
+        }
+    }
+    let nvme = Settings { optimizer: Offload::Nvme, stage: settings.stage.max(Stage::Optimizer), ..settings };
+    keep("the optimizer state offloaded to NVMe".to_owned(), nvme, &now);
+    if found.is_empty() {
+        let all = Settings { stage: Stage::Parameters, parameters: Offload::Nvme, ..nvme };
+        let step = decoder_step(&recomputing, settings.dtype, device, smallest)?;
+        let estimate = estimate(&size, all, Some(&step), program);
+        if fits(&estimate) {
+            let what = format!(
+                "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
+                 per_device_train_batch_size: {}",
+                smallest.batch
+            );
+            found.push((what, estimate));
+        }
+    }
+    Ok(found)
+}
+
+/// What an estimate comes to, in words.
+fn needs(estimate: &Estimate) -> String {
+    let parts: Vec<String> =
+        estimate.parts.iter().map(|part| format!("{} {}", part.name, readable(part.rank))).collect();
+    let ranks = match estimate.settings.ranks {
+        1 => String::new(),
+        n => format!(", {} for all {n}", readable(estimate.machine())),
+    };
+    format!("{} a rank{ranks} ({})", readable(estimate.rank()), parts.join(", "))
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "not enough memory to train: {}\n  predicted: {}", self.limit, needs(&self.estimate))?;
+        match self.fitting.as_slice() {
+            [] => write!(
+                f,
+                "\n  no smaller batch and no placement on {} rank(s) fits",
+                self.estimate.settings.ranks
+            )?,
+            fitting => {
+                write!(f, "\n  what would fit:")?;
+                for (what, estimate) in fitting {
+                    write!(f, "\n    {what} ({} a rank)", readable(estimate.rank()))?;
+                }
+            }
+        }
+        write!(f, "\n  `memory_check: false` starts all the same")
+    }
+}
+
+impl std::error::Error for Refusal {}

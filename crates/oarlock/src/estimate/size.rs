@@ -1,0 +1,88 @@
+//! The sizes of a model's units: all that model states depend on.
+
+use oarlock_tensor::{DType, Shape};
+
+use crate::error::{Error, Result};
+use crate::nn::{Module, units_of};
+use crate::shard::{Grain, Layout};
+
+/// The units of a model, as the engine lays them out.
+#[derive(Clone, Debug)]
+pub struct ModelSize {
+    /// For each unit its groups by dtype of the working copy.
+    pub(super) units: Vec<Vec<(DType, Layout)>>,
+    /// Whether units and shapes are those of a model; otherwise only the count is known.
+    pub(super) known: bool,
+}
+
+impl ModelSize {
+    /// Of a model that computes in `dtype`.
+    pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
+        let layout = |params: &[crate::nn::NamedParam]| {
+            Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks)
+        };
+        let units = units_of(model).into_iter().map(|unit| {
+            unit.by_dtype(dtype).into_iter().map(|(dtype, params)| (dtype, layout(&params))).collect()
+        });
+        ModelSize { units: units.collect(), known: true }
+    }
+
+    /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
+    ///
+    /// # Errors
+    /// More parameters than there are numbers for, or a unit larger than all.
+    pub fn of_count(n_params: usize, largest_unit: Option<usize>, dtype: DType) -> Result<ModelSize> {
+        let largest = largest_unit.unwrap_or(n_params);
+        if n_params == 0 || largest == 0 || largest > n_params || n_params > 1 << 50 {
+            return Err(Error::Usage(format!(
+                "a model of {n_params} parameters whose largest unit has {largest} is none that can be trained"
+            )));
+        }
+        let unit = |n: usize| -> Result<_> {
+            Ok(vec![(dtype, Layout::new([(String::new(), Shape::new(&[n])?, true)], Grain::Blocks))])
+        };
+        let mut units = vec![unit(largest)?];
+        if n_params > largest {
+            units.push(unit(n_params - largest)?);
+        }
+        Ok(ModelSize { units, known: false })
+    }
+
+    /// All parameters.
+    pub fn n_params(&self) -> usize {
+        self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
+    }
+
+    /// Parameters of the largest unit.
+    pub fn largest_unit(&self) -> usize {
+        let count = |unit: &Vec<(DType, Layout)>| {
+            unit.iter().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
+        };
+        self.units.iter().map(count).max().unwrap_or(0)
+    }
+
+    /// Parameters of the largest module that holds any itself: what DeepSpeed calls the largest layer.
+    pub fn largest_layer(&self) -> usize {
+        if !self.known {
+            return self.largest_unit();
+        }
+        let mut layers: Vec<(&str, usize)> = Vec::new();
+        for param in self.layouts().flat_map(|(_, layout)| layout.params()) {
+            let module = param.name.rsplit_once('.').map_or("", |(module, _)| module);
+            match layers.iter_mut().find(|(name, _)| *name == module) {
+                Some((_, n)) => *n += param.place.shape.n_elems(),
+                None => layers.push((module, param.place.shape.n_elems())),
+            }
+        }
+        layers.into_iter().map(|(_, n)| n).max().unwrap_or(0)
+    }
+
+    /// Whether activations can be computed, and the largest unit is known.
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+
+    pub(super) fn layouts(&self) -> impl Iterator<Item = &(DType, Layout)> {
+        self.units.iter().flatten()
+    }
+}

@@ -1,0 +1,142 @@
+//! Model states by formula: working weights, gradients, master weights, optimizer state, and what moves them.
+//!
+//! ```text
+//! E elements with padding, S bytes of a working element, N ranks of the machine, U elements of the largest unit
+//!
+//!                     DDP      ZeRO-1     ZeRO-2        ZeRO-3
+//! working weights     S·E      S·E/N      S·E/N         S·E/N       one copy for all ranks from ZeRO-1 on
+//! gradients (f32)     4·E      4·E        4·E/N + 4·U   4·E/N + 4·U
+//! master weights      4·E      4·E/N      4·E/N         4·E/N       none where the working copy is f32
+//! AdamW's moments     8·E      8·E/N      8·E/N         8·E/N
+//! ```
+//!
+//! A rank reads the gradients of the others where they lie, so their pages are shared: what it is charged for theirs
+//! is what they are charged less for its reading, and each rank is left with 4·E.
+
+use oarlock_tensor::{DType, Shape};
+
+use super::{ModelSize, Offload, Optim, Part, Settings, Stage};
+
+/// The model states of a training, part by part.
+pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
+    let Settings { stage, ranks, .. } = *settings;
+    let n = ranks as u64;
+    let elems = |dtype_bytes: fn(DType) -> u64| -> u64 {
+        size.layouts().map(|(dtype, layout)| dtype_bytes(*dtype) * layout.n_elems() as u64).sum()
+    };
+    let working = elems(|dtype| dtype.size() as u64);
+    let all = elems(|_| 1);
+    let with_master = elems(|dtype| u64::from(dtype != DType::F32));
+    let share = Share::new(size, stage, ranks);
+    // The largest unit is unknown where only the number of parameters is known.
+    let unit = if size.known { largest(size, |_| 1) } else { 0 };
+    let unit_bytes = if size.known { largest(size, |dtype| dtype.size() as u64) } else { 0 };
+
+    let weights = match (stage, settings.parameters) {
+        (Stage::Whole, _) => Part::each("working weights", working, ranks),
+        (Stage::Parameters, Offload::Nvme) => {
+            Part::each("weights between file and use", settings.buffers as u64 * unit_bytes, ranks)
+        }
+        _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
+    };
+    let gradients = match stage {
+        Stage::Whole | Stage::Optimizer => {
+            Part { name: "gradients", rank: 4 * all, machine: 4 * all * n, shared: true }
+        }
+        Stage::Gradients | Stage::Parameters => Part {
+            name: "gradients",
+            rank: 4 * (share.all + unit),
+            machine: 4 * (all + n * unit),
+            shared: true,
+        },
+    };
+    let mut parts = vec![weights, gradients];
+    let owned = if stage == Stage::Whole { (all, with_master) } else { (share.all, share.with_master) };
+    match settings.optimizer {
+        Offload::Memory => {
+            let divided = |name, rank, total| match stage {
+                Stage::Whole => Part::each(name, total, ranks),
+                _ => Part { name, rank, machine: total, shared: false },
+            };
+            parts.push(divided("master weights", 4 * owned.1, 4 * with_master));
+            let total = optimizer_elems(size, settings.optim);
+            // States that are not of one element each are divided by whole parameters, near enough evenly.
+            let rank = match elementwise(settings.optim) {
+                Some(kinds) => kinds * owned.0,
+                None => total.div_ceil(n),
+            };
+            parts.push(divided("optimizer state", 4 * rank, 4 * total));
+        }
+        Offload::Nvme => {
+            let kinds = 1 + elementwise(settings.optim).unwrap_or(2);
+            let group = (settings.sub_group_elems as u64).min(owned.0);
+            let bytes = 4 * kinds * group * settings.buffers as u64;
+            parts.push(Part::each("optimizer state between file and use", bytes, ranks));
+        }
+    }
+    if stage == Stage::Parameters && settings.gather_copies {
+        // The unit in use and the one that is fetched ahead.
+        parts.push(Part::each("gathered weights", 2 * unit_bytes, ranks));
+    }
+    if settings.reduce_dtype != DType::F32 && ranks > 1 {
+        let bytes = settings.reduce_dtype.size() as u64 * unit;
+        parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
+    }
+    parts.retain(|part| part.machine > 0);
+    parts
+}
+
+/// What the rank with the largest share owns.
+struct Share {
+    all: u64,
+    with_master: u64,
+}
+
+impl Share {
+    fn new(size: &ModelSize, stage: Stage, ranks: usize) -> Share {
+        let of = |rank: usize, only_master: bool| -> u64 {
+            size.layouts()
+                .filter(|(dtype, _)| !only_master || *dtype != DType::F32)
+                .map(|(_, layout)| layout.owned(rank, ranks).len() as u64)
+                .sum()
+        };
+        // Moments, and from ZeRO-2 on gradients, of all elements; master weights of some.
+        let each = if stage >= Stage::Gradients { 12 } else { 8 };
+        let bytes = |rank: usize| each * of(rank, false) + 4 * of(rank, true);
+        let most = (0..ranks).max_by_key(|&rank| bytes(rank)).unwrap_or(0);
+        Share { all: of(most, false), with_master: of(most, true) }
+    }
+}
+
+/// The sum over the elements of the unit for which it is the largest.
+fn largest(size: &ModelSize, bytes: fn(DType) -> u64) -> u64 {
+    let of = |unit: &Vec<(DType, crate::shard::Layout)>| -> u64 {
+        unit.iter().map(|(dtype, layout)| bytes(*dtype) * layout.n_elems() as u64).sum()
+    };
+    size.units.iter().map(of).max().unwrap_or(0)
+}
+
+/// The states of an optimizer that keeps one number of each kind for each element.
+fn elementwise(optim: Optim) -> Option<u64> {
+    match optim {
+        Optim::TwoMoments => Some(2),
+        Optim::OneState => Some(1),
+        Optim::Stateless => Some(0),
+        Optim::Factored | Optim::Muon => None,
+    }
+}
+
+/// The numbers that an optimizer keeps for a model, besides master weights.
+fn optimizer_elems(size: &ModelSize, optim: Optim) -> u64 {
+    if let Some(kinds) = elementwise(optim) {
+        return kinds * size.layouts().map(|(_, layout)| layout.n_elems() as u64).sum::<u64>();
+    }
+    let of = |name: &str, shape: &Shape| match (optim, shape.sizes()) {
+        (Optim::Factored, [rest @ .., rows, cols]) => rest.iter().product::<usize>() * (rows + cols),
+        (Optim::Muon, [_, _]) if !name.contains("embed") && !name.contains("head") => shape.n_elems(),
+        (Optim::Muon, _) => 2 * shape.n_elems(),
+        _ => shape.n_elems(),
+    };
+    let params = size.layouts().flat_map(|(_, layout)| layout.params());
+    params.map(|p| of(&p.name, &p.place.shape) as u64).sum()
+}

@@ -1,0 +1,253 @@
+//! Predictions against what really happens, by the byte where that can be, and against DeepSpeed's own figures.
+
+use oarlock_comm::Communicator;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
+
+use super::limits::soft_limit;
+use super::*;
+use crate::data::{Batch, StepBatches};
+use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use crate::report::speed::PhaseTimer;
+use crate::shard::Options;
+use crate::shard::SeededInit;
+use crate::train::{OptimizerConfig, evaluate, train_step};
+use crate::{Accelerator, AcceleratorConfig};
+
+fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
+    let config = DecoderConfig {
+        family: Family::Llama,
+        vocab_size,
+        hidden_size: hidden,
+        intermediate_size: hidden * 3,
+        n_layers,
+        n_heads: hidden / 16,
+        n_kv_heads: hidden / 32,
+        head_dim: 16,
+        max_positions: len,
+        norm_eps: 1e-5,
+        tie_embeddings: true,
+        qkv_bias: true,
+        o_bias: false,
+        mlp_bias: false,
+        qk_norm: true,
+        rope: RopeSettings { theta: 1e4, style: RopeStyle::Half, scaling: RopeScaling::None },
+        init_std: 0.02,
+    };
+    Decoder::new(config, len).unwrap()
+}
+
+fn batch(rows: usize, len: usize, documents: bool) -> Batch {
+    let ids: Vec<i32> = (0..rows * len).map(|i| (i * 7 % 100) as i32).collect();
+    Batch {
+        labels: ids.clone(),
+        input_ids: ids,
+        doc_start: documents.then(|| vec![0; rows * len]),
+        rows,
+        len,
+        n_targets: rows * len,
+    }
+}
+
+#[test]
+fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
+    let (rows, len) = (3, 40);
+    let parts = Recompute::Parts { attention: true, mlp: false };
+    for (dtype, threads, documents, recompute) in [
+        (DType::F32, 1, false, Recompute::None),
+        (DType::BF16, 1, false, Recompute::None),
+        (DType::F32, 3, true, Recompute::Units { every: 1 }),
+        (DType::BF16, 3, true, Recompute::Units { every: 2 }),
+        (DType::BF16, 1, false, parts),
+    ] {
+        let shard = Options { dtype, ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(threads), cpu_path: None };
+        let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+        let mut model = llama(64, 2, 200, len);
+        model.set_recompute(recompute);
+        let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5) };
+        let dry = decoder_step(&model, dtype, accelerator.device(), shape).unwrap();
+        assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
+
+        let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
+        let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut source).unwrap();
+        let states = accelerator.device().arena().bytes() as u64;
+        let window = StepBatches { batches: vec![batch(rows, len, documents); 2], ..StepBatches::default() };
+        accelerator.device().profile().enable();
+        for _ in 0..2 {
+            train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, &mut PhaseTimer::new())
+                .unwrap();
+        }
+        let work = accelerator.device().profile().take();
+        evaluate(&accelerator, &model, [batch(5, len, documents)].into_iter()).unwrap();
+
+        let arena = accelerator.device().arena();
+        assert_eq!(dry.pool_bytes, arena.bytes() as u64 - states, "{dtype}, {threads} thread(s)");
+        let peak = |name: &str| {
+            arena.usage().into_iter().find(|(n, _)| *n == name).map(|(_, u)| u.peak_bytes as u64)
+        };
+        for (name, bytes) in &dry.by_name {
+            assert_eq!(Some(*bytes), peak(name), "{name}");
+        }
+        // Four micro-batches were run.
+        let flops: u64 = work.iter().map(|(_, op)| op.flops).sum();
+        assert_eq!(4 * dry.flops(), flops);
+
+        // What the engine took is what the formulas say, but for what buffers are rounded up to.
+        let parts = model_states(&ModelSize::of(&model, dtype), &Settings::new(dtype, Stage::Whole, 1));
+        let of = |name: &str| parts.iter().find(|part| part.name == name).map_or(0, |part| part.rank);
+        assert_eq!(of("master weights") + of("optimizer state"), states);
+        assert_eq!(of("gradients"), 4 * (of("optimizer state") / 8));
+    }
+}
+
+#[test]
+fn a_dry_run_of_a_large_model_takes_no_memory() {
+    let config = DecoderConfig {
+        vocab_size: 32_000,
+        hidden_size: 4096,
+        intermediate_size: 11_008,
+        n_layers: 32,
+        n_heads: 32,
+        n_kv_heads: 32,
+        head_dim: 128,
+        ..llama(64, 1, 100, 2048).config().clone()
+    };
+    let model = Decoder::new(config, 2048).unwrap();
+    let device = Device::dry(Isa::detect(), Par::solo());
+    let shape = StepShape { batch: 8, len: 2048, documents: false, eval_batch: None };
+    let before = oarlock_comm::ProcessMemory::current().unwrap().peak_rss;
+    let run = decoder_step(&model, DType::BF16, &device, shape).unwrap();
+    let grown = oarlock_comm::ProcessMemory::current().unwrap().peak_rss - before;
+    assert!(run.pool_bytes > 40 << 30 && grown < 1 << 30, "{} and {grown}", run.pool_bytes);
+    let size = ModelSize::of(&model, DType::BF16);
+    let parts = model_states(&size, &Settings::new(DType::BF16, Stage::Whole, 4));
+    // 2 + 4 + 4 + 8 bytes for each of 6.6 billion parameters.
+    let sum: u64 = parts.iter().map(|part| part.rank).sum();
+    assert!((17.99..18.02).contains(&(sum as f64 / size.n_params() as f64)), "{sum}");
+}
+
+#[test]
+fn a_dry_device_has_no_values_and_says_so() {
+    let device = Device::dry(Isa::detect(), Par::solo());
+    let x = Tensor::from_slice(&[1.0f32, 2.0], [2], &device).unwrap();
+    let error = x.scale(2.0).unwrap().to_vec::<f32>().unwrap_err();
+    assert!(matches!(error, oarlock_tensor::Error::Dry), "{error}");
+    assert!(x.sum_all().unwrap().item().is_err());
+}
+
+#[test]
+fn stages_divide_what_their_formulas_say() {
+    let model = llama(64, 3, 500, 32);
+    for dtype in [DType::F32, DType::BF16] {
+        let size = ModelSize::of(&model, dtype);
+        let elems: u64 = size.layouts().map(|(_, layout)| layout.n_elems() as u64).sum();
+        for ranks in [1, 2, 3, 7] {
+            let of = |stage| {
+                let estimate = estimate(&size, Settings::new(dtype, stage, ranks), None, 0);
+                (
+                    estimate.clone(),
+                    ["working weights", "gradients", "master weights", "optimizer state"]
+                        .map(|n| estimate.part(n)),
+                )
+            };
+            let n = ranks as u64;
+            let (whole, [weights, gradients, master, state]) = of(Stage::Whole);
+            assert_eq!((gradients, state), (4 * elems, 8 * elems));
+            assert_eq!(whole.machine(), n * whole.rank());
+            let (one, parts) = of(Stage::Optimizer);
+            assert_eq!((parts[0], parts[1]), (weights.div_ceil(n), 4 * elems));
+            // The machine holds each state once; no rank is charged less than its part.
+            assert_eq!(one.machine(), weights + 4 * elems * n + master + state);
+            assert!((parts[2] + parts[3]) * n >= master + state);
+            let unit =
+                size.units.iter().map(|u| u.iter().map(|(_, l)| l.n_elems() as u64).sum::<u64>()).max();
+            let (two, parts) = of(Stage::Gradients);
+            assert_eq!(two.machine(), weights + 4 * (elems + n * unit.unwrap()) + master + state);
+            assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems + master + state);
+            let nvme = Settings {
+                optimizer: Offload::Nvme,
+                sub_group_elems: 100,
+                buffers: 2,
+                ..Settings::new(dtype, Stage::Optimizer, ranks)
+            };
+            let nvme = estimate(&size, nvme, None, 0);
+            assert_eq!(nvme.part("optimizer state between file and use"), 4 * 3 * 100 * 2);
+            assert_eq!(nvme.part("master weights"), 0);
+        }
+    }
+    // Optimizers: one state for each element, none, and sums over rows and columns.
+    let size = ModelSize::of(&model, DType::F32);
+    let state = |optim| {
+        let settings = Settings { optim, ..Settings::new(DType::F32, Stage::Whole, 1) };
+        estimate(&size, settings, None, 0).part("optimizer state")
+    };
+    assert_eq!(2 * state(Optim::OneState), state(Optim::TwoMoments));
+    assert_eq!(state(Optim::Stateless), 0);
+    assert!(state(Optim::Factored) < state(Optim::OneState) / 10);
+    assert!(state(Optim::OneState) < state(Optim::Muon) && state(Optim::Muon) < state(Optim::TwoMoments));
+}
+
+#[test]
+fn a_count_alone_gives_model_states_alone() {
+    let size = ModelSize::of_count(7_000_000_000, None, DType::BF16).unwrap();
+    let estimate = estimate(&size, Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
+    assert_eq!(estimate.rank(), 18 * 7_000_000_000);
+    assert!(!estimate.complete && !size.is_known());
+    assert!(table(&size, &[estimate], None).contains("model states only"));
+    for (n, largest) in [(0, None), (5, Some(6)), (5, Some(0)), (usize::MAX, None)] {
+        assert!(ModelSize::of_count(n, largest, DType::F32).is_err());
+    }
+}
+
+#[test]
+fn deepspeeds_estimators_print_the_same() {
+    // What DeepSpeed 0.19.8 printed. Python 3.11 and later write the whole name of an enum's value; it means `cpu `.
+    let golden = include_str!("deepspeed.txt").replace("OffloadDeviceEnum.cpu", "cpu ");
+    let mut n_cases = 0;
+    for case in golden.split("@@").skip(1) {
+        let (head, text) = case.split_once('\n').unwrap();
+        let numbers: Vec<u64> = head.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        let (two, three) = text.split_once("--\n").unwrap();
+        assert_eq!(zero2(numbers[0], numbers[2]), two);
+        assert_eq!(zero3(numbers[0], numbers[1], numbers[2]), three);
+        n_cases += 1;
+    }
+    assert_eq!(n_cases, 4);
+}
+
+#[test]
+fn every_limit_is_held_and_what_is_proposed_fits() {
+    let model = llama(64, 12, 200, 128);
+    let device = Device::dry(Isa::detect(), Par::solo());
+    let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16) };
+    let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
+    let needs = predict(&model, &device, shape, settings, 1 << 20).unwrap();
+    let roomy = Limits { available: needs.machine(), group: None, address_space: None, data: None };
+    assert_eq!(roomy.broken_by(&needs), None);
+    let short = needs.machine() - 1;
+    for (limits, word) in [
+        (Limits { available: short, ..roomy }, "available"),
+        (Limits { group: Some(short), ..roomy }, "control group"),
+        (Limits { address_space: Some((needs.rank(), 0)), ..roomy }, "ulimit -v"),
+        (Limits { data: Some((needs.rank() / 2, 0)), ..roomy }, "ulimit -d"),
+    ] {
+        let broken = limits.broken_by(&needs).unwrap();
+        assert!(broken.to_string().contains(word) && broken.needs > broken.allows, "{broken}");
+    }
+    let limits = Limits { available: needs.machine() * 2 / 3, ..roomy };
+    let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
+    let found = proposals(&model, &device, shape, settings, 1 << 20, &fits).unwrap();
+    assert!(found.iter().any(|(what, _)| what == "per_device_train_batch_size: 8"), "{found:?}");
+    assert!(found.iter().any(|(what, _)| what == "gradient_checkpointing: true"), "{found:?}");
+    assert!(found.iter().all(|(_, estimate)| fits(estimate)));
+    let nothing = |_: &Estimate| false;
+    assert!(proposals(&model, &device, shape, settings, 1 << 20, &nothing).unwrap().is_empty());
+
+    let text = "Max data size             4096    unlimited            bytes     \nMax address space         unlimited            unlimited            bytes";
+    assert_eq!(
+        (soft_limit(text, "Max data size"), soft_limit(text, "Max address space")),
+        (Some(4096), None)
+    );
+}

@@ -1,0 +1,268 @@
+//! Optimizers through the public door: golden values of torch and DeepSpeed, zero gradients, runs, and wrong parts.
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::optimizer::{AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, update};
+use oarlock_tensor::{DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
+
+type Golden = (&'static str, &'static [usize], &'static [f32]);
+
+/// Each rule of `make_optimizers.py` by its name there, with its learning rate and weight decay.
+fn rules() -> Vec<(&'static str, Rule, f64, f64)> {
+    let adam = |beta1, beta2, eps| Rule::Adam { beta1, beta2, eps };
+    let sgd = |momentum, dampening, nesterov| Rule::Sgd { momentum, dampening, nesterov };
+    let adagrad =
+        |lr_decay, initial_accumulator_value, eps| Rule::Adagrad { lr_decay, initial_accumulator_value, eps };
+    let adafactor = |beta2_decay, eps1, eps2, d| Rule::Adafactor { beta2_decay, eps1, eps2, d };
+    let muon = |momentum, nesterov, ns_steps, adjust_lr| Rule::Muon {
+        momentum,
+        nesterov,
+        ns_coefficients: [3.4445, -4.775, 2.0315],
+        ns_steps,
+        eps: 1e-7,
+        adjust_lr,
+        adam_lr_ratio: 0.5,
+        adam_beta1: 0.9,
+        adam_beta2: 0.95,
+        adam_eps: 1e-8,
+    };
+    let lamb = Rule::Lamb {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        eps_inside_sqrt: false,
+        bias_correction: true,
+        max_coeff: 10.0,
+        min_coeff: 0.01,
+    };
+    let clamped_lamb = Rule::Lamb {
+        beta1: 0.8,
+        beta2: 0.99,
+        eps: 1e-4,
+        eps_inside_sqrt: true,
+        bias_correction: false,
+        max_coeff: 1.5,
+        min_coeff: 0.8,
+    };
+    vec![
+        ("adamw", Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 3e-3, 0.1),
+        ("adam", adam(0.8, 0.999, 1e-6), 3e-3, 0.1),
+        ("sgd", sgd(0.0, 0.0, false), 1e-2, 0.1),
+        ("sgd_momentum", sgd(0.9, 0.2, false), 1e-2, 0.01),
+        ("sgd_nesterov", sgd(0.9, 0.0, true), 1e-2, 0.0),
+        ("adagrad", adagrad(0.0, 0.0, 1e-10), 1e-2, 0.0),
+        ("adagrad_arguments", adagrad(0.1, 0.3, 1e-6), 1e-2, 0.1),
+        ("lion", Rule::Lion { beta1: 0.9, beta2: 0.99 }, 1e-3, 0.1),
+        ("lamb", lamb, 1e-3, 0.01),
+        ("lamb_arguments", clamped_lamb, 1e-3, 0.0),
+        ("adafactor", adafactor(-0.8, None, 1e-3, 1.0), 1e-2, 0.0),
+        ("adafactor_arguments", adafactor(-0.5, Some(1e-3), 1e-2, 1.2), 0.5, 0.1),
+        ("muon", muon(0.95, true, 5, AdjustLr::Original), 2e-2, 0.1),
+        ("muon_arguments", muon(0.9, false, 3, AdjustLr::MatchRmsAdamW), 2e-3, 0.0),
+    ]
+}
+
+fn weight(i: usize) -> f32 {
+    ((i * 37 % 101) as f32 - 50.0) / 40.0
+}
+
+fn gradient(i: usize, step: u64) -> f32 {
+    ((i * 53 + step as usize * 29 + i * i % 31) % 97) as f32 / 64.0 - 0.75
+}
+
+/// One parameter with everything that a rule keeps for it, each in a flat buffer of its own.
+struct Held {
+    device: Device,
+    rule: Rule,
+    shape: Shape,
+    role: Role,
+    dtype: DType,
+    weights: FlatBuffer,
+    master: Option<FlatBuffer>,
+    grads: FlatBuffer,
+    state: Vec<FlatBuffer>,
+}
+
+impl Held {
+    fn new(rule: Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
+        let device = Device::cpu(Isa::detect(), Par::threads(2).unwrap());
+        let shape = Shape::new(sizes).unwrap();
+        let flat = |n: usize| FlatBuffer::pooled(&device, 4 * n, "test").unwrap();
+        let n = shape.n_elems();
+        let state = (0..rule.state_names().len()).map(|i| flat(rule.state_len(i, &shape, role))).collect();
+        let master = (dtype != DType::F32).then(|| flat(n));
+        let (weights, grads) = (flat(n), flat(n));
+        let mut lease = master.as_ref().unwrap_or(&weights).write().unwrap();
+        for (i, x) in lease.slice_mut::<f32>().iter_mut().enumerate() {
+            *x = weight(i);
+        }
+        drop(lease);
+        Held { device, rule, shape, role, dtype, weights, master, grads, state }
+    }
+
+    fn set_gradient(&self, of: impl Fn(usize) -> f32) {
+        let mut lease = self.grads.write().unwrap();
+        lease.slice_mut::<f32>().iter_mut().enumerate().for_each(|(i, g)| *g = of(i));
+    }
+
+    /// A step on the elements that `run` names, or on the whole parameter.
+    fn step(&self, args: &StepArgs, run: Option<std::ops::Range<usize>>) -> Result<()> {
+        let n = self.shape.n_elems();
+        let of = |flat, whole: usize| Part { flat, range: run.clone().unwrap_or(0..whole) };
+        let len = |index| self.rule.state_len(index, &self.shape, self.role);
+        let state: Vec<Part> = self.state.iter().enumerate().map(|(i, flat)| of(flat, len(i))).collect();
+        let parts = UpdateParts {
+            weights: of(&self.weights, n),
+            dtype: self.dtype,
+            master: self.master.as_ref().map(|flat| of(flat, n)),
+            grads: of(&self.grads, n),
+            state: &state,
+        };
+        update(&self.device, &self.rule, args, &self.shape, self.role, &parts)
+    }
+
+    fn master(&self) -> Vec<f32> {
+        let flat = self.master.as_ref().unwrap_or(&self.weights);
+        flat.read().unwrap().slice::<f32>()[..self.shape.n_elems()].to_vec()
+    }
+
+    fn all_values(&self) -> Vec<f32> {
+        let mut all = self.master();
+        for (index, state) in self.state.iter().enumerate() {
+            let len = self.rule.state_len(index, &self.shape, self.role);
+            all.extend_from_slice(&state.read().unwrap().slice::<f32>()[..len]);
+        }
+        all
+    }
+}
+
+#[test]
+fn twenty_steps_are_those_of_torch_and_deepspeed() {
+    let golden: &[Golden] = include!("golden/optimizers.rs");
+    let mut n_found = 0;
+    for (name, rule, lr, weight_decay) in rules() {
+        for (_, sizes, want) in golden.iter().filter(|(of, ..)| *of == name) {
+            let held = Held::new(rule, sizes, Role::Matrix, DType::F32);
+            for step in 1..=20 {
+                // Twice the gradient, halved: the scale is applied.
+                held.set_gradient(|i| 2.0 * gradient(i, step));
+                held.step(&StepArgs { step, lr, weight_decay, grad_scale: 0.5 }, None).unwrap();
+            }
+            for (i, (got, want)) in held.master().iter().zip(*want).enumerate() {
+                assert!((got - want).abs() <= 1e-5, "{name} {sizes:?}, element {i}: {got}, not {want}");
+            }
+            n_found += 1;
+        }
+    }
+    assert_eq!(n_found, golden.len());
+}
+
+#[test]
+fn zero_gradients_leave_no_nan_and_zero_weights_at_zero() {
+    for (name, rule, lr, weight_decay) in rules() {
+        for sizes in [&[4, 6][..], &[5], &[0, 3]] {
+            let held = Held::new(rule, sizes, Role::Matrix, DType::BF16);
+            held.master.as_ref().unwrap().write().unwrap().slice_mut::<f32>().fill(0.0);
+            for step in 1..=3 {
+                held.step(&StepArgs { step, lr, weight_decay, grad_scale: 1.0 }, None).unwrap();
+            }
+            assert!(held.all_values().iter().all(|x| x.is_finite()), "{name} {sizes:?}");
+            assert!(held.master().iter().all(|x| *x == 0.0), "{name} {sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn the_working_copy_is_the_master_rounded() {
+    for (name, rule, lr, weight_decay) in rules() {
+        let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
+        let held = [DType::BF16, DType::F32].map(|dtype| {
+            let held = Held::new(rule, &[6, 10], Role::Matrix, dtype);
+            held.set_gradient(|i| gradient(i, 1));
+            held.step(&args, None).unwrap();
+            held
+        });
+        assert_eq!(held[0].master(), held[1].master(), "{name}");
+        let working = held[0].weights.read().unwrap();
+        let pairs = working.slice::<bf16>().iter().zip(held[0].master());
+        assert!(pairs.into_iter().all(|(working, master)| *working == bf16::from_f32(master)), "{name}");
+    }
+}
+
+#[test]
+fn elementwise_rules_may_be_run_in_pieces() {
+    for (name, rule, lr, weight_decay) in rules() {
+        let args = |step| StepArgs { step, lr, weight_decay, grad_scale: 1.0 };
+        let [whole, pieces] = [(), ()].map(|()| Held::new(rule, &[3000], Role::Other, DType::F32));
+        for step in 1..=2 {
+            for held in [&whole, &pieces] {
+                held.set_gradient(|i| gradient(i, step));
+            }
+            whole.step(&args(step), None).unwrap();
+            if rule.needs() == Needs::Elementwise {
+                pieces.step(&args(step), Some(1200..3000)).unwrap();
+                pieces.step(&args(step), Some(0..1200)).unwrap();
+                assert_eq!(whole.all_values(), pieces.all_values(), "{name}");
+            } else {
+                let error = pieces.step(&args(step), Some(0..1200)).unwrap_err();
+                assert!(matches!(error, Error::Shape { .. }), "{name}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_hidden_matrices_are_made_orthogonal() {
+    let muon = rules().into_iter().find(|(name, ..)| *name == "muon").unwrap().1;
+    let shape = Shape::new(&[8, 4]).unwrap();
+    let lens = |role| [0, 1, 2].map(|index| muon.state_len(index, &shape, role));
+    assert_eq!(lens(Role::Matrix), [32, 0, 0]);
+    assert_eq!(lens(Role::Other), [0, 32, 32]);
+    let step = |rule, role, lr| {
+        let held = Held::new(rule, &[8, 4], role, DType::F32);
+        held.set_gradient(|i| gradient(i, 1));
+        held.step(&StepArgs { step: 1, lr, weight_decay: 0.0, grad_scale: 1.0 }, None).unwrap();
+        held.master()
+    };
+    let adamw = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    assert_eq!(step(muon, Role::Other, 0.02), step(adamw, Role::Other, 0.01));
+    assert_ne!(step(muon, Role::Matrix, 0.02), step(adamw, Role::Other, 0.01));
+}
+
+#[test]
+fn factored_state_has_torch_shapes() {
+    let rule = Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 };
+    let shapes = |sizes: &[usize]| {
+        let shape = Shape::new(sizes).unwrap();
+        [0, 1, 2].map(|i| rule.state_shape(i, &shape, Role::Other).map(|shape| shape.sizes().to_vec()))
+    };
+    assert_eq!(shapes(&[7, 5]), [Some(vec![7, 1]), Some(vec![1, 5]), None]);
+    assert_eq!(shapes(&[2, 7, 5]), [Some(vec![2, 7, 1]), Some(vec![2, 1, 5]), None]);
+    assert_eq!(shapes(&[5]), [None, None, Some(vec![5])]);
+}
+
+#[test]
+fn wrong_parts_are_refused() {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let args = StepArgs { step: 1, lr: 0.1, weight_decay: 0.0, grad_scale: 1.0 };
+    let held = Held::new(rule, &[16], Role::Other, DType::F32);
+    let beyond = held.step(&args, Some(8..17)).unwrap_err();
+    assert!(beyond.to_string().contains("a part of the 16 elements of weights"), "{beyond}");
+
+    let part = |flat| Part { flat, range: 0..16 };
+    let parts = |dtype, state| UpdateParts {
+        weights: part(&held.weights),
+        dtype,
+        master: None,
+        grads: part(&held.grads),
+        state,
+    };
+    let states = [part(&held.state[0]), part(&held.state[1])];
+    let run =
+        |parts: &UpdateParts| update(&held.device, &rule, &args, &held.shape, held.role, parts).unwrap_err();
+    assert!(run(&parts(DType::F32, &states[..1])).to_string().contains("1 states"));
+    assert!(matches!(run(&parts(DType::BF16, &states)), Error::DType { got: DType::BF16, .. }));
+    let reader = held.weights.read().unwrap();
+    assert!(matches!(run(&parts(DType::F32, &states)), Error::Usage(_)));
+    drop(reader);
+    assert!(held.step(&args, None).is_ok());
+}
