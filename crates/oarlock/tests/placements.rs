@@ -121,10 +121,10 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
         ("ZeRO-2", zero(Placements::GRADIENTS)),
         ("ZeRO-3", zero(Placements::PARAMETERS)),
         ("ZeRO-1, copies", copied(Placements::OPTIMIZER)),
-        (
-            "ZeRO-2, copies, buckets of 1000",
-            Options { reduce_bucket_elems: 1000, ..copied(Placements::GRADIENTS) },
-        ),
+        ("ZeRO-2, copies, buckets of 1000", Options {
+            reduce_bucket_elems: 1000,
+            ..copied(Placements::GRADIENTS)
+        }),
         ("DDP, buckets of 777", Options { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
         ("FULL_SHARD, copies", full()),
         ("FULL_SHARD, copies, no prefetch", Options { prefetch_elems: 0, ..full() }),
@@ -132,14 +132,16 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
         ("FULL_SHARD, copies, small ones stay", Options { persistence_elems: 3000, ..full() }),
         ("SHARD_GRAD_OP, copies", Options { lifetime: Lifetime::ForwardToBackward, ..full() }),
         ("ZeRO-1, optimizer on disk", Options { offload_optimizer: nvme(), ..zero(Placements::OPTIMIZER) }),
-        (
-            "ZeRO-3, both on disk",
-            Options { offload_optimizer: nvme(), offload_params: nvme(), ..zero(Placements::PARAMETERS) },
-        ),
-        (
-            "ZeRO-3, parameters on disk",
-            Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
-        ),
+        ("ZeRO-3, both on disk", Options {
+            offload_optimizer: nvme(),
+            offload_params: nvme(),
+            ..zero(Placements::PARAMETERS)
+        }),
+        ("ZeRO-3, parameters on disk", Options {
+            offload_params: nvme(),
+            persistence_elems: 0,
+            ..zero(Placements::PARAMETERS)
+        }),
     ];
     if ranks == 4 {
         let hybrid = |options| Options { group: Some(2), ..options };
@@ -158,9 +160,7 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
     let disk = tempfile::tempdir().unwrap();
     for name in MODELS {
         let data = Data::open(name);
-        for (ranks, dtype, steps) in
-            [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)]
-        {
+        for (ranks, dtype, steps) in [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)] {
             let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), steps, 1);
             for (way, options) in ways(ranks, dtype, disk.path()) {
                 let trace = train(&data, ranks, &options, steps, 1);

@@ -564,7 +564,8 @@ impl ParamHome for Home {
             && self.params.grads().is_none()
             && let Some(core) = self.core.upgrade()
         {
-            core.open_slot(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+            core.open_slot(self.group)
+                .map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
         }
         self.params.grad(index)
     }

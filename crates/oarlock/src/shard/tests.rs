@@ -113,10 +113,10 @@ fn ways() -> Vec<(&'static str, Options)> {
         ("ZeRO-3", placed(Placements::PARAMETERS)),
         ("FULL_SHARD, copies", copied(Placements::PARAMETERS)),
         ("FULL_SHARD, no prefetch", Options { prefetch_elems: 0, ..copied(Placements::PARAMETERS) }),
-        (
-            "SHARD_GRAD_OP, copies",
-            Options { lifetime: Lifetime::ForwardToBackward, ..copied(Placements::PARAMETERS) },
-        ),
+        ("SHARD_GRAD_OP, copies", Options {
+            lifetime: Lifetime::ForwardToBackward,
+            ..copied(Placements::PARAMETERS)
+        }),
     ]
 }
 
@@ -207,8 +207,7 @@ fn traffic(options: &Options, units: usize, micro: usize) -> (u64, u64) {
         let model = Chain::new(units, false);
         let mut engine = engine(&model, comm, options.clone());
         let count = || {
-            let of =
-                |operation| comm.traffic().iter().find(|t| t.operation == operation).map_or(0, |t| t.calls);
+            let of = |operation| comm.traffic().iter().find(|t| t.operation == operation).map_or(0, |t| t.calls);
             let reductions = of(Operation::ReduceScatter) + of(Operation::AllReduce);
             (of(Operation::AllGather), reductions)
         };
@@ -229,8 +228,7 @@ fn traffic(options: &Options, units: usize, micro: usize) -> (u64, u64) {
 fn the_number_of_collectives_follows_from_the_placement() {
     let (u, m) = (5, 3);
     let all = ways();
-    let of =
-        |way: &str| traffic(&all.iter().find(|(name, _)| *name == way).unwrap().1, u as usize, m as usize);
+    let of = |way: &str| traffic(&all.iter().find(|(name, _)| *name == way).unwrap().1, u as usize, m as usize);
     assert_eq!(traffic(&Options { placements: Placements::WHOLE, ..Options::default() }, 5, 3), (0, u));
     assert_eq!(of("ZeRO-1"), (u, u));
     assert_eq!(of("ZeRO-2"), (u, m * u));
