@@ -31,13 +31,13 @@ use oarlock_tensor::cpu::{Isa, Path};
 use oarlock_tensor::ops::{HeadLoss, Mask};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook};
 
-use crate::checkpoint::{self, ClientState};
+use crate::checkpoint::{self, ClientState, Contents};
+use crate::config::LossScale;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::rank;
 use crate::shard::{Engine, Options, WeightSource};
-use crate::config::LossScale;
 use crate::train::{Optimizer, OptimizerConfig};
 
 /// How an [`Accelerator`] runs.
@@ -218,20 +218,15 @@ impl Accelerator {
     }
 
     /// Saves everything that the run needs to go on: weights, optimizer state, and what the caller keeps. The folder
-    /// appears when it is complete; an older checkpoint of that name is replaced only then. All ranks call it. On
-    /// process 0 `extra` writes more files into the folder that it is given, such as the model in the form that other
-    /// programs open; they belong to the checkpoint as all others do.
+    /// appears when it is complete; an older checkpoint of that name is replaced only then. All ranks call it, and it
+    /// returns when the checkpoint is whole; [`Saver`](checkpoint::Saver) does the same while training goes on.
     ///
     /// # Errors
     /// When a file cannot be written on some rank; then nothing is left of it, and training can go on.
-    pub fn save_state(
-        &self,
-        dir: &FilePath,
-        optimizer: &Optimizer,
-        client: &ClientState,
-        extra: &mut dyn FnMut(&FilePath) -> Result<()>,
-    ) -> Result<()> {
-        checkpoint::save(dir, &self.comm, optimizer.engine(), client, extra)
+    pub fn save_state(&self, dir: &FilePath, optimizer: &Optimizer, contents: Contents) -> Result<()> {
+        let mut saver = checkpoint::Saver::default();
+        saver.begin(dir, &self.comm, optimizer.engine(), contents)?;
+        saver.finish(&self.comm).map(|_| ())
     }
 
     /// Restores what [`Accelerator::save_state`] saved, on any number of ranks, and returns what the caller had kept.

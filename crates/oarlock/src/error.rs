@@ -94,6 +94,7 @@ impl Error {
         match self {
             Error::Checkpoint(
                 CheckpointError::NotSaved { rank, .. }
+                | CheckpointError::ModelNotSaved { rank, .. }
                 | CheckpointError::NotLoaded { problem: Problem::Interrupted { rank, .. }, .. },
             ) => Some(*rank),
             _ => None,

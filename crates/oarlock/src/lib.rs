@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+mod disk;
 mod error;
 pub mod estimate;
 pub mod generate;

@@ -436,7 +436,46 @@ fn damaged_checkpoints_are_left_aside_and_named() {
 fn weights_alone_are_saved_where_only_they_are_asked_for() {
     let site = Site::new();
     site.train("out", &["save_only_model=true", "save_strategy=steps", "save_steps=5"]);
-    assert!(!site.path("out/checkpoint-10/state").exists());
+    let state: Vec<_> = fs::read_dir(site.path("out/checkpoint-10/state")).unwrap().collect();
+    assert_eq!(state.len(), 1, "the manifest alone");
     assert!(site.read("out/checkpoint-10/model.safetensors") == site.model("out"));
     assert!(site.read("out/checkpoint-5/model.safetensors") != site.model("out"));
+    // Nothing to put together, and nothing to go on from.
+    let said = run(site.oarlock(&["merge-weights", "out/checkpoint-10", "merged"]));
+    assert_refused(&said, 1, &["out/checkpoint-10", "holds the model alone, in Hugging Face form already"]);
+    let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-10"]));
+    assert_refused(&said, 1, &["out/checkpoint-10", "holds the model alone (save_only_model)"]);
+}
+
+#[test]
+fn weights_come_out_of_a_checkpoint() {
+    let site = Site::new();
+    site.train("out", &["bf16=true", "save_strategy=steps", "save_steps=5", "save_total_limit=1"]);
+    let said = run(site.oarlock(&["merge-weights", "out", "merged", "--max-shard-size", "40KB"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stdout.contains("parameters of out/checkpoint-10 in bf16 to merged: "), "{said:?}");
+    let read = |files: &[&str]| {
+        let mut all = std::collections::BTreeMap::new();
+        for file in files {
+            let bytes = site.read(file);
+            for (name, tensor) in safetensors::SafeTensors::deserialize(&bytes).unwrap().iter() {
+                all.insert(name.to_string(), (tensor.shape().to_vec(), tensor.data().to_vec()));
+            }
+        }
+        all
+    };
+    let shards: Vec<String> = fs::read_dir(site.path("merged"))
+        .unwrap()
+        .map(|entry| format!("merged/{}", entry.unwrap().file_name().to_str().unwrap()))
+        .filter(|name| name.ends_with(".safetensors"))
+        .collect();
+    assert!(shards.len() > 1);
+    let shards: Vec<&str> = shards.iter().map(String::as_str).collect();
+    assert!(read(&shards) == read(&["out/model.safetensors"]));
+    let said = run(site.oarlock(&["generate", "--model", "merged", "--prompt", "the"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let said = run(site.oarlock(&["merge-weights", "model", "elsewhere"]));
+    assert_refused(&said, 1, &["model is no checkpoint, and holds neither"]);
+    let said = run(site.oarlock(&["merge-weights", "out", "elsewhere", "-t", "best"]));
+    assert_refused(&said, 1, &["out holds no checkpoint \"best\""]);
 }

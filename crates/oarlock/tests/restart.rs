@@ -2,7 +2,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Site, run, start, until};
+use oarlock::checkpoint::newest;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// All state of a checkpoint: the files that its ranks wrote.
@@ -61,14 +64,49 @@ fn killed_anywhere_it_goes_on_to_the_bit() {
         assert!(said.code != Some(0) && !said.stdout.contains("done:"), "not interrupted: {said:?}");
         until("the end of the ranks", || ranks.iter().all(|&pid| !common::is_alive(pid)).then_some(()));
 
+        // The checkpoint that was being written may or may not be there.
+        let whole = newest(&site.path(&output)).unwrap().path;
         let again = site.train(&output, &words);
-        assert_eq!(again.stdout.contains("Resuming training"), step >= 5, "{again:?}");
+        assert_eq!(again.stdout.contains("Resuming training"), whole.is_some(), "{again:?}");
+        assert!(whole.is_none() || step >= 5);
         assert_eq!(site.losses(&output), site.losses("whole"), "{output}");
         assert!(site.model(&output) == site.model("whole"), "{output}");
         assert!(
             state(&site, &format!("{output}/checkpoint-30")) == state(&site, "whole/checkpoint-30"),
             "{output}"
         );
+    }
+}
+
+#[test]
+fn killed_inside_a_save_it_goes_on_to_the_bit() {
+    let site = Site::new();
+    let words = ["max_steps=8", "save_strategy=steps", "save_steps=1", "save_total_limit=2"];
+    site.train("whole", &words);
+    for (index, (victim, micros)) in
+        [(None, 0), (Some(0), 1500), (Some(1), 0), (Some(0), 4000)].into_iter().enumerate()
+    {
+        let output = format!("out{index}");
+        let running = start(site.training(&output, &words));
+        let ranks = running.ranks(2);
+        let unfinished = || {
+            let names = std::fs::read_dir(site.path(&output)).into_iter().flatten();
+            names
+                .map(|entry| entry.unwrap().file_name())
+                .find(|name| name.to_string_lossy().contains(".tmp-"))
+        };
+        until("a save", unfinished);
+        std::thread::sleep(Duration::from_micros(micros));
+        let pid = victim.map_or(running.pid(), |rank: usize| ranks[rank]);
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        let said = running.wait();
+        assert!(said.code != Some(0), "not interrupted: {said:?}");
+        until("the end of the ranks", || ranks.iter().all(|&pid| !common::is_alive(pid)).then_some(()));
+
+        site.train(&output, &words);
+        assert_eq!(site.losses(&output), site.losses("whole"), "{output}");
+        assert!(site.model(&output) == site.model("whole"), "{output}");
+        assert_eq!(unfinished(), None);
     }
 }
 

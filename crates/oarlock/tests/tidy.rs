@@ -13,13 +13,14 @@ const EDGES: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("report", &[]),
     ("data", &[]),
+    ("disk", &["error"]),
     ("nn", &[]),
     // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
     // sharded.
-    ("model", &["error", "nn", "shard"]),
+    ("model", &["disk", "error", "nn", "shard"]),
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
-    ("checkpoint", &["error", "shard"]),
+    ("checkpoint", &["disk", "error", "model", "shard"]),
     ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
     (
         "train",
@@ -31,6 +32,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "cli",
         &[
             "accelerator",
+            "checkpoint",
             "config",
             "data",
             "error",

@@ -17,6 +17,35 @@ pub enum CheckpointError {
         /// What happened there.
         cause: String,
     },
+    /// A model that was not written.
+    #[error("the model was not saved to {}: rank {rank}: {cause}", path.display())]
+    ModelNotSaved {
+        /// The folder.
+        path: PathBuf,
+        /// The first rank that failed.
+        rank: usize,
+        /// What happened there.
+        cause: String,
+    },
+    /// A save that succeeded, and then something about the checkpoints beside it failed.
+    #[error("checkpoint {} was saved, but afterwards: {cause}", path.display())]
+    AfterSave {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What happened.
+        cause: String,
+    },
+    /// No checkpoint where one was looked for.
+    #[error("{} {problem}", path.display())]
+    NotFound {
+        /// The folder.
+        path: PathBuf,
+        /// What it lacks.
+        problem: Missing,
+    },
+    /// A tag that is not the same on all ranks, or no name for a folder.
+    #[error("{0}")]
+    Tag(String),
     /// A checkpoint that was refused.
     #[error("checkpoint {} cannot be loaded: {problem}", path.display())]
     NotLoaded {
@@ -25,6 +54,20 @@ pub enum CheckpointError {
         /// What is wrong with it.
         problem: Problem,
     },
+}
+
+/// What a folder lacks in which a checkpoint was looked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// Neither a checkpoint, nor a folder of checkpoints.
+    #[error("is no checkpoint, and holds neither checkpoint-N folders nor a file `latest` that names one")]
+    Checkpoint,
+    /// A tag that does not exist.
+    #[error("holds no checkpoint \"{0}\"")]
+    Tag(String),
+    /// What `latest` holds is no name of a folder.
+    #[error("has a file `latest` that does not hold the name of a folder beside it")]
+    Name,
 }
 
 /// What can be wrong with a checkpoint.
@@ -40,11 +83,11 @@ pub enum Problem {
         why: String,
     },
     /// Written by another version of Oarlock.
-    #[error("its format has version {found}, this version of Oarlock reads {known}")]
+    #[error("its format has version {found}, this version of Oarlock reads those up to {known}")]
     FormatVersion {
         /// The version in the manifest.
         found: String,
-        /// The one that is understood.
+        /// The newest one that is understood.
         known: u64,
     },
     /// A file that is gone.
@@ -123,6 +166,30 @@ pub enum Problem {
         /// The parameter.
         name: String,
     },
+    /// Another optimizer's state.
+    #[error("it holds the state of the optimizer {found}, and this run uses {expected}")]
+    OtherOptimizer {
+        /// The optimizer that wrote it.
+        found: String,
+        /// The one that was to go on.
+        expected: String,
+    },
+    /// The state of the same optimizer with other settings.
+    #[error("it holds {found} of \"{name}\", where this run's optimizer keeps {expected}")]
+    OtherState {
+        /// The parameter.
+        name: String,
+        /// The kinds of state in the checkpoint.
+        found: String,
+        /// The kinds of state that are needed.
+        expected: String,
+    },
+    /// The weights without what resuming needs.
+    #[error("it holds the model alone (save_only_model): nothing to go on from")]
+    OnlyModel,
+    /// The weights without the state, where they were to be put together.
+    #[error("it holds the model alone, in Hugging Face form already: use the folder as it is")]
+    AlreadyMerged,
     /// Elements that no file holds.
     #[error("elements {start} to {end} of {kind} of \"{name}\" are in no file")]
     NotCovered {

@@ -6,8 +6,8 @@ use std::hash::BuildHasher;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::files::{hex, sync_folder};
 use super::manifest::{MANIFEST, Manifest};
+use crate::disk::sync_folder;
 use crate::error::{Error, Result};
 
 const TEMPORARY: &str = ".tmp-";
@@ -27,13 +27,19 @@ fn sibling(target: &Path, marker: &str, token: &str) -> PathBuf {
 /// A name that no other save has.
 pub fn new_token() -> String {
     // The keys of the standard library's hash maps are random in each process and differ in each map.
-    hex(RandomState::new().hash_one(std::process::id()))
+    format!("{:016x}", RandomState::new().hash_one(std::process::id()))
 }
 
 /// The number N of `checkpoint-N`.
 pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("checkpoint-")?;
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// Whether a save gives such names by itself.
+fn is_of_a_run(name: &str) -> bool {
+    let tag = name.strip_prefix("global_step");
+    step_of(name).is_some() || tag.is_some_and(|step| step.parse::<u64>().is_ok())
 }
 
 /// The folder above; of a bare name it is the current one.
@@ -86,8 +92,7 @@ impl TempFolder {
     }
 
     /// Gives the folder its name. An older checkpoint of that name stays whole until this one has it.
-    pub fn publish(mut self) -> Result<()> {
-        let parent = parent_of(&self.target);
+    pub fn publish(&mut self) -> Result<()> {
         let old = sibling(&self.target, ASIDE, &self.token);
         let replaces = exists(&self.target)?;
         if replaces {
@@ -102,7 +107,7 @@ impl TempFolder {
             return Err(Error::io("rename", &self.path)(error));
         }
         self.published = true;
-        sync_folder(parent)?;
+        sync_folder(parent_of(&self.target))?;
         if replaces {
             // What cannot be removed now is removed by the next save.
             let _ = fs::remove_dir_all(&old);
@@ -172,7 +177,7 @@ struct Leftover {
 fn leftovers(parent: &Path, marker: &str, name: &str) -> Result<Vec<Leftover>> {
     let of_ours = |(stem, token): &(&str, &str)| {
         let is_token = token.len() == 16 && token.bytes().all(|b| b.is_ascii_hexdigit());
-        is_token && (*stem == name || step_of(stem).is_some())
+        is_token && (*stem == name || is_of_a_run(stem))
     };
     let mut found = Vec::new();
     for (entry, path) in entries(parent)? {

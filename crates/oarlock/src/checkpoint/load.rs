@@ -1,24 +1,27 @@
 //! Loading: everything is checked on all ranks before the first element of the model changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use oarlock_comm::Communicator;
 
 use super::ClientState;
 use super::error::{CheckpointError, Problem};
-use super::files::{hash_file, hex};
 use super::folder::{parent_of, recover};
-use super::manifest::{FileEntry, Manifest, Piece};
+use super::manifest::{FileEntry, Manifest, ParameterEntry};
 use super::outcome::share;
-use super::save::chunks;
+use super::read::{Reader, verify};
+use crate::disk::Sum;
 use crate::error::{Error, Result};
 use crate::shard::{Engine, Slice};
 
-/// Restores the state that [`save`](super::save) wrote into `dir`, on any number of ranks and in any placement, to the
+/// Elements that are read at once.
+const CHUNK_ELEMS: usize = 1 << 18;
+
+/// The kinds of state of each parameter.
+type Kinds = BTreeMap<String, BTreeSet<String>>;
+
+/// Restores the state that a [`Saver`](super::Saver) wrote into `dir`, on any number of ranks and in any placement, to the
 /// bit; returns what the training loop had kept. All ranks call it. Each reads what it needs, and the ranks divide the
 /// files among them to verify the checksums.
 ///
@@ -34,19 +37,21 @@ pub fn load(dir: &Path, comm: &Communicator, engine: &mut Engine) -> Result<Clie
     let opened = share(comm, opened)?.map_err(|(_, problem)| refused(problem))?;
     let manifest = opened.into_iter().flatten().next().ok_or_else(|| refused(Problem::NoManifest))?;
 
-    let needed = engine.needed_slices();
-    let checked = check_model(&manifest, &needed).and_then(|()| check_files(dir, &manifest, comm));
-    let names: BTreeSet<&str> = needed.iter().map(|slice| slice.name.as_str()).collect();
-    let names: Vec<BTreeSet<String>> =
-        share(comm, checked.map(|()| names.into_iter().map(str::to_string).collect()))?
-            .map_err(|(_, problem)| refused(problem))?;
-    if let Some(name) =
-        manifest.parameters.keys().find(|&name| !names.iter().any(|names| names.contains(name)))
-    {
-        return Err(refused(Problem::UnknownParameter { name: name.clone() }));
+    if !manifest.has_state() {
+        return Err(refused(Problem::OnlyModel));
+    }
+    let (found, expected) = (manifest.plan.rule.clone(), engine.rule().name());
+    if found != expected {
+        return Err(refused(Problem::OtherOptimizer { found, expected: expected.to_string() }));
     }
 
-    let read = Reader { dir, manifest: &manifest, files: BTreeMap::new() }.restore(engine, &needed);
+    let needed = engine.needed_slices();
+    let kinds = kinds_of(&needed);
+    let checked = check_model(&manifest, &needed, &kinds).and_then(|()| check_files(dir, &manifest, comm));
+    let of_ranks = share(comm, checked.map(|()| kinds))?.map_err(|(_, problem)| refused(problem))?;
+    check_nothing_else(&manifest, &of_ranks).map_err(refused)?;
+
+    let read = restore(&mut Reader::new(dir, &manifest), engine, &needed);
     share(comm, read.map_err(|error| error.to_string()))?
         .map_err(|(rank, cause)| refused(Problem::Interrupted { rank, cause }))?;
     engine.finish_load(manifest.optimizer_steps)?;
@@ -62,18 +67,53 @@ fn open(dir: &Path) -> std::result::Result<Manifest, Problem> {
     Manifest::open(dir)
 }
 
+fn kinds_of(slices: &[Slice]) -> Kinds {
+    let mut kinds = Kinds::new();
+    for Slice { kind, name, .. } in slices {
+        kinds.entry(name.clone()).or_default().insert((*kind).to_string());
+    }
+    kinds
+}
+
 /// Whether the checkpoint has all that this rank needs.
-fn check_model(manifest: &Manifest, needed: &[Slice]) -> std::result::Result<(), Problem> {
+fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::result::Result<(), Problem> {
     for Slice { kind, name, shape, .. } in needed {
         let Some(parameter) = manifest.parameters.get(name) else {
             return Err(Problem::MissingParameter { name: name.clone() });
         };
-        if parameter.shape != shape.sizes() {
-            let (found, expected) = (parameter.shape.clone(), shape.sizes().to_vec());
+        if !parameter.state.contains_key(*kind) {
+            return Err(match parameter.state.keys().find(|&found| !kinds[name].contains(found)) {
+                Some(_) => other_state(name, parameter, &kinds[name]),
+                None => Problem::MissingState { kind: (*kind).into(), name: name.clone() },
+            });
+        }
+        if parameter.shape_of(kind) != shape.sizes() {
+            let (found, expected) = (parameter.shape_of(kind).to_vec(), shape.sizes().to_vec());
             return Err(Problem::Shape { name: name.clone(), found, expected });
         }
-        if !parameter.state.contains_key(*kind) {
-            return Err(Problem::MissingState { kind: kind.to_string(), name: name.clone() });
+    }
+    Ok(())
+}
+
+fn other_state(name: &str, parameter: &ParameterEntry, expected: &BTreeSet<String>) -> Problem {
+    let listed = |kinds: Vec<&str>| kinds.join(", ");
+    Problem::OtherState {
+        name: name.to_string(),
+        found: listed(parameter.state.keys().map(String::as_str).collect()),
+        expected: listed(expected.iter().map(String::as_str).collect()),
+    }
+}
+
+/// Whether the checkpoint has nothing that no rank needs.
+fn check_nothing_else(manifest: &Manifest, of_ranks: &[Kinds]) -> std::result::Result<(), Problem> {
+    for (name, parameter) in &manifest.parameters {
+        let needed: BTreeSet<String> =
+            of_ranks.iter().filter_map(|kinds| kinds.get(name)).flatten().cloned().collect();
+        if needed.is_empty() {
+            return Err(Problem::UnknownParameter { name: name.clone() });
+        }
+        if parameter.state.keys().any(|kind| !needed.contains(kind)) {
+            return Err(other_state(name, parameter, &needed));
         }
     }
     Ok(())
@@ -81,76 +121,42 @@ fn check_model(manifest: &Manifest, needed: &[Slice]) -> std::result::Result<(),
 
 /// Verifies the checksums of this rank's share of the files.
 fn check_files(dir: &Path, manifest: &Manifest, comm: &Communicator) -> std::result::Result<(), Problem> {
-    for FileEntry { path, bytes, xxh64 } in share_of(&manifest.files, comm.rank(), comm.world_size()) {
-        let hashed = File::open(dir.join(path)).and_then(|file| hash_file(&file));
-        let (found_bytes, found) = hashed.map_err(|cause| match cause.kind() {
-            io::ErrorKind::NotFound => Problem::MissingFile { file: path.clone() },
-            _ => Problem::Unreadable { file: path.clone(), cause: cause.to_string() },
-        })?;
-        if found_bytes != *bytes {
-            return Err(Problem::Size { file: path.clone(), found: found_bytes, expected: *bytes });
-        }
-        if hex(found) != *xxh64 {
-            return Err(Problem::Checksum { file: path.clone(), found: hex(found), expected: xxh64.clone() });
-        }
-    }
-    Ok(())
+    share_of(&manifest.files, comm.rank(), comm.world_size())
+        .into_iter()
+        .try_for_each(|(file, sum)| verify(dir, manifest, file, sum))
 }
 
-/// The files that a rank verifies: the largest first, each to the rank with the least so far.
-fn share_of(files: &[FileEntry], rank: usize, world_size: usize) -> Vec<&FileEntry> {
-    let mut by_size: Vec<&FileEntry> = files.iter().collect();
-    by_size.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+/// The runs that a rank verifies: the largest first, each to the rank with the least so far.
+fn share_of(files: &[FileEntry], rank: usize, world_size: usize) -> Vec<(&FileEntry, &Sum)> {
+    let mut by_size: Vec<(&FileEntry, &Sum)> =
+        files.iter().flat_map(|file| file.sums.iter().map(move |sum| (file, sum))).collect();
+    by_size.sort_by_key(|(_, sum)| std::cmp::Reverse(sum.bytes));
     let mut bytes = vec![0u64; world_size];
     let mut mine = Vec::new();
-    for file in by_size {
+    for run in by_size {
         let least = (0..world_size).min_by_key(|&r| bytes[r]).unwrap_or(0);
-        bytes[least] = bytes[least].saturating_add(file.bytes);
+        bytes[least] = bytes[least].saturating_add(run.1.bytes);
         if least == rank {
-            mine.push(file);
+            mine.push(run);
         }
     }
     mine
 }
 
-struct Reader<'a> {
-    dir: &'a Path,
-    manifest: &'a Manifest,
-    /// The files that are open, by their paths inside the checkpoint.
-    files: BTreeMap<&'a str, File>,
+fn restore(reader: &mut Reader<'_>, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
+    let mut values = Vec::new();
+    for slice in needed.iter().flat_map(chunks) {
+        values.resize(slice.elements.len(), 0.0f32);
+        reader.read(slice.kind, &slice.name, &slice.elements, &mut values)?;
+        engine.write_state(&slice, &values)?;
+    }
+    Ok(())
 }
 
-impl Reader<'_> {
-    fn restore(mut self, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
-        let mut values = Vec::new();
-        for slice in needed.iter().flat_map(chunks) {
-            values.resize(slice.elements.len(), 0.0f32);
-            self.read(&slice, &mut values)?;
-            engine.write_state(&slice, &values)?;
-        }
-        Ok(())
-    }
-
-    /// Puts a slice together from the pieces that hold it; the manifest's check says that they hold all of it.
-    fn read(&mut self, slice: &Slice, out: &mut [f32]) -> Result<()> {
-        let parameter = self.manifest.parameters.get(&slice.name);
-        let pieces: &[Piece] =
-            parameter.and_then(|p| p.state.get(slice.kind)).map_or(&[], |pieces| pieces);
-        let (start, end) = (slice.elements.start as u64, slice.elements.end as u64);
-        let from = pieces.partition_point(|piece| piece.end() <= start);
-        for piece in pieces[from..].iter().take_while(|piece| piece.first < end) {
-            let (first, last) = (piece.first.max(start), piece.end().min(end));
-            let part = &mut out[(first - start) as usize..(last - start) as usize];
-            let path = self.dir.join(&piece.file);
-            if !self.files.contains_key(piece.file.as_str()) {
-                let file = File::open(&path).map_err(Error::io("open", &path))?;
-                self.files.insert(&piece.file, file);
-            }
-            let at = piece.offset + 4 * (first - piece.first);
-            self.files[piece.file.as_str()]
-                .read_exact_at(bytemuck::cast_slice_mut(part), at)
-                .map_err(Error::io("read", &path))?;
-        }
-        Ok(())
-    }
+/// A slice in parts that are moved at once.
+fn chunks(slice: &Slice) -> impl Iterator<Item = Slice> + '_ {
+    slice.elements.clone().step_by(CHUNK_ELEMS).map(move |start| Slice {
+        elements: start..slice.elements.end.min(start + CHUNK_ELEMS),
+        ..slice.clone()
+    })
 }

@@ -7,13 +7,17 @@ use std::path::{Component, Path};
 use oarlock_tensor::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use twox_hash::XxHash64;
 
 use super::ClientState;
 use super::error::Problem;
-use super::files::{hash_of, hex};
+use crate::disk::{Algorithm, Sum};
 
-/// The version of the format that this version of Oarlock writes and reads.
-pub const FORMAT_VERSION: u64 = 1;
+/// The version of the format that this version of Oarlock writes; it reads all up to it.
+///
+/// 1: each file has one XXH64. 2: each file has an XXH3 for each of its runs of bytes, kinds of state may have shapes
+/// of their own, and a checkpoint may hold the model alone.
+pub const FORMAT_VERSION: u64 = 2;
 
 /// Its place in a checkpoint.
 pub(super) const MANIFEST: &str = "state/manifest.json";
@@ -27,11 +31,11 @@ const UNSEALED: &str = "0000000000000000";
 /// The content of `state/manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`].
+    /// The version of the format, at most [`FORMAT_VERSION`].
     pub format_version: u64,
     /// The number of ranks that wrote it.
     pub world_size: usize,
-    /// How these ranks held the model. For people: any plan can load it.
+    /// How these ranks held the model. But for the optimizer's rule it is for people: any plan can load it.
     pub plan: PlanEntry,
     /// The optimizer steps done.
     pub optimizer_steps: u64,
@@ -39,7 +43,7 @@ pub struct Manifest {
     pub client_state: ClientState,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
-    /// Every parameter by name.
+    /// Every parameter by name; none where the checkpoint holds the model alone.
     pub parameters: BTreeMap<String, ParameterEntry>,
     /// XXH64 of this file with zeros in its place; last in the file.
     checksum: String,
@@ -52,6 +56,24 @@ pub struct PlanEntry {
     pub dtype: String,
     /// Where the optimizer state lay: `whole` or `sharded`.
     pub optimizer: String,
+    /// Where gradient sums lay.
+    #[serde(default = "whole")]
+    pub gradients: String,
+    /// Where the weights lay.
+    #[serde(default = "whole")]
+    pub parameters: String,
+    /// The optimizer's rule, such as `adamw`. A run with another one cannot load it.
+    #[serde(default = "adamw")]
+    pub rule: String,
+}
+
+// What the first format did not say was always so.
+fn whole() -> String {
+    "whole".into()
+}
+
+fn adamw() -> String {
+    "adamw".into()
 }
 
 /// A file of the checkpoint.
@@ -61,8 +83,12 @@ pub struct FileEntry {
     pub path: String,
     /// Its size.
     pub bytes: u64,
-    /// Its XXH64, in hexadecimal digits.
-    pub xxh64: String,
+    /// The checksums of its runs of bytes in their order; together they cover all of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sums: Vec<Sum>,
+    /// The checksum of all of it as format 1 wrote it; once read, it is in `sums`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) xxh64: Option<String>,
 }
 
 /// A parameter and where its state lies.
@@ -72,6 +98,9 @@ pub struct ParameterEntry {
     pub shape: Vec<usize>,
     /// The dtype of its state, as safetensors names it.
     pub dtype: String,
+    /// The sizes of those kinds of state that do not have a value for each element.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shapes: BTreeMap<String, Vec<usize>>,
     /// By kind of state (master, exp_avg, …) the pieces in the order of their elements; together they hold each once.
     pub state: BTreeMap<String, Vec<Piece>>,
 }
@@ -87,6 +116,13 @@ pub struct Piece {
     pub file: String,
     /// Where in the file they begin, in bytes.
     pub offset: u64,
+}
+
+impl ParameterEntry {
+    /// The sizes of a kind of state.
+    pub fn shape_of(&self, kind: &str) -> &[usize] {
+        self.shapes.get(kind).unwrap_or(&self.shape)
+    }
 }
 
 impl Piece {
@@ -127,18 +163,41 @@ impl Manifest {
         }
         let text = std::str::from_utf8(text).map_err(|error| bad(error.to_string()))?;
         let version: Version = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
-        if version.format_version != FORMAT_VERSION {
+        if !version.format_version.as_u64().is_some_and(|found| (1..=FORMAT_VERSION).contains(&found)) {
             let found = version.format_version.to_string();
             return Err(Problem::FormatVersion { found, known: FORMAT_VERSION });
         }
-        let manifest: Manifest = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+        let mut manifest: Manifest = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
         let seal = text.rfind(&manifest.checksum).filter(|_| manifest.checksum.len() == UNSEALED.len());
         let expected = seal.map(|at| checksum_without(text, at));
         if expected.is_none_or(|expected| expected != manifest.checksum) {
             return Err(bad("it has changed since it was written".into()));
         }
+        if manifest.format_version == 1 {
+            for file in &mut manifest.files {
+                let hash = file.xxh64.take().ok_or_else(|| bad(format!("{} has no checksum", file.path)))?;
+                // A run has bytes; of an empty file its size says all.
+                let whole = Sum { offset: 0, bytes: file.bytes, hash };
+                file.sums = Some(whole).filter(|sum| sum.bytes > 0).into_iter().collect();
+            }
+        }
         manifest.check()?;
         Ok(manifest)
+    }
+
+    /// Whether it holds the state, not the model alone.
+    pub fn has_state(&self) -> bool {
+        !self.parameters.is_empty()
+    }
+
+    /// How its checksums are computed.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        if self.format_version == 1 { Algorithm::Xxh64 } else { Algorithm::Xxh3 }
+    }
+
+    /// Whether a folder is a checkpoint, whole or damaged.
+    pub(super) fn is_in(dir: &Path) -> bool {
+        dir.join(MANIFEST).is_file()
     }
 
     /// Reads the manifest of a checkpoint and looks whether all its files are there in full. Their content is not read.
@@ -194,6 +253,9 @@ impl Manifest {
             if !stays_inside(&file.path) {
                 return Err(bad(format!("{:?} is not a path inside the checkpoint", file.path)));
             }
+            if !are_covered(file) {
+                return Err(bad(format!("the checksums of {} do not cover all of it once", file.path)));
+            }
             if sizes.insert(file.path.as_str(), file.bytes).is_some() {
                 return Err(bad(format!("it lists {} twice", file.path)));
             }
@@ -205,7 +267,12 @@ impl Manifest {
                     parameter.dtype
                 )));
             }
-            let shape = Shape::new(&parameter.shape).map_err(|error| bad(format!("\"{name}\": {error}")))?;
+            let elements = |shape: &[usize]| {
+                Shape::new(shape)
+                    .map(|shape| shape.n_elems() as u64)
+                    .map_err(|error| bad(format!("\"{name}\": {error}")))
+            };
+            elements(&parameter.shape)?;
             for (kind, pieces) in &parameter.state {
                 let piece_in_file = |piece: &Piece| {
                     let size = sizes.get(piece.file.as_str())?;
@@ -215,7 +282,7 @@ impl Manifest {
                 if let Some(piece) = pieces.iter().find(|piece| piece_in_file(piece).is_none()) {
                     return Err(bad(format!("{kind} of \"{name}\" lies outside of the file {}", piece.file)));
                 }
-                covers_once(name, kind, pieces, shape.n_elems() as u64)?;
+                covers_once(name, kind, pieces, elements(parameter.shape_of(kind))?)?;
             }
         }
         Ok(())
@@ -230,11 +297,20 @@ fn bad(why: String) -> Problem {
 fn checksum_without(text: &str, at: usize) -> String {
     let mut bytes = text.as_bytes().to_vec();
     bytes[at..at + UNSEALED.len()].copy_from_slice(UNSEALED.as_bytes());
-    hex(hash_of(&bytes))
+    format!("{:016x}", XxHash64::oneshot(0, &bytes))
 }
 
 fn stays_inside(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn are_covered(file: &FileEntry) -> bool {
+    let mut next = 0;
+    file.sums.iter().all(|sum| {
+        let follows = sum.offset == next && sum.bytes > 0;
+        next = sum.end();
+        follows
+    }) && next == file.bytes
 }
 
 fn covers_once(name: &str, kind: &str, pieces: &[Piece], n_elems: u64) -> Result<(), Problem> {

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! checkpoint-500/
-//!   model.safetensors, config.json, …       what the caller adds for other programs
+//!   model.safetensors, config.json, …       the model in Hugging Face form, written by all ranks
+//!   trainer_state.json, …                   what the caller adds
 //!   state/
 //!     rank-00000-of-00002.safetensors       the slices that rank 0 owned: "exp_avg/lm_head.weight/4096", f32
 //!     rank-00001-of-00002.safetensors       (kind / parameter / the first of its elements)
-//!     manifest.json                         which elements of what lie where; size and checksum of every file
+//!     manifest.json                         which elements of what lie where; size and checksums of every file
 //! ```
 //!
 //! The folder is written under the name `checkpoint-500.tmp-<token>` and renamed when all of it is on the disk, the
@@ -14,16 +15,23 @@
 //! that died. An older checkpoint of the same name becomes `checkpoint-500.old-<token>` for the moment between two
 //! renames; whoever looks after a crash in that moment finishes the exchange.
 //!
-//! Nothing in the files depends on the placement or on the number of ranks but the division into files.
+//! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
+//! in the background of the training ([`Saver`]).
 
 mod error;
-mod files;
+mod export;
 mod folder;
+mod job;
 mod load;
 mod manifest;
+mod model;
 mod outcome;
+mod publish;
+mod read;
 mod retain;
-mod save;
+mod saver;
+mod state_file;
+mod tags;
 #[cfg(test)]
 mod tests;
 
@@ -31,11 +39,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use error::{CheckpointError, Problem};
+pub use crate::disk::Sum;
+pub use error::{CheckpointError, Missing, Problem};
+pub use export::{MergeOptions, Merged, merge_weights};
 pub use load::load;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ParameterEntry, Piece, PlanEntry};
+pub use model::save_model;
 pub use retain::{Listed, Newest, list, newest, retain};
-pub use save::save;
+pub use saver::{Contents, Deed, Saver};
+pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
 
 /// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

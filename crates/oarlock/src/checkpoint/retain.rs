@@ -14,6 +14,8 @@ pub struct Listed {
     pub step: u64,
     /// The folder.
     pub path: PathBuf,
+    /// Whether it holds the model alone, and nothing to go on from.
+    pub only_model: bool,
     /// Why it cannot be taken; nothing where it is whole. Sizes are checked here, contents when it is loaded.
     pub problem: Option<Problem>,
 }
@@ -28,7 +30,7 @@ impl std::fmt::Display for Listed {
 /// What a run can go on from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Newest {
-    /// The newest whole checkpoint.
+    /// The newest whole checkpoint that holds the state.
     pub path: Option<PathBuf>,
     /// The newer ones that are not whole, the newest first.
     pub skipped: Vec<Listed>,
@@ -42,7 +44,7 @@ pub fn list(output_dir: &Path) -> Result<Vec<Listed>> {
     Ok(folders(output_dir)?.into_iter().map(|(step, path)| inspect(step, path)).collect())
 }
 
-/// The newest whole checkpoint in a run's folder. Ranks should ask one of them and share the answer: the folder may
+/// The newest whole checkpoint in a run's folder; those with the model alone do not count. Ranks should ask one of them and share the answer: the folder may
 /// change between two looks.
 ///
 /// # Errors
@@ -51,11 +53,14 @@ pub fn newest(output_dir: &Path) -> Result<Newest> {
     let mut newest = Newest::default();
     for (step, path) in folders(output_dir)?.into_iter().rev() {
         let listed = inspect(step, path);
-        if listed.problem.is_none() {
-            newest.path = Some(listed.path);
-            break;
+        match listed.problem {
+            Some(_) => newest.skipped.push(listed),
+            None if listed.only_model => {}
+            None => {
+                newest.path = Some(listed.path);
+                break;
+            }
         }
-        newest.skipped.push(listed);
     }
     Ok(newest)
 }
@@ -92,8 +97,10 @@ fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 fn inspect(step: u64, path: PathBuf) -> Listed {
-    let problem = Manifest::open(&path).err();
-    Listed { step, path, problem }
+    match Manifest::open(&path) {
+        Ok(manifest) => Listed { step, path, only_model: !manifest.has_state(), problem: None },
+        Err(problem) => Listed { step, path, only_model: false, problem: Some(problem) },
+    }
 }
 
 /// Whether its manifest is one that this version could have written.

@@ -3,6 +3,7 @@
 mod env;
 mod estimate;
 mod generate;
+mod merge_weights;
 mod tokenizer;
 mod train;
 
@@ -50,6 +51,9 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
     Chat(generate::ChatArgs),
+    /// Put the model in a checkpoint together, in Hugging Face form
+    #[command(alias = "merge_weights")]
+    MergeWeights(merge_weights::MergeArgs),
     /// Make tokenizers
     Tokenizer {
         #[command(subcommand)]
@@ -68,6 +72,7 @@ pub fn main() -> ExitCode {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
+        Command::MergeWeights(args) => merge_weights::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::Env => env::run(),

@@ -5,17 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oarlock_tensor::DType;
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, ClientState};
-use crate::config::{Length, Resume, TrainConfig, When};
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, save_model};
+use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
 use crate::model::Decoder;
-use crate::model::hf::{HfConfig, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained};
+use crate::model::hf::{HfConfig, ModelFiles, SafetensorsSource, SaveOptions};
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
 use crate::report::state::TrainerState;
@@ -61,6 +60,7 @@ struct Run<'a> {
     forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
+    saver: Saver,
 }
 
 impl<'a> Run<'a> {
@@ -137,6 +137,7 @@ impl<'a> Run<'a> {
             forecast,
             started,
             timer: PhaseTimer::new(),
+            saver: Saver::default(),
         })
     }
 
@@ -191,6 +192,11 @@ impl<'a> Run<'a> {
                 journal.message(&line)?;
             }
         }
+        self.timer.enter(Phase::Save);
+        self.accelerator.communicator().set_phase("waiting for the last checkpoint");
+        let saved = self.saver.finish(self.accelerator.communicator()).map(|_| ());
+        self.go_on_without(saved)?;
+        self.timer.enter(Phase::Other);
         Ok(())
     }
 
@@ -198,6 +204,8 @@ impl<'a> Run<'a> {
     fn after_step(&mut self, done: u64) -> Result<()> {
         let per_epoch = self.sampler.steps_per_epoch();
         let begin = Instant::now();
+        let saved = self.saver.poll(self.accelerator.communicator()).map(|_| ());
+        self.go_on_without(saved)?;
         let last = done == self.total_steps;
         if due(self.config.eval.when, done, self.total_steps, per_epoch) && !(last && self.config.eval.at_end)
         {
@@ -239,40 +247,74 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Begins a checkpoint; training goes on while it is written.
     fn save(&mut self, done: u64) -> Result<()> {
-        self.accelerator.communicator().set_phase(&format!("step {done}: saving"));
-        let output = &self.config.save.output_dir;
+        let comm = self.accelerator.communicator();
+        comm.set_phase(&format!("step {done}: saving"));
+        let saved = self.saver.finish(comm).map(|_| ());
+        self.go_on_without(saved)?;
+        let output = self.config.save.output_dir.clone();
         let dir = output.join(format!("checkpoint-{done}"));
-        let (hf, model, options) =
-            (&self.hf, &self.model, save_options(self.config, self.accelerator.dtype()));
+        let files = self.model_files()?;
+        let shard = &self.config.shard;
+        let with_model = self.config.save.only_model
+            || shard.parameters == Placement::Whole
+            || shard.whole_weights_on_save
+            || shard.state_dict == StateDict::Full;
+        let (model, beside) = match with_model {
+            true => (Some(files), None),
+            false => (None, Some(files.without_weights())),
+        };
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
-        let mut extra = |dir: &Path| {
-            save_pretrained(dir, hf, model, &mut WorkingCopies::of(model), &options)?;
-            match &state {
-                Some(state) => Ok(state.save(dir)?),
-                None => Ok(()),
-            }
+        let keep = self.config.save.keep;
+        let contents = Contents {
+            client: ClientState {
+                step: done,
+                epoch: self.position / self.sampler.len,
+                consumed_samples: self.position,
+                seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
+                    .map(|(name, seed)| (name.to_string(), seed))
+                    .into(),
+                client: self.kept(),
+            },
+            state: !self.config.save.only_model,
+            model,
+            extra: Box::new(move |dir| {
+                beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;
+                state.map_or(Ok(()), |state| Ok(state.save(dir)?))
+            }),
+            then: Box::new(move |_| {
+                keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
+            }),
         };
-        if self.config.save.only_model {
-            if self.accelerator.is_main_process() {
-                extra(&dir)?;
+        let begun =
+            self.saver.begin(&dir, self.accelerator.communicator(), self.optimizer.engine(), contents);
+        self.go_on_without(begun)
+    }
+
+    /// A checkpoint that failed stops nothing but itself: the state is as it was, and the next one may succeed.
+    fn go_on_without(&mut self, saved: Result<()>) -> Result<()> {
+        match saved {
+            Err(Error::Checkpoint(
+                error @ (CheckpointError::NotSaved { .. } | CheckpointError::AfterSave { .. }),
+            )) => {
+                let Some(journal) = &mut self.journal else { return Ok(()) };
+                let told = format!("warning: {error}; training goes on");
+                // Where nobody listens the run goes on all the same.
+                let _ = writeln!(std::io::stderr(), "{told}");
+                journal.note(&told)
             }
-            return self.accelerator.wait_for_everyone();
+            saved => saved,
         }
-        let client = ClientState {
-            step: done,
-            epoch: self.position / self.sampler.len,
-            consumed_samples: self.position,
-            seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
-                .map(|(name, seed)| (name.to_string(), seed))
-                .into(),
-            client: self.kept(),
+    }
+
+    fn model_files(&self) -> Result<ModelFiles> {
+        let options = SaveOptions {
+            dtype: self.accelerator.dtype(),
+            max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
+            side_files_from: Some(&self.config.model.path),
         };
-        self.accelerator.save_state(&dir, &self.optimizer, &client, &mut extra)?;
-        if let (Some(keep), true) = (self.config.save.keep, self.accelerator.is_main_process()) {
-            checkpoint::retain(output, keep)?;
-        }
-        self.accelerator.wait_for_everyone()
+        ModelFiles::of_model(&self.hf, &self.model, &options)
     }
 
     /// What a checkpoint keeps for this loop besides positions and seeds.
@@ -286,11 +328,11 @@ impl<'a> Run<'a> {
         if self.config.eval.at_end {
             self.evaluate(done)?;
         }
-        if self.config.train.enabled && self.accelerator.is_main_process() {
-            self.accelerator.communicator().set_phase("saving the model");
-            let options = save_options(self.config, self.accelerator.dtype());
+        if self.config.train.enabled {
+            let comm = self.accelerator.communicator();
+            comm.set_phase("saving the model");
             let output = &self.config.save.output_dir;
-            save_pretrained(output, &self.hf, &self.model, &mut WorkingCopies::of(&self.model), &options)?;
+            save_model(output, comm, self.optimizer.engine(), self.model_files()?)?;
         }
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
@@ -344,14 +386,6 @@ fn sampler_of(config: &TrainConfig, accelerator: &Accelerator, rows: &Arc<Rows>)
         rank: accelerator.process_index() as u64,
         micro_batch: config.train.batch_size as u64,
         accumulation: config.train.accumulation as u64,
-    }
-}
-
-fn save_options(config: &TrainConfig, dtype: DType) -> SaveOptions<'_> {
-    SaveOptions {
-        dtype,
-        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-        side_files_from: Some(&config.model.path),
     }
 }
 

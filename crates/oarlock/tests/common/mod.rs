@@ -168,6 +168,11 @@ impl Running {
         self.child.id()
     }
 
+    /// What it has told standard error so far.
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.outputs[1]).unwrap()).into_owned()
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Said {
         let status = until("the end of the command", || self.child.try_wait().unwrap());

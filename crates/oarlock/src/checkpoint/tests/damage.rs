@@ -1,12 +1,15 @@
 //! A checkpoint that is damaged, incomplete or of another model is refused by name.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::manifest::{FileEntry, MANIFEST, Manifest, Piece};
-use crate::checkpoint::newest;
+use crate::checkpoint::read::verify;
+use crate::checkpoint::{Problem, newest};
+use crate::disk::Algorithm;
 
 const RANK_1: &str = "state/rank-00001-of-00002.safetensors";
 
@@ -49,10 +52,10 @@ fn damaged_files_are_named() {
         (
             |dir| {
                 let text = fs::read_to_string(dir.join(MANIFEST)).unwrap();
-                fs::write(dir.join(MANIFEST), text.replace("\"format_version\": 1", "\"format_version\": 2"))
+                fs::write(dir.join(MANIFEST), text.replace("\"format_version\": 2", "\"format_version\": 3"))
                     .unwrap();
             },
-            "its format has version 2, this version of Oarlock reads 1",
+            "its format has version 3, this version of Oarlock reads those up to 2",
             true,
         ),
         (
@@ -103,7 +106,7 @@ fn contradictions_in_a_manifest_are_named() {
         manifest.parameters.get_mut("proj.weight").unwrap().state.get_mut("exp_avg").unwrap()
     }
     type Change = fn(&mut Manifest);
-    let cases: [(Change, &str); 10] = [
+    let cases: [(Change, &str); 12] = [
         (|m| drop(pieces(m).remove(0)), "elements 0 to 4096 of exp_avg of \"proj.weight\" are in no file"),
         (|m| drop(pieces(m).pop()), "elements 4096 to 11790 of exp_avg of \"proj.weight\" are in no file"),
         (
@@ -124,10 +127,15 @@ fn contradictions_in_a_manifest_are_named() {
             "exp_avg of \"proj.weight\" lies outside of the file elsewhere",
         ),
         (
-            |m| m.files.push(FileEntry { path: "../secret".into(), bytes: 0, xxh64: String::new() }),
+            |m| m.files.push(FileEntry { path: "../secret".into(), bytes: 0, sums: Vec::new(), xxh64: None }),
             "\"../secret\" is not a path inside the checkpoint",
         ),
         (|m| m.files.push(m.files[0].clone()), "it lists state/rank-00000-of-00002.safetensors twice"),
+        (
+            |m| drop(m.files[0].sums.remove(1)),
+            "the checksums of state/rank-00000-of-00002.safetensors do not cover all of it once",
+        ),
+        (|m| m.files[1].sums[0].bytes += 1, "do not cover all of it once"),
         (
             |m| m.parameters.get_mut("norm.weight").unwrap().dtype = "F64".into(),
             "\"norm.weight\" has the dtype \"F64\" instead of F32",
@@ -166,9 +174,112 @@ fn another_model_is_refused() {
     on_ranks(1, |comm| {
         let model = Model::new(90, false);
         let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
-        crate::checkpoint::save(&without, comm, &engine, &client(1), &mut no_extra).unwrap();
+        save(&without, comm, &engine, Contents::state(client(1))).unwrap();
     });
     assert!(refusal(&without).ends_with("it lacks the parameter \"proj.bias\" of this model"));
+}
+
+#[test]
+fn another_optimizers_state_is_refused_by_name() {
+    let (_folder, dir) = saved();
+    let mut manifest = Manifest::open(&dir).unwrap();
+    for parameter in manifest.parameters.values_mut() {
+        let pieces = parameter.state.remove("exp_avg").unwrap();
+        parameter.state.remove("exp_avg_sq");
+        parameter.state.insert("momentum_buffer".into(), pieces);
+    }
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    let expected = "it holds master, momentum_buffer of \"embed.weight\", where this run's optimizer keeps exp_avg, exp_avg_sq, master";
+    let error = refusal(&dir);
+    assert!(error.ends_with(expected), "{error}");
+
+    manifest.plan.rule = "sgd".into();
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    assert!(refusal(&dir).ends_with("it holds the state of the optimizer sgd, and this run uses adamw"));
+
+    // More than is needed is another optimizer's as well.
+    let (_folder, dir) = saved();
+    let mut manifest = Manifest::open(&dir).unwrap();
+    let norm = manifest.parameters.get_mut("norm.weight").unwrap();
+    norm.state.insert("step".into(), norm.state["exp_avg"].clone());
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    assert!(refusal(&dir).contains("it holds exp_avg, exp_avg_sq, master, step of \"norm.weight\""));
+}
+
+#[test]
+fn a_kind_of_state_may_have_a_shape_of_its_own() {
+    let (_folder, dir) = saved();
+    let mut manifest = Manifest::open(&dir).unwrap();
+    let proj = manifest.parameters.get_mut("proj.weight").unwrap();
+    let mut rows = proj.state.remove("exp_avg").unwrap();
+    rows.truncate(1);
+    rows[0].len = 90;
+    proj.state.insert("exp_avg_sq_row".into(), rows);
+    assert!(manifest.to_text().is_err());
+    manifest.parameters.get_mut("proj.weight").unwrap().shapes.insert("exp_avg_sq_row".into(), vec![90]);
+    let read = Manifest::parse(manifest.to_text().unwrap().as_bytes()).unwrap();
+    assert_eq!(read.parameters["proj.weight"].shape_of("exp_avg_sq_row"), [90]);
+    assert_eq!(read.parameters["proj.weight"].shape_of("master"), [131, 90]);
+}
+
+#[test]
+fn the_first_format_is_read() {
+    let (_folder, dir) = saved();
+    let mut manifest = Manifest::open(&dir).unwrap();
+    manifest.format_version = 1;
+    for file in &mut manifest.files {
+        let read = fs::File::open(dir.join(&file.path)).unwrap();
+        file.sums.clear();
+        file.xxh64 = Some(Algorithm::Xxh64.of_file(&read, 0, file.bytes).unwrap());
+    }
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    on_ranks(2, |comm| {
+        let model = Model::new(90, true);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+        assert_eq!(crate::checkpoint::load(&dir, comm, &mut engine).unwrap(), client(7));
+        assert!(is_pattern(&engine, 5));
+    });
+    flip(&dir.join(RANK_1), |len| len - 9);
+    assert!(refusal(&dir).contains("rank-00001-of-00002.safetensors has changed since it was written"));
+}
+
+#[test]
+fn every_changed_byte_of_a_checkpoint_is_noticed() {
+    struct Small(RmsNorm);
+    impl Module for Small {
+        fn visit(&self, visitor: &mut dyn Visitor) {
+            visitor.child("norm", &self.0);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("checkpoint-1");
+    on_ranks(1, |comm| {
+        let model = Small(RmsNorm::new(700, 1e-5).unwrap());
+        let engine = bare_engine(&model, comm, Placements::OPTIMIZER, DType::F32);
+        let extra = |dir: &Path| {
+            fs::write(dir.join("notes.txt"), "some words").unwrap();
+            Ok(())
+        };
+        save(&dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(1)) }).unwrap();
+    });
+    let manifest = Manifest::open(&dir).unwrap();
+    let mut n_bytes = 0;
+    for entry in &manifest.files {
+        let file = fs::OpenOptions::new().read(true).write(true).open(dir.join(&entry.path)).unwrap();
+        for sum in &entry.sums {
+            for at in sum.offset..sum.end() {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).unwrap();
+                file.write_all_at(&[byte[0] ^ (1 << (at % 8))], at).unwrap();
+                let noticed = matches!(verify(&dir, &manifest, entry, sum), Err(Problem::Checksum { .. }));
+                assert!(noticed, "byte {at} of {}", entry.path);
+                file.write_all_at(&byte, at).unwrap();
+                n_bytes += 1;
+            }
+        }
+    }
+    assert_eq!(n_bytes, manifest.files.iter().map(|file| file.bytes).sum::<u64>());
+    assert_eq!(n_bytes, 4 * 4096 + 10);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::checkpoint::folder::TempFolder;
 use crate::checkpoint::manifest::MANIFEST;
-use crate::checkpoint::{Problem, list, load, newest, retain, save};
+use crate::checkpoint::{Problem, list, load, newest, retain};
 use crate::error::Error;
 
 const TOKEN: &str = "0123456789abcdef";
@@ -92,7 +92,7 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
         let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
-        let error = save(&dirs[comm.rank()], comm, &engine, &client(2), &mut no_extra).unwrap_err();
+        let error = save(&dirs[comm.rank()], comm, &engine, Contents::state(client(2))).unwrap_err();
         comm.barrier().unwrap();
         error.to_string()
     });
@@ -108,9 +108,10 @@ fn a_failure_on_one_rank_is_everybodys_and_leaves_nothing() {
     let errors = on_ranks(2, |comm| {
         let model = Model::new(90, true);
         let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
-        let mut extra =
+        let extra =
             |_: &Path| fs::write("/dev/full", "model").map_err(Error::io("write", "model.safetensors"));
-        save(&dirs[0], comm, &engine, &client(2), &mut extra).unwrap_err().to_string()
+        let contents = Contents { extra: Box::new(extra), ..Contents::state(client(2)) };
+        save(&dirs[0], comm, &engine, contents).unwrap_err().to_string()
     });
     assert_eq!(errors[0], errors[1]);
     assert!(
@@ -158,7 +159,7 @@ fn old_ones_go_but_never_the_last_whole_one_nor_somebody_elses() {
     fs::remove_file(dir(2).join("config.json")).unwrap();
     fs::remove_file(dir(6).join("config.json")).unwrap();
     let text = fs::read_to_string(dir(3).join(MANIFEST)).unwrap();
-    fs::write(dir(3).join(MANIFEST), text.replace("\"format_version\": 1", "\"format_version\": 9")).unwrap();
+    fs::write(dir(3).join(MANIFEST), text.replace("\"format_version\": 2", "\"format_version\": 9")).unwrap();
     assert_eq!(retain(folder.path(), 2).unwrap(), [dir(2)]);
     assert_eq!(retain(folder.path(), 0).unwrap(), [dir(4)]);
     assert_eq!(retain(folder.path(), 0).unwrap(), [] as [PathBuf; 0]);
@@ -175,7 +176,7 @@ fn a_folder_of_other_things_is_never_replaced() {
         on_ranks(2, |comm| {
             let model = Model::new(90, true);
             let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
-            save(dir, comm, &engine, &client(1), &mut no_extra).map_err(|error| error.to_string())
+            save(dir, comm, &engine, Contents::state(client(1))).map_err(|error| error.to_string())
         })
     };
     for error in save_to(&dir).into_iter().map(|saved| saved.unwrap_err()) {

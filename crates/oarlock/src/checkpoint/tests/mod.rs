@@ -1,9 +1,11 @@
 //! Checkpoints end to end, with ranks as threads: what comes back, what is refused, what a dead run leaves.
 
+mod background;
 mod damage;
 mod folders;
 mod full_disk;
 mod roundtrip;
+mod tags;
 
 use std::path::Path;
 
@@ -11,10 +13,10 @@ use oarlock_comm::{Communicator, shm};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use super::ClientState;
+use super::{ClientState, Contents, Saver};
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
-use crate::shard::{Engine, MASTER, Options, Placements, SeededInit, Slice};
+use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
 use crate::train::OptimizerConfig;
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
@@ -64,19 +66,23 @@ pub fn device() -> Device {
 }
 
 pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
-    let options = Options { dtype, placements, ..Options::default() };
-    let rule = OptimizerConfig::default().rule;
-    let mut engine =
-        Engine::new(model, comm, &device(), options, rule, &OptimizerConfig::decays, &OptimizerConfig::role)
-            .unwrap();
+    let mut engine = bare_engine(model, comm, placements, dtype);
     engine.initialize(&mut SeededInit { seed: 1, device: device() }).unwrap();
     engine
+}
+
+/// An engine without weights.
+pub fn bare_engine(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
+    let options = Options { dtype, placements, ..Options::default() };
+    let rule = OptimizerConfig::default().rule;
+    let (decays, role) = (&OptimizerConfig::decays, &OptimizerConfig::role);
+    Engine::new(model, comm, &device(), options, rule, decays, role).unwrap()
 }
 
 /// The bits that a test puts into one element: any f32, NaN and infinity included.
 pub fn pattern(name: &str, kind: &str, element: usize, salt: u64) -> f32 {
     let text = format!("{name} {kind} {element} {salt}");
-    f32::from_bits(super::files::hash_of(text.as_bytes()) as u32)
+    f32::from_bits(twox_hash::XxHash64::oneshot(0, text.as_bytes()) as u32)
 }
 
 /// Fills all state with the pattern.
@@ -89,12 +95,13 @@ pub fn fill(engine: &mut Engine, n_steps: u64, salt: u64) {
     engine.finish_load(n_steps).unwrap();
 }
 
-/// The bits of the state on this rank.
+/// The bits of the state that this rank owns.
 pub fn state_of(engine: &Engine) -> Vec<(Slice, Vec<u32>)> {
+    let snapshot = engine.snapshot();
     let mut all = Vec::new();
-    for slice in engine.needed_slices() {
+    for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
         let mut values = vec![0.0; slice.elements.len()];
-        engine.read_state(&slice, &mut values).unwrap();
+        snapshot.read(&slice, &mut values).unwrap();
         all.push((slice, values.into_iter().map(f32::to_bits).collect()));
     }
     all
@@ -108,7 +115,11 @@ pub fn is_pattern(engine: &Engine, salt: u64) -> bool {
     })
 }
 
-pub fn no_extra(_: &Path) -> Result<()> {
+/// Saves and waits.
+pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents) -> Result<()> {
+    let mut saver = Saver::default();
+    saver.begin(dir, comm, engine, contents)?;
+    assert_eq!(saver.finish(comm)?.as_deref(), Some(dir));
     Ok(())
 }
 
@@ -126,11 +137,11 @@ pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
         let model = Model::new(90, true);
         let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
         fill(&mut engine, 7, salt);
-        super::save(dir, comm, &engine, &client(7), &mut |dir| {
-            std::fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+        let extra = |dir: &Path| {
+            std::fs::write(dir.join("config.json"), "{\"model_type\": \"own\"}").unwrap();
             Ok(())
-        })
-        .unwrap();
+        };
+        save(dir, comm, &engine, Contents { extra: Box::new(extra), ..Contents::state(client(7)) }).unwrap();
     });
 }
 

@@ -2,6 +2,7 @@
 
 mod config;
 mod fields;
+mod files;
 mod load;
 mod names;
 mod rope;
@@ -9,9 +10,10 @@ mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
+pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile};
 pub use load::{LoadedModel, load_for_inference};
 pub use names::Naming;
-pub use save::{SaveOptions, WorkingCopies, save_pretrained};
+pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
 
 #[cfg(test)]

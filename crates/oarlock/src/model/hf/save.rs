@@ -3,25 +3,20 @@
 //! Everything is first written beside its place and synced; only when all of it is on the disk do the files get their
 //! names. Whatever fails before that leaves the folder as it was.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use oarlock_tensor::{DType, Init, Shape};
-use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
-use serde_json::json;
 
 use super::config::HfConfig;
+use super::files::{CHUNK_ELEMS, Content, ModelFiles, ModelWriter, Weight, is_weight_file};
+use crate::disk::sync_folder;
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, names_of};
 use crate::shard::WeightSource;
-
-/// Elements that are converted at a time.
-const CHUNK_ELEMS: usize = 1 << 20;
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
 const SIDE_FILES: [&str; 9] = [
@@ -88,6 +83,78 @@ fn widen<T: Copy>(from: &[T], out: &mut [f32], to_f32: impl Fn(T) -> f32) {
     out.iter_mut().zip(from).for_each(|(out, x)| *out = to_f32(*x));
 }
 
+/// Fills a buffer with elements of a weight.
+pub type ReadElements<'a> = dyn FnMut(&str, Range<usize>, &mut [f32]) -> Result<()> + 'a;
+
+impl ModelFiles {
+    /// The files of `model`: weights, `config.json`, and what is taken over from another folder. Shared weights are there
+    /// once.
+    ///
+    /// # Errors
+    /// A dtype in which weights cannot be written.
+    pub fn of_model(config: &HfConfig, model: &dyn Module, options: &SaveOptions<'_>) -> Result<ModelFiles> {
+        let mut seen = BTreeSet::new();
+        let weights: Vec<Weight> = names_of(model)
+            .into_iter()
+            .filter(|named| seen.insert(named.param.id()))
+            .map(|NamedParam { name, param }| Weight {
+                in_file: config.naming().in_file(&name),
+                shape: param.shape().sizes().to_vec(),
+                name,
+            })
+            .collect();
+        let mut files = ModelFiles::new(&weights, options.dtype, options.max_shard_bytes)?;
+        files.settle(config, options.dtype, options.side_files_from);
+        Ok(files)
+    }
+
+    /// Adds the settings, with what belongs to them in the folder `from`.
+    pub(crate) fn settle(&mut self, config: &HfConfig, dtype: DType, from: Option<&Path>) {
+        self.add("config.json", Content::Text(config.to_json(dtype)));
+        self.add("generation_config.json", Content::Text(config.generation_json()));
+        if let Some(from) = from {
+            self.take_over(from, &config.code_files());
+        }
+    }
+
+    /// Adds the files of the tokenizer, those of generation, and `more`, as far as a folder has them.
+    pub fn take_over(&mut self, from: &Path, more: &[String]) {
+        for name in SIDE_FILES.into_iter().chain(more.iter().map(String::as_str)) {
+            let path = from.join(name);
+            if path.is_file() {
+                self.add(name, Content::CopyOf(path));
+            }
+        }
+    }
+
+    /// Writes all files into the folder `dir`, which is as it was when that fails. Weight files of an earlier save that are not replaced are removed at the end.
+    ///
+    /// # Errors
+    /// When a file cannot be written, such as on a full disk, or a weight cannot be read.
+    pub fn save(self, dir: &Path, read: &mut ReadElements<'_>) -> Result<()> {
+        let files = Arc::new(self);
+        let staged = Staged::new(dir, files.clone(), std::process::id().to_string())?;
+        let mut attempt = || {
+            files.create(&|name| staged.path_of(name))?;
+            let mut writer = staged.writer();
+            let mut values = Vec::new();
+            for (name, n_elems) in files.weights() {
+                for start in (0..n_elems).step_by(CHUNK_ELEMS) {
+                    let elements = start..(start + CHUNK_ELEMS).min(n_elems);
+                    values.resize(elements.len(), 0.0);
+                    read(name, elements, &mut values)?;
+                    writer.write(name, start, &values)?;
+                }
+            }
+            writer.finish()?;
+            files.write_rest(&|name| staged.path_of(name))
+        };
+        let written = attempt();
+        written.map_err(|error| staged.by_final_name(error))?;
+        staged.publish()
+    }
+}
+
 /// Writes `model`, whose weights come from `weights`, to the folder `dir`. Shared weights are written once. Weight files
 /// of an earlier save that are not replaced are removed at the end.
 ///
@@ -100,207 +167,87 @@ pub fn save_pretrained(
     weights: &mut dyn WeightSource,
     options: &SaveOptions<'_>,
 ) -> Result<()> {
-    if !options.dtype.is_float() {
-        return Err(Error::Usage(format!(
-            "weights cannot be written as {}; give f32, bf16 or f16",
-            options.dtype
-        )));
+    let params: HashMap<String, NamedParam> =
+        names_of(model).into_iter().map(|named| (named.name.clone(), named)).collect();
+    ModelFiles::of_model(config, model, options)?.save(dir, &mut |name, elements, out| {
+        let param = &params[name].param;
+        weights.read(name, param.shape(), param.init(), elements, out)
+    })
+}
+
+/// The files of a model under other names until they are complete; dropping it removes them.
+pub struct Staged {
+    dir: PathBuf,
+    files: Arc<ModelFiles>,
+    token: String,
+    published: bool,
+}
+
+impl Staged {
+    /// Files for the folder `dir`, which is created where it is missing. `token` tells this save from others.
+    ///
+    /// # Errors
+    /// When the folder cannot be created.
+    pub fn new(dir: &Path, files: Arc<ModelFiles>, token: String) -> Result<Staged> {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        Ok(Staged { dir: dir.to_path_buf(), files, token, published: false })
     }
-    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let shards = plan_shards(model, options);
-    let mut staged = Staged { dir, names: BTreeSet::new() };
-    for (index, shard) in shards.iter().enumerate() {
-        staged.write(&shard_name(index, shards.len()), |out| {
-            write_shard(out, shard, config, weights, options.dtype)
-        })?;
+
+    /// Where a file lies now.
+    pub fn path_of(&self, name: &str) -> PathBuf {
+        staged_path(&self.dir, &self.token, name)
     }
-    if shards.len() > 1 {
-        staged
-            .write(INDEX, |out| Ok(out.write_all(index_json(&shards, config, options.dtype).as_bytes())?))?;
+
+    fn writer(&self) -> ModelWriter {
+        let (dir, token) = (self.dir.clone(), self.token.clone());
+        self.files.clone().writer(move |name| staged_path(&dir, &token, name))
     }
-    staged.write("config.json", |out| Ok(out.write_all(config.to_json(options.dtype).as_bytes())?))?;
-    let code_files = config.code_files();
-    for name in SIDE_FILES.into_iter().chain(code_files.iter().map(String::as_str)) {
-        match options.side_files_from.map(|from| from.join(name)).filter(|path| path.is_file()) {
-            Some(path) => {
-                let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-                staged.write(name, |out| Ok(out.write_all(&bytes)?))?;
+
+    /// An error about a file, told by the name that the file was to get.
+    fn by_final_name(&self, error: Error) -> Error {
+        match error {
+            Error::Io { action, path, cause } => {
+                let name = self.files.names().find(|name| self.path_of(name) == path);
+                Error::Io { action, path: name.map_or(path.clone(), |name| self.dir.join(name)), cause }
             }
-            None if name == "generation_config.json" => {
-                staged.write(name, |out| Ok(out.write_all(config.generation_json().as_bytes())?))?;
-            }
-            None => {}
+            other => other,
         }
-    }
-    staged.publish()
-}
-
-const INDEX: &str = "model.safetensors.index.json";
-
-fn shard_name(index: usize, n_shards: usize) -> String {
-    match n_shards {
-        1 => "model.safetensors".to_string(),
-        n => format!("model-{:05}-of-{n:05}.safetensors", index + 1),
-    }
-}
-
-/// Whether a file holds weights of the model as some save could have named it.
-fn is_weight_file(name: &str) -> bool {
-    name == INDEX || (name.starts_with("model") && name.ends_with(".safetensors"))
-}
-
-/// The parameters of each file, each parameter once, in the order of the model.
-fn plan_shards(model: &dyn Module, options: &SaveOptions<'_>) -> Vec<Vec<NamedParam>> {
-    let (mut shards, mut bytes, mut seen) = (vec![Vec::new()], 0, BTreeSet::new());
-    for named in names_of(model) {
-        if !seen.insert(named.param.id()) {
-            continue;
-        }
-        let size = (named.param.shape().n_elems() * options.dtype.size()) as u64;
-        if bytes > 0 && bytes + size > options.max_shard_bytes {
-            shards.push(Vec::new());
-            bytes = 0;
-        }
-        bytes += size;
-        if let Some(shard) = shards.last_mut() {
-            shard.push(named);
-        }
-    }
-    shards
-}
-
-fn write_shard(
-    out: &mut dyn Write,
-    shard: &[NamedParam],
-    config: &HfConfig,
-    weights: &mut dyn WeightSource,
-    dtype: DType,
-) -> std::result::Result<(), WriteError> {
-    let stored = match dtype {
-        DType::BF16 => Dtype::BF16,
-        DType::F16 => Dtype::F16,
-        DType::F32 | DType::I32 => Dtype::F32,
-    };
-    let mut end = 0;
-    let mut infos = Vec::with_capacity(shard.len());
-    for named in shard {
-        let shape = named.param.shape();
-        let start = end;
-        end += shape.n_elems() * stored.bitsize() / 8;
-        let info = TensorInfo { dtype: stored, shape: shape.sizes().to_vec(), data_offsets: (start, end) };
-        infos.push((config.naming().in_file(&named.name), info));
-    }
-    let note = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let header = Metadata::new(Some(note), infos)
-        .map_err(|e| Error::Model(format!("cannot lay out the weights: {e}")))?;
-    let mut header = serde_json::to_vec(&header).map_err(std::io::Error::from)?;
-    // The data begin at a multiple of 8 bytes.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(&header)?;
-    let (mut values, mut bytes) = (Vec::new(), Vec::new());
-    for named in shard {
-        let n_elems = named.param.shape().n_elems();
-        for start in (0..n_elems).step_by(CHUNK_ELEMS) {
-            let elements = start..(start + CHUNK_ELEMS).min(n_elems);
-            values.resize(elements.len(), 0.0);
-            weights.read(&named.name, named.param.shape(), named.param.init(), elements, &mut values)?;
-            bytes.clear();
-            match stored {
-                Dtype::BF16 => bytes.extend(values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
-                Dtype::F16 => bytes.extend(values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
-                _ => bytes.extend(values.iter().flat_map(|x| x.to_le_bytes())),
-            }
-            out.write_all(&bytes)?;
-        }
-    }
-    Ok(())
-}
-
-fn index_json(shards: &[Vec<NamedParam>], config: &HfConfig, dtype: DType) -> String {
-    let mut map = BTreeMap::new();
-    let mut n_elems = 0;
-    for (index, shard) in shards.iter().enumerate() {
-        for named in shard {
-            map.insert(config.naming().in_file(&named.name), shard_name(index, shards.len()));
-            n_elems += named.param.shape().n_elems();
-        }
-    }
-    let metadata = json!({ "total_parameters": n_elems, "total_size": n_elems * dtype.size() });
-    format!("{:#}\n", json!({ "metadata": metadata, "weight_map": map }))
-}
-
-/// What fails while a file is written: the disk, or the source of what is written.
-enum WriteError {
-    Disk(std::io::Error),
-    Source(Error),
-}
-
-impl From<std::io::Error> for WriteError {
-    fn from(cause: std::io::Error) -> WriteError {
-        WriteError::Disk(cause)
-    }
-}
-
-impl From<Error> for WriteError {
-    fn from(cause: Error) -> WriteError {
-        WriteError::Source(cause)
-    }
-}
-
-/// Files that are written but do not have their names yet; dropping it removes them.
-struct Staged<'a> {
-    dir: &'a Path,
-    names: BTreeSet<String>,
-}
-
-impl Staged<'_> {
-    fn write(
-        &mut self,
-        name: &str,
-        fill: impl FnOnce(&mut dyn Write) -> std::result::Result<(), WriteError>,
-    ) -> Result<()> {
-        self.names.insert(name.to_string());
-        let path = self.temporary(name);
-        let attempt = || {
-            let mut out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
-            fill(&mut out)?;
-            out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-            Ok(())
-        };
-        attempt().map_err(|e| match e {
-            WriteError::Disk(cause) => Error::io("write", self.dir.join(name))(cause),
-            WriteError::Source(cause) => cause,
-        })
     }
 
     /// Gives all files their names, then removes weight files of an earlier save.
-    fn publish(mut self) -> Result<()> {
-        for name in &self.names {
+    ///
+    /// # Errors
+    /// When the operating system refuses.
+    pub fn publish(mut self) -> Result<()> {
+        self.published = true;
+        let names: BTreeSet<&str> = self.files.names().collect();
+        for name in &names {
             let path = self.dir.join(name);
-            std::fs::rename(self.temporary(name), &path).map_err(Error::io("rename to", &path))?;
+            std::fs::rename(self.path_of(name), &path).map_err(Error::io("rename to", &path))?;
         }
-        let names = std::mem::take(&mut self.names);
-        let entries = std::fs::read_dir(self.dir).map_err(Error::io("read", self.dir))?;
+        let entries = std::fs::read_dir(&self.dir).map_err(Error::io("read", &self.dir))?;
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if is_weight_file(&name) && !names.contains(&name) {
+            if is_weight_file(&name) && !names.contains(name.as_str()) {
                 std::fs::remove_file(entry.path()).map_err(Error::io("remove", entry.path()))?;
             }
         }
-        File::open(self.dir).and_then(|dir| dir.sync_all()).map_err(Error::io("sync", self.dir))
-    }
-
-    fn temporary(&self, name: &str) -> PathBuf {
-        self.dir.join(format!(".{name}.{}.part", std::process::id()))
+        sync_folder(&self.dir)
     }
 }
 
-impl Drop for Staged<'_> {
+/// Where a file lies until it is complete.
+pub fn staged_path(dir: &Path, token: &str, name: &str) -> PathBuf {
+    dir.join(format!(".{name}.{token}.part"))
+}
+
+impl Drop for Staged {
     fn drop(&mut self) {
-        for name in &self.names {
-            // What was never created needs no removal.
-            let _ = std::fs::remove_file(self.temporary(name));
+        if !self.published {
+            for name in self.files.names() {
+                // What was never created needs no removal.
+                let _ = std::fs::remove_file(self.path_of(name));
+            }
         }
     }
 }

@@ -1,0 +1,154 @@
+//! Times training steps without saves, with saves in the background, and with saves that are waited for.
+//!
+//! `cargo run --release --example save_cost -- FOLDER [ranks] [steps] [hidden] [layers]`
+
+use std::path::Path;
+use std::time::Instant;
+
+use oarlock::checkpoint::{ClientState, Contents, Saver};
+use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use oarlock::model::{Decoder, DecoderConfig, Family, RopeSettings};
+use oarlock::shard::Options;
+use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Result, SeededInit};
+use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::{DType, RopeScaling};
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize, default: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(default);
+    let folder = args.first().map_or("save_cost", String::as_str);
+    let (ranks, steps, hidden, layers) = (number(1, 2), number(2, 6), number(3, 512), number(4, 8));
+    let handles: Vec<_> = oarlock_comm::shm::threads(ranks)?
+        .into_iter()
+        .map(|comm| {
+            let folder = folder.to_string();
+            std::thread::spawn(move || rank(&comm, Path::new(&folder), steps, config(hidden, layers)))
+        })
+        .collect();
+    for handle in handles {
+        handle.join().map_err(|_| oarlock::Error::Usage("a rank panicked".to_string()))??;
+    }
+    Ok(())
+}
+
+fn config(hidden: usize, layers: usize) -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Llama,
+        vocab_size: 6400,
+        hidden_size: hidden,
+        intermediate_size: hidden * 11 / 4,
+        n_layers: layers,
+        n_heads: hidden / 64,
+        n_kv_heads: (hidden / 256).max(1),
+        head_dim: 64,
+        max_positions: 1024,
+        norm_eps: 1e-6,
+        tie_embeddings: true,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
+        init_std: 0.02,
+    }
+}
+
+/// Saves without training.
+const ALONE: usize = 10;
+
+/// The processor time of this process, in the hundredths of seconds that Linux counts.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
+/// What happens beside the training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Saves {
+    None,
+    Background,
+    Waiting,
+}
+
+fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: DecoderConfig) -> Result<()> {
+    let shard = Options { dtype: DType::BF16, ..Options::default() };
+    let settings = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+    let accelerator = Accelerator::over(comm.clone(), &settings)?;
+    let hf = HfConfig::new(config.clone(), Default::default());
+    let (rows, len) = (4, 512);
+    let model = Decoder::new(config, len)?;
+    let seed = &mut SeededInit { seed: 0, device: accelerator.device().clone() };
+    let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), seed)?;
+    let input_ids: Vec<i32> =
+        (0..rows * len).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
+    let labels: Vec<i32> =
+        (0..rows * len).map(|i| if i % len + 1 < len { input_ids[i + 1] } else { -100 }).collect();
+    let data = Batch { input_ids, labels, doc_start: None, rows, len, n_targets: rows * (len - 1) };
+    let main = accelerator.is_main_process();
+    let mut saver = Saver::default();
+    let options = SaveOptions {
+        dtype: DType::BF16,
+        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
+        side_files_from: None,
+    };
+    let contents = || -> Result<Contents> {
+        let model = Some(ModelFiles::of_model(&hf, &model, &options)?);
+        Ok(Contents { model, ..Contents::state(ClientState::default()) })
+    };
+    let bytes = (optimizer.engine().n_params() * (12 + 2)) as f64;
+    // Saves alone, first: how fast they are, and how much of the processors' time they take.
+    let (mut fastest, busy) = (f64::INFINITY, cpu_seconds());
+    for _ in 0..ALONE {
+        comm.barrier()?;
+        let begin = Instant::now();
+        saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
+        saver.finish(comm)?;
+        fastest = fastest.min(begin.elapsed().as_secs_f64());
+    }
+    if main {
+        println!(
+            "{:.0} MB a save: {:.1} ms, {:.0} MB/s; {:.1} ms of processor time over all ranks",
+            bytes / 1e6,
+            1e3 * fastest,
+            bytes / fastest / 1e6,
+            1e3 * (cpu_seconds() - busy) / ALONE as f64
+        );
+    }
+    let mut least = [f64::INFINITY; 3];
+    for _ in 0..3 {
+        for saves in [Saves::None, Saves::Background, Saves::Waiting] {
+            comm.barrier()?;
+            let begin = Instant::now();
+            for step in 0..steps {
+                let accumulation = accelerator.accumulate(&optimizer, data.n_targets)?;
+                let (ids, labels, mask) = accelerator.place(&data)?;
+                let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
+                accelerator.backward(&loss)?;
+                accelerator.clip_grad_norm(&mut optimizer, 1.0)?;
+                optimizer.step(5e-4)?;
+                saver.poll(comm)?;
+                if saves != Saves::None && step % 3 == 0 {
+                    saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
+                    if saves == Saves::Waiting {
+                        saver.finish(comm)?;
+                    }
+                }
+            }
+            saver.finish(comm)?;
+            least[saves as usize] = least[saves as usize].min(begin.elapsed().as_secs_f64());
+        }
+    }
+    if main {
+        let [none, background, waiting] = least;
+        println!(
+            "{steps} steps: {none:.3} s without saves, {background:.3} s in the background, {waiting:.3} s waiting"
+        );
+        println!(
+            "saving in the background costs {:.1} % of waiting",
+            100.0 * (background - none) / (waiting - none)
+        );
+    }
+    comm.finish();
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! What a rank writes of a checkpoint: its slices of the state, and of the model in Hugging Face form.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::FileEntry;
+use super::state_file::{StateFile, WrittenPiece};
+use crate::disk::Sum;
+use crate::error::{Error, Result};
+use crate::model::hf::{ModelFiles, ModelWriter, WrittenFile};
+use crate::shard::{MASTER, Slice, Snapshot};
+
+/// Bytes that are handled at once, so that what the next one does with them finds them in the cache.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What a rank has written. Of a file that several ranks write, each lists the runs that are its own.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct RankFiles {
+    pub files: Vec<FileEntry>,
+    pub pieces: Vec<WrittenPiece>,
+}
+
+/// A rank's part of a save.
+pub struct Job {
+    pub snapshot: Snapshot,
+    pub folder: PathBuf,
+    pub rank: usize,
+    pub world_size: usize,
+    /// Whether the state is written.
+    pub state: bool,
+    /// The model, if it is written; its files are there.
+    pub model: Option<Arc<ModelFiles>>,
+    /// Set when the save has failed elsewhere.
+    pub cancelled: Arc<AtomicBool>,
+}
+
+impl Job {
+    /// Writes everything; all of it is on the disk then.
+    pub fn run(mut self) -> Result<RankFiles> {
+        let units: Vec<Vec<Slice>> = (0..self.snapshot.units()).map(|unit| self.wanted(unit)).collect();
+        let name = format!("state/rank-{:05}-of-{:05}.safetensors", self.rank, self.world_size);
+        let mut state = match self.state {
+            true => Some(StateFile::create(&self.folder, name, units.iter().flatten())?),
+            false => None,
+        };
+        let folder = self.folder.clone();
+        let mut model = self.model.take().map(|files| files.writer(move |name| folder.join(name)));
+        for (unit, slices) in units.iter().enumerate() {
+            for slice in slices {
+                write_slice(&self.snapshot, slice, state.as_mut(), model.as_mut(), &self.cancelled)?;
+            }
+            self.snapshot.release(unit);
+        }
+        let mut written = RankFiles::default();
+        if let Some(state) = state {
+            let (file, pieces) = state.finish()?;
+            written.files.push(file);
+            written.pieces = pieces;
+        }
+        if let Some(model) = model {
+            written.files.extend(model.finish()?.into_iter().map(entry_of));
+        }
+        Ok(written)
+    }
+
+    fn wanted(&self, unit: usize) -> Vec<Slice> {
+        let wanted = |slice: &Slice| !slice.elements.is_empty() && (self.state || slice.kind == MASTER);
+        self.snapshot.slices(unit).into_iter().filter(wanted).collect()
+    }
+}
+
+/// A part of a file, as a manifest lists it.
+pub fn entry_of(WrittenFile { name, bytes, sums }: WrittenFile) -> FileEntry {
+    FileEntry { path: name, bytes, sums, xxh64: None }
+}
+
+/// Writes a slice into the state file, and weights into the model as well.
+pub fn write_slice(
+    snapshot: &Snapshot,
+    slice: &Slice,
+    mut state: Option<&mut StateFile>,
+    model: Option<&mut ModelWriter>,
+    cancelled: &AtomicBool,
+) -> Result<()> {
+    let mut model = model.filter(|_| slice.kind == MASTER);
+    let mut first = slice.elements.start;
+    // What went wrong in here; the snapshot knows only that something did.
+    let mut failure = None;
+    let shown = snapshot.with_bytes(slice, &mut |bytes| {
+        let mut write = |chunk: &[u8]| {
+            if cancelled.load(Ordering::Relaxed) {
+                return Err(Error::Usage("the save was given up".to_string()));
+            }
+            if let Some(state) = &mut state {
+                state.write(chunk)?;
+            }
+            if let Some(model) = &mut model {
+                match bytemuck::try_cast_slice(chunk) {
+                    Ok(values) => model.write(&slice.name, first, values)?,
+                    Err(_) => model.write(&slice.name, first, &bytemuck::pod_collect_to_vec(chunk))?,
+                }
+            }
+            first += chunk.len() / 4;
+            Ok(())
+        };
+        for chunk in bytes.chunks(CHUNK_BYTES) {
+            if let Err(error) = write(chunk) {
+                failure = Some(error);
+                return Err(io::Error::other("a file cannot be written"));
+            }
+        }
+        Ok(())
+    });
+    failure.map_or(shown, Err)?;
+    state.map_or(Ok(()), StateFile::end_slice)
+}
+
+/// Merges the sums of a run of bytes that several have written.
+pub fn joined(parts: impl Iterator<Item = FileEntry>) -> Vec<FileEntry> {
+    let mut files: Vec<FileEntry> = Vec::new();
+    for part in parts {
+        match files.iter_mut().find(|file| file.path == part.path) {
+            Some(file) => file.sums.extend(part.sums),
+            None => files.push(part),
+        }
+    }
+    files.iter_mut().for_each(|file| file.sums.sort_by_key(|sum: &Sum| sum.offset));
+    files
+}

@@ -1,0 +1,321 @@
+//! Saving in the background: training goes on while a thread of each rank writes what the rank owns.
+//!
+//! ```text
+//! rank 0   begin ─ training … poll ─ training … poll ─ …      collectives, only on the ranks' own threads
+//!            └ own slices ─ small files ─ parts of the others ─ manifest ─ rename
+//! rank 1   begin ─ training … poll ─ training … poll ─ …
+//!            └ own slices ─ state/rank-00001.done
+//! ```
+//!
+//! The threads meet in the folder alone: a rank that is done leaves a note there, and rank 0 waits for all notes.
+//! Whether it succeeded the ranks learn together at the next poll; so does rank 0 of a rank that could not even leave
+//! its note, as on a full disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use oarlock_comm::Communicator;
+use serde::{Deserialize, Serialize};
+
+use super::ClientState;
+use super::error::CheckpointError;
+use super::folder::{TempFolder, temporary};
+use super::job::{Job, RankFiles, entry_of};
+use super::manifest::{FileEntry, Manifest, PlanEntry};
+use super::outcome::share;
+use super::publish::{await_report, publish, report, write_rest};
+use crate::error::{Error, Result};
+use crate::model::hf::ModelFiles;
+use crate::shard::{Engine, Placement, Placements};
+
+/// How often [`Saver::finish`] asks.
+const ASK: Duration = Duration::from_millis(2);
+
+/// How long rank 0 still waits for the others' parts when its training has ended without asking for them.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// Something that rank 0 does in the background, with the folder of the checkpoint.
+pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
+
+/// What a checkpoint is to hold besides the optimizer's state.
+pub struct Contents {
+    /// What the training loop keeps. Counts on rank 0.
+    pub client: ClientState,
+    /// Whether the state is saved: without it there is only the model, and nothing to resume.
+    pub state: bool,
+    /// The model in Hugging Face form.
+    pub model: Option<ModelFiles>,
+    /// Writes more files into the folder that it is given, on rank 0; they belong to the checkpoint as all others do.
+    pub extra: Deed,
+    /// Done on rank 0 when the checkpoint is whole and has its name, which it is given.
+    pub then: Deed,
+}
+
+impl Contents {
+    /// The state alone.
+    pub fn state(client: ClientState) -> Contents {
+        Contents { client, state: true, model: None, extra: Box::new(|_| Ok(())), then: Box::new(|_| Ok(())) }
+    }
+}
+
+/// Saves in the background, one checkpoint at a time. Each rank has one, and all ranks call the same methods in the same
+/// order. Dropping it waits for what this rank writes, and lets the save succeed if all ranks do their part.
+#[derive(Default)]
+pub struct Saver {
+    running: Option<Running>,
+}
+
+struct Running {
+    dir: PathBuf,
+    shared: Arc<Shared>,
+    /// Returns the folder of a save that failed, to be removed when nobody writes into it any more.
+    thread: Option<JoinHandle<Option<TempFolder>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    status: Mutex<Status>,
+    /// The save has failed elsewhere.
+    cancelled: Arc<AtomicBool>,
+    /// Nobody will ask any more.
+    leaving: AtomicBool,
+}
+
+/// How far a rank is.
+#[derive(Clone, Default, Serialize, Deserialize)]
+enum Status {
+    #[default]
+    Running,
+    Done,
+    Failed(String),
+    /// The checkpoint is whole, but what was to be done then failed.
+    AfterSave(String),
+}
+
+impl Shared {
+    fn set(&self, status: Status) {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+}
+
+impl Saver {
+    /// Begins to save the state of the engine as the folder `dir`, which appears when it is complete; an older checkpoint
+    /// of that name is replaced only then. Returns at once: the state stays as it is now until it is written, and the next
+    /// optimizer step waits for that, unit by unit. An earlier save that still runs is waited for.
+    ///
+    /// # Errors
+    /// When the folder cannot be made ([`CheckpointError::NotSaved`], the same on all ranks) or an earlier save failed;
+    /// then nothing was begun, and training can go on. Or when a rank is gone.
+    pub fn begin(
+        &mut self,
+        dir: &Path,
+        comm: &Communicator,
+        engine: &Engine,
+        contents: Contents,
+    ) -> Result<()> {
+        self.finish(comm)?;
+        let Contents { client, state, model, extra, then } = contents;
+        let model = model.map(Arc::new);
+        let mut begun = None;
+        let created = match comm.rank() {
+            0 => begin_folder(dir, model.as_deref())
+                .map(|(folder, files)| begun.insert((folder, files)).0.token().to_string()),
+            _ => Ok(String::new()),
+        };
+        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
+        let tokens = share(comm, created.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+
+        let shared = Arc::new(Shared::default());
+        let job = Job {
+            snapshot: engine.snapshot(),
+            folder: temporary(dir, &tokens[0]),
+            rank: comm.rank(),
+            world_size: comm.world_size(),
+            state,
+            model: model.clone(),
+            cancelled: shared.cancelled.clone(),
+        };
+        let end = begun.map(|(folder, begun_files)| End {
+            dir: dir.to_path_buf(),
+            folder,
+            begun_files,
+            manifest: Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client),
+            model,
+            extra,
+            then,
+        });
+        let for_thread = shared.clone();
+        let spawned = std::thread::Builder::new()
+            .name("checkpoint".to_string())
+            .spawn(move || write(job, end, &for_thread));
+        let thread = match spawned {
+            Ok(thread) => Some(thread),
+            Err(cause) => {
+                shared.set(Status::Failed(format!("cannot start a thread: {cause}")));
+                None
+            }
+        };
+        self.running = Some(Running { dir: dir.to_path_buf(), shared, thread });
+        Ok(())
+    }
+
+    /// Asks whether the save that runs is done, and returns the checkpoint once, when it is whole. Costs nothing while
+    /// none runs.
+    ///
+    /// # Errors
+    /// When a rank has failed to save ([`CheckpointError::NotSaved`], the same on all ranks); nothing of it is left then,
+    /// and training can go on. [`CheckpointError::AfterSave`] where only what was to follow failed. Or when a rank is
+    /// gone.
+    pub fn poll(&mut self, comm: &Communicator) -> Result<Option<PathBuf>> {
+        let Some(running) = &mut self.running else { return Ok(None) };
+        let statuses = share::<_, String>(comm, Ok(running.status()))?.map_err(|(_, e)| Error::Usage(e))?;
+        let failed = statuses.iter().enumerate().find_map(|(rank, status)| match status {
+            Status::Failed(cause) => Some((rank, cause.clone())),
+            _ => None,
+        });
+        let outcome = match (failed, statuses.into_iter().next()) {
+            (Some((rank, cause)), _) => {
+                running.shared.cancelled.store(true, Ordering::Relaxed);
+                Err(CheckpointError::NotSaved { path: running.dir.clone(), rank, cause })
+            }
+            (None, Some(Status::Done)) => Ok(running.dir.clone()),
+            (None, Some(Status::AfterSave(cause))) => {
+                Err(CheckpointError::AfterSave { path: running.dir.clone(), cause })
+            }
+            (None, _) => return Ok(None),
+        };
+        let folder = running.join();
+        self.running = None;
+        if matches!(outcome, Err(CheckpointError::NotSaved { .. })) {
+            // The folder goes when no rank writes into it any more.
+            comm.barrier()?;
+            drop(folder);
+            comm.barrier()?;
+        }
+        Ok(Some(outcome?))
+    }
+
+    /// Waits for the save that runs, if one does, and returns the checkpoint when it is whole.
+    ///
+    /// # Errors
+    /// As [`Saver::poll`].
+    pub fn finish(&mut self, comm: &Communicator) -> Result<Option<PathBuf>> {
+        while self.running.is_some() {
+            if let Some(saved) = self.poll(comm)? {
+                return Ok(Some(saved));
+            }
+            std::thread::sleep(ASK);
+        }
+        Ok(None)
+    }
+
+    /// Whether a save runs; the same on all ranks.
+    pub fn is_saving(&self) -> bool {
+        self.running.is_some()
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.shared.leaving.store(true, Ordering::Relaxed);
+            running.join();
+        }
+    }
+}
+
+impl Running {
+    fn status(&self) -> Status {
+        let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        match self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            Status::Running if is_over => Status::Failed("the thread that writes has panicked".to_string()),
+            status => status,
+        }
+    }
+
+    /// Waits for the thread; what it panicked with it has told already.
+    fn join(&mut self) -> Option<TempFolder> {
+        self.thread.take()?.join().ok()?
+    }
+}
+
+/// What rank 0 needs for the end of a save.
+struct End {
+    dir: PathBuf,
+    folder: TempFolder,
+    /// What was written when the folder was made.
+    begun_files: Vec<FileEntry>,
+    manifest: Manifest,
+    model: Option<Arc<ModelFiles>>,
+    extra: Deed,
+    then: Deed,
+}
+
+/// Makes the folder, with the files in it that several ranks write into.
+fn begin_folder(dir: &Path, model: Option<&ModelFiles>) -> Result<(TempFolder, Vec<FileEntry>)> {
+    let folder = TempFolder::create(dir)?;
+    let path_of = |name: &str| folder.path().join(name);
+    let files = model.map_or(Ok(Vec::new()), |model| model.create(&path_of))?;
+    Ok((folder, files.into_iter().map(entry_of).collect()))
+}
+
+fn plan_of(engine: &Engine) -> PlanEntry {
+    let name = |placement| match placement {
+        Placement::Whole => "whole".to_string(),
+        Placement::Sharded => "sharded".to_string(),
+    };
+    let Placements { optimizer, gradients, parameters } = engine.options().placements;
+    PlanEntry {
+        dtype: engine.options().dtype.to_string(),
+        optimizer: name(optimizer),
+        gradients: name(gradients),
+        parameters: name(parameters),
+        rule: engine.rule().name().to_string(),
+    }
+}
+
+/// The thread of a rank. A failed save's folder is returned, not removed: others may still write into it.
+fn write(job: Job, end: Option<End>, shared: &Shared) -> Option<TempFolder> {
+    let (path, rank, world_size) = (job.folder.clone(), job.rank, job.world_size);
+    let written = job.run();
+    let Some(end) = end else {
+        let reported = written.and_then(|written| report(&path, rank, &written));
+        shared.set(reported.map_or_else(|error| Status::Failed(error.to_string()), |()| Status::Done));
+        return None;
+    };
+    let End { dir, mut folder, begun_files, manifest, model, extra, then } = end;
+    let published = written
+        .and_then(|own| write_rest(&path, model.as_ref(), extra).map(|()| own))
+        .and_then(|own| all_parts(own, &path, world_size, shared))
+        .and_then(|ranks| publish(manifest, &mut folder, begun_files, ranks));
+    match published {
+        Ok(()) => {
+            let after = then(&dir).map_err(|error| error.to_string());
+            shared.set(after.map_or_else(Status::AfterSave, |()| Status::Done));
+            None
+        }
+        Err(error) => {
+            shared.set(Status::Failed(error.to_string()));
+            Some(folder)
+        }
+    }
+}
+
+/// What all ranks have written, in their order.
+fn all_parts(own: RankFiles, folder: &Path, world_size: usize, shared: &Shared) -> Result<Vec<RankFiles>> {
+    let left = std::cell::Cell::new(None);
+    let given_up = || {
+        if shared.leaving.load(Ordering::Relaxed) && left.get().is_none() {
+            left.set(Some(Instant::now()));
+        }
+        shared.cancelled.load(Ordering::Relaxed) || left.get().is_some_and(|since| since.elapsed() > LEAVING)
+    };
+    let mut ranks = vec![own];
+    for rank in 1..world_size {
+        ranks.push(await_report(folder, rank, &given_up)?);
+    }
+    Ok(ranks)
+}

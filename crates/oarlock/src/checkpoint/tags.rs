@@ -1,0 +1,138 @@
+//! Checkpoints by tag, as DeepSpeed names them: `DIR/global_step500`, and a file `DIR/latest` with the last tag.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
+
+use oarlock_comm::Communicator;
+
+use super::error::{CheckpointError, Missing};
+use super::folder::new_token;
+use super::load::load;
+use super::saver::{Contents, Saver};
+use super::{ClientState, Manifest};
+use crate::disk::sync_folder;
+use crate::error::{Error, Result};
+use crate::shard::Engine;
+
+/// The file that holds the last tag.
+pub const LATEST: &str = "latest";
+
+/// Begins to save as `dir/tag`; without a tag that is `global_step` and the optimizer's step. `dir/latest` names it when
+/// it is whole. All ranks call it; the rest is as of [`Saver::begin`].
+///
+/// # Errors
+/// As [`Saver::begin`], and [`CheckpointError::Tag`] on all ranks where the tags differ or are no name for a folder.
+pub fn save_checkpoint(
+    saver: &mut Saver,
+    dir: &Path,
+    tag: Option<&str>,
+    comm: &Communicator,
+    engine: &Engine,
+    contents: Contents,
+) -> Result<()> {
+    let tag = tag.map_or_else(|| format!("global_step{}", engine.n_steps()), str::to_string);
+    same_everywhere(comm, &tag)?;
+    if !is_name(&tag) {
+        return Err(CheckpointError::Tag(format!("the tag \"{tag}\" is no name for a folder")).into());
+    }
+    let target = dir.join(&tag);
+    let Contents { then, .. } = contents;
+    let then = Box::new(move |path: &Path| {
+        write_latest(path.parent().unwrap_or(path), &tag)?;
+        then(path)
+    });
+    saver.begin(&target, comm, engine, Contents { then, ..contents })
+}
+
+/// Loads `dir/tag`; without a tag what `dir/latest` names, or nothing where there is no such file. Returns where it was
+/// and what the training loop had kept. All ranks call it; the rest is as of [`load`].
+///
+/// # Errors
+/// As [`load`], [`CheckpointError::Tag`] on all ranks where the tags differ, and [`CheckpointError::NotFound`].
+pub fn load_checkpoint(
+    dir: &Path,
+    tag: Option<&str>,
+    comm: &Communicator,
+    engine: &mut Engine,
+) -> Result<Option<(PathBuf, ClientState)>> {
+    same_everywhere(comm, tag.unwrap_or_default())?;
+    // One rank looks: the file may change between two looks.
+    let looked = match (comm.rank(), tag) {
+        (0, Some(tag)) => Ok(Some(tag.to_string())),
+        (0, None) => read_latest(dir),
+        _ => Ok(None),
+    };
+    let looked = looked.map_err(|error| error.to_string());
+    let found = super::outcome::share(comm, looked)?.map_err(|(_, cause)| CheckpointError::Tag(cause))?;
+    let Some(tag) = found.into_iter().next().flatten() else { return Ok(None) };
+    let path = dir.join(&tag);
+    let client = load(&path, comm, engine)?;
+    Ok(Some((path, client)))
+}
+
+/// The checkpoint that a path means: the folder itself, its `tag`, what its `latest` names, or its newest `checkpoint-N`.
+///
+/// # Errors
+/// [`CheckpointError::NotFound`].
+pub fn find(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
+    let missing = |problem| CheckpointError::NotFound { path: path.to_path_buf(), problem };
+    if let Some(tag) = tag {
+        let found = Some(path.join(tag)).filter(|found| is_name(tag) && found.is_dir());
+        return Ok(found.ok_or_else(|| missing(Missing::Tag(tag.to_string())))?);
+    }
+    if Manifest::is_in(path) {
+        return Ok(path.to_path_buf());
+    }
+    match read_latest(path)? {
+        Some(tag) if path.join(&tag).is_dir() => Ok(path.join(tag)),
+        Some(tag) => Err(missing(Missing::Tag(tag)).into()),
+        None => Ok(super::newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
+    }
+}
+
+fn same_everywhere(comm: &Communicator, tag: &str) -> Result<()> {
+    let tags = comm.all_gather_bytes(tag.as_bytes())?;
+    match tags.iter().position(|other| *other != tags[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let [first, other] = [0, rank].map(|rank| String::from_utf8_lossy(&tags[rank]).into_owned());
+            let told =
+                format!("the tag is \"{first}\" on rank 0 and \"{other}\" on rank {rank}; give the same");
+            Err(CheckpointError::Tag(told).into())
+        }
+    }
+}
+
+fn is_name(tag: &str) -> bool {
+    let mut parts = Path::new(tag).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == tag)
+}
+
+/// The tag in `dir/latest`, if there is such a file.
+fn read_latest(dir: &Path) -> Result<Option<String>> {
+    let path = dir.join(LATEST);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(Error::io("read", &path))?,
+    };
+    let tag = text.trim();
+    match is_name(tag) {
+        true => Ok(Some(tag.to_string())),
+        false => Err(CheckpointError::NotFound { path: dir.to_path_buf(), problem: Missing::Name }.into()),
+    }
+}
+
+/// Replaces `dir/latest`; whoever reads it finds the old tag or the new one.
+fn write_latest(dir: &Path, tag: &str) -> Result<()> {
+    let (path, part) = (dir.join(LATEST), dir.join(format!(".{LATEST}.{}.part", new_token())));
+    let written = File::create(&part)
+        .and_then(|mut file| file.write_all(tag.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&part, &path));
+    if written.is_err() {
+        // What was never created needs no removal.
+        let _ = fs::remove_file(&part);
+    }
+    written.map_err(Error::io("write", &path))?;
+    sync_folder(dir)
+}

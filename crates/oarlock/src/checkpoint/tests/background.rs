@@ -1,0 +1,242 @@
+//! Saving while training goes on.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::roundtrip::steps;
+use super::*;
+use crate::checkpoint::{Problem, list, load, newest, retain, save_model};
+use crate::error::Error;
+use crate::model::Decoder;
+use crate::model::hf::{
+    HfConfig, ModelFiles, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained,
+};
+
+/// Contents whose last file takes a moment.
+fn slow(step: u64) -> Contents {
+    let extra = |_: &Path| {
+        std::thread::sleep(Duration::from_millis(30));
+        Ok(())
+    };
+    Contents { extra: Box::new(extra), ..Contents::state(client(step)) }
+}
+
+#[test]
+fn what_is_saved_is_the_state_at_the_beginning() {
+    for (n_ranks, placement, dtype) in [
+        (1, Placements::OPTIMIZER, DType::F32),
+        (2, Placements::OPTIMIZER, DType::BF16),
+        (3, Placements::WHOLE, DType::F32),
+        (2, Placements::PARAMETERS, DType::F32),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("checkpoint-5");
+        on_ranks(n_ranks, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, placement, dtype);
+            fill(&mut engine, 5, 1);
+            let before = state_of(&engine);
+            let mut saver = Saver::default();
+            saver.begin(&dir, comm, &engine, slow(5)).unwrap();
+            // Training goes on, and asks now and then.
+            assert!(saver.is_saving());
+            for _ in 0..3 {
+                steps(&mut engine, 1);
+                comm.barrier().unwrap();
+                saver.poll(comm).unwrap();
+            }
+            assert!(state_of(&engine) != before);
+            assert_eq!(engine.n_steps(), 8);
+            saver.finish(comm).unwrap();
+            assert!(!saver.is_saving() && saver.poll(comm).unwrap().is_none());
+            load(&dir, comm, &mut engine).unwrap();
+            assert!(state_of(&engine) == before && engine.n_steps() == 5);
+        });
+    }
+}
+
+#[test]
+fn a_second_save_waits_for_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let dirs = [5, 6].map(|step| folder.path().join(format!("checkpoint-{step}")));
+    on_ranks(2, |comm| {
+        let model = Model::new(90, true);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+        let mut saver = Saver::default();
+        saver.begin(&dirs[0], comm, &engine, slow(5)).unwrap();
+        saver.begin(&dirs[1], comm, &engine, slow(6)).unwrap();
+        assert!(dirs[0].is_dir() && !dirs[1].is_dir());
+        assert_eq!(saver.finish(comm).unwrap().as_ref(), Some(&dirs[1]));
+    });
+    assert_eq!(names(folder.path()), ["checkpoint-5", "checkpoint-6"]);
+}
+
+#[test]
+fn a_save_that_fails_leaves_training_and_the_next_save_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "").unwrap();
+    let dir = folder.path().join("checkpoint-2");
+    // Rank 1 cannot write, and cannot even say so in the folder.
+    let nowhere = folder.path().join("file/checkpoint-2");
+    on_ranks(3, |comm| {
+        let model = Model::new(90, true);
+        let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+        let mut saver = Saver::default();
+        saver.begin(if comm.rank() == 1 { &nowhere } else { &dir }, comm, &engine, slow(2)).unwrap();
+        let mut failed = None;
+        while failed.is_none() {
+            steps(&mut engine, 1);
+            failed = saver.poll(comm).map(|_| ()).err().map(|error| error.to_string());
+        }
+        assert!(failed.unwrap().contains("was not saved: rank 1: cannot create "));
+        assert_eq!(names(folder.path()), ["file"]);
+        comm.barrier().unwrap();
+
+        let panicking = Contents { extra: Box::new(|_| panic!("on purpose")), ..Contents::state(client(2)) };
+        saver.begin(&dir, comm, &engine, panicking).unwrap();
+        let error = saver.finish(comm).unwrap_err().to_string();
+        assert!(error.contains("rank 0: the thread that writes has panicked"), "{error}");
+
+        let then = |_: &Path| Err(Error::Usage("no more".into()));
+        let contents = Contents { then: Box::new(then), ..Contents::state(client(3)) };
+        saver.begin(&dir, comm, &engine, contents).unwrap();
+        let error = saver.finish(comm).unwrap_err().to_string();
+        assert!(error.ends_with("checkpoint-2 was saved, but afterwards: no more"), "{error}");
+        load(&dir, comm, &mut engine).unwrap();
+    });
+    assert_eq!(names(folder.path()), ["checkpoint-2", "file"]);
+}
+
+#[test]
+fn a_loop_that_ends_without_asking_still_leaves_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("checkpoint-5");
+    on_ranks(2, |comm| {
+        let model = Model::new(90, true);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+        Saver::default().begin(&dir, comm, &engine, slow(5)).unwrap();
+    });
+    assert_eq!(newest(folder.path()).unwrap().path, Some(dir));
+}
+
+#[test]
+fn the_folder_has_its_name_before_others_go() {
+    let folder = tempfile::tempdir().unwrap();
+    save_pattern(&folder.path().join("checkpoint-1"), 2, 1);
+    let dir = folder.path().join("checkpoint-2");
+    let looked = AtomicBool::new(false);
+    on_ranks(2, |comm| {
+        let model = Model::new(90, true);
+        let engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+        let then = |dir: &Path| {
+            assert!(dir.join("state/manifest.json").is_file());
+            retain(dir.parent().unwrap(), 1).map(|removed| assert_eq!(removed.len(), 1))
+        };
+        save(&dir, comm, &engine, Contents { then: Box::new(then), ..Contents::state(client(2)) }).unwrap();
+        looked.store(true, Ordering::Relaxed);
+    });
+    assert!(looked.into_inner());
+    assert_eq!(names(folder.path()), ["checkpoint-2"]);
+}
+
+fn golden(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// An engine over a golden model on this rank, with what is needed to write it.
+fn prepared(
+    name: &str,
+    comm: &Communicator,
+    placements: Placements,
+    dtype: DType,
+) -> (HfConfig, Decoder, Engine) {
+    let config = HfConfig::read(&golden(name)).unwrap();
+    let model = Decoder::new(config.decoder().clone(), 8).unwrap();
+    let mut weights = SafetensorsSource::open(&golden(name), &config, &model).unwrap();
+    let mut engine = bare_engine(&model, comm, placements, dtype);
+    engine.initialize(&mut weights).unwrap();
+    (config, model, engine)
+}
+
+#[test]
+fn ranks_together_write_the_model_that_one_writes_alone() {
+    for (name, working, dtype, max_shard_bytes) in [
+        ("llama", DType::F32, DType::F32, 8000),
+        ("llama", DType::BF16, DType::BF16, SaveOptions::MAX_SHARD_BYTES),
+        ("minimind", DType::F32, DType::F16, SaveOptions::MAX_SHARD_BYTES),
+    ] {
+        let (from, folder) = (golden(name), tempfile::tempdir().unwrap());
+        let options = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(&from) };
+        let alone = folder.path().join("alone");
+        on_ranks(1, |comm| {
+            let (config, model, _engine) = prepared(name, comm, Placements::WHOLE, working);
+            save_pretrained(&alone, &config, &model, &mut WorkingCopies::of(&model), &options).unwrap();
+        });
+        for (n_ranks, placements) in
+            [(1, Placements::OPTIMIZER), (2, Placements::PARAMETERS), (3, Placements::WHOLE)]
+        {
+            let [together, checkpoint, merged] =
+                ["together", "checkpoint-4", "merged"].map(|name| folder.path().join(name));
+            on_ranks(n_ranks, |comm| {
+                let (config, model, engine) = prepared(name, comm, placements, working);
+                let files = || ModelFiles::of_model(&config, &model, &options).unwrap();
+                save_model(&together, comm, &engine, files()).unwrap();
+                let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
+                save(&checkpoint, comm, &engine, contents).unwrap();
+            });
+            let merge = crate::checkpoint::MergeOptions { tag: None, dtype: Some(dtype), max_shard_bytes };
+            crate::checkpoint::merge_weights(&checkpoint, &merged, &merge).unwrap();
+            let all = names(&alone);
+            assert!(all.iter().any(|name| name == "tokenizer.json" || name == "config.json"));
+            assert_eq!(names(&together), all);
+            for file in &all {
+                let expected = fs::read(alone.join(file)).unwrap();
+                assert!(fs::read(together.join(file)).unwrap() == expected, "{name} {n_ranks} {file}");
+                assert!(fs::read(checkpoint.join(file)).unwrap() == expected, "{name} {n_ranks} {file}");
+            }
+            let tensors = |dir: &Path| {
+                let mut all = std::collections::BTreeMap::new();
+                for file in names(dir).iter().filter(|name| name.ends_with(".safetensors")) {
+                    let bytes = fs::read(dir.join(file)).unwrap();
+                    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+                    all.extend(read.iter().map(|(name, t)| {
+                        (name.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))
+                    }));
+                }
+                all
+            };
+            assert!(tensors(&merged) == tensors(&alone), "{name} {n_ranks}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_with_the_model_alone_counts_but_is_not_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = |n: u64| folder.path().join(format!("checkpoint-{n}"));
+    save_pattern(&dir(1), 1, 1);
+    on_ranks(2, |comm| {
+        let (config, model, mut engine) = prepared("qwen2", comm, Placements::GRADIENTS, DType::F32);
+        let options = SaveOptions {
+            dtype: DType::F32,
+            max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
+            side_files_from: None,
+        };
+        for n in [2, 3] {
+            let files = ModelFiles::of_model(&config, &model, &options).unwrap();
+            let contents = Contents { state: false, model: Some(files), ..Contents::state(client(n)) };
+            save(&dir(n), comm, &engine, contents).unwrap();
+        }
+        let error = load(&dir(3), comm, &mut engine).unwrap_err().to_string();
+        assert!(error.ends_with(&Problem::OnlyModel.to_string()), "{error}");
+    });
+    assert_eq!(names(&dir(3)), ["config.json", "generation_config.json", "model.safetensors", "state"]);
+    assert_eq!(names(&dir(3).join("state")), ["manifest.json"]);
+    let listed: Vec<_> =
+        list(folder.path()).unwrap().into_iter().map(|l| (l.only_model, l.problem)).collect();
+    assert_eq!(listed, [(false, None), (true, None), (true, None)]);
+    let newest = newest(folder.path()).unwrap();
+    assert_eq!((newest.path, newest.skipped), (Some(dir(1)), vec![]));
+    assert_eq!(retain(folder.path(), 2).unwrap(), [dir(1)]);
+}

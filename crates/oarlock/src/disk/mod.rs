@@ -1,0 +1,7 @@
+//! Large files: written past the page cache, with checksums of what was written.
+
+mod placed;
+mod sums;
+
+pub use placed::PAGE;
+pub use sums::{Algorithm, Sum, SummedFile, sync_folder};

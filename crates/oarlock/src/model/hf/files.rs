@@ -1,0 +1,331 @@
+//! The files of a model in Hugging Face form: which weight lies where, laid out once and then written by anybody who
+//! has weights, in any order and by several at a time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use oarlock_tensor::DType;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::json;
+
+use crate::disk::{PAGE, Sum, SummedFile};
+use crate::error::{Error, Result};
+
+/// Elements that are converted at a time.
+pub(super) const CHUNK_ELEMS: usize = 1 << 18;
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A weight of a model.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// The name of the parameter.
+    pub name: String,
+    /// Its name in the files.
+    pub in_file: String,
+    /// Its sizes.
+    pub shape: Vec<usize>,
+}
+
+/// The files of a model: weights in shards, and what is written beside them. The same on every rank.
+#[derive(Clone, Debug)]
+pub struct ModelFiles {
+    shards: Vec<Shard>,
+    /// The names of the weights in order.
+    order: Vec<String>,
+    places: HashMap<String, Place>,
+    dtype: DType,
+    rest: BTreeMap<String, Content>,
+}
+
+#[derive(Clone, Debug)]
+struct Shard {
+    name: String,
+    header: Vec<u8>,
+    bytes: u64,
+}
+
+/// Where a weight lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    shard: usize,
+    offset: u64,
+    n_elems: usize,
+}
+
+/// What a file beside the weights holds.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    Text(String),
+    CopyOf(PathBuf),
+}
+
+/// A file that somebody has written parts of.
+#[derive(Clone, Debug)]
+pub struct WrittenFile {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The checksums of the parts.
+    pub sums: Vec<Sum>,
+}
+
+impl ModelFiles {
+    /// Lays weights out in this order, in files of at most `max_shard_bytes`.
+    ///
+    /// # Errors
+    /// A dtype that is not a float, or weights that are no safetensors file together.
+    pub fn new(weights: &[Weight], dtype: DType, max_shard_bytes: u64) -> Result<ModelFiles> {
+        let stored = match dtype {
+            DType::F32 => Dtype::F32,
+            DType::BF16 => Dtype::BF16,
+            DType::F16 => Dtype::F16,
+            DType::I32 => {
+                return Err(Error::Usage(format!(
+                    "weights cannot be written as {dtype}; give f32, bf16 or f16"
+                )));
+            }
+        };
+        let groups = divide(weights, dtype.size(), max_shard_bytes);
+        let mut files = ModelFiles {
+            shards: Vec::new(),
+            order: weights.iter().map(|weight| weight.name.clone()).collect(),
+            places: HashMap::new(),
+            dtype,
+            rest: BTreeMap::new(),
+        };
+        for (index, group) in groups.iter().enumerate() {
+            let (header, offsets) = header_of(group, stored)?;
+            let first = header.len() as u64;
+            for (weight, range) in group.iter().zip(&offsets) {
+                let n_elems = (range.1 - range.0) / dtype.size();
+                let place = Place { shard: index, offset: first + range.0 as u64, n_elems };
+                files.places.insert(weight.name.clone(), place);
+            }
+            let bytes = first + offsets.last().map_or(0, |range| range.1 as u64);
+            files.shards.push(Shard { name: shard_name(index, groups.len()), header, bytes });
+        }
+        if groups.len() > 1 {
+            files.rest.insert(INDEX.to_string(), Content::Text(index_json(&groups, dtype)));
+        }
+        Ok(files)
+    }
+
+    /// Adds a file beside the weights.
+    pub(crate) fn add(&mut self, name: &str, content: Content) {
+        self.rest.insert(name.to_string(), content);
+    }
+
+    /// The same without the weights: settings and tokenizer.
+    pub fn without_weights(mut self) -> ModelFiles {
+        self.rest.remove(INDEX);
+        ModelFiles { shards: Vec::new(), order: Vec::new(), places: HashMap::new(), ..self }
+    }
+
+    /// The names of all files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let weights = self.shards.iter().map(|shard| shard.name.as_str());
+        weights.chain(self.rest.keys().map(String::as_str))
+    }
+
+    /// The weights in order, with the number of elements of each.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.order.iter().map(|name| (name.as_str(), self.places.get(name).map_or(0, |place| place.n_elems)))
+    }
+
+    /// Creates the files for the weights, in full size, without the weights. One does it, and all can write then.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn create(&self, path_of: &dyn Fn(&str) -> PathBuf) -> Result<Vec<WrittenFile>> {
+        let create = |shard: &Shard| {
+            let path = path_of(&shard.name);
+            // Whoever writes weights into it brings the header to the disk as well.
+            let mut file = File::create(&path).map_err(Error::io("create", &path))?;
+            file.write_all(&shard.header)
+                .and_then(|()| file.set_len(shard.bytes))
+                .map_err(Error::io("write", &path))?;
+            let sums = vec![Sum::of(0, &shard.header)];
+            Ok(WrittenFile { name: shard.name.clone(), bytes: shard.bytes, sums })
+        };
+        self.shards.iter().map(create).collect()
+    }
+
+    /// Writes what lies beside the weights, and brings it to the disk.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written.
+    pub fn write_rest(&self, path_of: &dyn Fn(&str) -> PathBuf) -> Result<()> {
+        for (name, content) in &self.rest {
+            let bytes = match content {
+                Content::Text(text) => text.clone().into_bytes(),
+                Content::CopyOf(path) => std::fs::read(path).map_err(Error::io("read", path))?,
+            };
+            let mut file = SummedFile::create(&path_of(name))?;
+            file.write_at(0, &bytes)?;
+            file.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Something to write weights with, into files that were created.
+    pub fn writer(self: Arc<Self>, path_of: impl Fn(&str) -> PathBuf + Send + 'static) -> ModelWriter {
+        ModelWriter { files: self, path_of: Box::new(path_of), open: BTreeMap::new(), halves: Vec::new() }
+    }
+}
+
+/// Writes weights where they belong.
+pub struct ModelWriter {
+    files: Arc<ModelFiles>,
+    path_of: Box<dyn Fn(&str) -> PathBuf + Send>,
+    open: BTreeMap<usize, SummedFile>,
+    /// Converted elements, as bits.
+    halves: Vec<u16>,
+}
+
+impl ModelWriter {
+    /// Writes elements of a weight, beginning with `first`.
+    ///
+    /// # Errors
+    /// When the model has no such elements, or the file cannot be written.
+    pub fn write(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
+        let place = self.files.places.get(name).copied();
+        let fits = |place: &Place| first.checked_add(values.len()).is_some_and(|end| end <= place.n_elems);
+        let Some(Place { shard, offset, .. }) = place.filter(fits) else {
+            let last = first + values.len();
+            return Err(Error::Usage(format!("the model has no elements {first} to {last} of \"{name}\"")));
+        };
+        if !self.open.contains_key(&shard) {
+            self.open.insert(shard, SummedFile::open(&(self.path_of)(&self.files.shards[shard].name))?);
+        }
+        let Some(file) = self.open.get_mut(&shard) else { return Ok(()) };
+        let mut at = offset + (first * self.files.dtype.size()) as u64;
+        for chunk in values.chunks(CHUNK_ELEMS) {
+            self.halves.resize(chunk.len(), 0);
+            let bytes: &[u8] = match self.files.dtype {
+                DType::BF16 => {
+                    self.halves.iter_mut().zip(chunk).for_each(|(half, x)| *half = bf16_bits(*x));
+                    bytemuck::cast_slice(&self.halves)
+                }
+                DType::F16 => {
+                    bytemuck::cast_slice_mut::<u16, f16>(&mut self.halves).convert_from_f32_slice(chunk);
+                    bytemuck::cast_slice(&self.halves)
+                }
+                DType::F32 | DType::I32 => bytemuck::cast_slice(chunk),
+            };
+            file.write_at(at, bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Brings all to the disk; returns what was written by this one.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn finish(self) -> Result<Vec<WrittenFile>> {
+        let written = |(shard, file): (usize, SummedFile)| {
+            let Shard { name, bytes, .. } = &self.files.shards[shard];
+            Ok(WrittenFile { name: name.clone(), bytes: *bytes, sums: file.finish()? })
+        };
+        self.open.into_iter().map(written).collect()
+    }
+}
+
+/// `bf16::from_f32`, to the nearest and ties to even, in a form of which the compiler makes vector code.
+fn bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let nan = bits >> 16 | 0x40;
+    (if x.is_nan() { nan } else { rounded }) as u16
+}
+
+fn shard_name(index: usize, n_shards: usize) -> String {
+    match n_shards {
+        1 => "model.safetensors".to_string(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", index + 1),
+    }
+}
+
+/// Whether a file holds weights of the model as some save could have named it.
+pub(super) fn is_weight_file(name: &str) -> bool {
+    name == INDEX || (name.starts_with("model") && name.ends_with(".safetensors"))
+}
+
+/// The weights of each file, in order.
+fn divide(weights: &[Weight], size: usize, max_shard_bytes: u64) -> Vec<Vec<&Weight>> {
+    let (mut groups, mut bytes) = (vec![Vec::new()], 0);
+    for weight in weights {
+        let more = (weight.shape.iter().product::<usize>() * size) as u64;
+        if bytes > 0 && bytes + more > max_shard_bytes {
+            groups.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += more;
+        if let Some(group) = groups.last_mut() {
+            group.push(weight);
+        }
+    }
+    groups
+}
+
+/// Where each of some weights begins and ends.
+type Ranges = Vec<(usize, usize)>;
+
+/// The head of a safetensors file, and where each weight begins and ends behind it.
+fn header_of(group: &[&Weight], stored: Dtype) -> Result<(Vec<u8>, Ranges)> {
+    let mut end = 0;
+    let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
+    for weight in group {
+        let start = end;
+        end += weight.shape.iter().product::<usize>() * stored.bitsize() / 8;
+        offsets.push((start, end));
+        let info = TensorInfo { dtype: stored, shape: weight.shape.clone(), data_offsets: (start, end) };
+        infos.push((weight.in_file.clone(), info));
+    }
+    let note = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let unusual = |e: &dyn std::fmt::Display| Error::Model(format!("cannot lay out the weights: {e}"));
+    let metadata = Metadata::new(Some(note), infos).map_err(|e| unusual(&e))?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|e| unusual(&e))?;
+    // The data begin at a page, so that most weights do.
+    json.resize((8 + json.len()).next_multiple_of(PAGE) - 8, b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok((header, offsets))
+}
+
+fn index_json(groups: &[Vec<&Weight>], dtype: DType) -> String {
+    let mut map = BTreeMap::new();
+    let mut n_elems = 0;
+    for (index, group) in groups.iter().enumerate() {
+        for weight in group {
+            map.insert(weight.in_file.clone(), shard_name(index, groups.len()));
+            n_elems += weight.shape.iter().product::<usize>();
+        }
+    }
+    let metadata = json!({ "total_parameters": n_elems, "total_size": n_elems * dtype.size() });
+    format!("{:#}\n", json!({ "metadata": metadata, "weight_map": map }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bf16_bits;
+
+    #[test]
+    fn bf16_is_that_of_half() {
+        // All upper halves with the lower halves around every edge of rounding.
+        for upper in 0..=u32::from(u16::MAX) {
+            for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(upper << 16 | lower);
+                assert_eq!(bf16_bits(x), half::bf16::from_f32(x).to_bits(), "{upper:x} {lower:x}");
+            }
+        }
+    }
+}
