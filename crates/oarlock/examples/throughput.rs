@@ -52,8 +52,11 @@ fn rank(
     recompute: Recompute,
 ) -> Result<()> {
     let start = Instant::now();
-    let config =
-        AcceleratorConfig { shard: Options { dtype, ..Options::default() }, threads: Some(1), cpu_path: None };
+    let config = AcceleratorConfig {
+        shard: Options { dtype, ..Options::default() },
+        threads: Some(1),
+        cpu_path: None,
+    };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
         DecoderConfig {

@@ -77,8 +77,11 @@ impl Golden {
         rows: u64,
         accumulation: u64,
     ) -> Result<Vec<StepReport>> {
-        let settings =
-            AcceleratorConfig { shard: Options { dtype, ..Options::default() }, threads: Some(1), cpu_path: None };
+        let settings = AcceleratorConfig {
+            shard: Options { dtype, ..Options::default() },
+            threads: Some(1),
+            cpu_path: None,
+        };
         let accelerator = Accelerator::over(comm.clone(), &settings)?;
         let hf = HfConfig::read(&self.dir)?;
         let model = Decoder::new(hf.decoder().clone(), self.rows.row_len())?;

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::golden;
+use oarlock::config::LossScale;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Gather, Lifetime, Offload, Options, Placements};
-use oarlock::train::train_step;
+use oarlock::train::{Stepped, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
@@ -121,10 +122,10 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
         ("ZeRO-2", zero(Placements::GRADIENTS)),
         ("ZeRO-3", zero(Placements::PARAMETERS)),
         ("ZeRO-1, copies", copied(Placements::OPTIMIZER)),
-        ("ZeRO-2, copies, buckets of 1000", Options {
-            reduce_bucket_elems: 1000,
-            ..copied(Placements::GRADIENTS)
-        }),
+        (
+            "ZeRO-2, copies, buckets of 1000",
+            Options { reduce_bucket_elems: 1000, ..copied(Placements::GRADIENTS) },
+        ),
         ("DDP, buckets of 777", Options { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
         ("FULL_SHARD, copies", full()),
         ("FULL_SHARD, copies, no prefetch", Options { prefetch_elems: 0, ..full() }),
@@ -132,16 +133,14 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
         ("FULL_SHARD, copies, small ones stay", Options { persistence_elems: 3000, ..full() }),
         ("SHARD_GRAD_OP, copies", Options { lifetime: Lifetime::ForwardToBackward, ..full() }),
         ("ZeRO-1, optimizer on disk", Options { offload_optimizer: nvme(), ..zero(Placements::OPTIMIZER) }),
-        ("ZeRO-3, both on disk", Options {
-            offload_optimizer: nvme(),
-            offload_params: nvme(),
-            ..zero(Placements::PARAMETERS)
-        }),
-        ("ZeRO-3, parameters on disk", Options {
-            offload_params: nvme(),
-            persistence_elems: 0,
-            ..zero(Placements::PARAMETERS)
-        }),
+        (
+            "ZeRO-3, both on disk",
+            Options { offload_optimizer: nvme(), offload_params: nvme(), ..zero(Placements::PARAMETERS) },
+        ),
+        (
+            "ZeRO-3, parameters on disk",
+            Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
+        ),
     ];
     if ranks == 4 {
         let hybrid = |options| Options { group: Some(2), ..options };
@@ -160,7 +159,9 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
     let disk = tempfile::tempdir().unwrap();
     for name in MODELS {
         let data = Data::open(name);
-        for (ranks, dtype, steps) in [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)] {
+        for (ranks, dtype, steps) in
+            [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)]
+        {
             let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), steps, 1);
             for (way, options) in ways(ranks, dtype, disk.path()) {
                 let trace = train(&data, ranks, &options, steps, 1);
@@ -186,5 +187,86 @@ fn reducing_every_micro_batch_stays_within_rounding() {
             let apart = losses(&options).iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(apart < tolerance, "{way}, {dtype}: losses {apart} apart");
         }
+    }
+}
+
+/// DeepSpeed's rule, written down once more: the scale after each step of a run with these overflows.
+fn scales(overflows: &[bool], power: i32, window: i64, hysteresis: u32) -> Vec<f64> {
+    let (mut scale, mut left, mut last) = (2f64.powi(power), hysteresis, -1i64);
+    let step = |(at, overflow): (usize, &bool)| {
+        let at = at as i64;
+        if *overflow {
+            if hysteresis == 1 || left == 1 {
+                scale = (scale / 2.0).max(1.0);
+            } else {
+                left -= 1;
+            }
+            last = at;
+        } else if at - last - 1 > 0 && (at - last - 1) % window == 0 {
+            left = hysteresis;
+            scale *= 2.0;
+        }
+        scale
+    };
+    overflows.iter().enumerate().map(step).collect()
+}
+
+#[test]
+fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspeed() {
+    let data = Data::open("llama");
+    // So large that the first steps overflow; after that it grows into the next overflow again.
+    let loss_scale = LossScale::Dynamic {
+        initial_power: 24,
+        window: 3,
+        hysteresis: 2,
+        consecutive_hysteresis: false,
+        min_scale: 1.0,
+    };
+    let train = |placements| -> Vec<(bool, f64, u64)> {
+        std::thread::scope(|scope| {
+            let data = &data;
+            let rank = |comm: Communicator| {
+                let shard = placed(placements, DType::F16);
+                let config = AcceleratorConfig { shard, threads: Some(1), cpu_path: None };
+                let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
+                let hf = HfConfig::read(&data.dir).unwrap();
+                let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
+                let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+                let config = OptimizerConfig { loss_scale: Some(loss_scale), ..OptimizerConfig::default() };
+                let mut optimizer = accelerator.prepare(&model, config, &mut weights).unwrap();
+                let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
+                let (len, shuffle) = (data.rows.n_rows(), true);
+                let sampler = Sampler { len, seed: 7, shuffle, world, rank, micro_batch: 2, accumulation: 1 };
+                let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
+                let mut timer = PhaseTimer::new();
+                let steps = (0..30).map(|_| {
+                    let window = loader.next_step().unwrap();
+                    let before = optimizer.n_steps();
+                    let report =
+                        train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, &mut timer)
+                            .unwrap();
+                    let skipped = report.stepped != Stepped::Done;
+                    assert_eq!(optimizer.n_steps() - before, u64::from(!skipped));
+                    assert_eq!(report.grad_norm.is_finite(), !skipped);
+                    (skipped, optimizer.loss_scale(), report.loss_sum.to_bits())
+                });
+                let steps: Vec<_> = steps.collect();
+                comm.finish();
+                steps
+            };
+            let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter();
+            let ranks: Vec<_> = ranks.map(|comm| scope.spawn(move || rank(comm))).collect();
+            let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert_eq!(ranks[0], ranks[1]);
+            ranks.into_iter().next().unwrap()
+        })
+    };
+    let steps = train(Placements::OPTIMIZER);
+    let overflows: Vec<bool> = steps.iter().map(|step| step.0).collect();
+    assert!(overflows[0] && overflows[5..].contains(&true) && overflows.iter().any(|overflow| !overflow));
+    let found: Vec<f64> = steps.iter().map(|step| step.1).collect();
+    assert_eq!(found, scales(&overflows, 24, 3, 2));
+    for placements in [Placements::WHOLE, Placements::GRADIENTS, Placements::PARAMETERS] {
+        assert!(train(placements) == steps, "{placements:?}");
     }
 }

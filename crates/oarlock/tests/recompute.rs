@@ -53,8 +53,11 @@ struct Run {
 
 /// What a training does on one rank, and the most bytes of activations that it held.
 fn train(comm: Communicator, dtype: DType, recompute: Recompute) -> Result<(Run, usize)> {
-    let settings =
-        AcceleratorConfig { shard: Options { dtype, ..Options::default() }, threads: Some(1), cpu_path: None };
+    let settings = AcceleratorConfig {
+        shard: Options { dtype, ..Options::default() },
+        threads: Some(1),
+        cpu_path: None,
+    };
     let accelerator = Accelerator::over(comm.clone(), &settings)?;
     let mut model = Decoder::new(tiny(), LEN)?;
     model.set_recompute(recompute);

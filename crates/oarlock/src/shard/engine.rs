@@ -15,9 +15,10 @@ use oarlock_tensor::{Device, UnitHook};
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, units_of};
 use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
+use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::Mesh;
-use crate::shard::passes::{Core, Home, Hook, PassHook, UnitUse};
+use crate::shard::passes::{Core, UnitUse};
 use crate::shard::placement::{Options, Placement};
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
@@ -140,7 +141,13 @@ impl Engine {
                     let flat = start..part.end.min(start + CHUNK);
                     let elements = flat.start - param.place.first..flat.end - param.place.first;
                     values.resize(flat.len(), 0.0f32);
-                    source.read(&param.name, &param.place.shape, group.inits[index], elements, &mut values)?;
+                    source.read(
+                        &param.name,
+                        &param.place.shape,
+                        group.inits[index],
+                        elements,
+                        &mut values,
+                    )?;
                     for column in std::iter::once(&state.weights).chain(&state.master) {
                         column.write(&self.core.device, column.at(index, &flat).start, &values)?;
                     }
@@ -265,12 +272,15 @@ impl Engine {
         shard.all_reduce_f64(&mut squares, Scalar::Sum)?;
         let first_bad = squares.iter().position(|sum| !sum.is_finite()).and_then(|block| {
             groups().find_map(|group| {
-                let index = group.first_blocks.iter().zip(group.layout.params()).position(|(first, param)| {
-                    (*first..first + param.n_blocks()).contains(&block)
-                })?;
-                let unit = self.core.units.iter().find(|unit| {
-                    unit.completes.iter().any(|&g| std::ptr::eq(&self.core.groups[g], group))
-                });
+                let index = group
+                    .first_blocks
+                    .iter()
+                    .zip(group.layout.params())
+                    .position(|(first, param)| (*first..first + param.n_blocks()).contains(&block))?;
+                let unit =
+                    self.core.units.iter().find(|unit| {
+                        unit.completes.iter().any(|&g| std::ptr::eq(&self.core.groups[g], group))
+                    });
                 let unit = unit.map_or(String::new(), |unit| unit.name.clone());
                 Some((unit, group.layout.params()[index].name.clone()))
             })

@@ -109,10 +109,8 @@ impl Maker<'_> {
             Needs::Elementwise => Grain::Blocks,
             Needs::WholeParameters => Grain::Parameters,
         };
-        let layout = Arc::new(Layout::new(
-            named.iter().map(|p| (p.name.clone(), *p.param.shape(), decays(p))),
-            grain,
-        ));
+        let layout =
+            Arc::new(Layout::new(named.iter().map(|p| (p.name.clone(), *p.param.shape(), decays(p))), grain));
         let roles: Vec<Role> = named.iter().map(role).collect();
         let (shard, n_elems) = (&self.mesh.shard, layout.n_elems());
         let n = shard.world_size();
@@ -209,10 +207,7 @@ impl Maker<'_> {
             Some(replica) => {
                 let name = format!("gradient sums {index}");
                 let region = replica.allocate(&name, bytes, Sharing::PerRank)?;
-                Ok(Grads::Sharded {
-                    sums: FlatBuffer::over(Box::new(region.clone())),
-                    across: Some(region),
-                })
+                Ok(Grads::Sharded { sums: FlatBuffer::over(Box::new(region.clone())), across: Some(region) })
             }
             None => Ok(Grads::Sharded {
                 sums: FlatBuffer::pooled(self.device, bytes, "gradient sums")?,

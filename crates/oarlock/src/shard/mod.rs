@@ -1,16 +1,18 @@
 //! Who holds which part of the model's state, and how the parts come together.
 //!
 //! `placement` says what is divided, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
-//! with their homes; `passes` gathers and reduces during a step, `step` updates, `engine` is what the rest of the crate
-//! sees.
+//! with their homes. During a step `passes` opens and closes units, called through `hooks`; `reduce` sums gradients and
+//! `step` updates. `engine` is what the rest of the crate sees.
 
 mod column;
 mod engine;
 mod group;
+mod hooks;
 mod layout;
 mod mesh;
 mod passes;
 mod placement;
+mod reduce;
 mod source;
 mod state;
 mod step;

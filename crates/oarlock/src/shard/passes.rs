@@ -5,21 +5,18 @@
 //! (a branch not taken) joins in when it comes to a later one, or at the end of the pass. Where the weights are always
 //! there and gradients stay, nothing of this moves anything.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use oarlock_comm::{Ownership, Ready, Region, Sharing};
+use oarlock_comm::{Ownership, Ready, Sharing};
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{
-    DType, Device, FlatBuffer, GradSlot, ParamHome, Result as TensorResult, Store as GradStore, Tensor,
-    UnitHook,
-};
+use oarlock_tensor::{DType, Device, FlatBuffer};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::shard::column::Store;
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Lifetime, Options, Placement};
+use crate::shard::placement::{Lifetime, Options};
 use crate::shard::windows::{Window, Windows};
 
 /// The groups of a model, and what is open of them.
@@ -30,7 +27,7 @@ pub(super) struct Core {
     pub groups: Vec<Group>,
     pub units: Vec<UnitUse>,
     /// 16-bit copies of gradients on their way, where they are reduced so.
-    staging: Option<Window>,
+    pub(super) staging: Option<Window>,
     now: Mutex<Now>,
 }
 
@@ -44,7 +41,7 @@ pub(super) struct UnitUse {
 }
 
 /// Where the pass is.
-struct Now {
+pub(super) struct Now {
     /// The unit that the forward pass comes to next.
     forward: usize,
     /// Whether a backward pass will follow.
@@ -53,14 +50,14 @@ struct Now {
     backward: Option<usize>,
     /// Units that hold their groups open.
     holds: Vec<bool>,
-    groups: Vec<GroupNow>,
+    pub(super) groups: Vec<GroupNow>,
     windows: Windows,
     secondary_windows: Option<Windows>,
-    slots: Windows,
+    pub(super) slots: Windows,
 }
 
 #[derive(Default)]
-struct GroupNow {
+pub(super) struct GroupNow {
     /// Units that hold it open.
     n_holds: usize,
     /// Where it is gathered, and when it is there; `bool`: the window is one of the secondary group's.
@@ -68,9 +65,9 @@ struct GroupNow {
     /// This rank's part of the second copy.
     secondary: Option<FlatBuffer>,
     /// Where gradients come together.
-    slot: Option<Window>,
+    pub(super) slot: Option<Window>,
     /// Whether the sums hold something of this step.
-    summed: bool,
+    pub(super) summed: bool,
 }
 
 impl Core {
@@ -105,13 +102,13 @@ impl Core {
         Ok(Core { mesh, device, options, groups, units, staging, now: Mutex::new(now) })
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    pub(super) fn now(&self) -> MutexGuard<'_, Now> {
         // After a panic inside of a pass the ranks no longer agree on where they are, and the next collective says so.
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether anything moves during a pass.
-    fn is_still(&self) -> bool {
+    pub(super) fn is_still(&self) -> bool {
         self.groups.iter().all(|group| {
             matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
         })
@@ -125,7 +122,7 @@ impl Core {
         (now.windows.bytes() + second, now.slots.bytes() + staging)
     }
 
-    fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {
+    pub(super) fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {
         let mut now = self.now();
         self.finish_backward_in(&mut now)?;
         if unit < now.forward || now.trains != trains && now.forward > 0 {
@@ -141,11 +138,11 @@ impl Core {
         self.enter(&mut now, unit, true)
     }
 
-    fn after_forward(&self, unit: usize) -> Result<()> {
+    pub(super) fn after_forward(&self, unit: usize) -> Result<()> {
         self.leave_forward(&mut self.now(), unit)
     }
 
-    fn before_backward(&self, unit: usize) -> Result<()> {
+    pub(super) fn before_backward(&self, unit: usize) -> Result<()> {
         let mut now = self.now();
         self.finish_forward_in(&mut now)?;
         if now.backward.is_some_and(|left| unit >= left) {
@@ -159,7 +156,7 @@ impl Core {
         self.enter(&mut now, unit, false)
     }
 
-    fn after_backward(&self, unit: usize) -> Result<()> {
+    pub(super) fn after_backward(&self, unit: usize) -> Result<()> {
         let mut now = self.now();
         self.leave_backward(&mut now, unit)?;
         if unit == 0 {
@@ -173,7 +170,7 @@ impl Core {
         self.finish_backward_in(&mut self.now())
     }
 
-    fn finish_backward_in(&self, now: &mut Now) -> Result<()> {
+    pub(super) fn finish_backward_in(&self, now: &mut Now) -> Result<()> {
         let Some(left) = now.backward else { return Ok(()) };
         for unit in (0..left).rev() {
             self.enter(now, unit, false)?;
@@ -369,115 +366,6 @@ impl Core {
         Ok(Ownership::new((0..n).map(|rank| vec![group.layout.owned(rank, n)]).collect())?)
     }
 
-    /// A place for the gradients of a group, which an op is about to write.
-    fn open_slot(&self, index: usize) -> Result<()> {
-        let mut now = self.now();
-        self.open_slot_in(&mut now, index)
-    }
-
-    fn open_slot_in(&self, now: &mut Now, index: usize) -> Result<()> {
-        if now.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
-            let group = &self.groups[index];
-            let slot = now.slots.take(group.layout.n_elems() * 4)?;
-            group.params.attach_grads(slot.flat.clone())?;
-            now.groups[index].slot = Some(slot);
-        }
-        Ok(())
-    }
-
-    /// Sums a group's gradients over the ranks; each adds what it owns to its sums.
-    fn reduce(&self, now: &mut Now, index: usize) -> Result<()> {
-        let group = &self.groups[index];
-        let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
-        self.open_slot_in(now, index)?;
-        group.params.zero_untouched()?;
-        let here = &mut now.groups[index];
-        let Some(slot) = here.slot.take() else { return Ok(()) };
-        self.reduce_scatter(group, &slot.region, &slot.flat)?;
-        let owned = group.owners.of(self.mesh.shard.rank()).first().cloned().unwrap_or(0..0);
-        let store = if here.summed { GradStore::Add } else { GradStore::Overwrite };
-        here.summed = true;
-        let to = Part { flat: sums, range: 0..owned.len() };
-        transfer::accumulate(&self.device, &Part { flat: &slot.flat, range: owned }, &to, store)?;
-        group.params.detach_grads();
-        group.params.clear_grads();
-        now.slots.give_back(slot)
-    }
-
-    /// Each owner receives the sums of its elements.
-    fn reduce_scatter(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
-        let shard = &self.mesh.shard;
-        let Some(staging) = &self.staging else {
-            for bucket in &group.buckets {
-                shard.reduce_scatter(region, DType::F32, bucket, Ready::now())?.wait()?;
-            }
-            return Ok(());
-        };
-        let dtype = self.options.reduce_dtype;
-        let all = 0..group.layout.n_elems();
-        let (full, half) =
-            (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all.clone() });
-        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
-        for bucket in &group.buckets {
-            shard.reduce_scatter(&staging.region, dtype, bucket, Ready::now())?.wait()?;
-        }
-        let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
-        let (full, half) = (Part { flat, range: owned.clone() }, Part { flat: &staging.flat, range: owned });
-        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
-    }
-
-    /// Each rank receives the sums of all elements.
-    fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
-        let shard = &self.mesh.shard;
-        let (all, bucket) = (0..group.layout.n_elems(), self.options.reduce_bucket_elems);
-        let end = all.end;
-        let chunks = all.clone().step_by(bucket).map(|first| first..end.min(first.saturating_add(bucket)));
-        let Some(staging) = &self.staging else {
-            for chunk in chunks {
-                shard.all_reduce(region, DType::F32, chunk, Ready::now())?.wait()?;
-            }
-            return Ok(());
-        };
-        let dtype = self.options.reduce_dtype;
-        let (full, half) = (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all });
-        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
-        for chunk in chunks {
-            shard.all_reduce(&staging.region, dtype, chunk, Ready::now())?.wait()?;
-        }
-        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
-    }
-
-    /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
-    pub fn reduce_all(&self) -> Result<()> {
-        let mut now = self.now();
-        let now = &mut *now;
-        self.finish_backward_in(now)?;
-        for (index, group) in self.groups.iter().enumerate() {
-            match &group.grads {
-                Grads::None => {}
-                Grads::Whole(region) => {
-                    group.params.zero_untouched()?;
-                    let Some(flat) = group.params.grads() else { continue };
-                    match self.options.placements.optimizer {
-                        Placement::Sharded => self.reduce_scatter(group, region, &flat)?,
-                        Placement::Whole => self.all_reduce(group, region, &flat)?,
-                    }
-                }
-                Grads::Sharded { across, .. } => {
-                    // Outside of any unit, or in a step without a backward pass.
-                    if now.groups[index].slot.is_some() || !now.groups[index].summed {
-                        self.reduce(now, index)?;
-                    }
-                    if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
-                        let n_elems = region.bytes() / 4;
-                        replica.all_reduce(region, DType::F32, 0..n_elems, Ready::now())?.wait()?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// After a step: every gathered copy is stale, and gradients begin anew.
     pub fn begin_step(&self) -> Result<()> {
         let mut now = self.now();
@@ -491,86 +379,5 @@ impl Core {
             (now.summed, now.secondary) = (false, None);
         }
         Ok(())
-    }
-}
-
-/// What the tape and the units call.
-pub(super) struct Hook {
-    pub core: Weak<Core>,
-    pub unit: usize,
-}
-
-/// What a tape calls around a whole pass.
-pub(super) struct PassHook(pub Weak<Core>);
-
-/// Runs `f` on a core where anything moves at all.
-fn call(core: &Weak<Core>, f: impl FnOnce(&Core) -> Result<()>) -> TensorResult<()> {
-    let Some(core) = core.upgrade() else {
-        return Err(oarlock_tensor::Error::Usage("the model's optimizer is gone".to_string()));
-    };
-    if core.is_still() {
-        return Ok(());
-    }
-    f(&core).map_err(|error| match error {
-        Error::Tensor(error) => error,
-        error => oarlock_tensor::Error::Hook(Box::new(error)),
-    })
-}
-
-impl UnitHook for Hook {
-    fn before_forward(&self, trains: bool) -> TensorResult<()> {
-        call(&self.core, |core| core.before_forward(self.unit, trains))
-    }
-    fn after_forward(&self, _trains: bool) -> TensorResult<()> {
-        call(&self.core, |core| core.after_forward(self.unit))
-    }
-    fn before_backward(&self) -> TensorResult<()> {
-        call(&self.core, |core| core.before_backward(self.unit))
-    }
-    fn after_backward(&self) -> TensorResult<()> {
-        call(&self.core, |core| core.after_backward(self.unit))
-    }
-}
-
-impl UnitHook for PassHook {
-    fn before_forward(&self, _trains: bool) -> TensorResult<()> {
-        Ok(())
-    }
-    fn after_forward(&self, _trains: bool) -> TensorResult<()> {
-        Ok(())
-    }
-    fn before_backward(&self) -> TensorResult<()> {
-        Ok(())
-    }
-    fn after_backward(&self) -> TensorResult<()> {
-        call(&self.0, Core::finish_backward)
-    }
-}
-
-/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
-pub(super) struct Home {
-    pub core: Weak<Core>,
-    pub group: usize,
-    pub params: Arc<oarlock_tensor::FlatParams>,
-}
-
-impl ParamHome for Home {
-    fn weight(&self, index: usize) -> TensorResult<Tensor> {
-        self.params.weight(index)
-    }
-
-    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
-        if self.params.trainable(index)
-            && self.params.grads().is_none()
-            && let Some(core) = self.core.upgrade()
-        {
-            core.open_slot(self.group)
-                .map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
-        }
-        self.params.grad(index)
-    }
-
-    fn trainable(&self, index: usize) -> bool {
-        self.params.trainable(index)
     }
 }

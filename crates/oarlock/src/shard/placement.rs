@@ -169,7 +169,9 @@ impl Options {
             return wrong("parameters can be offloaded only where they are sharded (ZeRO-3)".to_string());
         }
         if self.offload_optimizer.is_some() && optimizer == Placement::Whole {
-            return wrong("the optimizer can be offloaded only where it is sharded (ZeRO-1 to 3)".to_string());
+            return wrong(
+                "the optimizer can be offloaded only where it is sharded (ZeRO-1 to 3)".to_string(),
+            );
         }
         if !self.dtype.is_float() || !self.reduce_dtype.is_float() {
             return wrong(format!("cannot train in {} and reduce in {}", self.dtype, self.reduce_dtype));

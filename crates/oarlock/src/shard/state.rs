@@ -97,12 +97,7 @@ impl GroupState {
         for (index, part) in self.layout.parts(range.clone()) {
             let param = &self.layout.params()[index];
             let elements = part.start - param.place.first..part.end - param.place.first;
-            slices.push(Slice {
-                kind: MASTER,
-                name: param.name.clone(),
-                shape: param.place.shape,
-                elements,
-            });
+            slices.push(Slice { kind: MASTER, name: param.name.clone(), shape: param.place.shape, elements });
         }
         for (column, shapes) in &self.moments {
             for (index, part) in self.layout.parts(range.clone()) {
@@ -128,7 +123,8 @@ impl GroupState {
             // Rows or columns of a parameter, which is whole here.
             let whole = column.at(index, &param.range());
             let inside = param.range().start >= self.updated.start && slice.elements.end <= whole.len();
-            return inside.then(|| (column, whole.start + slice.elements.start..whole.start + slice.elements.end));
+            return inside
+                .then(|| (column, whole.start + slice.elements.start..whole.start + slice.elements.end));
         }
         let flat = param.place.first + slice.elements.start..param.place.first + slice.elements.end;
         if flat.start < self.updated.start || flat.end > self.updated.end {
@@ -180,11 +176,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// When it is not on this rank, cannot be read, or `write` fails.
-    pub fn with_bytes(
-        &self,
-        slice: &Slice,
-        write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<()> {
+    pub fn with_bytes(&self, slice: &Slice, write: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
         let (column, range) = self.find(slice)?;
         let failed = |error| Error::io("write", "the slices of a checkpoint")(error);
         if let (Store::Memory(flat), DType::F32) = (&column.store, column.dtype) {
@@ -217,7 +209,12 @@ pub(super) fn not_here(slice: &Slice) -> Error {
 }
 
 /// Writes values into a slice.
-pub(super) fn write(groups: &[&Arc<GroupState>], device: &Device, slice: &Slice, values: &[f32]) -> Result<()> {
+pub(super) fn write(
+    groups: &[&Arc<GroupState>],
+    device: &Device,
+    slice: &Slice,
+    values: &[f32],
+) -> Result<()> {
     let found = groups.iter().find_map(|group| group.find(slice));
     let (column, range) = found.ok_or_else(|| not_here(slice))?;
     column.write(device, range.start, values)

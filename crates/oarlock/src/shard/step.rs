@@ -136,7 +136,8 @@ impl Core {
 
     /// Buffers for any of these pieces.
     fn staging(&self, pieces: &[Piece]) -> Result<Staged> {
-        let n_columns = pieces.iter().map(|piece| columns(&self.groups[piece.group]).count()).max().unwrap_or(0);
+        let n_columns =
+            pieces.iter().map(|piece| columns(&self.groups[piece.group]).count()).max().unwrap_or(0);
         let bytes = |which: usize| {
             let of = |piece: &Piece| {
                 let column = columns(&self.groups[piece.group]).nth(which)?;
@@ -147,7 +148,9 @@ impl Core {
         };
         (0..n_columns)
             .map(|which| {
-                bytes(which).map(|bytes| FlatBuffer::pooled(&self.device, bytes, "offload buffers")).transpose()
+                bytes(which)
+                    .map(|bytes| FlatBuffer::pooled(&self.device, bytes, "offload buffers"))
+                    .transpose()
             })
             .map(|flat| flat.map_err(Error::from))
             .collect()
@@ -173,7 +176,12 @@ impl Core {
         }
     }
 
-    fn write_behind(&self, pieces: &[Piece], to_write: &Receiver<Staged>, free: &Sender<Staged>) -> Result<()> {
+    fn write_behind(
+        &self,
+        pieces: &[Piece],
+        to_write: &Receiver<Staged>,
+        free: &Sender<Staged>,
+    ) -> Result<()> {
         for piece in pieces {
             let Ok(staged) = to_write.recv() else { return Ok(()) };
             for (column, flat) in self.in_files(piece, &staged) {
@@ -197,7 +205,9 @@ impl Core {
         staged: &'a Staged,
     ) -> impl Iterator<Item = (&'a Column, &'a FlatBuffer)> {
         let columns = columns(&self.groups[piece.group]).zip(staged);
-        columns.filter(|(column, _)| !column.in_memory()).filter_map(|(column, flat)| Some((column, flat.as_ref()?)))
+        columns
+            .filter(|(column, _)| !column.in_memory())
+            .filter_map(|(column, flat)| Some((column, flat.as_ref()?)))
     }
 
     /// Rounds the master weights of a group into its working copies.

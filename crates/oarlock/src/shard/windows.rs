@@ -30,15 +30,7 @@ pub struct Windows {
 impl Windows {
     /// An empty pool.
     pub fn new(comm: &Communicator, sharing: Sharing, what: &'static str) -> Windows {
-        Windows {
-            comm: comm.clone(),
-            sharing,
-            what,
-            free: Vec::new(),
-            n_allocated: 0,
-            bytes: 0,
-            meetings: 0,
-        }
+        Windows { comm: comm.clone(), sharing, what, free: Vec::new(), n_allocated: 0, bytes: 0, meetings: 0 }
     }
 
     /// The group of ranks that see these windows.
@@ -57,7 +49,8 @@ impl Windows {
     /// No memory, or a rank failed.
     pub fn take(&mut self, bytes: usize) -> Result<Window> {
         let fitting = self.free.iter().enumerate().filter(|(_, (window, _))| window.region.bytes() >= bytes);
-        let Some((index, _)) = fitting.min_by_key(|(_, (window, since))| (window.region.bytes(), *since)) else {
+        let Some((index, _)) = fitting.min_by_key(|(_, (window, since))| (window.region.bytes(), *since))
+        else {
             let name = format!("{} {}", self.what, self.n_allocated);
             let region = self.comm.allocate(&name, bytes, self.sharing)?;
             (self.n_allocated, self.bytes) = (self.n_allocated + 1, self.bytes + bytes);

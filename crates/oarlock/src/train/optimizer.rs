@@ -22,7 +22,11 @@ pub struct OptimizerConfig {
 impl Default for OptimizerConfig {
     /// AdamW (Loshchilov and Hutter 2019) with the defaults of transformers' Trainer.
     fn default() -> OptimizerConfig {
-        OptimizerConfig { rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, weight_decay: 0.0, loss_scale: None }
+        OptimizerConfig {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            weight_decay: 0.0,
+            loss_scale: None,
+        }
     }
 }
 

@@ -17,7 +17,11 @@ use crate::train::OptimizerConfig;
 pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     let hidden_size = HfConfig::read(&config.model.path)?.decoder().hidden_size;
-    Ok(AcceleratorConfig { shard: engine_options(config, hidden_size), threads: config.ranks.threads, cpu_path })
+    Ok(AcceleratorConfig {
+        shard: engine_options(config, hidden_size),
+        threads: config.ranks.threads,
+        cpu_path,
+    })
 }
 
 fn engine_options(config: &TrainConfig, hidden_size: usize) -> Options {

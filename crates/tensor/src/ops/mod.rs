@@ -31,8 +31,8 @@ mod select;
 mod slice;
 mod softmax;
 mod swiglu;
-mod unary;
 pub mod transfer;
+mod unary;
 pub mod update;
 
 pub use attention::{Mask, attention, attention_cached};

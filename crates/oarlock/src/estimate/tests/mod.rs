@@ -10,8 +10,8 @@ use super::*;
 use crate::data::{Batch, StepBatches};
 use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
 use crate::report::speed::PhaseTimer;
-use crate::shard::SeededInit;
 use crate::shard::Options;
+use crate::shard::SeededInit;
 use crate::train::{OptimizerConfig, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 

@@ -1,12 +1,14 @@
 //! What moves in a step, how much stays in memory, and what happens where ranks do not do the same.
 
+mod rules;
+
 use oarlock_comm::{Communicator, Operation, shm};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::optimizer::StepArgs;
+use oarlock_tensor::ops::optimizer::{Rule, StepArgs};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
-use crate::shard::{Engine, Gather, Lifetime, Options, Placements, SeededInit};
 use crate::nn::{Linear, Module, Unit, Visitor};
+use crate::shard::{Engine, Gather, Lifetime, Options, Placements, SeededInit};
 use crate::train::OptimizerConfig;
 
 const DIM: usize = 96;
@@ -65,9 +67,12 @@ fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> 
 }
 
 fn engine(model: &Chain, comm: &Communicator, options: Options) -> Engine {
-    let config = OptimizerConfig::default();
+    engine_with(model, comm, options, OptimizerConfig::default().rule)
+}
+
+fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule) -> Engine {
     let (decays, role) = (&OptimizerConfig::decays, &OptimizerConfig::role);
-    let mut engine = Engine::new(model, comm, &model.device, options, config.rule, decays, role).unwrap();
+    let mut engine = Engine::new(model, comm, &model.device, options, rule, decays, role).unwrap();
     engine.initialize(&mut SeededInit { seed: 1, device: model.device.clone() }).unwrap();
     engine
 }
@@ -84,11 +89,15 @@ fn input(salt: usize, device: &Device) -> Tensor {
 }
 
 fn backward(engine: &Engine, model: &Chain, salt: usize, uses: impl Fn(usize) -> bool) {
+    backward_from(engine, model, salt, 1.0, uses);
+}
+
+fn backward_from(engine: &Engine, model: &Chain, salt: usize, seed: f32, uses: impl Fn(usize) -> bool) {
     let tape = Tape::new();
     let hook: std::sync::Arc<dyn UnitHook> = engine.pass_hook();
     tape.enter_unit(hook);
     let loss = model.loss(&tape.input(&input(salt, &model.device)), uses);
-    tape.backward(&loss, 1.0).unwrap();
+    tape.backward(&loss, seed).unwrap();
 }
 
 /// The bits of all master weights that a rank updates.
@@ -113,10 +122,10 @@ fn ways() -> Vec<(&'static str, Options)> {
         ("ZeRO-3", placed(Placements::PARAMETERS)),
         ("FULL_SHARD, copies", copied(Placements::PARAMETERS)),
         ("FULL_SHARD, no prefetch", Options { prefetch_elems: 0, ..copied(Placements::PARAMETERS) }),
-        ("SHARD_GRAD_OP, copies", Options {
-            lifetime: Lifetime::ForwardToBackward,
-            ..copied(Placements::PARAMETERS)
-        }),
+        (
+            "SHARD_GRAD_OP, copies",
+            Options { lifetime: Lifetime::ForwardToBackward, ..copied(Placements::PARAMETERS) },
+        ),
     ]
 }
 
@@ -207,7 +216,8 @@ fn traffic(options: &Options, units: usize, micro: usize) -> (u64, u64) {
         let model = Chain::new(units, false);
         let mut engine = engine(&model, comm, options.clone());
         let count = || {
-            let of = |operation| comm.traffic().iter().find(|t| t.operation == operation).map_or(0, |t| t.calls);
+            let of =
+                |operation| comm.traffic().iter().find(|t| t.operation == operation).map_or(0, |t| t.calls);
             let reductions = of(Operation::ReduceScatter) + of(Operation::AllReduce);
             (of(Operation::AllGather), reductions)
         };
@@ -228,7 +238,8 @@ fn traffic(options: &Options, units: usize, micro: usize) -> (u64, u64) {
 fn the_number_of_collectives_follows_from_the_placement() {
     let (u, m) = (5, 3);
     let all = ways();
-    let of = |way: &str| traffic(&all.iter().find(|(name, _)| *name == way).unwrap().1, u as usize, m as usize);
+    let of =
+        |way: &str| traffic(&all.iter().find(|(name, _)| *name == way).unwrap().1, u as usize, m as usize);
     assert_eq!(traffic(&Options { placements: Placements::WHOLE, ..Options::default() }, 5, 3), (0, u));
     assert_eq!(of("ZeRO-1"), (u, u));
     assert_eq!(of("ZeRO-2"), (u, m * u));

@@ -1,0 +1,123 @@
+//! How gradients become sums over the ranks: unit by unit during the backward pass where they are divided, all before the
+//! step where they are whole.
+
+use oarlock_comm::{Ready, Region};
+use oarlock_tensor::ops::optimizer::Part;
+use oarlock_tensor::ops::transfer;
+use oarlock_tensor::{DType, FlatBuffer, Store};
+
+use crate::error::Result;
+use crate::shard::group::{Grads, Group};
+use crate::shard::passes::{Core, Now};
+use crate::shard::placement::Placement;
+
+impl Core {
+    /// A place for the gradients of a group, which an op is about to write.
+    pub(super) fn open_slot(&self, index: usize) -> Result<()> {
+        let mut now = self.now();
+        self.open_slot_in(&mut now, index)
+    }
+
+    fn open_slot_in(&self, now: &mut Now, index: usize) -> Result<()> {
+        if now.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
+            let group = &self.groups[index];
+            let slot = now.slots.take(group.layout.n_elems() * 4)?;
+            group.params.attach_grads(slot.flat.clone())?;
+            now.groups[index].slot = Some(slot);
+        }
+        Ok(())
+    }
+
+    /// Sums a group's gradients over the ranks; each adds what it owns to its sums.
+    pub(super) fn reduce(&self, now: &mut Now, index: usize) -> Result<()> {
+        let group = &self.groups[index];
+        let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
+        self.open_slot_in(now, index)?;
+        group.params.zero_untouched()?;
+        let here = &mut now.groups[index];
+        let Some(slot) = here.slot.take() else { return Ok(()) };
+        self.reduce_scatter(group, &slot.region, &slot.flat)?;
+        let owned = group.owners.of(self.mesh.shard.rank()).first().cloned().unwrap_or(0..0);
+        let store = if here.summed { Store::Add } else { Store::Overwrite };
+        here.summed = true;
+        let to = Part { flat: sums, range: 0..owned.len() };
+        transfer::accumulate(&self.device, &Part { flat: &slot.flat, range: owned }, &to, store)?;
+        group.params.detach_grads();
+        group.params.clear_grads();
+        now.slots.give_back(slot)
+    }
+
+    /// Each owner receives the sums of its elements.
+    fn reduce_scatter(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
+        let shard = &self.mesh.shard;
+        let Some(staging) = &self.staging else {
+            for bucket in &group.buckets {
+                shard.reduce_scatter(region, DType::F32, bucket, Ready::now())?.wait()?;
+            }
+            return Ok(());
+        };
+        let dtype = self.options.reduce_dtype;
+        let all = 0..group.layout.n_elems();
+        let (full, half) =
+            (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all.clone() });
+        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
+        for bucket in &group.buckets {
+            shard.reduce_scatter(&staging.region, dtype, bucket, Ready::now())?.wait()?;
+        }
+        let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
+        let (full, half) = (Part { flat, range: owned.clone() }, Part { flat: &staging.flat, range: owned });
+        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+    }
+
+    /// Each rank receives the sums of all elements.
+    fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
+        let shard = &self.mesh.shard;
+        let (all, bucket) = (0..group.layout.n_elems(), self.options.reduce_bucket_elems);
+        let end = all.end;
+        let chunks = all.clone().step_by(bucket).map(|first| first..end.min(first.saturating_add(bucket)));
+        let Some(staging) = &self.staging else {
+            for chunk in chunks {
+                shard.all_reduce(region, DType::F32, chunk, Ready::now())?.wait()?;
+            }
+            return Ok(());
+        };
+        let dtype = self.options.reduce_dtype;
+        let (full, half) = (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all });
+        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
+        for chunk in chunks {
+            shard.all_reduce(&staging.region, dtype, chunk, Ready::now())?.wait()?;
+        }
+        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+    }
+
+    /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
+    pub fn reduce_all(&self) -> Result<()> {
+        let mut now = self.now();
+        let now = &mut *now;
+        self.finish_backward_in(now)?;
+        for (index, group) in self.groups.iter().enumerate() {
+            match &group.grads {
+                Grads::None => {}
+                Grads::Whole(region) => {
+                    group.params.zero_untouched()?;
+                    let Some(flat) = group.params.grads() else { continue };
+                    match self.options.placements.optimizer {
+                        Placement::Sharded => self.reduce_scatter(group, region, &flat)?,
+                        Placement::Whole => self.all_reduce(group, region, &flat)?,
+                    }
+                }
+                Grads::Sharded { across, .. } => {
+                    // Outside of any unit, or in a step without a backward pass.
+                    if now.groups[index].slot.is_some() || !now.groups[index].summed {
+                        self.reduce(now, index)?;
+                    }
+                    if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
+                        let n_elems = region.bytes() / 4;
+                        replica.all_reduce(region, DType::F32, 0..n_elems, Ready::now())?.wait()?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
