@@ -32,7 +32,6 @@ use oarlock_tensor::ops::{HeadLoss, Mask};
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook};
 
 use crate::checkpoint::{self, ClientState, Contents};
-use crate::config::LossScale;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn::Module;
@@ -150,8 +149,7 @@ impl Accelerator {
             &OptimizerConfig::role,
         )?;
         engine.initialize(source)?;
-        let f16 = (self.options.dtype == DType::F16).then_some(LossScale::UNSAID);
-        Ok(Optimizer::new(engine, OptimizerConfig { loss_scale: optimizer.loss_scale.or(f16), ..optimizer }))
+        Ok(Optimizer::new(engine, optimizer))
     }
 
     /// Begins an accumulation window: the ranks agree on the number of targets of the whole step, so that every token

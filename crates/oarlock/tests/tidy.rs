@@ -24,7 +24,18 @@ const EDGES: &[(&str, &[&str])] = &[
     ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
     (
         "train",
-        &["accelerator", "checkpoint", "config", "data", "error", "estimate", "model", "report", "shard"],
+        &[
+            "accelerator",
+            "checkpoint",
+            "config",
+            "data",
+            "error",
+            "estimate",
+            "model",
+            "nn",
+            "report",
+            "shard",
+        ],
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("launch", &["error"]),
@@ -46,7 +57,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("rank", &["error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "estimate", "report"]),
+    ("error", &["checkpoint", "data", "estimate", "report", "train"]),
     ("main", &[]),
 ];
 

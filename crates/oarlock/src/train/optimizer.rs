@@ -1,5 +1,6 @@
 //! The optimizer over a prepared model: a rule, weight decay for matrices only, clipping.
 
+use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{Role, Rule, StepArgs};
 
 use crate::config::LossScale;
@@ -15,7 +16,7 @@ pub struct OptimizerConfig {
     pub rule: Rule,
     /// Weight decay of the parameters that decay.
     pub weight_decay: f64,
-    /// How the loss is scaled before the backward pass, for f16.
+    /// How the loss is scaled before the backward pass; by default DeepSpeed's dynamic scale in f16, and not otherwise.
     pub loss_scale: Option<LossScale>,
 }
 
@@ -74,7 +75,8 @@ pub enum Stepped {
 
 impl Optimizer {
     pub(crate) fn new(engine: Engine, config: OptimizerConfig) -> Optimizer {
-        let scaler = config.loss_scale.map(LossScaler::new);
+        let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
+        let scaler = config.loss_scale.or(in_f16).map(LossScaler::new);
         Optimizer { engine, weight_decay: config.weight_decay, scaler, found: None }
     }
 
