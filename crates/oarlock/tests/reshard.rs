@@ -101,8 +101,12 @@ fn run(data: &Data, ranks: usize, options: &Options, leg: Leg<'_>) -> (Vec<u64>,
 
 /// The elements of a tensor of a checkpoint's merged weights.
 fn merged(checkpoint: &Path, out: &Path) -> Vec<(String, Vec<u32>)> {
-    merge_weights(checkpoint, out, &MergeOptions { tag: None, dtype: Some(DType::F32), max_shard_bytes: 1 << 30 })
-        .unwrap();
+    merge_weights(
+        checkpoint,
+        out,
+        &MergeOptions { tag: None, dtype: Some(DType::F32), max_shard_bytes: 1 << 30 },
+    )
+    .unwrap();
     let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let values = |bytes: &[u8]| bytes.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();

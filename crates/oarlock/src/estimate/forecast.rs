@@ -46,7 +46,7 @@ impl Forecast {
     /// # Errors
     /// [`Error::Memory`] with what would fit.
     pub fn new(config: &TrainConfig, model: &Decoder, device: &Device) -> Result<Forecast> {
-        let settings = settings_of(config);
+        let settings = settings_of(config, model.config().hidden_size);
         let evaluates = config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
@@ -115,7 +115,7 @@ impl Forecast {
 }
 
 /// What a configuration says about memory.
-fn settings_of(config: &TrainConfig) -> Settings {
+fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
     let shard = &config.shard;
     let of = |precision| match precision {
         Precision::F32 => DType::F32,
@@ -137,6 +137,7 @@ fn settings_of(config: &TrainConfig) -> Settings {
     };
     let mut settings = Settings::new(of(config.train.precision), stage, config.ranks.num_processes);
     settings.optim = optim;
+    settings.prefetch_elems = shard.prefetch.of(hidden_size);
     settings.reduce_dtype = shard.reduce_precision.map_or(DType::F32, of);
     for (offload, place) in [
         (&shard.offload_parameters, &mut settings.parameters),

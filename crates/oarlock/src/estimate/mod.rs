@@ -108,6 +108,8 @@ pub struct Settings {
     pub sub_group_elems: usize,
     /// Buffers of that size.
     pub buffers: usize,
+    /// Elements that are gathered ahead of their use, where parameters come from files.
+    pub prefetch_elems: usize,
     /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
     pub gather_copies: bool,
     /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
@@ -126,6 +128,7 @@ impl Settings {
             parameters: Offload::Memory,
             sub_group_elems: 1 << 22,
             buffers: 4,
+            prefetch_elems: 50_000_000,
             gather_copies: false,
             reduce_dtype: DType::F32,
         }

@@ -1,6 +1,6 @@
 //! The sizes of a model's units: all that model states depend on.
 
-use oarlock_tensor::{DType, Shape};
+use oarlock_tensor::{DType, Param, Shape};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
@@ -11,6 +11,8 @@ use crate::shard::{Grain, Layout};
 pub struct ModelSize {
     /// For each unit its groups by dtype of the working copy.
     pub(super) units: Vec<Vec<(DType, Layout)>>,
+    /// For each unit the earlier ones whose weights it uses, too.
+    pub(super) shared: Vec<Vec<usize>>,
     /// Whether units and shapes are those of a model; otherwise only the count is known.
     pub(super) known: bool,
 }
@@ -21,10 +23,15 @@ impl ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
             Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks)
         };
-        let units = units_of(model).into_iter().map(|unit| {
+        let found = units_of(model);
+        let units = found.iter().map(|unit| {
             unit.by_dtype(dtype).into_iter().map(|(dtype, params)| (dtype, layout(&params))).collect()
         });
-        ModelSize { units: units.collect(), known: true }
+        let home = |param: &Param| {
+            found.iter().position(|unit| unit.params.iter().any(|own| own.param.id() == param.id()))
+        };
+        let shared = found.iter().map(|unit| unit.shared.iter().filter_map(home).collect());
+        ModelSize { units: units.collect(), shared: shared.collect(), known: true }
     }
 
     /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
@@ -45,7 +52,7 @@ impl ModelSize {
         if n_params > largest {
             units.push(unit(n_params - largest)?);
         }
-        Ok(ModelSize { units, known: false })
+        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, known: false })
     }
 
     /// All parameters.
@@ -80,6 +87,30 @@ impl ModelSize {
     /// Whether activations can be computed, and the largest unit is known.
     pub fn is_known(&self) -> bool {
         self.known
+    }
+
+    /// The most that is open at a time while the units are gone through from the last to the first, by `weigh` of a
+    /// unit's groups: those of a unit, of `ahead` elements that come next, and of shared weights until their first use.
+    pub(super) fn most_open(&self, ahead: usize, weigh: impl Fn(&[(DType, Layout)]) -> u64) -> u64 {
+        let elems = |unit: usize| -> usize { self.units[unit].iter().map(|(_, l)| l.n_elems()).sum() };
+        let mut most = 0;
+        let mut held = std::collections::BTreeSet::new();
+        for unit in (0..self.units.len()).rev() {
+            held.extend(self.shared[unit].iter().copied());
+            let mut open = held.clone();
+            open.insert(unit);
+            let mut sum = 0;
+            for next in (0..unit).rev() {
+                sum += elems(next);
+                if sum > ahead {
+                    break;
+                }
+                open.insert(next);
+            }
+            most = most.max(open.iter().map(|&unit| weigh(&self.units[unit])).sum());
+            held.remove(&unit);
+        }
+        most
     }
 
     pub(super) fn layouts(&self) -> impl Iterator<Item = &(DType, Layout)> {

@@ -5,7 +5,7 @@
 //!
 //!                     DDP      ZeRO-1     ZeRO-2        ZeRO-3
 //! working weights     S·E      S·E/N      S·E/N         S·E/N       one copy for all ranks from ZeRO-1 on
-//! gradients (f32)     4·E      4·E        4·E/N + 4·U   4·E/N + 4·U
+//! gradients (f32)     4·E      4·E        4·E/N + 4·U   4·E/N + 4·U   and shared weights until their first use
 //! master weights      4·E      4·E/N      4·E/N         4·E/N       none where the working copy is f32
 //! AdamW's moments     8·E      8·E/N      8·E/N         8·E/N
 //! ```
@@ -16,6 +16,7 @@
 use oarlock_tensor::{DType, Shape};
 
 use super::{ModelSize, Offload, Optim, Part, Settings, Stage};
+use crate::shard::Layout;
 
 /// The model states of a training, part by part.
 pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
@@ -30,13 +31,21 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let share = Share::new(size, stage, ranks);
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
-    let unit_bytes = if size.known { largest(size, |dtype| dtype.size() as u64) } else { 0 };
+    let open_grads = |groups: &[(DType, Layout)]| groups.iter().map(|(_, l)| 4 * l.n_elems() as u64).sum();
+    let leaving = if size.known { size.most_open(0, open_grads) } else { 0 };
+    let open_weights = |groups: &[(DType, Layout)]| -> u64 {
+        groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
+    };
+    let windows = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
 
     let weights = match (stage, settings.parameters) {
         (Stage::Whole, _) => Part::each("working weights", working, ranks),
-        (Stage::Parameters, Offload::Nvme) => {
-            Part::each("weights between file and use", settings.buffers as u64 * unit_bytes, ranks)
-        }
+        (Stage::Parameters, Offload::Nvme) => Part {
+            name: "weights between file and use",
+            rank: windows.div_ceil(n),
+            machine: windows,
+            shared: true,
+        },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
     let gradients = match stage {
@@ -45,8 +54,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         }
         Stage::Gradients | Stage::Parameters => Part {
             name: "gradients",
-            rank: 4 * (share.all + unit),
-            machine: 4 * (all + n * unit),
+            rank: 4 * share.all + leaving,
+            machine: 4 * all + n * leaving,
             shared: true,
         },
     };
@@ -68,15 +77,22 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
             parts.push(divided("optimizer state", 4 * rank, 4 * total));
         }
         Offload::Nvme => {
-            let kinds = 1 + elementwise(settings.optim).unwrap_or(2);
-            let group = (settings.sub_group_elems as u64).min(owned.0);
+            let moments = elementwise(settings.optim).unwrap_or(2);
+            let in_files = u64::from(settings.parameters == Offload::Nvme);
+            let kinds = moments + u64::from(settings.dtype != DType::F32) + in_files;
+            // A piece is of one group at most.
+            let group = (settings.sub_group_elems as u64).min(unit.div_ceil(n).max(1));
             let bytes = 4 * kinds * group * settings.buffers as u64;
             parts.push(Part::each("optimizer state between file and use", bytes, ranks));
         }
     }
     if stage == Stage::Parameters && settings.gather_copies {
-        // The unit in use and the one that is fetched ahead.
-        parts.push(Part::each("gathered weights", 2 * unit_bytes, ranks));
+        parts.push(Part {
+            name: "gathered weights",
+            rank: windows.div_ceil(n),
+            machine: windows,
+            shared: true,
+        });
     }
     if settings.reduce_dtype != DType::F32 && ranks > 1 {
         let bytes = settings.reduce_dtype.size() as u64 * unit;
@@ -110,7 +126,7 @@ impl Share {
 
 /// The sum over the elements of the unit for which it is the largest.
 fn largest(size: &ModelSize, bytes: fn(DType) -> u64) -> u64 {
-    let of = |unit: &Vec<(DType, crate::shard::Layout)>| -> u64 {
+    let of = |unit: &Vec<(DType, Layout)>| -> u64 {
         unit.iter().map(|(dtype, layout)| bytes(*dtype) * layout.n_elems() as u64).sum()
     };
     size.units.iter().map(of).max().unwrap_or(0)

@@ -43,12 +43,17 @@ impl Windows {
         self.bytes
     }
 
-    /// A window of at least `bytes` bytes that no rank uses any more; the smallest that there is.
+    /// A window of at least `bytes` bytes that no rank uses any more; the smallest that there is, but none of twice the
+    /// size, which something large will want.
     ///
     /// # Errors
     /// No memory, or a rank failed.
     pub fn take(&mut self, bytes: usize) -> Result<Window> {
-        let fitting = self.free.iter().enumerate().filter(|(_, (window, _))| window.region.bytes() >= bytes);
+        let fitting = self
+            .free
+            .iter()
+            .enumerate()
+            .filter(|(_, (window, _))| (bytes..=2 * bytes).contains(&window.region.bytes()));
         let Some((index, _)) = fitting.min_by_key(|(_, (window, since))| (window.region.bytes(), *since))
         else {
             let name = format!("{} {}", self.what, self.n_allocated);
