@@ -13,7 +13,7 @@ use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Gather, Lifetime, Offload, Options, Placements};
 use oarlock::train::{Stepped, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig};
+use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 
@@ -28,13 +28,18 @@ struct Data {
 
 impl Data {
     fn open(model: &str) -> Data {
-        let dir = golden().with_file_name(format!("train-{model}"));
+        Data::with(golden().with_file_name(format!("train-{model}")), 32)
+    }
+
+    /// The text of a golden trajectory, for any model with as many tokens at least.
+    fn with(dir: PathBuf, len: usize) -> Data {
+        let text = if dir.join("text.jsonl").exists() { dir.clone() } else { golden() };
         let caches = tempfile::tempdir().unwrap();
-        let tokenizer = Tokenizer::open(&dir).unwrap();
-        let source = Source::resolve("text.jsonl", &dir, None).unwrap();
+        let tokenizer = Tokenizer::open(&text).unwrap();
+        let source = Source::resolve("text.jsonl", &text, None).unwrap();
         let cache = TokenCache::build(caches.path(), &source, &tokenizer, &mut |_| ()).unwrap();
         let cache = Arc::new(TokenCache::open(&cache.path).unwrap());
-        let settings = RowSettings { packing: Packing::Concat, len: 32, special: tokenizer.special() };
+        let settings = RowSettings { packing: Packing::Concat, len, special: tokenizer.special() };
         let rows = Arc::new(Rows::new(cache, &settings).unwrap());
         Data { dir, rows, _caches: caches }
     }
@@ -60,9 +65,12 @@ fn rank(
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-    let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+    let mut weights: Box<dyn WeightSource> = match data.dir.join("model.safetensors").exists() {
+        true => Box::new(SafetensorsSource::open(&data.dir, &hf, &model).unwrap()),
+        false => Box::new(SeededInit { seed: 3, device: accelerator.device().clone() }),
+    };
     let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-    let mut optimizer = accelerator.prepare(&model, adamw, &mut weights).unwrap();
+    let mut optimizer = accelerator.prepare(&model, adamw, weights.as_mut()).unwrap();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let micro_batch = 4 / accumulation;
     let sampler =
@@ -171,6 +179,31 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
         }
     }
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
+}
+
+/// The model of the bench, once; `cargo test --release --test placements -- --ignored --nocapture`.
+#[test]
+#[ignore = "takes some minutes"]
+fn a_model_of_26_million_parameters_has_the_same_bits_too() {
+    let disk = tempfile::tempdir().unwrap();
+    let data = Data::with(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/models/26m"), 64);
+    for (ranks, dtype) in [(2, DType::F32), (2, DType::BF16), (4, DType::F32), (4, DType::BF16)] {
+        let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), 20, 1);
+        println!("{ranks} ranks, {dtype}: DDP ends with the loss {:x}", whole.losses[19].0);
+        for (way, mut options) in ways(ranks, dtype, disk.path()) {
+            if options.reduce_bucket_elems < 10_000 {
+                options.reduce_bucket_elems = 1_000_000;
+            }
+            for offload in [&mut options.offload_optimizer, &mut options.offload_params].into_iter().flatten()
+            {
+                offload.sub_group_elems = 1_000_000;
+            }
+            let trace = train(&data, ranks, &options, 20, 1);
+            assert_eq!(trace.losses, whole.losses, "{ranks} ranks, {dtype}: {way}");
+            assert!(trace.state == whole.state, "{ranks} ranks, {dtype}: {way}: other weights");
+            println!("  the same: {way}");
+        }
+    }
 }
 
 #[test]

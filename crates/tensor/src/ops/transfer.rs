@@ -96,7 +96,7 @@ fn outside(op: &'static str, range: &std::ops::Range<usize>, flat: &FlatBuffer) 
 mod tests {
     use super::*;
     use crate::cpu::Isa;
-    use crate::dtype::{Float, bf16};
+    use crate::dtype::bf16;
     use crate::par::Par;
 
     fn flat(device: &Device, values: &[f32]) -> FlatBuffer {
