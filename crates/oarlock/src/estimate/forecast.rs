@@ -25,6 +25,8 @@ const N_WINDOWS: u64 = 4;
 #[derive(Debug)]
 pub struct Forecast {
     estimate: Estimate,
+    /// Bytes of a rank that activation checkpointing saves.
+    saved: u64,
     /// The most of this rank's PSS at the ends of steps.
     peak: u64,
     /// Steps between lines on memory; 0 for none.
@@ -64,7 +66,13 @@ impl Forecast {
             let fitting = proposals(model, device, shape, settings, program, &fits)?;
             return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
         }
-        Ok(Forecast { estimate, peak: 0, every: config.log.memory_steps as u64 })
+        let mut saved = 0;
+        if config.train.recompute != config::Recompute::None {
+            let keeps_all = Decoder::new(model.config().clone(), config.data.cutoff_len)?;
+            let kept = predict(&keeps_all, device, shape, settings, program)?;
+            saved = kept.rank().saturating_sub(estimate.rank());
+        }
+        Ok(Forecast { estimate, saved, peak: 0, every: config.log.memory_steps as u64 })
     }
 
     /// The prediction.
@@ -74,7 +82,11 @@ impl Forecast {
 
     /// The prediction as a line of the log.
     pub fn line(&self) -> String {
-        format!("memory: predicted {}", needs(&self.estimate))
+        let saved = match self.saved {
+            0 => String::new(),
+            bytes => format!("; activation checkpointing saves {}", readable(bytes)),
+        };
+        format!("memory: predicted {}{saved}", needs(&self.estimate))
     }
 
     /// After step `done` of a run that began after `first` and ends after `last`: measures where that says most, and
@@ -100,8 +112,9 @@ impl Forecast {
         ))
     }
 
-    /// What was predicted and what was measured, at the end of a run; `None` where nothing was measured.
-    pub fn compared(&self) -> Option<String> {
+    /// What was predicted and what was measured, at the end of a run; `None` where nothing can be measured.
+    pub fn compared(&mut self) -> Option<String> {
+        self.peak = self.peak.max(ProcessMemory::current().map_or(0, |own| own.pss));
         let predicted = self.estimate.rank();
         (self.peak > 0).then(|| {
             format!(

@@ -348,7 +348,7 @@ impl<'a> Run<'a> {
                 let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
                 text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
             }
-            if let Some(line) = self.forecast.as_ref().and_then(Forecast::compared) {
+            if let Some(line) = self.forecast.as_mut().and_then(Forecast::compared) {
                 text.push_str(&format!("\n{line}"));
             }
             journal.message(&text)?;
