@@ -26,7 +26,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Of bytes in memory that lie at `offset`, by [`Algorithm::Xxh3`].
+    /// Of bytes in memory that lie at `offset`, by XXH3.
     pub fn of(offset: u64, bytes: &[u8]) -> Sum {
         Sum { offset, bytes: bytes.len() as u64, hash: hex(XxHash3_64::oneshot(bytes)) }
     }

@@ -1,6 +1,6 @@
 //! Training: the story of a step, the run around it, and what a step needs (optimizer, schedule).
 //!
-//! Begin with [`step`].
+//! Begin with `step`.
 
 mod data;
 mod journal;

@@ -1,7 +1,7 @@
 //! Matrix products on the CPU: C = A · B or C += A · B for f32, bf16 and f16, accumulated in f32.
 //!
 //! One packed design: B is copied into panels, A is read in place or packed, and a micro-kernel of the instruction set
-//! computes register tiles ([`kernel`]). A product of a few rows reads B in place instead ([`rows`]). Every element of C is
+//! computes register tiles (`kernel`). A product of a few rows reads B in place instead (`rows`). Every element of C is
 //! summed in an order that depends on the shape and the code path only, never on the number of threads.
 
 mod block;
