@@ -186,7 +186,7 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
 #[ignore = "takes some minutes"]
 fn a_model_of_26_million_parameters_has_the_same_bits_too() {
     let disk = tempfile::tempdir().unwrap();
-    let data = Data::with(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/models/26m"), 64);
+    let data = Data::with(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/models/26m"), 16);
     for (ranks, dtype) in [(2, DType::F32), (2, DType::BF16), (4, DType::F32), (4, DType::BF16)] {
         let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), 20, 1);
         println!("{ranks} ranks, {dtype}: DDP ends with the loss {:x}", whole.losses[19].0);
