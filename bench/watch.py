@@ -12,6 +12,7 @@ import threading
 import time
 
 INTERVAL = 0.05
+MOST_RANKS = 64
 
 
 def parents():
@@ -51,6 +52,8 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.root, self.ended = root, threading.Event()
         self.peaks_kb, self.total_kb, self.n_samples = {}, 0, 0
+        # The largest processes of each moment, in order.
+        self.moments = []
 
     def run(self):
         while not self.ended.wait(INTERVAL):
@@ -58,6 +61,7 @@ class Watch(threading.Thread):
             for pid, size in sizes.items():
                 self.peaks_kb[pid] = max(size, self.peaks_kb.get(pid, 0))
             self.total_kb = max(self.total_kb, sum(sizes.values()))
+            self.moments.append(sorted(sizes.values(), reverse=True)[:MOST_RANKS])
             self.n_samples += 1
 
     def stop(self):
@@ -65,8 +69,12 @@ class Watch(threading.Thread):
         self.join()
 
     def of_ranks_mb(self, n_ranks):
-        """The peaks of the largest processes, as many as there are ranks; launchers are smaller."""
-        return [size / 1024 for size in sorted(self.peaks_kb.values(), reverse=True)[:n_ranks]]
+        """The peaks of the largest processes, as many as there are ranks; launchers are smaller. Moments in which a rank
+        is not there any more do not count: those that are left are charged for the pages that they shared with it."""
+        moments = [moment for moment in self.moments if len(moment) >= n_ranks]
+        least = max((moment[n_ranks - 1] for moment in moments), default=0)
+        all_there = [moment for moment in moments if moment[n_ranks - 1] >= least / 2]
+        return [max(moment[rank] for moment in all_there) / 1024 for rank in range(n_ranks)] if all_there else []
 
 
 def main():

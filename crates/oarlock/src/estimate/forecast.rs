@@ -16,7 +16,7 @@ use crate::model::{Decoder, Recompute};
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, code
 /// that was not used before, the allocator's slack, stacks.
-const LATER_BYTES: u64 = 8 << 20;
+const LATER_BYTES: u64 = 2 << 20;
 
 /// Windows of batches that the loader and the step hold at a time.
 const N_WINDOWS: u64 = 4;
@@ -112,9 +112,10 @@ impl Forecast {
         ))
     }
 
-    /// What was predicted and what was measured, at the end of a run; `None` where nothing can be measured.
-    pub fn compared(&mut self) -> Option<String> {
-        self.peak = self.peak.max(ProcessMemory::current().map_or(0, |own| own.pss));
+    /// What was predicted and what was measured, at the end of a run; `None` where nothing was measured. `end` is the
+    /// most that any rank has at the end.
+    pub fn compared(&mut self, end: u64) -> Option<String> {
+        self.peak = self.peak.max(end);
         let predicted = self.estimate.rank();
         (self.peak > 0).then(|| {
             format!(

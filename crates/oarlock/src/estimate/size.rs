@@ -55,6 +55,14 @@ impl ModelSize {
         Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, known: false })
     }
 
+    /// The same, with what ranks own cut at other places.
+    pub(super) fn divided_by(&self, grain: Grain) -> ModelSize {
+        let cut = |unit: &Vec<(DType, Layout)>| -> Vec<(DType, Layout)> {
+            unit.iter().map(|(dtype, layout)| (*dtype, layout.clone().with_grain(grain))).collect()
+        };
+        ModelSize { units: self.units.iter().map(cut).collect(), ..self.clone() }
+    }
+
     /// All parameters.
     pub fn n_params(&self) -> usize {
         self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()

@@ -13,13 +13,17 @@
 //! A rank reads the gradients of the others where they lie, so their pages are shared: what it is charged for theirs
 //! is what they are charged less for its reading, and each rank is left with 4·E.
 
+use std::ops::Range;
+
 use oarlock_tensor::{DType, Shape};
 
 use super::{ModelSize, Offload, Optim, Part, Settings, Stage};
-use crate::shard::Layout;
+use crate::shard::{Grain, Layout};
 
 /// The model states of a training, part by part.
 pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
+    let grain = if elementwise(settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
+    let size = &size.divided_by(grain);
     let Settings { stage, ranks, .. } = *settings;
     let n = ranks as u64;
     let elems = |dtype_bytes: fn(DType) -> u64| -> u64 {
@@ -28,7 +32,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let working = elems(|dtype| dtype.size() as u64);
     let all = elems(|_| 1);
     let with_master = elems(|dtype| u64::from(dtype != DType::F32));
-    let share = Share::new(size, stage, ranks);
+    let kept = size.layouts().map(|(_, l)| kept_elems(l, 0..l.n_elems(), settings.optim)).sum();
+    let share = Share::largest(size, settings);
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
     let open_grads = |groups: &[(DType, Layout)]| groups.iter().map(|(_, l)| 4 * l.n_elems() as u64).sum();
@@ -60,21 +65,18 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         },
     };
     let mut parts = vec![weights, gradients];
-    let owned = if stage == Stage::Whole { (all, with_master) } else { (share.all, share.with_master) };
+    let owned = match stage {
+        Stage::Whole => Share { all, with_master, kept },
+        _ => share,
+    };
     match settings.optimizer {
         Offload::Memory => {
             let divided = |name, rank, total| match stage {
                 Stage::Whole => Part::each(name, total, ranks),
                 _ => Part { name, rank, machine: total, shared: false },
             };
-            parts.push(divided("master weights", 4 * owned.1, 4 * with_master));
-            let total = optimizer_elems(size, settings.optim);
-            // States that are not of one element each are divided by whole parameters, near enough evenly.
-            let rank = match elementwise(settings.optim) {
-                Some(kinds) => kinds * owned.0,
-                None => total.div_ceil(n),
-            };
-            parts.push(divided("optimizer state", 4 * rank, 4 * total));
+            parts.push(divided("master weights", 4 * owned.with_master, 4 * with_master));
+            parts.push(divided("optimizer state", 4 * owned.kept, 4 * kept));
         }
         Offload::Nvme => {
             let moments = elementwise(settings.optim).unwrap_or(2);
@@ -102,25 +104,32 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     parts
 }
 
-/// What the rank with the largest share owns.
+/// Elements that a rank updates, those of them with master weights, and the numbers that the optimizer keeps for them.
 struct Share {
     all: u64,
     with_master: u64,
+    kept: u64,
 }
 
 impl Share {
-    fn new(size: &ModelSize, stage: Stage, ranks: usize) -> Share {
-        let of = |rank: usize, only_master: bool| -> u64 {
-            size.layouts()
-                .filter(|(dtype, _)| !only_master || *dtype != DType::F32)
-                .map(|(_, layout)| layout.owned(rank, ranks).len() as u64)
-                .sum()
+    /// Of the rank with the most.
+    fn largest(size: &ModelSize, settings: &Settings) -> Share {
+        let Settings { stage, ranks, optim, .. } = *settings;
+        let of = |rank: usize| -> Share {
+            let mut share = Share { all: 0, with_master: 0, kept: 0 };
+            for (dtype, layout) in size.layouts() {
+                let owned = layout.owned(rank, ranks);
+                share.all += owned.len() as u64;
+                share.with_master += if *dtype == DType::F32 { 0 } else { owned.len() as u64 };
+                share.kept += kept_elems(layout, owned, optim);
+            }
+            share
         };
-        // Moments, and from ZeRO-2 on gradients, of all elements; master weights of some.
-        let each = if stage >= Stage::Gradients { 12 } else { 8 };
-        let bytes = |rank: usize| each * of(rank, false) + 4 * of(rank, true);
-        let most = (0..ranks).max_by_key(|&rank| bytes(rank)).unwrap_or(0);
-        Share { all: of(most, false), with_master: of(most, true) }
+        // From ZeRO-2 on gradients, too.
+        let gradients = u64::from(stage >= Stage::Gradients);
+        let bytes = |share: &Share| 4 * (gradients * share.all + share.with_master + share.kept);
+        let shares = (0..ranks).map(of);
+        shares.max_by_key(bytes).unwrap_or(Share { all: 0, with_master: 0, kept: 0 })
     }
 }
 
@@ -142,17 +151,17 @@ fn elementwise(optim: Optim) -> Option<u64> {
     }
 }
 
-/// The numbers that an optimizer keeps for a model, besides master weights.
-fn optimizer_elems(size: &ModelSize, optim: Optim) -> u64 {
+/// The numbers that an optimizer keeps for elements of a group, besides master weights.
+fn kept_elems(layout: &Layout, range: Range<usize>, optim: Optim) -> u64 {
     if let Some(kinds) = elementwise(optim) {
-        return kinds * size.layouts().map(|(_, layout)| layout.n_elems() as u64).sum::<u64>();
+        return kinds * range.len() as u64;
     }
     let of = |name: &str, shape: &Shape| match (optim, shape.sizes()) {
         (Optim::Factored, [rest @ .., rows, cols]) => rest.iter().product::<usize>() * (rows + cols),
-        (Optim::Muon, [_, _]) if !name.contains("embed") && !name.contains("head") => shape.n_elems(),
+        (Optim::Muon, [_, _]) if !name.contains("embed") && !name.contains("lm_head") => shape.n_elems(),
         (Optim::Muon, _) => 2 * shape.n_elems(),
         _ => shape.n_elems(),
     };
-    let params = size.layouts().flat_map(|(_, layout)| layout.params());
-    params.map(|p| of(&p.name, &p.place.shape) as u64).sum()
+    let params = layout.parts(range).map(|(index, _)| &layout.params()[index]);
+    params.map(|param| of(&param.name, &param.place.shape) as u64).sum()
 }

@@ -71,6 +71,12 @@ impl Layout {
         Layout { params: placed, n_elems: end, grain }
     }
 
+    /// The same places, cut into other grains.
+    #[must_use]
+    pub fn with_grain(self, grain: Grain) -> Layout {
+        Layout { grain, ..self }
+    }
+
     /// The parameters in order.
     pub fn params(&self) -> &[LayoutParam] {
         &self.params

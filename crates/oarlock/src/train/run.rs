@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::Accelerator;
@@ -334,6 +335,10 @@ impl<'a> Run<'a> {
             let output = &self.config.save.output_dir;
             save_model(output, comm, self.optimizer.engine(), self.model_files()?)?;
         }
+        // All together, so that pages that ranks share are counted alike.
+        self.accelerator.wait_for_everyone()?;
+        let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
+        self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
             let samples = self.position - self.first_position;
@@ -348,7 +353,9 @@ impl<'a> Run<'a> {
                 let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
                 text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
             }
-            if let Some(line) = self.forecast.as_mut().and_then(Forecast::compared) {
+            if let Some(line) =
+                self.forecast.as_mut().and_then(|forecast| forecast.compared(memory[0] as u64))
+            {
                 text.push_str(&format!("\n{line}"));
             }
             journal.message(&text)?;
