@@ -5,6 +5,7 @@
 //! Sums over elements go by the layout's blocks, sums over ranks by a fixed tree, so the bits of a step do not depend
 //! on the placement.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Ready, Scalar};
@@ -82,11 +83,13 @@ impl Engine {
             rule: &rule,
             optimizer_file: offload_file(options.offload_optimizer.as_ref())?,
             params_file: offload_file(options.offload_params.as_ref())?,
+            first_blocks: HashMap::new(),
             n_blocks: 0,
         };
         let found = units_of(model);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
         for unit in &found {
+            maker.count(&unit.params);
             let mut kinds: Vec<(Kind, Vec<NamedParam>)> = Vec::new();
             for named in &unit.params {
                 let kind = Kind::of(named, &options, shares_memory, unit.run.is_some());

@@ -1,6 +1,7 @@
 //! Groups: the parameters of a unit that are held alike (one dtype, trained or frozen, sharded or not), with the homes
 //! of their weights, gradients and optimizer state.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, Place};
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::column::{Column, Store};
-use crate::shard::layout::{Grain, Layout};
+use crate::shard::layout::{BLOCK, Grain, Layout};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::state::{GroupState, MASTER};
@@ -91,10 +92,20 @@ pub(super) struct Maker<'a> {
     /// Files for offloaded state, and their length so far.
     pub optimizer_file: Option<(Arc<File>, u64)>,
     pub params_file: Option<(Arc<File>, u64)>,
+    /// The blocks of the model so far: what each parameter's begin with, by its id, however it is grouped.
+    pub first_blocks: HashMap<usize, usize>,
     pub n_blocks: usize,
 }
 
 impl Maker<'_> {
+    /// Numbers the blocks of parameters that come next in the model.
+    pub fn count(&mut self, named: &[NamedParam]) {
+        for named in named {
+            self.first_blocks.insert(named.param.id(), self.n_blocks);
+            self.n_blocks += named.param.shape().n_elems().div_ceil(BLOCK);
+        }
+    }
+
     /// A group of parameters that are held alike. `in_unit` says whether a unit's hooks surround their use.
     pub fn group(
         &mut self,
@@ -131,11 +142,8 @@ impl Maker<'_> {
         let (weights, working) = self.weights(index, kind, &layout, &updated, &params)?;
         let grads = self.grads(index, kind, in_unit, &layout, &owned, &params)?;
         let state = self.state(kind, &layout, &roles, updated, saved, working)?;
-        let mut first_blocks = Vec::new();
-        for param in layout.params() {
-            first_blocks.push(self.n_blocks);
-            self.n_blocks += param.n_blocks();
-        }
+        let first_block = |p: &NamedParam| self.first_blocks.get(&p.param.id()).copied().unwrap_or(0);
+        let first_blocks = named.iter().map(first_block).collect();
         Ok(Group {
             inits: named.iter().map(|p| p.param.init()).collect(),
             roles,
