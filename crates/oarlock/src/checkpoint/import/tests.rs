@@ -95,7 +95,7 @@ fn an_engine_goes_on_from_it_and_the_weights_merge() {
     let config = HfConfig::read(&to).unwrap();
     let model = Decoder::new(config.decoder().clone(), 8).unwrap();
     let comm = shm::threads(1).unwrap().pop().unwrap();
-    let mut engine = bare_engine(&model, &comm, Placements::default(), DType::BF16);
+    let mut engine = bare_engine(&model, &comm, Placements::OPTIMIZER, DType::BF16);
     let client = load(&to, &comm, &mut engine).unwrap();
     assert_eq!((client.step, engine.n_steps()), (3, 3));
 
