@@ -23,9 +23,11 @@ pub struct TorchFile {
     /// Where it is.
     pub path: PathBuf,
     file: File,
-    /// Where storages lie, and their sizes in bytes.
-    storages: HashMap<String, (u64, u64)>,
+    storages: Storages,
 }
+
+/// By their names, where storages lie, and their sizes in bytes.
+type Storages = HashMap<String, (u64, u64)>;
 
 /// Elements that lie in a file in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +116,7 @@ impl TorchFile {
 }
 
 /// Where the storages lie, and the bytes of the pickle.
-fn read(file: &File) -> std::result::Result<(HashMap<String, (u64, u64)>, Vec<u8>), ImportProblem> {
+fn read(file: &File) -> std::result::Result<(Storages, Vec<u8>), ImportProblem> {
     let bad = |why: String| ImportProblem::Container { why };
     let file_bytes = file.metadata().map_err(|cause| bad(cause.to_string()))?.len();
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|cause| bad(cause.to_string()))?;

@@ -37,6 +37,9 @@ const OWN_KEYS: [&str; 19] = [
     "ds_version",
 ];
 
+/// Names with their shapes, in the order in which they lie.
+pub type Shapes = Vec<(String, Vec<usize>)>;
+
 /// What a file with model states says.
 pub struct Model<'a> {
     /// The file.
@@ -74,7 +77,7 @@ impl<'a> Model<'a> {
     ///
     /// # Errors
     /// When they are not there.
-    pub fn groups(&self) -> Result<Vec<Vec<(String, Vec<usize>)>>> {
+    pub fn groups(&self) -> Result<Vec<Shapes>> {
         let bad = || unexpected(self.path, "param_shapes", "a list of dictionaries of shapes");
         let groups = need(self.path, self.view, "param_shapes")?.elements().ok_or_else(bad)?;
         groups.map(|group| shapes_of(group).ok_or_else(bad)).collect()
@@ -220,7 +223,7 @@ fn unwrapped(mut name: &str) -> &str {
     name
 }
 
-fn shapes_of(group: View<'_>) -> Option<Vec<(String, Vec<usize>)>> {
+fn shapes_of(group: View<'_>) -> Option<Shapes> {
     let shape = |(name, shape): (View<'_>, View<'_>)| {
         let shape = shape.elements()?.map(View::count).collect::<Option<Vec<u64>>>()?;
         Some((name.text()?.to_string(), sizes(shape)?))

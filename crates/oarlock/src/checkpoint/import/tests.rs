@@ -21,8 +21,12 @@ use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::shard::{MASTER, Placements};
 
-const CASES: [(&str, u64, DType); 3] =
-    [("stage1-bf16", 1, DType::BF16), ("stage2-f32", 2, DType::F32), ("stage3-bf16", 3, DType::BF16)];
+const CASES: [(&str, u64, DType); 4] = [
+    ("stage1-bf16", 1, DType::BF16),
+    ("stage1-bf16-f32-gradients", 1, DType::BF16),
+    ("stage2-f32", 2, DType::F32),
+    ("stage3-bf16", 3, DType::BF16),
+];
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepspeed").join(case)
@@ -190,7 +194,7 @@ fn read_all(dir: &Path) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn no_damage_panics(case in 0usize..3, changes in prop::collection::vec((0usize..1 << 20, any::<u8>()), 1..6)) {
+    fn no_damage_panics(case in 0usize..CASES.len(), changes in prop::collection::vec((0usize..1 << 20, any::<u8>()), 1..6)) {
         let site = copy_of(CASES[case].0);
         let dir = site.path().join("global_step3");
         let mut paths: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -43,8 +43,9 @@ pub fn write(source: &Source, beside: Option<&Path>, to: &Path) -> Result<()> {
     let mut state = StateFile::create(&path, "state/rank-00000-of-00001.safetensors".into(), state)?;
     let in_folder = path.clone();
     let mut writer = model.clone().writer(move |name| in_folder.join(name));
+    let mut values = vec![0.0f32; CHUNK_ELEMS];
     for (slice, pieces) in &slices {
-        move_slice(source, slice, pieces, &mut state, &mut writer)?;
+        move_slice(source, slice, pieces, &mut values, &mut state, &mut writer)?;
     }
     let (file, pieces) = state.finish()?;
     let mut files = vec![file];
@@ -69,14 +70,15 @@ fn move_slice(
     source: &Source,
     slice: &Slice,
     pieces: &[Piece],
+    values: &mut [f32],
     state: &mut StateFile,
     model: &mut ModelWriter,
 ) -> Result<()> {
-    let (mut values, mut first) = (vec![0.0f32; CHUNK_ELEMS], 0);
+    let mut first = 0;
     for piece in pieces {
         let mut rest = piece.run;
         while rest.n_elems > 0 {
-            let n_elems = rest.n_elems.min(CHUNK_ELEMS as u64);
+            let n_elems = rest.n_elems.min(values.len() as u64);
             let chunk = &mut values[..n_elems as usize];
             source.files[piece.file].read(rest, chunk)?;
             state.write(bytemuck::cast_slice(chunk))?;
