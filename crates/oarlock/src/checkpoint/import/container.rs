@@ -33,7 +33,7 @@ type Storages = HashMap<String, (u64, u64)>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Where they begin, in bytes.
-    offset: u64,
+    pub offset: u64,
     /// How many.
     pub n_elems: u64,
     /// What they are.

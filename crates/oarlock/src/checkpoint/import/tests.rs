@@ -11,8 +11,9 @@ use safetensors::SafeTensors;
 use zip::write::SimpleFileOptions;
 use zip::{ZipArchive, ZipWriter};
 
-use super::container::TorchFile;
-use super::pickle::Pickle;
+use super::container::{Run, TorchFile};
+use super::deepspeed::{Piece, cut, share_of};
+use super::pickle::{Element, Pickle};
 use super::{deepspeed, import_checkpoint};
 use crate::checkpoint::read::{Reader, verify};
 use crate::checkpoint::tests::bare_engine;
@@ -208,6 +209,32 @@ proptest! {
             fs::write(path, file).unwrap();
         }
         read_all(&dir);
+    }
+
+    #[test]
+    fn a_cut_has_the_elements_that_it_should(
+        sizes in prop::collection::vec(0u64..9, 0..6),
+        first in 0u64..30,
+        n_elems in 0u64..30,
+    ) {
+        let run = |n_elems| Run { offset: 100, n_elems, element: Element::Bf16 };
+        let row: Vec<Piece> = sizes.iter().enumerate().map(|(file, size)| Piece { file, run: run(*size) }).collect();
+        let places = |piece: &Piece| {
+            let (file, first) = (piece.file, piece.run.offset);
+            (0..piece.run.n_elems).map(move |index| (file, first + 2 * index)).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = row.iter().flat_map(places).collect();
+        let expected = all.get(first as usize..(first + n_elems) as usize).map(<[_]>::to_vec);
+        let found = cut(&row, first, n_elems).map(|pieces| pieces.iter().flat_map(places).collect::<Vec<_>>());
+        // Nothing of nothing is there wherever it is looked for.
+        prop_assert_eq!(found, expected.or((n_elems == 0).then(Vec::new)));
+    }
+
+    #[test]
+    fn shares_of_all_ranks_are_the_whole(n_elems in 0u64..100, n_ranks in 1u64..9) {
+        let shares: Vec<u64> = (0..n_ranks).map(|rank| share_of(n_elems, rank, n_ranks)).collect();
+        prop_assert_eq!(shares.iter().sum::<u64>(), n_elems);
+        prop_assert!(shares.is_sorted_by(|a, b| a >= b), "{:?}", shares);
     }
 
     #[test]

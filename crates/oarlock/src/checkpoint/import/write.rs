@@ -21,8 +21,8 @@ use crate::shard::{MASTER, Slice};
 /// How far the run is and what it logged, for a training that goes on.
 const TRAINER_STATE: &str = "trainer_state.json";
 
-/// Elements that are moved at once.
-const CHUNK_ELEMS: usize = 1 << 18;
+/// Elements that are moved at once; so few in tests that their small parameters take several moves.
+const CHUNK_ELEMS: usize = if cfg!(test) { 5 } else { 1 << 18 };
 
 /// Writes the checkpoint `to`, with the settings and the tokenizer in the folder `beside`.
 ///
