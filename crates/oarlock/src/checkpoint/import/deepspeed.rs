@@ -94,6 +94,10 @@ struct Rank {
 /// # Errors
 /// When it is no such checkpoint, is incomplete, or holds what is not imported.
 pub fn open(dir: &Path) -> Result<Source> {
+    if ["", "pytorch_model_fsdp_0", "optimizer_0"].iter().any(|of| dir.join(of).join(".metadata").is_file()) {
+        let told = "it is of torch.distributed.checkpoint (FSDP, Accelerate), which is not imported yet";
+        return Err(refused(dir, ImportProblem::Unsupported(told.into())));
+    }
     let mut files = Vec::new();
     let mut ranks = Vec::new();
     for path in optimizer_files(dir)? {

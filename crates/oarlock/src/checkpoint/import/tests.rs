@@ -144,6 +144,9 @@ fn what_is_missing_or_of_another_save_is_told() {
 
     let empty = tempfile::tempdir().unwrap();
     assert!(refusal(empty.path()).contains("it lacks zero_pp_rank_0"));
+    fs::create_dir(empty.path().join("pytorch_model_fsdp_0")).unwrap();
+    fs::write(empty.path().join("pytorch_model_fsdp_0/.metadata"), "").unwrap();
+    assert!(refusal(empty.path()).contains("FSDP"));
 }
 
 /// A file of `torch.save` with another pickle.
