@@ -55,7 +55,8 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
         Some(dtype) => dtype,
         None => dtype_of(&manifest).map_err(refused)?,
     };
-    let files = lay_out(&dir, &manifest, dtype, options.max_shard_bytes)?;
+    let shapes = manifest.parameters.iter().map(|(name, parameter)| (name, parameter.shape.as_slice()));
+    let files = lay_out(Some(&dir), shapes, dtype, options.max_shard_bytes)?;
     let merged = Merged {
         checkpoint: dir.clone(),
         n_elems: files.weights().map(|(_, n_elems)| n_elems).sum(),
@@ -102,26 +103,26 @@ fn dtype_of(manifest: &Manifest) -> std::result::Result<DType, Problem> {
         .ok_or_else(|| Problem::BadManifest { why: format!("it has the dtype {:?}", manifest.plan.dtype) })
 }
 
-fn lay_out(dir: &Path, manifest: &Manifest, dtype: DType, max_shard_bytes: u64) -> Result<ModelFiles> {
+/// The files of a model with these weights, with the settings and the tokenizer in a folder.
+pub fn lay_out<'a>(
+    dir: Option<&Path>,
+    shapes: impl Iterator<Item = (&'a String, &'a [usize])>,
+    dtype: DType,
+    max_shard_bytes: u64,
+) -> Result<ModelFiles> {
     // Settings that we do not know belong to somebody's own model: they are taken over as they are.
-    let config = HfConfig::read(dir).ok();
+    let config = dir.and_then(|dir| HfConfig::read(dir).ok());
     let in_file = |name: &String| match &config {
         Some(config) => config.naming().in_file(name),
         None => name.clone(),
     };
-    let weights: Vec<Weight> = manifest
-        .parameters
-        .iter()
-        .map(|(name, parameter)| Weight {
-            name: name.clone(),
-            in_file: in_file(name),
-            shape: parameter.shape.clone(),
-        })
+    let weights: Vec<Weight> = shapes
+        .map(|(name, shape)| Weight { name: name.clone(), in_file: in_file(name), shape: shape.to_vec() })
         .collect();
     let mut files = ModelFiles::new(&weights, dtype, max_shard_bytes)?;
     match &config {
-        Some(config) => files.settle(config, dtype, Some(dir)),
-        None => files.take_over(dir, &["config.json".to_string()]),
+        Some(config) => files.settle(config, dtype, dir),
+        None => dir.into_iter().for_each(|dir| files.take_over(dir, &["config.json".to_string()])),
     }
     Ok(files)
 }

@@ -21,6 +21,7 @@
 mod error;
 mod export;
 mod folder;
+mod import;
 mod job;
 mod load;
 mod manifest;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::disk::Sum;
 pub use error::{CheckpointError, Missing, Problem};
 pub use export::{MergeOptions, Merged, merge_weights};
+pub use import::{ImportProblem, Imported, PickleProblem, import_checkpoint};
 pub use load::load;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ParameterEntry, Piece, PlanEntry};
 pub use model::save_model;

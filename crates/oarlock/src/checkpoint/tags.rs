@@ -91,6 +91,21 @@ pub fn find(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
     }
 }
 
+/// The folder that DeepSpeed saved under a tag, or under what `path/latest` names; without either `path` itself.
+///
+/// # Errors
+/// [`CheckpointError::NotFound`].
+pub fn find_tag(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
+    let missing = |problem| CheckpointError::NotFound { path: path.to_path_buf(), problem };
+    let tag = match tag {
+        Some(tag) => Some(tag.to_string()),
+        None => read_latest(path)?,
+    };
+    let Some(tag) = tag else { return Ok(path.to_path_buf()) };
+    let found = Some(path.join(&tag)).filter(|found| is_name(&tag) && found.is_dir());
+    Ok(found.ok_or_else(|| missing(Missing::Tag(tag)))?)
+}
+
 fn same_everywhere(comm: &Communicator, tag: &str) -> Result<()> {
     let tags = comm.all_gather_bytes(tag.as_bytes())?;
     match tags.iter().position(|other| *other != tags[0]) {

@@ -3,6 +3,7 @@
 mod env;
 mod estimate;
 mod generate;
+mod import_checkpoint;
 mod merge_weights;
 mod tokenizer;
 mod train;
@@ -54,6 +55,9 @@ enum Command {
     /// Put the model in a checkpoint together, in Hugging Face form
     #[command(alias = "merge_weights")]
     MergeWeights(merge_weights::MergeArgs),
+    /// Turn a checkpoint that DeepSpeed saved into one to go on from
+    #[command(alias = "import_checkpoint")]
+    ImportCheckpoint(import_checkpoint::ImportArgs),
     /// Make tokenizers
     Tokenizer {
         #[command(subcommand)]
@@ -73,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
         Command::MergeWeights(args) => merge_weights::run(&args),
+        Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::Env => env::run(),
