@@ -138,6 +138,15 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
             Options { offload_optimizer: nvme(), offload_params: nvme(), ..zero(Placements::PARAMETERS) },
         ),
         (
+            "ZeRO-3, both on disk, small ones stay",
+            Options {
+                offload_optimizer: nvme(),
+                offload_params: nvme(),
+                persistence_elems: 3000,
+                ..zero(Placements::PARAMETERS)
+            },
+        ),
+        (
             "ZeRO-3, parameters on disk",
             Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
         ),

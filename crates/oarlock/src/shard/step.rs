@@ -85,10 +85,11 @@ impl Core {
         let grads = Part { flat: &grads, range: piece.flat.start - first..piece.flat.end - first };
         let mut parts = columns(group).zip(staged).map(|(column, staged)| {
             let range = column.at(piece.param, &piece.flat);
-            match (staged, &column.store) {
-                (Some(flat), _) => Ok(Part { flat, range: 0..range.len() }),
-                (None, Store::Memory(flat)) => Ok(Part { flat, range }),
-                (None, Store::File { .. }) => {
+            // Buffers serve the pieces of every group, so there may be one for a column that this group has in memory.
+            match (&column.store, staged) {
+                (Store::Memory(flat), _) => Ok(Part { flat, range }),
+                (Store::File { .. }, Some(flat)) => Ok(Part { flat, range: 0..range.len() }),
+                (Store::File { .. }, None) => {
                     Err(Error::Usage("a piece of offloaded state was not read".to_string()))
                 }
             }
