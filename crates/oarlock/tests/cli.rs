@@ -430,6 +430,15 @@ fn damaged_checkpoints_are_left_aside_and_named() {
     fs::write(site.path(damaged), &flipped).unwrap();
     let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-8"]));
     assert_refused(&said, 1, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+    let said = site.train("out", &words);
+    assert!(said.stderr.contains("has changed since it was written"), "{said:?}");
+    assert!(said.stdout.contains("Resuming training from out/checkpoint-4."), "{said:?}");
+    assert!(site.model("out") == model);
+    // Where no other one is left, the run does not begin anew in silence.
+    fs::write(site.path(damaged), &flipped).unwrap();
+    fs::remove_dir_all(site.path("out/checkpoint-4")).unwrap();
+    let said = run(site.training("out", &words));
+    assert_refused(&said, 1, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
 }
 
 #[test]

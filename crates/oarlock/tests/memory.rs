@@ -73,9 +73,14 @@ fn the_estimate_is_printed_without_loading_the_model() {
     }
     let said = run(site.oarlock(&["estimate-memory", "--hidden", "512", "--layers", "8", "--stage", "3"]));
     assert!(said.code == Some(0) && !said.stdout.contains("DDP"), "{said:?}");
-    for wrong in
-        [&["--params", "many"][..], &["--hidden", "512"], &["--params", "7B", "--offload-param", "nvme"], &[]]
-    {
+    for wrong in [
+        &["--params", "many"][..],
+        &["--hidden", "512"],
+        &["--params", "7B", "--offload-param", "nvme"],
+        &["model", "--cutoff-len", "32", "--batch", "0"],
+        &["model", "--cutoff-len", "32", "--batch", "99999999999999"],
+        &[],
+    ] {
         assert_ne!(run(site.oarlock(&[&["estimate-memory"], wrong].concat())).code, Some(0), "{wrong:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
@@ -79,7 +80,7 @@ pub(super) struct EstimateArgs {
     #[arg(long, requires = "hidden", default_value_t = 32_000)]
     vocab: usize,
     /// Sequences of a rank in one forward pass
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
     /// Tokens of a sequence
     #[arg(long, default_value_t = 2048)]

@@ -76,6 +76,10 @@ pub fn dry_run(
     })
 }
 
+/// Bytes of one activation that no machine has. A dry step takes time in proportion to its rows, so that it would not end
+/// far above.
+const MOST_BYTES: usize = 1 << 46;
+
 /// A step of a decoder on a dry device: forward and backward of two micro-batches, since the second may find the pool
 /// in pieces that do not fit, and an evaluation pass. The accounts of work are those of one micro-batch.
 ///
@@ -84,7 +88,7 @@ pub fn dry_run(
 pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepShape) -> Result<DryRun> {
     let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
     let widest = decoder.config().vocab_size.max(decoder.config().intermediate_size);
-    if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > 1 << 60) {
+    if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
         return Err(Error::Usage(format!(
             "a batch of {rows} sequences of {} tokens is beyond all memory",
             shape.len

@@ -9,7 +9,7 @@ use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, save_model};
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, save_model};
 use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ impl<'a> Run<'a> {
             Length::Epochs(epochs) => (epochs * sampler.steps_per_epoch() as f64).ceil() as u64,
         };
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
-        let checkpoint = checkpoint_to_resume(config, accelerator)?;
+        let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
         let mut source: Box<dyn WeightSource> = match config.model.from_scratch || checkpoint.is_some() {
@@ -92,8 +92,9 @@ impl<'a> Run<'a> {
         let mut optimizer = accelerator.prepare(&model, optimizer_config(config), source.as_mut())?;
         let (mut position, mut done) = (0, 0);
         let mut state = first_state(config, &sampler, total_steps);
-        if let Some(dir) = &checkpoint {
-            let client = accelerator.load_state(dir, &mut optimizer)?;
+        if let Some(dir) = &mut checkpoint {
+            let client = load_undamaged(config, accelerator, dir, &mut optimizer)?;
+            let dir: &Path = dir;
             (position, done) = (client.consumed_samples, client.step);
             if let Some(state) = client.client.get(LOSS_SCALE) {
                 let state = serde_json::from_value(state.clone());
@@ -442,6 +443,46 @@ fn newest_whole(output: &Path) -> Result<Option<String>> {
         }
     }
     Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))
+}
+
+/// Loads a checkpoint; where its contents are damaged and nobody named it, the newest older one that is not.
+fn load_undamaged(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    dir: &mut PathBuf,
+    optimizer: &mut Optimizer,
+) -> Result<ClientState> {
+    let mut aside = Vec::new();
+    loop {
+        let error = match accelerator.load_state(dir, optimizer) {
+            // All ranks were told the same, so all look for another one, or none does.
+            Err(error) if !matches!(config.save.resume, Resume::From(_)) && is_damage(&error) => error,
+            loaded => return loaded,
+        };
+        aside.push(dir.clone());
+        let older = match accelerator.is_main_process() {
+            true => {
+                let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
+                whole_apart_from(&config.save.output_dir, &aside)?
+            }
+            false => None,
+        };
+        let chosen = accelerator.communicator().broadcast_bytes(0, older.unwrap_or_default().as_bytes())?;
+        if chosen.is_empty() {
+            return Err(error);
+        }
+        *dir = PathBuf::from(String::from_utf8_lossy(&chosen).into_owned());
+    }
+}
+
+fn is_damage(error: &Error) -> bool {
+    matches!(error, Error::Checkpoint(CheckpointError::NotLoaded { problem: Problem::Checksum { .. }, .. }))
+}
+
+fn whole_apart_from(output: &Path, aside: &[PathBuf]) -> Result<Option<String>> {
+    let mut listed = checkpoint::list(output)?.into_iter().rev();
+    let found = listed.find(|one| one.problem.is_none() && !one.only_model && !aside.contains(&one.path));
+    Ok(found.map(|one| one.path.to_string_lossy().into_owned()))
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {
