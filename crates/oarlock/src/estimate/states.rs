@@ -82,8 +82,11 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
             let moments = elementwise(settings.optim).unwrap_or(2);
             let in_files = u64::from(settings.parameters == Offload::Nvme);
             let kinds = moments + u64::from(settings.dtype != DType::F32) + in_files;
-            // A piece is of one group at most.
-            let group = (settings.sub_group_elems as u64).min(unit.div_ceil(n).max(1));
+            // A piece is of one group at most, or a whole parameter.
+            let group = match elementwise(settings.optim) {
+                Some(_) => (settings.sub_group_elems as u64).min(unit.div_ceil(n).max(1)),
+                None => unit,
+            };
             let bytes = 4 * kinds * group * settings.buffers as u64;
             parts.push(Part::each("optimizer state between file and use", bytes, ranks));
         }
