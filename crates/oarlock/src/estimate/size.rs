@@ -97,6 +97,34 @@ impl ModelSize {
         self.known
     }
 
+    /// Bytes of the windows through which f32 gradients leave in a backward pass. A window serves the next group that it
+    /// fits, as the engine's do: of its size or up to twice as large.
+    pub(super) fn leaving_bytes(&self) -> u64 {
+        let (mut free, mut all) = (Vec::<u64>::new(), 0);
+        let mut held = std::collections::BTreeMap::new();
+        for unit in (0..self.units.len()).rev() {
+            for open in self.shared[unit].iter().copied().chain([unit]) {
+                for (group, (_, layout)) in self.units[open].iter().enumerate() {
+                    let bytes = 4 * layout.n_elems() as u64;
+                    held.entry((open, group)).or_insert_with(|| {
+                        let fits = |window: &u64| (bytes..=2 * bytes).contains(window);
+                        let found = free.iter().enumerate().filter(|(_, w)| fits(w)).min_by_key(|(_, w)| **w);
+                        match found.map(|(index, _)| index) {
+                            Some(index) => free.remove(index),
+                            None => {
+                                all += bytes;
+                                bytes
+                            }
+                        }
+                    });
+                }
+            }
+            // What no earlier unit uses is complete.
+            free.extend((0..self.units[unit].len()).filter_map(|group| held.remove(&(unit, group))));
+        }
+        all
+    }
+
     /// The most that is open at a time while the units are gone through from the last to the first, by `weigh` of a
     /// unit's groups: those of a unit, of `ahead` elements that come next, and of shared weights until their first use.
     pub(super) fn most_open(&self, ahead: usize, weigh: impl Fn(&[(DType, Layout)]) -> u64) -> u64 {

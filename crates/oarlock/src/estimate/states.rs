@@ -36,8 +36,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let share = Share::largest(size, settings);
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
-    let open_grads = |groups: &[(DType, Layout)]| groups.iter().map(|(_, l)| 4 * l.n_elems() as u64).sum();
-    let leaving = if size.known { size.most_open(0, open_grads) } else { 0 };
+    let leaving = if size.known { size.leaving_bytes() } else { 0 };
     let open_weights = |groups: &[(DType, Layout)]| -> u64 {
         groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
     };
