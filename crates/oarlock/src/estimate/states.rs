@@ -15,7 +15,9 @@
 
 use std::ops::Range;
 
-use oarlock_tensor::{DType, Shape};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::optimizer;
+use oarlock_tensor::{DType, Device, Par, Shape};
 
 use super::{ModelSize, Offload, Optim, Part, Settings, Stage};
 use crate::shard::{Grain, Layout};
@@ -102,6 +104,9 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         let bytes = settings.reduce_dtype.size() as u64 * unit;
         parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
     }
+    if settings.optim == Optim::Muon {
+        parts.push(Part::each("optimizer's scratch", muon_scratch(size), ranks));
+    }
     parts.retain(|part| part.machine > 0);
     parts
 }
@@ -135,6 +140,33 @@ impl Share {
     }
 }
 
+/// The scratch of Muon's iteration: matrices of about one size share a piece of it, as the pool lends a piece that is
+/// up to an eighth larger.
+fn muon_scratch(size: &ModelSize) -> u64 {
+    let device = Device::dry(Isa::detect(), Par::solo());
+    let mut pieces = Vec::new();
+    for param in size.layouts().flat_map(|(_, layout)| layout.params()) {
+        if let [rows, cols] = *param.place.shape.sizes()
+            && is_hidden(&param.name)
+        {
+            pieces.extend(optimizer::muon_scratch_bytes(&device, rows, cols).map(|bytes| bytes as u64));
+        }
+    }
+    pieces.sort_unstable();
+    let mut all = Vec::<u64>::new();
+    for bytes in pieces.into_iter().rev() {
+        if all.last().is_none_or(|piece| bytes + bytes / 8 < *piece) {
+            all.push(bytes);
+        }
+    }
+    all.into_iter().sum()
+}
+
+/// Whether Muon takes a matrix of this name for a hidden one.
+fn is_hidden(name: &str) -> bool {
+    !name.contains("embed") && !name.contains("lm_head")
+}
+
 /// The sum over the elements of the unit for which it is the largest.
 fn largest(size: &ModelSize, bytes: fn(DType) -> u64) -> u64 {
     let of = |unit: &Vec<(DType, Layout)>| -> u64 {
@@ -160,7 +192,7 @@ fn kept_elems(layout: &Layout, range: Range<usize>, optim: Optim) -> u64 {
     }
     let of = |name: &str, shape: &Shape| match (optim, shape.sizes()) {
         (Optim::Factored, [rest @ .., rows, cols]) => rest.iter().product::<usize>() * (rows + cols),
-        (Optim::Muon, [_, _]) if !name.contains("embed") && !name.contains("lm_head") => shape.n_elems(),
+        (Optim::Muon, [_, _]) if is_hidden(name) => shape.n_elems(),
         (Optim::Muon, _) => 2 * shape.n_elems(),
         _ => shape.n_elems(),
     };

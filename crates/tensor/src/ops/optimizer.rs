@@ -252,6 +252,11 @@ impl Rule {
     }
 }
 
+/// The bytes of each piece of scratch memory that Muon takes for a matrix of these sizes.
+pub fn muon_scratch_bytes(device: &Device, rows: usize, cols: usize) -> [usize; 2] {
+    [4 * muon::scratch_len(rows, cols), muon::product_scratch_bytes(device.kernels(), rows, cols)]
+}
+
 /// Whether Muon's own rule applies.
 fn is_matrix(shape: &Shape, role: Role) -> bool {
     role == Role::Matrix && shape.sizes().len() == 2
