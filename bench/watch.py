@@ -73,7 +73,7 @@ class Watch(threading.Thread):
         is not there any more do not count: those that are left are charged for the pages that they shared with it."""
         moments = [moment for moment in self.moments if len(moment) >= n_ranks]
         least = max((moment[n_ranks - 1] for moment in moments), default=0)
-        all_there = [moment for moment in moments if moment[n_ranks - 1] >= least / 2]
+        all_there = [moment for moment in moments if moment[n_ranks - 1] >= 0.9 * least]
         return [max(moment[rank] for moment in all_there) / 1024 for rank in range(n_ranks)] if all_there else []
 
 
