@@ -7,11 +7,10 @@ use std::time::Instant;
 
 use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
-use oarlock::model::{Decoder, DecoderConfig, Family, RopeSettings};
+use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::shard::Options;
 use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Result, SeededInit};
-use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::{DType, RopeScaling};
+use oarlock_tensor::DType;
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -33,23 +32,11 @@ fn main() -> Result<()> {
 
 fn config(hidden: usize, layers: usize) -> DecoderConfig {
     DecoderConfig {
-        family: Family::Llama,
-        vocab_size: 6400,
-        hidden_size: hidden,
         intermediate_size: hidden * 11 / 4,
-        n_layers: layers,
-        n_heads: hidden / 64,
         n_kv_heads: (hidden / 256).max(1),
-        head_dim: 64,
-        max_positions: 1024,
         norm_eps: 1e-6,
         tie_embeddings: true,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
-        init_std: 0.02,
+        ..DecoderConfig::llama(6400, hidden, layers, 1024)
     }
 }
 

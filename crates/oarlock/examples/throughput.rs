@@ -4,10 +4,9 @@
 
 use std::time::Instant;
 
-use oarlock::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Options, Result, SeededInit};
-use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::{DType, RopeScaling};
+use oarlock_tensor::DType;
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -60,23 +59,11 @@ fn rank(
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
         DecoderConfig {
-            family: Family::Llama,
-            vocab_size: 6400,
-            hidden_size: hidden,
             intermediate_size: hidden * 11 / 4,
-            n_layers: layers,
-            n_heads: hidden / 64,
             n_kv_heads: (hidden / 256).max(1),
-            head_dim: 64,
-            max_positions: 1024,
             norm_eps: 1e-6,
             tie_embeddings: true,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            qk_norm: false,
-            rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
-            init_std: 0.02,
+            ..DecoderConfig::llama(6400, hidden, layers, 1024)
         },
         seq,
     )?;

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::{DType, Device, Par, RopeScaling};
+use oarlock_tensor::{DType, Device, Par};
 
 use crate::cli::{Outcome, say};
 use crate::error::{Error, Result};
@@ -14,7 +13,7 @@ use crate::estimate::{
     self, DryRun, Estimate, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step,
 };
 use crate::model::hf::HfConfig;
-use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use crate::model::{Decoder, DecoderConfig, Recompute};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Precision {
@@ -133,25 +132,14 @@ fn count(text: &str) -> std::result::Result<usize, String> {
 
 /// A llama of the given shape.
 fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
-    let n_heads = args.heads.unwrap_or((hidden / 64).max(1));
+    let shape = DecoderConfig::llama(args.vocab, hidden, n_layers, args.cutoff_len);
+    let n_heads = args.heads.unwrap_or(shape.n_heads);
     DecoderConfig {
-        family: Family::Llama,
-        vocab_size: args.vocab,
-        hidden_size: hidden,
-        intermediate_size: args.intermediate.unwrap_or((hidden * 8 / 3).next_multiple_of(64)),
-        n_layers,
+        intermediate_size: args.intermediate.unwrap_or(shape.intermediate_size),
         n_heads,
         n_kv_heads: args.kv_heads.unwrap_or(n_heads),
         head_dim: hidden.checked_div(n_heads).unwrap_or(0),
-        max_positions: args.cutoff_len,
-        norm_eps: 1e-5,
-        tie_embeddings: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
-        init_std: 0.02,
+        ..shape
     }
 }
 

@@ -70,6 +70,36 @@ pub struct RopeSettings {
 }
 
 impl DecoderConfig {
+    /// A llama of this size with heads of 64, as many for keys as for queries, and output weights of its own; what is
+    /// to be otherwise is given with struct update syntax.
+    pub fn llama(
+        vocab_size: usize,
+        hidden_size: usize,
+        n_layers: usize,
+        max_positions: usize,
+    ) -> DecoderConfig {
+        let n_heads = (hidden_size / 64).max(1);
+        DecoderConfig {
+            family: Family::Llama,
+            vocab_size,
+            hidden_size,
+            intermediate_size: (hidden_size * 8 / 3).next_multiple_of(64),
+            n_layers,
+            n_heads,
+            n_kv_heads: n_heads,
+            head_dim: hidden_size / n_heads,
+            max_positions,
+            norm_eps: 1e-5,
+            tie_embeddings: false,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
+            init_std: 0.02,
+        }
+    }
+
     /// Whether the settings fit together.
     ///
     /// # Errors
