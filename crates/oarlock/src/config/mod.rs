@@ -9,6 +9,7 @@ pub mod dialect;
 pub mod explain;
 pub mod keys;
 mod kwargs;
+mod model;
 mod optimizer;
 pub mod paths;
 pub mod plan;
