@@ -26,7 +26,7 @@ pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory};
 pub use ownership::Ownership;
-pub use process::{Ending, Exit, FailedRank, Grace, RankGroup, StopSignals};
+pub use process::{Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals};
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
 pub use transport::{Request, Transport};

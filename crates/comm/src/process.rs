@@ -9,13 +9,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::error::{Error, Result};
 use crate::shm::ShmHost;
 
 /// How often the ranks are looked at.
 const WATCH: Duration = Duration::from_millis(10);
+
+/// The signals that end a run: SIGTERM, SIGINT, SIGHUP, SIGQUIT.
+pub const STOPPING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

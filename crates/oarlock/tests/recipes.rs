@@ -22,7 +22,8 @@ fn every_recipe_is_a_run() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "yaml") {
             let words = [path.to_str().unwrap().to_owned()];
-            let arguments = written::arguments(&words).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let arguments = written::arguments(&oarlock::config::Words::new(&words))
+                .unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             let config =
                 train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             paths::check(&config).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
@@ -41,7 +42,8 @@ fn every_deepspeed_file_goes_with_a_run() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "json") {
             let words = ["recipes/pretrain.yaml".to_owned(), format!("deepspeed={}", path.display())];
-            let arguments = written::arguments(&words).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let arguments = written::arguments(&oarlock::config::Words::new(&words))
+                .unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             let config =
                 train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
             assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());

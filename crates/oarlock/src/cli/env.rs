@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::{Outcome, say};
+use crate::console::{Outcome, say};
 
 pub(super) fn run() -> Outcome {
     let paths: Vec<String> = Isa::available().iter().map(|isa| isa.path().to_string()).collect();

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::{Outcome, say};
+use crate::console::{Outcome, say};
 use crate::error::{Error, Result};
 use crate::estimate::{
     self, DryRun, Estimate, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step,

@@ -10,7 +10,7 @@ use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::cli::{Outcome, tell};
+use crate::console::{Outcome, tell};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::checkpoint::import_checkpoint;
-use crate::cli::{Outcome, say};
+use crate::console::{Outcome, say};
 
 #[derive(Args)]
 pub(super) struct ImportArgs {

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use oarlock_tensor::DType;
 
 use crate::checkpoint::{MergeOptions, merge_weights};
-use crate::cli::{Outcome, say};
+use crate::console::{Outcome, say};
 
 /// What a weight is written as.
 #[derive(Clone, Copy, ValueEnum)]

@@ -8,29 +8,14 @@ mod merge_weights;
 mod tokenizer;
 mod train;
 
-use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Parser, Subcommand};
 
-use crate::error::Error;
-
-/// What can go wrong at the command line: an error, or a list of problems with the configuration.
-enum Failure {
-    Error(Error),
-    Problems(crate::config::Problems),
-    /// Already told; this is the exit code.
-    Told(u8),
-}
-
-impl<E: Into<Error>> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        Failure::Error(error.into())
-    }
-}
-
-type Outcome = Result<(), Failure>;
+use crate::console;
+use crate::front;
 
 /// Trains language models on many ranks from one binary.
 #[derive(Parser)]
@@ -72,6 +57,10 @@ enum Command {
 /// Runs the command of this process.
 pub fn main() -> ExitCode {
     let started = SystemTime::now();
+    let words: Vec<String> = std::env::args().collect();
+    if let Some((front_end, words)) = front_end(&words) {
+        return console::exit((front_end.run)(words, started));
+    }
     let outcome = match Cli::parse().command {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
@@ -82,39 +71,16 @@ pub fn main() -> ExitCode {
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::Env => env::run(),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Told(code)) => ExitCode::from(code),
-        Err(Failure::Problems(problems)) => {
-            let (colour, width) = terminal();
-            tell(&problems.render(colour, width));
-            ExitCode::from(2)
-        }
-        Err(Failure::Error(error)) => {
-            tell(&format!("error: {error}\n"));
-            ExitCode::FAILURE
-        }
+    console::exit(outcome)
+}
+
+/// The front end that this process is called as, by the name of the binary or by its first argument, and its words.
+fn front_end(words: &[String]) -> Option<(&'static front::FrontEnd, &[String])> {
+    let (name, words) = words.split_first()?;
+    let name = Path::new(name).file_name()?.to_str()?;
+    if let Some(front_end) = front::find(name) {
+        return Some((front_end, words));
     }
-}
-
-/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
-fn say(text: &str) -> Outcome {
-    let mut out = std::io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
-        result => Ok(result.map_err(Error::io("write to", "standard output"))?),
-    }
-}
-
-/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
-fn tell(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
-}
-
-/// Whether standard error is a terminal that shows colours, and its width.
-fn terminal() -> (bool, usize) {
-    use std::io::IsTerminal;
-    let stderr = std::io::stderr();
-    let width = terminal_size::terminal_size_of(&stderr).map_or(100, |(width, _)| usize::from(width.0));
-    (stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none(), width)
+    let (name, words) = words.split_first()?;
+    Some((front::find(name)?, words))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::cli::{Outcome, say};
+use crate::console::{Outcome, say};
 use crate::data::{Source, TrainSettings, train_bpe};
 
 #[derive(Subcommand)]

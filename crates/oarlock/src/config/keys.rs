@@ -190,6 +190,17 @@ pub struct Key {
 }
 
 impl Key {
+    /// A flag of a command, or a key of another program's configuration.
+    pub const fn flag(
+        kind: Kind,
+        name: &'static str,
+        default: &'static str,
+        status: Status,
+        doc: &'static str,
+    ) -> Key {
+        Key { name, group: Group::Ranks, kind, default, status, doc }
+    }
+
     /// Whether the key has a meaning here.
     pub fn is_used(&self) -> bool {
         matches!(self.status, Status::Used | Status::Only(_))

@@ -7,6 +7,7 @@
 pub mod build;
 pub mod dialect;
 pub mod explain;
+pub mod flags;
 pub mod keys;
 mod kwargs;
 mod model;
@@ -22,19 +23,19 @@ pub mod sharding;
 pub mod source;
 pub mod table;
 pub mod value;
+pub mod words;
 pub mod written;
 pub mod yaml;
 
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
-
 pub use plan::*;
 pub use problem::{Problem, Problems};
 pub use shape::*;
 pub use sharding::*;
 pub use source::Origin;
+pub use words::Words;
 pub use written::Arguments;
 
 /// The configuration of `oarlock train FILE.yaml key=value …`; `environment` looks up a variable.
@@ -45,20 +46,17 @@ pub fn train_config(
     arguments: &Arguments,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    let file = match &arguments.file {
-        Some(path) => Some(written::file(Path::new(path))?),
-        None => None,
-    };
-    from_layers(file, arguments, environment)
+    train_config_of(arguments.layers()?, environment)
 }
 
-fn from_layers(
-    file: Option<written::Layer>,
-    arguments: &Arguments,
+/// The configuration that layers of settings say together, later ones over earlier ones, and then the environment.
+///
+/// # Errors
+/// Everything that is wrong, all at once.
+pub fn train_config_of(
+    mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    let mut layers: Vec<written::Layer> = file.into_iter().collect();
-    layers.push(arguments.overrides.clone());
     let refused = match written::environment(environment) {
         Ok(layer) => {
             layers.push(layer);

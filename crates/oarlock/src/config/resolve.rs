@@ -11,6 +11,9 @@ use super::value::{self, Field, Value};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::{Data, Node};
 
+/// What is written where a value is to follow from others.
+pub(super) const AUTO: &str = "auto";
+
 /// The resolved value of one key.
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -67,6 +70,64 @@ impl Settings {
         }
     }
 
+    /// What somebody wrote, other than null and `auto`.
+    pub fn said(&self, name: &str) -> Option<&Setting> {
+        Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
+    }
+
+    /// Whether `auto` is written.
+    pub fn is_auto(&self, name: &str) -> bool {
+        is_auto(self.get(name))
+    }
+
+    /// What was written, or the default.
+    pub fn value(&self, name: &str) -> Value {
+        let setting = self.get(name);
+        if is_auto(setting) { value::default(setting.key) } else { setting.value.clone() }
+    }
+
+    /// A switch.
+    pub fn bool(&self, name: &str) -> bool {
+        matches!(self.value(name), Value::Bool(true))
+    }
+
+    /// A whole number; 0 for none.
+    pub fn int(&self, name: &str) -> i64 {
+        match self.value(name) {
+            Value::Int(x) => x,
+            _ => 0,
+        }
+    }
+
+    /// A count; 0 for none.
+    pub fn usize(&self, name: &str) -> usize {
+        usize::try_from(self.int(name)).unwrap_or(0)
+    }
+
+    /// A number; 0 for none.
+    pub fn f64(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Float(x) => x,
+            _ => 0.0,
+        }
+    }
+
+    /// Words, if there are any.
+    pub fn text(&self, name: &str) -> Option<String> {
+        match self.value(name) {
+            Value::Text(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// A problem of the settings with these names.
+    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
+        names.iter().fold(Problem::new(message), |problem, name| match self.get(name).place() {
+            Some(place) => problem.at(place, ""),
+            None => problem,
+        })
+    }
+
     /// The setting of a key, to be changed.
     pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Setting> {
         self.0.iter_mut().find(|setting| setting.key.name == name)
@@ -79,6 +140,10 @@ impl Settings {
             setting.origin = Origin::Rule(rule);
         }
     }
+}
+
+fn is_auto(setting: &Setting) -> bool {
+    matches!(&setting.value, Value::Text(text) if text == AUTO)
 }
 
 /// Joins the layers, later ones over earlier ones. What is asked for in vain is found by [`refuse`], when all has

@@ -17,11 +17,13 @@ pub(super) fn train(
     environment: &[(&str, &str)],
 ) -> Result<TrainConfig, Problems> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    let arguments = written::arguments(&words)?;
+    let arguments = written::arguments(&Words::new(&words))?;
     let file = written::text_of_file("t.yaml", text.to_owned())?;
     let look_up =
         |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-    from_layers(Some(file), &arguments, &look_up)
+    let mut layers = vec![file];
+    layers.extend(arguments.layers()?);
+    train_config_of(layers, &look_up)
 }
 
 pub(super) fn good(text: &str) -> TrainConfig {
@@ -136,7 +138,7 @@ fn arguments_win_and_come_in_every_spelling() {
 
     let words: Vec<String> =
         ["a.yaml", "--print-config", "--dry-run", "-h"].iter().map(|word| (*word).to_owned()).collect();
-    let arguments = written::arguments(&words).unwrap();
+    let arguments = written::arguments(&Words::new(&words)).unwrap();
     assert_eq!(arguments.file.as_deref(), Some("a.yaml"));
     assert!(arguments.print_config && arguments.dry_run && arguments.help);
 

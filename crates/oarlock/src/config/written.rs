@@ -8,6 +8,7 @@ use super::keys::{self, Kind};
 use super::problem::{Problem, Problems};
 use super::source::{Place, Source, SourceKind};
 use super::value::boolean;
+use super::words::Words;
 use super::yaml::{self, Data, Node};
 
 /// One setting as written.
@@ -21,6 +22,14 @@ pub struct Entry {
     pub place: Place,
     /// The value.
     pub value: Node,
+}
+
+impl Entry {
+    /// A value for a key, both written at one place.
+    pub fn new(key: &str, value: impl Into<String>, place: &Place) -> Entry {
+        let value = Node::scalar(value, place.clone());
+        Entry { key: key.to_owned(), inner: None, place: place.clone(), value }
+    }
 }
 
 /// How the entries of a layer stand to those of the layers before it.
@@ -54,6 +63,21 @@ pub struct Arguments {
     pub dry_run: bool,
     /// `--help` or `-h`.
     pub help: bool,
+}
+
+impl Arguments {
+    /// What the file says, then what the arguments say.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn layers(&self) -> Result<Vec<Layer>, Problem> {
+        let mut layers = Vec::new();
+        if let Some(path) = &self.file {
+            layers.push(file(Path::new(path))?);
+        }
+        layers.push(self.overrides.clone());
+        Ok(layers)
+    }
 }
 
 /// Reads a configuration file, YAML or JSON.
@@ -112,58 +136,42 @@ pub fn text_of_file(name: &str, text: String) -> Result<Layer, Problem> {
 ///
 /// # Errors
 /// Every argument that is neither a file nor a setting.
-pub fn arguments(words: &[String]) -> Result<Arguments, Problems> {
-    let mut line = String::new();
-    let mut starts = Vec::with_capacity(words.len());
-    for word in words {
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        starts.push(line.len());
-        line.push_str(word);
-    }
-    let source =
-        Arc::new(Source { kind: SourceKind::Arguments, name: "command line".to_owned(), text: line });
-    let place = |start: usize, len: usize| Place { source: source.clone(), bytes: start..start + len };
-
+pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
     let overrides = Layer { authority: Authority::Replaces, entries: Vec::new() };
     let mut out = Arguments { file: None, overrides, print_config: false, dry_run: false, help: false };
     let mut problems = Problems::default();
     let mut i = 0;
-    while i < words.len() {
-        let (word, at) = (words[i].as_str(), starts[i]);
-        i += 1;
+    while let Some(word) = words.get(i) {
         match word {
             "--print-config" | "--print_config" => out.print_config = true,
             "--dry-run" | "--dry_run" => out.dry_run = true,
             "--help" | "-h" => out.help = true,
             _ => {
-                let flag = word.starts_with("--");
-                let (start, body) = if flag { (at + 2, &word[2..]) } else { (at, word) };
+                let body = word.strip_prefix("--").unwrap_or(word);
+                let (flag, start) = (body.len() < word.len(), word.len() - body.len());
                 if let Some((name, value)) = body.split_once('=') {
-                    let value = argument(value, place(start + name.len() + 1, value.len()), name);
-                    out.overrides.entries.push(entry(name, flag, place(start, name.len()), value));
+                    let place = words.part(i, start + name.len() + 1..word.len());
+                    let value = argument(value, place, name);
+                    let place = words.part(i, start..start + name.len());
+                    out.overrides.entries.push(entry(name, flag, place, value));
                 } else if flag && !body.is_empty() {
-                    let next = words.get(i).filter(|next| takes_value(body, next));
+                    let place = words.part(i, start..word.len());
+                    let next = words.get(i + 1).filter(|next| takes_value(body, next));
                     let value = match next {
-                        Some(next) => {
-                            i += 1;
-                            argument(next, place(starts[i - 1], next.len()), body)
-                        }
-                        None => Node::scalar("true", place(start, body.len())),
+                        Some(next) => argument(next, words.place(i + 1), body),
+                        None => Node::scalar("true", place.clone()),
                     };
-                    out.overrides.entries.push(entry(body, flag, place(start, body.len()), value));
+                    out.overrides.entries.push(entry(body, flag, place, value));
+                    i += usize::from(next.is_some());
                 } else if flag || word.starts_with('-') {
                     let help = "settings are written key=value or --key value";
                     problems.push(
-                        Problem::new(format!("unknown argument `{word}`"))
-                            .at(&place(at, word.len()), "")
-                            .help(help),
+                        Problem::new(format!("unknown argument `{word}`")).at(&words.place(i), "").help(help),
                     );
                 } else if let Some(first) = &out.file {
                     problems.push(
                         Problem::new(format!("two configuration files, `{first}` and `{word}`"))
-                            .at(&place(at, word.len()), "the second file")
+                            .at(&words.place(i), "the second file")
                             .help("name one file; settings are written key=value"),
                     );
                 } else {
@@ -171,6 +179,7 @@ pub fn arguments(words: &[String]) -> Result<Arguments, Problems> {
                 }
             }
         }
+        i += 1;
     }
     problems.into_result(|| out)
 }

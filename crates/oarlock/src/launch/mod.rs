@@ -1,5 +1,10 @@
-//! Starting ranks: the same command again, once for each rank, watched until all have ended.
+//! Starting ranks: a description of what to start, the environment of each rank, and the processes, watched until all
+//! have ended.
 
+pub mod devices;
+pub mod environment;
 mod processes;
+pub mod spec;
 
 pub use processes::{Outcome, STARTED, explain, is_rank, run_ranks};
+pub use spec::Launch;

@@ -10,8 +10,8 @@ use super::super::sharding::{
     Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict,
 };
 use super::super::value::Value;
-use super::super::written::Layer;
-use super::{Dialect, deepspeed_keys, divides, entry, fields, layer as empty_layer, methods};
+use super::super::written::{Entry, Layer};
+use super::{Dialect, deepspeed_keys, divides, fields, layer as empty_layer, methods};
 
 /// Settings that have a key of ours.
 const SAME: &[(&str, &str)] = &[
@@ -34,11 +34,11 @@ pub fn read(settings: &Settings, problems: &mut Problems) -> Option<Dialect> {
 pub fn layer(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Layer {
     let mut layer = empty_layer();
     for (theirs, ours) in SAME {
-        if let Some(setting) = block.said(theirs)
+        if let Some(setting) = block.settings.said(theirs)
             && let Some(place) = setting.place()
             && !setting.broken
         {
-            layer.entries.push(entry(ours, setting.value.to_string(), place));
+            layer.entries.push(Entry::new(ours, setting.value.to_string(), place));
         }
     }
     methods::optimizer(block, settings, &mut layer, problems);
@@ -50,7 +50,8 @@ pub fn layer(block: &Dialect, settings: &Settings, problems: &mut Problems) -> L
 /// follows.
 pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) {
     const NAMES: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
-    let (Some(all), [micro, steps]) = (block.said("train_batch_size"), NAMES.map(|name| settings.get(name)))
+    let (Some(all), [micro, steps]) =
+        (block.settings.said("train_batch_size"), NAMES.map(|name| settings.get(name)))
     else {
         return;
     };
@@ -58,7 +59,8 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
         Value::Int(x) if setting.is_written() => Some(x),
         _ => None,
     };
-    let differs = |theirs: &str, ours| block.said(theirs).is_some_and(|said| !said.value.agrees(ours));
+    let differs =
+        |theirs: &str, ours| block.settings.said(theirs).is_some_and(|said| !said.value.agrees(ours));
     let ranks = match settings.get("num_processes").value {
         Value::Int(ranks) => ranks.max(1),
         _ => return,
@@ -107,9 +109,9 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
     let zero = |name: &str| format!("zero_optimization.{name}");
     let stage = stage(block, notes, problems);
     let from = |least: i64| if stage >= least { Placement::Sharded } else { Placement::Whole };
-    let elems = |name: &str, auto: Elems| match block.is_auto(&zero(name)) {
+    let elems = |name: &str, auto: Elems| match block.settings.is_auto(&zero(name)) {
         true => auto,
-        false => Elems::Count(block.usize(&zero(name))),
+        false => Elems::Count(block.settings.usize(&zero(name))),
     };
 
     let offload_optimizer = offload(block, OPTIMIZER, &["cpu_offload"], notes, problems);
@@ -122,21 +124,22 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
             let written = [device.as_str(), "zero_optimization.stage", "zero_optimization"];
             problems.push(
                 block
+                    .settings
                     .problem(format!("{what}, and the stage is {stage}"), &written)
                     .help(format!("write \"stage\": {least}, or \"device\": \"none\"")),
             );
         }
     }
 
-    let group = block.usize(&zero("mics_shard_size"));
-    let secondary = block.usize(&zero("zero_hpz_partition_size"));
+    let group = block.settings.usize(&zero("mics_shard_size"));
+    let secondary = block.settings.usize(&zero("zero_hpz_partition_size"));
     for (name, size, is_on) in
         [("mics_shard_size", group, group > 0), ("zero_hpz_partition_size", secondary, secondary > 1)]
     {
         let name = zero(name);
         if is_on && stage < 3 {
             let message = format!("`{name}` needs stage 3, and the stage is {stage}");
-            problems.push(block.problem(message, &[&name, "zero_optimization.stage"]));
+            problems.push(block.settings.problem(message, &[&name, "zero_optimization.stage"]));
         }
         if is_on {
             divides(block, &name, size, ranks, problems);
@@ -146,6 +149,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         let names = [zero("mics_shard_size"), zero("zero_hpz_partition_size")];
         problems.push(
             block
+                .settings
                 .problem(
                     "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
                     &[&names[0], &names[1]],
@@ -164,7 +168,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         max_live: elems("stage3_max_live_parameters", Elems::Count(1_000_000_000)),
         persistence: elems("stage3_param_persistence_threshold", Elems::TenHidden),
         reduce_bucket: elems("reduce_bucket_size", Elems::HiddenSquared),
-        reduce_precision: match block.text("communication_data_type").as_deref() {
+        reduce_precision: match block.settings.text("communication_data_type").as_deref() {
             Some("fp16" | "float16") => Some(Precision::F16),
             Some("bf16" | "bfloat16") => Some(Precision::Bf16),
             // f64 sums are not there; f32 is what is nearest to it.
@@ -173,25 +177,25 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         },
         offload_optimizer,
         offload_parameters,
-        whole_weights_on_save: block.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
-            || block.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
+        whole_weights_on_save: block.settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
+            || block.settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
         state_dict: StateDict::Sharded,
     }
 }
 
 fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i64 {
-    if block.said("zero_optimization").is_some() {
-        let stage = i64::from(block.bool("zero_optimization"));
+    if block.settings.said("zero_optimization").is_some() {
+        let stage = i64::from(block.settings.bool("zero_optimization"));
         notes.push(format!(
             "\"zero_optimization\": {} is an older form; it means {{\"stage\": {stage}}}",
             stage == 1
         ));
         return stage;
     }
-    let stage = block.int("zero_optimization.stage");
+    let stage = block.settings.int("zero_optimization.stage");
     if stage > 3 {
         problems.push(
-            block.problem(format!("there is no stage {stage}"), &["zero_optimization.stage"]).help(
+            block.settings.problem(format!("there is no stage {stage}"), &["zero_optimization.stage"]).help(
                 "stages are 0 (all is whole), 1 (states are divided), 2 (and gradients), 3 (and parameters)",
             ),
         );
@@ -208,10 +212,10 @@ fn offload(
     problems: &mut Problems,
 ) -> Option<Offload> {
     let device_key = format!("{name}.device");
-    let mut device = block.text(&device_key).unwrap_or_default();
+    let mut device = block.settings.text(&device_key).unwrap_or_default();
     for older in older {
-        let is_on = block.bool(&format!("zero_optimization.{older}"));
-        if is_on && block.said(&device_key).is_none() {
+        let is_on = block.settings.bool(&format!("zero_optimization.{older}"));
+        if is_on && block.settings.said(&device_key).is_none() {
             notes.push(format!("\"{older}\": true is an older form of {name}.device \"cpu\""));
             device = "cpu".to_owned();
         }
@@ -224,18 +228,19 @@ fn offload(
         }
         "nvme" => {
             let path_key = format!("{name}.nvme_path");
-            let path = block.text(&path_key);
+            let path = block.settings.text(&path_key);
             if path.is_none() {
                 problems.push(
                     block
+                        .settings
                         .problem(format!("`{name}` to nvme needs `nvme_path`"), &[&device_key])
                         .help("write \"nvme_path\": \"…\", a folder on a fast disk"),
                 );
             }
             Some(Offload::Nvme {
                 path: PathBuf::from(path.unwrap_or_default()),
-                sub_group_elems: block.usize("zero_optimization.sub_group_size").max(1),
-                buffers: block.usize(&format!("{name}.buffer_count")),
+                sub_group_elems: block.settings.usize("zero_optimization.sub_group_size").max(1),
+                buffers: block.settings.usize(&format!("{name}.buffer_count")),
             })
         }
         _ => None,
@@ -244,16 +249,17 @@ fn offload(
 
 /// How the loss is scaled.
 pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
-    let fixed = block.f64("fp16.loss_scale");
+    let fixed = block.settings.f64("fp16.loss_scale");
     if fixed > 0.0 {
         return LossScale::Static(fixed);
     }
-    let power = block.int("fp16.initial_scale_power");
-    let min_scale = block.f64("fp16.min_loss_scale");
+    let power = block.settings.int("fp16.initial_scale_power");
+    let min_scale = block.settings.f64("fp16.min_loss_scale");
     // 2^120 still leaves room for gradients in f32.
     if power > 120 {
         problems.push(
             block
+                .settings
                 .problem(
                     format!("`fp16.initial_scale_power` is {power}, and 2^{power} times a loss is infinite"),
                     &["fp16.initial_scale_power"],
@@ -265,6 +271,7 @@ pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
     if min_scale > first {
         problems.push(
             block
+                .settings
                 .problem(
                     format!("`fp16.min_loss_scale` ({min_scale}) is greater than the first scale ({first})"),
                     &["fp16.min_loss_scale", "fp16.initial_scale_power"],
@@ -274,9 +281,9 @@ pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
     }
     LossScale::Dynamic {
         initial_power: power.clamp(0, 120) as u32,
-        window: block.int("fp16.loss_scale_window").unsigned_abs(),
-        hysteresis: u32::try_from(block.int("fp16.hysteresis")).unwrap_or(u32::MAX),
-        consecutive_hysteresis: block.bool("fp16.consecutive_hysteresis"),
+        window: block.settings.int("fp16.loss_scale_window").unsigned_abs(),
+        hysteresis: u32::try_from(block.settings.int("fp16.hysteresis")).unwrap_or(u32::MAX),
+        consecutive_hysteresis: block.settings.bool("fp16.consecutive_hysteresis"),
         min_scale,
     }
 }

@@ -83,7 +83,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
     if let Some(size) = secondary {
         divides(block, "reshard_after_forward", size, ranks, problems);
     }
-    let offloaded = block.bool("offload_params") || block.bool("cpu_offload");
+    let offloaded = block.settings.bool("offload_params") || block.settings.bool("cpu_offload");
     if offloaded {
         notes.push(
             "FSDP offloads to cpu: ranks are CPU processes, which have it in main memory anyway".to_owned(),
@@ -139,7 +139,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
 
 /// The strategy, and the ranks of a second divided copy.
 fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<usize>) {
-    let named = block.said("sharding_strategy").and_then(|setting| {
+    let named = block.settings.said("sharding_strategy").and_then(|setting| {
         let found = by_name(&setting.value.to_string());
         if found.is_none() {
             problems.push(no_such(block, setting, &STRATEGIES));
@@ -147,7 +147,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
         found
     });
     let mut secondary = None;
-    let resharded = block.said("reshard_after_forward").and_then(|setting| {
+    let resharded = block.settings.said("reshard_after_forward").and_then(|setting| {
         let text = setting.value.to_string();
         match (boolean(&text), text.parse::<usize>()) {
             // 1 is a number of ranks here, and one rank divides nothing.
@@ -175,7 +175,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
             let message =
                 format!("`sharding_strategy` is {first}, but `reshard_after_forward` means {second}");
             let names = ["sharding_strategy", "reshard_after_forward"];
-            problems.push(block.problem(message, &names).help("keep one of them"));
+            problems.push(block.settings.problem(message, &names).help("keep one of them"));
             (first, secondary)
         }
         (Some(strategy), _) | (None, Some(strategy)) => (strategy, secondary),
@@ -201,7 +201,7 @@ fn choice(
     names: &'static [&'static str],
     problems: &mut Problems,
 ) -> Option<&'static str> {
-    let setting = block.said(name)?;
+    let setting = block.settings.said(name)?;
     let upper = setting.value.to_string().to_ascii_uppercase();
     let found = names.iter().copied().find(|name| *name == upper);
     if found.is_none() {
@@ -214,7 +214,7 @@ fn no_such(block: &Dialect, setting: &Setting, names: &[&str]) -> super::Problem
     let name = setting.key.name;
     let text = setting.value.to_string();
     let message = format!("`{name}` takes one of {}, not `{text}`", names.join(", "));
-    let problem = block.problem(message, &[name]);
+    let problem = block.settings.problem(message, &[name]);
     match nearest_of(&text, names.iter().copied()) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem,

@@ -4,12 +4,13 @@
 use super::super::build::at;
 use super::super::keys::nearest_of;
 use super::super::problem::{Problem, Problems};
+use super::super::resolve::AUTO;
 use super::super::resolve::Settings;
 use super::super::source::Place;
 use super::super::value::{self, Value};
 use super::super::written::{Entry, Layer};
 use super::super::yaml::{Data, Node};
-use super::{AUTO, Dialect, entry};
+use super::Dialect;
 
 /// An optimizer: its names in DeepSpeed, its name as `optim`, and the parameters it takes.
 struct Method {
@@ -103,8 +104,8 @@ const SCHEDULES: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "LRR
 pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, problems: &mut Problems) {
     let params =
         || block.settings.iter().filter_map(|s| Some((s, s.key.name.strip_prefix("optimizer.params.")?)));
-    let said = |setting: &super::Setting| block.said(setting.key.name).is_some() && !setting.broken;
-    if let Some(setting) = block.said("optimizer.params.max_grad_norm")
+    let said = |setting: &super::Setting| block.settings.said(setting.key.name).is_some() && !setting.broken;
+    if let Some(setting) = block.settings.said("optimizer.params.max_grad_norm")
         && let Some(place) = setting.place()
     {
         problems.push(
@@ -113,7 +114,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
                 .help(format!("write \"gradient_clipping\": {} at the top", setting.value)),
         );
     }
-    let method = match block.said("optimizer.type").and_then(|kind| Some((kind, kind.place()?))) {
+    let method = match block.settings.said("optimizer.type").and_then(|kind| Some((kind, kind.place()?))) {
         None => None,
         Some((kind, place)) => {
             let name = kind.value.to_string();
@@ -145,7 +146,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
         } else if let Some((_, ours)) = SAME.iter().find(|(theirs, _)| *theirs == name)
             && !(name == "eps" && method.as_ref().is_some_and(|(method, ..)| method.optim == "adagrad"))
         {
-            layer.entries.push(entry(ours, setting.value.to_string(), place));
+            layer.entries.push(Entry::new(ours, setting.value.to_string(), place));
         } else if !NOT_ARGUMENTS.contains(&name) {
             args.push(format!("{name}={}", setting.value));
             args_place.get_or_insert(place);
@@ -157,10 +158,10 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
         args_place.get_or_insert(place);
     }
     if let Some(place) = args_place {
-        layer.entries.push(entry("optim_args", args.join(","), place));
+        layer.entries.push(Entry::new("optim_args", args.join(","), place));
     }
     if let Some((method, name, place)) = method {
-        let plain = name.eq_ignore_ascii_case("Adam") && !block.bool("optimizer.params.adam_w_mode");
+        let plain = name.eq_ignore_ascii_case("Adam") && !block.settings.bool("optimizer.params.adam_w_mode");
         let optim = if plain { "adam" } else { method.optim };
         // AdamW has several names, which agree.
         let written = settings.get("optim");
@@ -168,7 +169,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
             && written.is_written()
             && matches!(&written.value, Value::Text(name) if name.starts_with("adamw"));
         if !same {
-            layer.entries.push(entry("optim", optim, place));
+            layer.entries.push(Entry::new("optim", optim, place));
         }
     }
 }
@@ -176,7 +177,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
 /// The learning rate, and what Muon's other parameters have of it where they have one of their own.
 fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Option<(f64, &'b Place)> {
     let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
-        let setting = block.said(&format!("optimizer.params.{name}"))?;
+        let setting = block.settings.said(&format!("optimizer.params.{name}"))?;
         match setting.value {
             Value::Float(rate) => Some((rate, setting.place()?)),
             _ => None,
@@ -184,7 +185,7 @@ fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Opti
     });
     let main = muon.or(lr);
     if let Some((rate, place)) = main {
-        layer.entries.push(entry("learning_rate", value::number(rate), place));
+        layer.entries.push(Entry::new("learning_rate", value::number(rate), place));
     }
     let written = match settings.get("learning_rate").value {
         Value::Float(rate) => rate,
@@ -197,7 +198,8 @@ fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Opti
 }
 
 fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
-    let Some(setting) = block.said("optimizer.params.betas").filter(|setting| !setting.broken) else {
+    let Some(setting) = block.settings.said("optimizer.params.betas").filter(|setting| !setting.broken)
+    else {
         return;
     };
     let (Value::List(betas), Some(place)) = (&setting.value, setting.place()) else { return };
@@ -205,7 +207,7 @@ fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
         [first, second] => {
             for (key, beta) in [("adam_beta1", first), ("adam_beta2", second)] {
                 if beta != AUTO {
-                    layer.entries.push(entry(key, beta.as_str(), place));
+                    layer.entries.push(Entry::new(key, beta.as_str(), place));
                 }
             }
         }
@@ -220,7 +222,7 @@ fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
 /// schedule. What is "auto" or missing follows from the training.
 pub fn scheduler(block: &Dialect, settings: &Settings, layer: &mut Layer, problems: &mut Problems) {
-    let Some(kind) = block.said("scheduler.type") else { return };
+    let Some(kind) = block.settings.said("scheduler.type") else { return };
     let Some(place) = kind.place() else { return };
     let name = kind.value.to_string();
     if !SCHEDULES.contains(&name.as_str()) {
@@ -231,7 +233,7 @@ pub fn scheduler(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
         problems.push(Problem::new(format!("no schedule `{name}`")).at(place, "").help(help));
         return;
     }
-    layer.entries.push(entry("lr_scheduler_type", name, place));
+    layer.entries.push(Entry::new("lr_scheduler_type", name, place));
     let params = block.settings.get("scheduler.params");
     let Value::Map(fields) = &params.value else { return };
     let mut arguments = Vec::new();

@@ -16,10 +16,10 @@ use super::keys::{Key, nearest_of};
 use super::problem::{Problem, Problems};
 use super::resolve::{self, Setting, Settings, wrong_type};
 use super::sharding::{LossScale, ShardArgs};
-use super::source::{Origin, Place};
+use super::source::Origin;
 use super::value::{self, Field, Value};
-use super::written::{Authority, Entry, Layer};
-use super::yaml::{Data, Node};
+use super::written::{Authority, Layer};
+use super::yaml::Data;
 
 /// A block of another program's configuration.
 #[derive(Clone, Debug)]
@@ -83,8 +83,6 @@ pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (S
         (None, None) => (ShardArgs::UNSAID, LossScale::UNSAID),
     }
 }
-
-const AUTO: &str = "auto";
 
 impl Dialect {
     /// Reads fields against a table; `normal` turns a name at the top into that of the table.
@@ -151,62 +149,6 @@ impl Dialect {
             (None, None) => problem.help(format!("docs/{}.md lists every key", self.title.to_lowercase())),
         }
     }
-
-    /// What somebody wrote, other than null and `auto`.
-    fn said(&self, name: &str) -> Option<&Setting> {
-        Some(self.settings.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
-    }
-
-    fn is_auto(&self, name: &str) -> bool {
-        is_auto(self.settings.get(name))
-    }
-
-    /// What was written, or the default.
-    fn value(&self, name: &str) -> Value {
-        let setting = self.settings.get(name);
-        if is_auto(setting) { value::default(setting.key) } else { setting.value.clone() }
-    }
-
-    fn bool(&self, name: &str) -> bool {
-        matches!(self.value(name), Value::Bool(true))
-    }
-
-    fn int(&self, name: &str) -> i64 {
-        match self.value(name) {
-            Value::Int(x) => x,
-            _ => 0,
-        }
-    }
-
-    fn usize(&self, name: &str) -> usize {
-        usize::try_from(self.int(name)).unwrap_or(0)
-    }
-
-    fn f64(&self, name: &str) -> f64 {
-        match self.value(name) {
-            Value::Float(x) => x,
-            _ => 0.0,
-        }
-    }
-
-    fn text(&self, name: &str) -> Option<String> {
-        match self.value(name) {
-            Value::Text(x) => Some(x),
-            _ => None,
-        }
-    }
-
-    /// A problem of the settings of this block with these names.
-    fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
-        names.iter().fold(Problem::new(message), |problem, name| match self.settings.get(name).place() {
-            Some(place) => problem.at(place, ""),
-            None => problem,
-        })
-    }
-}
-
-fn is_auto(setting: &Setting) -> bool {
-    matches!(&setting.value, Value::Text(text) if text == AUTO)
 }
 
 /// Takes what is written for one setting of a block.
@@ -221,9 +163,9 @@ fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
             .help("remove one of them"));
     }
     setting.origin = Origin::Written(place.clone());
-    let auto = matches!(&field.value.data, Data::Scalar { text, .. } if text.trim() == AUTO);
+    let auto = matches!(&field.value.data, Data::Scalar { text, .. } if text.trim() == resolve::AUTO);
     if auto && key.is_used() {
-        setting.value = Value::Text(AUTO.to_owned());
+        setting.value = Value::Text(resolve::AUTO.to_owned());
     } else if !auto && !field.value.is_null() {
         match value::read(key.kind, &field.value) {
             Some(value) => setting.value = value,
@@ -254,21 +196,11 @@ fn fields(setting: &Setting, what: &str, problems: &mut Problems) -> Option<Vec<
     }
 }
 
-/// What a block says about a key of ours.
-fn entry(key: &str, value: impl Into<String>, place: &Place) -> Entry {
-    Entry {
-        key: key.to_owned(),
-        inner: None,
-        place: place.clone(),
-        value: Node::scalar(value, place.clone()),
-    }
-}
-
 /// Whether a number of ranks divides all ranks; else it is reported.
 fn divides(block: &Dialect, name: &str, part: usize, ranks: i64, problems: &mut Problems) {
     if part as i64 > 0 && ranks % part as i64 != 0 {
         let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
-        problems.push(block.problem(message, &[name]).help("groups of ranks are of one size"));
+        problems.push(block.settings.problem(message, &[name]).help("groups of ranks are of one size"));
     }
 }
 

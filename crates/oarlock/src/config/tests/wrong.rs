@@ -1,5 +1,7 @@
 //! Wrong arguments, environments and texts: each is refused with a reason, and none panics.
 
+use std::path::Path;
+
 use super::*;
 
 #[test]

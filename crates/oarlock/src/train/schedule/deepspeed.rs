@@ -156,7 +156,7 @@ mod tests {
                 format!("learning_rate={}", case["lr"]),
                 format!("lr_scheduler_kwargs={}", case["kwargs"]),
             ];
-            let arguments: Arguments = written::arguments(&words).unwrap();
+            let arguments: Arguments = written::arguments(&crate::config::Words::new(&words)).unwrap();
             let config = train_config(&arguments, &|_| None).unwrap();
             let schedule = Schedule::new(&config.train.schedule, 9, 3);
             for point in case["points"].as_array().unwrap() {
@@ -182,7 +182,9 @@ mod tests {
                 "model_name_or_path=m dataset=d.jsonl output_dir=out learning_rate=1e-3 lr_scheduler_type={text}"
             );
             let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-            let config = train_config(&written::arguments(&words).unwrap(), &|_| None).unwrap();
+            let config =
+                train_config(&written::arguments(&crate::config::Words::new(&words)).unwrap(), &|_| None)
+                    .unwrap();
             assert!(matches!(config.train.schedule.shape, Shape::DeepSpeed(_)));
             Schedule::new(&config.train.schedule, 100, 1).lr(step)
         };

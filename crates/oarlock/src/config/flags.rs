@@ -1,0 +1,253 @@
+//! Flags of a command against a table of them: what each front end accepts, with the place at which it was written.
+//! Hyphens and underscores are alike, `--flag value` and `--flag=value` too, and of a repeated flag the last counts,
+//! as in the originals.
+
+use std::fmt::Write as _;
+
+use super::keys::{Key, Kind, Status, nearest_of};
+use super::problem::{Problem, Problems};
+use super::resolve::{Settings, wrong_type};
+use super::source::{Origin, Place};
+use super::value::{self, boolean};
+use super::words::Words;
+use super::yaml::Node;
+
+/// The flags of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Flags {
+    /// How the command is called, for messages and help.
+    pub command: &'static str,
+    /// What follows the flags, for the help; empty if nothing may.
+    pub operands: &'static str,
+    /// What the command does, in a line.
+    pub about: &'static str,
+    /// The flags, by their names without hyphens. A [`Kind::Bool`] needs no value.
+    pub keys: &'static [Key],
+    /// Names of one letter, and other names.
+    pub aliases: &'static [(&'static str, &'static str)],
+}
+
+/// Our own flags, which every front end has beside those of its original.
+pub const OWN: [(&str, &str); 2] = [
+    ("dry-run", "Stop before anything is started, and show what would be"),
+    ("print-config", "Show every value of the training with its origin"),
+];
+
+/// What was read.
+#[derive(Clone, Debug)]
+pub struct Parsed {
+    /// One setting for every flag.
+    pub settings: Settings,
+    /// What follows the flags: the first word that is none, and all after it.
+    pub rest: Words,
+    /// `--dry-run`.
+    pub dry_run: bool,
+    /// `--print-config`.
+    pub print_config: bool,
+    /// `--help` or `-h`.
+    pub help: bool,
+}
+
+impl Flags {
+    /// Reads flags up to the first word that is none (or `--`). A wrong one is reported, and the others are still read.
+    pub fn parse(&self, words: &Words, problems: &mut Problems) -> Parsed {
+        let settings = Settings::of(self.keys);
+        let mut out = Parsed {
+            settings,
+            rest: words.from(words.len()),
+            dry_run: false,
+            print_config: false,
+            help: false,
+        };
+        let mut i = 0;
+        while let Some(word) = words.get(i) {
+            if word == "--" {
+                out.rest = words.from(i + 1);
+                break;
+            }
+            let Some(body) = word.strip_prefix('-').filter(|body| !body.is_empty()) else {
+                out.rest = words.from(i);
+                break;
+            };
+            let body = body.strip_prefix('-').unwrap_or(body);
+            let start = word.len() - body.len();
+            let (name, attached) = match body.split_once('=') {
+                Some((name, _)) => (name, Some(words.part(i, start + name.len() + 1..word.len()))),
+                None => (body, None),
+            };
+            let place = words.part(i, start..start + name.len());
+            match name.replace('_', "-").as_str() {
+                "help" | "h" => out.help = true,
+                "dry-run" => out.dry_run = true,
+                "print-config" => out.print_config = true,
+                _ => match self.find(name) {
+                    None => problems.push(self.unknown(name, &place)),
+                    Some(key) => {
+                        let next = words.get(i + 1).filter(|next| attached.is_none() && takes(key, next));
+                        let value = attached.or(next.map(|_| words.place(i + 1)));
+                        if let Err(problem) = self.settle(key, &place, value, &mut out.settings) {
+                            problems.push(problem);
+                        }
+                        i += usize::from(next.is_some());
+                    }
+                },
+            }
+            i += 1;
+        }
+        out
+    }
+
+    fn find(&self, name: &str) -> Option<&'static Key> {
+        let normal = name.replace('-', "_");
+        let name =
+            self.aliases.iter().find(|(alias, _)| *alias == normal).map_or(normal.as_str(), |(_, key)| key);
+        self.keys.iter().find(|key| key.name == name)
+    }
+
+    fn settle(
+        &self,
+        key: &'static Key,
+        place: &Place,
+        value: Option<Place>,
+        settings: &mut Settings,
+    ) -> Result<(), Problem> {
+        let node = match value {
+            Some(place) => Node::scalar(place.text(), place.clone()),
+            None if key.kind == Kind::Bool => Node::scalar("true", place.clone()),
+            None => {
+                let message = format!("`--{}` needs a value: {}", key.name, key.kind.describe());
+                return Err(Problem::new(message).at(place, ""));
+            }
+        };
+        let read = value::read(key.kind, &node).ok_or_else(|| wrong_type(key, &node, &node.place))?;
+        if let Some(setting) = settings.get_mut(key.name) {
+            setting.value = read;
+            setting.origin = Origin::Written(node.place);
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str, place: &Place) -> Problem {
+        let problem = Problem::new(format!("`{}` has no flag `--{name}`", self.command)).at(place, "");
+        let names = self.keys.iter().map(|key| key.name).chain(OWN.iter().map(|(name, _)| *name));
+        match nearest_of(&name.replace('-', "_"), names) {
+            Some(near) => problem.help(format!("did you mean `--{near}`?")),
+            None => problem.help(format!("`{} --help` lists them", self.command)),
+        }
+    }
+
+    /// The help text.
+    pub fn help(&self) -> String {
+        let mut out = format!("{}\n\nUsage: {} [flags]", self.about, self.command);
+        if !self.operands.is_empty() {
+            let _ = write!(out, " {}", self.operands);
+        }
+        out.push_str("\n\n");
+        let left = |key: &Key| match key.kind {
+            Kind::Bool => format!("--{}", key.name),
+            kind => format!("--{} {}", key.name, kind.placeholder()),
+        };
+        let width = self.keys.iter().map(|key| left(key).len()).max().unwrap_or(0).min(44);
+        for key in self.keys {
+            let _ = write!(out, "  {:width$}  {}", left(key), key.doc);
+            if let Kind::Choice(names) = key.kind {
+                let _ = write!(out, " ({})", names.join(", "));
+            }
+            if !key.default.is_empty() {
+                let _ = write!(out, " [{}]", key.default);
+            }
+            match key.status {
+                Status::NoEffect(reason) => {
+                    let _ = write!(out, " (accepted without effect: {reason})");
+                }
+                Status::Later(reason) => {
+                    let _ = write!(out, " (not supported: {reason})");
+                }
+                Status::Used | Status::Only(_) => {}
+            }
+            out.push('\n');
+        }
+        for (name, doc) in OWN {
+            let _ = writeln!(out, "  {:width$}  {doc}", format!("--{name}"));
+        }
+        out
+    }
+}
+
+/// Whether the word after a flag is its value: a switch takes one only if it is true or false.
+fn takes(key: &Key, next: &str) -> bool {
+    match key.kind {
+        Kind::Bool => boolean(next).is_some() && next.parse::<i64>().is_err(),
+        // A negative number is a value; another word that begins like a flag is one.
+        _ => !next.starts_with('-') || next.parse::<f64>().is_ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn key(kind: Kind, name: &'static str, status: Status) -> Key {
+        Key::flag(kind, name, "", status, "a flag")
+    }
+
+    const FLAGS: Flags = Flags {
+        command: "launch",
+        operands: "SCRIPT …",
+        about: "Launches.",
+        keys: &[
+            key(Kind::Int(1), "nproc_per_node", Status::Used),
+            key(Kind::Bool, "standalone", Status::Used),
+            key(Kind::Text, "role", Status::Used),
+        ],
+        aliases: &[("r", "role")],
+    };
+
+    fn parse(line: &str) -> (Parsed, Problems) {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let mut problems = Problems::default();
+        let parsed = FLAGS.parse(&Words::new(&words), &mut problems);
+        (parsed, problems)
+    }
+
+    #[test]
+    fn every_spelling_is_the_same_flag() {
+        for line in ["--nproc-per-node 2", "--nproc_per_node=2", "--nproc-per-node=4 --nproc_per_node 2"] {
+            let (parsed, problems) = parse(&format!("{line} --standalone -r x train.py --role y"));
+            assert!(problems.is_empty(), "{problems}");
+            assert_eq!(parsed.settings.int("nproc_per_node"), 2);
+            assert!(parsed.settings.bool("standalone"));
+            assert_eq!(parsed.settings.text("role").as_deref(), Some("x"));
+            assert_eq!(parsed.rest.to_vec(), ["train.py", "--role", "y"]);
+        }
+    }
+
+    #[test]
+    fn wrong_flags_are_told_with_their_places() {
+        let (parsed, problems) = parse("--nproc_per_nod 2");
+        assert_eq!(parsed.rest.to_vec(), ["2"]);
+        assert!(problems.to_string().contains("did you mean `--nproc_per_node`?"), "{problems}");
+        let (_, problems) = parse("--nproc_per_node two --role");
+        assert_eq!(problems.len(), 2, "{problems}");
+        assert!(problems.to_string().contains("whole number, at least 1, not"), "{problems}");
+        assert!(problems.to_string().contains("`--role` needs a value"), "{problems}");
+    }
+
+    #[test]
+    fn a_switch_takes_only_words_for_true_and_false() {
+        let (parsed, _) = parse("--standalone false x");
+        assert!(!parsed.settings.bool("standalone"));
+        let (parsed, _) = parse("--standalone 1");
+        assert!(parsed.settings.bool("standalone"));
+        assert_eq!(parsed.rest.to_vec(), ["1"]);
+    }
+
+    #[test]
+    fn help_names_every_flag() {
+        let help = FLAGS.help();
+        for key in FLAGS.keys {
+            assert!(help.contains(&format!("--{}", key.name)));
+        }
+        assert!(help.contains("--dry-run") && help.starts_with("Launches."));
+    }
+}

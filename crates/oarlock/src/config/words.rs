@@ -1,0 +1,75 @@
+//! The words of a command as one text, so that every word, and every part of one, has its place in messages.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::source::{Place, Source, SourceKind};
+
+/// Words of a command line.
+#[derive(Clone, Debug)]
+pub struct Words {
+    source: Arc<Source>,
+    bytes: Vec<Range<usize>>,
+}
+
+impl Words {
+    /// The words as they came.
+    pub fn new(words: &[String]) -> Words {
+        let mut text = String::new();
+        let mut bytes = Vec::with_capacity(words.len());
+        for word in words {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            bytes.push(text.len()..text.len() + word.len());
+            text.push_str(word);
+        }
+        let source = Source { kind: SourceKind::Arguments, name: "command line".to_owned(), text };
+        Words { source: Arc::new(source), bytes }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// A word, if there are so many.
+    pub fn get(&self, i: usize) -> Option<&str> {
+        self.source.text.get(self.bytes.get(i)?.clone())
+    }
+
+    /// The place of a word; behind the last one, the end of the text.
+    pub fn place(&self, i: usize) -> Place {
+        let end = self.source.text.len();
+        Place { source: self.source.clone(), bytes: self.bytes.get(i).cloned().unwrap_or(end..end) }
+    }
+
+    /// The place of some bytes of a word.
+    pub fn part(&self, i: usize, bytes: Range<usize>) -> Place {
+        let whole = self.place(i);
+        let at = |offset: usize| (whole.bytes.start + offset).min(whole.bytes.end);
+        Place { bytes: at(bytes.start)..at(bytes.end), ..whole }
+    }
+
+    /// The words from the `first` on, each still with its place in the whole command.
+    #[must_use]
+    pub fn from(&self, first: usize) -> Words {
+        let bytes = self.bytes.get(first..).unwrap_or_default().to_vec();
+        Words { source: self.source.clone(), bytes }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).filter_map(|i| self.get(i))
+    }
+
+    /// All of them, as a program is called with them.
+    pub fn to_vec(&self) -> Vec<String> {
+        self.iter().map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,186 @@
+//! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
+
+use std::time::SystemTime;
+
+use crate::accelerator::Accelerator;
+use crate::config::flags::Parsed;
+use crate::config::written::Layer;
+use crate::config::{Problem, Problems, TrainConfig, paths, train_config_of};
+use crate::console::{Failure, Outcome, say, tell};
+use crate::front::script::Script;
+use crate::launch::{self, Launch, STARTED, environment};
+use crate::rank;
+use crate::train;
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The words by which this program comes to the same job again, in a rank.
+    pub words: Vec<String>,
+    /// The processes.
+    pub launch: Launch,
+    /// What each of them runs.
+    pub program: Program,
+    /// What the user should know before it begins.
+    pub notes: Vec<String>,
+    /// Stop before anything is started.
+    pub dry_run: bool,
+    /// Show every value of the training, and stop.
+    pub print_config: bool,
+}
+
+/// What a rank runs.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// A training of ours.
+    Training(Box<TrainConfig>),
+    /// A program with its arguments.
+    Command(Vec<String>),
+}
+
+impl Job {
+    /// The job that starts a script. Of a training, `said` is what the front end itself says about it; it weighs
+    /// after the training's own words.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the training.
+    pub fn new(
+        words: Vec<String>,
+        launch: Launch,
+        script: Script,
+        said: Vec<Layer>,
+        flags: &Parsed,
+    ) -> Result<Job, Problems> {
+        let (mut dry_run, mut print_config) = (flags.dry_run, flags.print_config);
+        let (program, notes) = match script {
+            Script::Command(argv) => (Program::Command(argv), Vec::new()),
+            Script::Training(training) => {
+                dry_run |= training.dry_run;
+                print_config |= training.print_config;
+                let layers = training.layers.into_iter().chain(said).collect();
+                let config = train_config_of(layers, &|name| std::env::var(name).ok())?;
+                (Program::Training(Box::new(config)), training.notes)
+            }
+        };
+        Ok(Job { words, launch, program, notes, dry_run, print_config })
+    }
+
+    /// Runs it; `started` is when this process began.
+    pub(crate) fn run(&self, started: SystemTime) -> Outcome {
+        let is_rank = launch::is_rank();
+        if !is_rank {
+            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+        }
+        if let Program::Training(config) = &self.program {
+            if self.print_config {
+                say(&config.table())?;
+            }
+            paths::check(config).map_err(Failure::Problems)?;
+        }
+        if self.dry_run && !is_rank {
+            say(&self.outline())?;
+        }
+        if self.dry_run || self.print_config {
+            return Ok(());
+        }
+        match &self.program {
+            Program::Training(config) if is_rank || self.launch.local_ranks() == 1 => {
+                let stamp = std::env::var(STARTED).ok();
+                let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
+                run_rank(config, started)
+            }
+            Program::Training(_) => {
+                ended(launch::run_ranks(self.launch.local_ranks(), &self.words, started)?)
+            }
+            Program::Command(_) => Ok(()),
+        }
+    }
+}
+
+impl Job {
+    /// What would be started, with the environment of each rank of each machine: what all have in common, then what
+    /// differs.
+    fn outline(&self) -> String {
+        let command = match &self.program {
+            Program::Training(_) => format!("oarlock {}", self.words.join(" ")),
+            Program::Command(argv) => argv.join(" "),
+        };
+        let first = self.launch.place(0, 0);
+        let (machines, ranks) = (first.local_ranks.len(), first.world_size());
+        let places = || {
+            let of = |node| (0..first.local_ranks[node]).map(move |local| self.launch.place(node, local));
+            (0..machines).flat_map(of)
+        };
+        let all: Vec<_> = places().map(|place| environment::variables(&self.launch, &place)).collect();
+        let same = |name: &str, value: &str| {
+            all.iter().all(|one| one.iter().any(|(other, other_value)| other == name && other_value == value))
+        };
+        let line = |keep: &dyn Fn(&str, &str) -> bool, variables: &[(String, String)]| {
+            let kept = variables.iter().filter(|(name, value)| keep(name, value));
+            kept.map(|(name, value)| format!(" {name}={value}")).collect::<String>()
+        };
+        let mut out = format!("would start {ranks} rank(s) on {machines} machine(s): {command}\n");
+        if let Some(variables) = all.first() {
+            out.push_str(&format!("  every rank:{}\n", line(&same, variables)));
+        }
+        for (place, variables) in places().zip(&all).filter(|_| ranks > 1) {
+            let own = line(&|name, value| !same(name, value), variables);
+            out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
+        }
+        out
+    }
+}
+
+/// What to say where GPUs are asked for and the machine has none (or fewer).
+pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
+    let has = if there == 0 { "none".to_owned() } else { there.to_string() };
+    Problem::new(format!("{asked} GPUs are asked for, and this machine has {has}"))
+        .help(format!("to run the same on {asked} CPU ranks: {instead}"))
+}
+
+fn ended(outcome: launch::Outcome) -> Outcome {
+    match outcome {
+        launch::Outcome::Done => Ok(()),
+        launch::Outcome::Failed(failed) => {
+            tell(&format!("error: {}\n", launch::explain(&failed)));
+            Err(Failure::Told(1))
+        }
+        launch::Outcome::Stopped(signal) => {
+            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
+            Err(Failure::Told(128 + (signal & 0x7f) as u8))
+        }
+    }
+}
+
+/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone.
+fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
+    let comm = rank::join()?;
+    let result = (|| {
+        // A file that changed between the start of two ranks would be a different run on each.
+        comm.agree("the configuration (did a file change just now?)", fingerprint(config))?;
+        let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
+        train::run(config, &accelerator, started)
+    })();
+    match result {
+        Ok(()) => {
+            comm.finish();
+            Ok(())
+        }
+        Err(error) if comm.world_size() == 1 => Err(Failure::Error(error)),
+        Err(error) => {
+            if error.began_on().is_some_and(|rank| rank != comm.rank()) {
+                // The rank where it began is to be named: wait for its word, which fails this.
+                let _ = comm.barrier();
+            }
+            comm.abort(&error.to_string());
+            Err(Failure::Told(1))
+        }
+    }
+}
+
+fn fingerprint(config: &TrainConfig) -> u64 {
+    config
+        .table()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,27 @@
+//! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
+//! training that is meant, where it is one of ours.
+
+pub mod job;
+pub mod script;
+
+use std::time::SystemTime;
+
+use crate::console::Outcome;
+
+/// A command that this program answers to, as a subcommand and under its own name.
+pub struct FrontEnd {
+    /// Its names; the first one is that of the subcommand.
+    pub names: &'static [&'static str],
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// Runs it with the words that follow its name; the time is when this process began.
+    pub(crate) run: fn(&[String], SystemTime) -> Outcome,
+}
+
+/// All front ends.
+pub const ALL: &[FrontEnd] = &[];
+
+/// The front end of this name: a word of the command line, or the name of the binary.
+pub fn find(name: &str) -> Option<&'static FrontEnd> {
+    ALL.iter().find(|front_end| front_end.names.contains(&name))
+}

@@ -1,0 +1,103 @@
+//! What a launcher starts: a program, a Python script, or one of our trainings under the name of a script of the
+//! originals.
+
+use std::path::Path;
+
+use crate::config::written::{self, Layer};
+use crate::config::{Problem, Problems, Words};
+
+/// What is to be started.
+#[derive(Clone, Debug)]
+pub enum Script {
+    /// A training of ours.
+    Training(Training),
+    /// A program with its arguments.
+    Command(Vec<String>),
+}
+
+/// A training of ours, as its words say it.
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// What was written, in the order of its weight.
+    pub layers: Vec<Layer>,
+    /// What the user should know about how it was read.
+    pub notes: Vec<String>,
+    /// `--dry-run` among the words.
+    pub dry_run: bool,
+    /// `--print-config` among the words.
+    pub print_config: bool,
+}
+
+/// How a program is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// It is a Python module (`-m`).
+    pub module: bool,
+    /// It is a program of its own (`--no_python`).
+    pub no_python: bool,
+}
+
+/// The names of LLaMA-Factory's training script.
+const LLAMA_FACTORY: [&str; 3] = ["src/train.py", "train.py", "src/llamafactory/launcher.py"];
+
+/// The program that words name, the first of which is the program. A file is run; where there is none, a name of an
+/// original's training script stands for our training.
+///
+/// # Errors
+/// If there is no program, or the training's words are wrong.
+pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Problems> {
+    let Some(name) = words.get(0) else {
+        let problem = Problem::new(format!("`{command}` is told no program to start"));
+        return Err(problem.help(format!("write `{command} [flags] SCRIPT [arguments]`")).into());
+    };
+    if !call.module && !Path::new(name).is_file() {
+        if let Some(training) = built_in(name, &words.from(1)) {
+            return training.map(Script::Training);
+        }
+        if !call.no_python {
+            let problem = Problem::new(format!("there is no file `{name}`")).at(&words.place(0), "");
+            return Err(problem
+                .help(
+                    "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are \
+                     built in",
+                )
+                .into());
+        }
+    }
+    let mut argv = match (call.no_python, call.module) {
+        (true, _) => Vec::new(),
+        (false, false) => vec![python(), "-u".to_owned()],
+        (false, true) => vec![python(), "-u".to_owned(), "-m".to_owned()],
+    };
+    argv.extend(words.to_vec());
+    Ok(Script::Command(argv))
+}
+
+/// The training that a script's name stands for.
+fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
+    LLAMA_FACTORY.contains(&name.trim_start_matches("./")).then(|| llama_factory(words))
+}
+
+/// LLaMA-Factory's training: a file, flags and `key=value`.
+///
+/// # Errors
+/// If a word is neither, or the file cannot be read.
+pub fn llama_factory(words: &Words) -> Result<Training, Problems> {
+    let arguments = written::arguments(words)?;
+    Ok(Training {
+        layers: arguments.layers()?,
+        notes: Vec::new(),
+        dry_run: arguments.dry_run,
+        print_config: arguments.print_config,
+    })
+}
+
+/// The Python that runs scripts: the one that PYTHON_EXEC names, as in torchrun, else the first in PATH.
+fn python() -> String {
+    let there = |name: &&str| {
+        std::env::var_os("PATH")
+            .is_some_and(|paths| std::env::split_paths(&paths).any(|folder| folder.join(name).is_file()))
+    };
+    let found = || ["python3", "python"].iter().find(|name| there(name)).unwrap_or(&"python3").to_string();
+    std::env::var("PYTHON_EXEC").unwrap_or_else(|_| found())
+}
