@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod model;
 mod optimizer;
 mod wrong;
 
