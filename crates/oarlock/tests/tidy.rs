@@ -44,7 +44,6 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "accelerator",
             "checkpoint",
             "config",
             "console",
@@ -55,8 +54,6 @@ const EDGES: &[(&str, &[&str])] = &[
             "generate",
             "launch",
             "model",
-            "rank",
-            "train",
         ],
     ),
     ("rank", &["error"]),

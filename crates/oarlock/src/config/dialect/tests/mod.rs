@@ -1,5 +1,6 @@
 //! Blocks of other programs, from the written text to the plan.
 
+mod batch;
 mod fsdp;
 
 use oarlock_tensor::ops::optimizer::Rule;
