@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod model;
 mod optimizer;
 mod wrong;
 
@@ -41,7 +42,8 @@ pub(super) fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> S
 #[test]
 fn defaults_are_those_of_the_originals() {
     let config = good("");
-    assert_eq!(config.model, ModelArgs { path: "m".into(), from_scratch: false });
+    let source = ModelSource::Folder("m".into());
+    assert_eq!(config.model, ModelArgs { source, tokenizer: "m".into(), from_scratch: false });
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
     assert!(config.data.rows == RowFormat::Packed && config.data.shuffle);

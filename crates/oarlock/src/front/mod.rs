@@ -2,6 +2,7 @@
 //! training that is meant, where it is one of ours.
 
 pub mod job;
+pub mod minimind;
 pub mod script;
 
 use std::time::SystemTime;
@@ -19,7 +20,11 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[];
+pub const ALL: &[FrontEnd] = &[FrontEnd {
+    names: &["train_pretrain"],
+    about: "Pretrain a MiniMind with the flags of its script",
+    run: minimind::run,
+}];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {
