@@ -72,7 +72,8 @@ enum Command {
 /// Runs the command of this process.
 pub fn main() -> ExitCode {
     let started = SystemTime::now();
-    let outcome = match Cli::parse().command {
+    let arguments = crate::rank::without_local_rank(std::env::args_os());
+    let outcome = match Cli::parse_from(arguments).command {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),

@@ -2,4 +2,4 @@
 
 mod processes;
 
-pub use processes::{Outcome, STARTED, explain, is_rank, run_ranks};
+pub use processes::{Outcome, STARTED, explain, is_our_rank, is_rank, run_ranks};
