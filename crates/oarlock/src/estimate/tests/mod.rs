@@ -95,7 +95,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         assert_eq!(4 * dry.flops(), flops);
 
         // What the engine took is what the formulas say, but for what buffers are rounded up to.
-        let parts = model_states(&ModelSize::of(&model, dtype), &Settings::new(dtype, Stage::Whole, 1));
+        let parts = model_states(&ModelSize::of(&model, dtype), &Settings::new(dtype, Stage::Whole, 1), None);
         let of = |name: &str| parts.iter().find(|part| part.name == name).map_or(0, |part| part.rank);
         assert_eq!(of("master weights") + of("optimizer state"), states);
         assert_eq!(of("gradients"), 4 * (of("optimizer state") / 8));
@@ -122,7 +122,7 @@ fn a_dry_run_of_a_large_model_takes_no_memory() {
     let grown = oarlock_comm::ProcessMemory::current().unwrap().peak_rss - before;
     assert!(run.pool_bytes > 40 << 30 && grown < 1 << 30, "{} and {grown}", run.pool_bytes);
     let size = ModelSize::of(&model, DType::BF16);
-    let parts = model_states(&size, &Settings::new(DType::BF16, Stage::Whole, 4));
+    let parts = model_states(&size, &Settings::new(DType::BF16, Stage::Whole, 4), None);
     // 2 + 4 + 4 + 8 bytes for each of 6.6 billion parameters.
     let sum: u64 = parts.iter().map(|part| part.rank).sum();
     assert!((17.99..18.02).contains(&(sum as f64 / size.n_params() as f64)), "{sum}");
@@ -176,7 +176,7 @@ fn stages_divide_what_their_formulas_say() {
             };
             let nvme = estimate(&size, nvme, None, 0);
             let kinds = if dtype == DType::F32 { 2 } else { 3 };
-            assert_eq!(nvme.part("optimizer state between file and use"), 4 * kinds * 100 * 2);
+            assert_eq!(nvme.part("state between file and use"), 4 * kinds * 100 * 2);
             assert_eq!(nvme.part("master weights"), 0);
         }
     }
