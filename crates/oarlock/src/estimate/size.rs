@@ -21,7 +21,10 @@ impl ModelSize {
     /// Of a model that computes in `dtype`.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
-            Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks)
+            // Weight decay applies to all but vectors.
+            let decays = |shape: &Shape| shape.sizes().len() >= 2;
+            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), decays(p.param.shape()));
+            Layout::new(params.iter().map(of), Grain::Blocks)
         };
         let found = units_of(model);
         let units = found.iter().map(|unit| {

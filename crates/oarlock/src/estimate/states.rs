@@ -100,10 +100,8 @@ struct Share {
     kept: u64,
     /// Bytes that the largest of its parameters takes to work in.
     workspace: u64,
-    /// Bytes of the buffers through which a piece of the states in files comes and goes.
-    staged: Vec<u64>,
-    /// Pieces that are in memory at the same time.
-    n_staged: u64,
+    /// Bytes of the buffers of each set through which pieces of the states in files come and go in turn.
+    staged: Vec<Vec<u64>>,
 }
 
 impl Share {
@@ -127,38 +125,33 @@ impl Share {
             let master = *dtype != DType::F32;
             share.all += owned.len() as u64;
             share.with_master += if master { owned.len() as u64 } else { 0 };
-            // What is updated at once, of how many elements, and how often: a piece of a group, or a whole parameter.
-            let pieces: Vec<(usize, Vec<usize>, usize)> = match elementwise(settings.optim) {
-                Some(kinds) => {
-                    share.kept += (kinds * owned.len()) as u64;
-                    let most = owned.len().min(settings.sub_group_elems.max(1));
-                    vec![(most, vec![most; kinds], owned.len().div_ceil(most.max(1)))]
-                }
-                None => {
-                    let params = layout.parts(owned).map(|(index, _)| &layout.params()[index]);
-                    let piece = |param: &LayoutParam| {
-                        let bytes = step.map_or(0, |step| workspace(step, settings.optim, param));
-                        share.workspace = share.workspace.max(bytes);
-                        let states = state_elems(settings.optim, param);
-                        share.kept += states.iter().sum::<usize>() as u64;
-                        (param.place.shape.n_elems(), states, 1)
-                    };
-                    params.map(piece).collect()
-                }
-            };
-            for (n_elems, states, times) in pieces {
-                let weights = weights_in_file.then_some(dtype.size() * n_elems);
-                let master = (optimizer_in_file && master).then_some(4 * n_elems);
+            for (param, flat) in layout.pieces(owned, settings.sub_group_elems) {
+                let param = &layout.params()[param];
+                let states = match elementwise(settings.optim) {
+                    Some(kinds) => vec![flat.len(); kinds],
+                    None => state_elems(settings.optim, param),
+                };
+                share.kept += states.iter().sum::<usize>() as u64;
+                let workspace = step.map_or(0, |step| workspace(step, settings.optim, param));
+                share.workspace = share.workspace.max(workspace);
+
+                let weights = weights_in_file.then_some(dtype.size() * flat.len());
+                let master = (optimizer_in_file && master).then_some(4 * flat.len());
                 let states = states.into_iter().filter(|_| optimizer_in_file).map(|n| 4 * n);
                 let buffers: Vec<usize> = weights.into_iter().chain(master).chain(states).collect();
-                share.staged.resize(share.staged.len().max(buffers.len()), 0);
-                for (most, bytes) in share.staged.iter_mut().zip(&buffers) {
+                if buffers.is_empty() {
+                    continue;
+                }
+                let set = n_pieces % settings.buffers.max(1);
+                share.staged.resize(share.staged.len().max(set + 1), Vec::new());
+                let sizes = &mut share.staged[set];
+                sizes.resize(sizes.len().max(buffers.len()), 0);
+                for (most, bytes) in sizes.iter_mut().zip(&buffers) {
                     *most = (*most).max(*bytes as u64);
                 }
-                n_pieces += if buffers.is_empty() { 0 } else { times };
+                n_pieces += 1;
             }
         }
-        share.n_staged = settings.buffers.min(n_pieces) as u64;
         share
     }
 
@@ -167,7 +160,7 @@ impl Share {
         // From ZeRO-2 on gradients, too.
         let gradients = if settings.stage >= Stage::Gradients { self.all } else { 0 };
         let states = if settings.optimizer == Offload::Memory { self.with_master + self.kept } else { 0 };
-        4 * (gradients + states) + self.workspace + self.n_staged * self.staged.iter().sum::<u64>()
+        4 * (gradients + states) + self.workspace + self.staged.iter().flatten().sum::<u64>()
     }
 
     /// What the workspace and the buffers take beyond the free pieces of the pool, of which each borrows the smallest
@@ -182,17 +175,7 @@ impl Share {
             })
         };
         let workspace = borrow(self.workspace);
-        let (all, mut staged) = (self.staged.iter().sum::<u64>(), 0);
-        for left in (1..=self.n_staged).rev() {
-            let taken: u64 = self.staged.iter().map(|&bytes| borrow(bytes)).sum();
-            if taken == all {
-                // Nothing that is free is large enough.
-                staged += left * all;
-                break;
-            }
-            staged += taken;
-        }
-        (workspace, staged)
+        (workspace, self.staged.iter().flatten().map(|&bytes| borrow(bytes)).sum())
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use oarlock_tensor::ops::optimizer::{self, Needs, Part, Rule, StepArgs, UpdateParts, Workspace};
+use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
 use oarlock_tensor::{Device, FlatBuffer};
 
 use crate::error::{Error, Result};
@@ -18,7 +18,6 @@ struct Piece {
     param: usize,
     /// Elements of the group; one whole parameter where the rule needs that.
     flat: Range<usize>,
-    decay: bool,
 }
 
 /// A buffer for each column of a piece that lies in a file and holds something for it, in the columns' order. Which
@@ -30,9 +29,8 @@ impl Core {
     pub fn update(&self, rule: &Rule, args: &StepArgs) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
         let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
-        let pieces = self.pieces(rule, most);
         let (in_memory, in_files): (Vec<_>, Vec<_>) =
-            pieces.into_iter().partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+            self.pieces(most).partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
             let shape = &group.layout.params()[piece.param].place.shape;
@@ -54,34 +52,12 @@ impl Core {
     }
 
     /// What this rank updates, in pieces of at most `most` elements where the rule allows.
-    fn pieces(&self, rule: &Rule, most: usize) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for (group, held) in self.groups.iter().enumerate().filter(|(_, group)| group.trainable) {
-            let first = pieces.len();
-            for (param, part) in held.layout.parts(held.state.updated.clone()) {
-                let decay = held.layout.params()[param].decay;
-                if rule.needs() == Needs::WholeParameters {
-                    pieces.push(Piece { group, param, flat: part, decay });
-                    continue;
-                }
-                for start in part.clone().step_by(most) {
-                    let flat = start..part.end.min(start.saturating_add(most));
-                    match pieces.last_mut() {
-                        // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
-                        Some(last)
-                            if last.group == group
-                                && last.decay == decay
-                                && flat.end - last.flat.start <= most =>
-                        {
-                            last.flat.end = flat.end;
-                        }
-                        _ => pieces.push(Piece { group, param, flat, decay }),
-                    }
-                }
-            }
-            debug_assert!(pieces[first..].iter().all(|piece| piece.group == group));
-        }
-        pieces
+    fn pieces(&self, most: usize) -> impl Iterator<Item = Piece> {
+        let trained = self.groups.iter().enumerate().filter(|(_, group)| group.trainable);
+        trained.flat_map(move |(group, held)| {
+            let pieces = held.layout.pieces(held.state.updated.clone(), most);
+            pieces.map(move |(param, flat)| Piece { group, param, flat })
+        })
     }
 
     fn update_piece(
@@ -118,7 +94,7 @@ impl Core {
         let Some(weights) = weights else { return Ok(()) };
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let decay = if piece.decay { args.weight_decay } else { 0.0 };
+        let decay = if param.decay { args.weight_decay } else { 0.0 };
         let args = StepArgs { weight_decay: decay, ..*args };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
         Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
@@ -136,9 +112,9 @@ impl Core {
         let (free, to_fill) = channel::<Staged>();
         let (filled, to_update) = channel::<Result<Staged>>();
         let (updated, to_write) = channel::<Staged>();
-        for _ in 0..buffers.min(pieces.len()) {
-            // The receiver is there.
-            let _ = free.send(self.staging(pieces)?);
+        for first in 0..buffers.min(pieces.len()) {
+            // They go around in order, so each is for every so many pieces. The receiver is there.
+            let _ = free.send(self.staging(pieces[first..].iter().step_by(buffers))?);
         }
         std::thread::scope(|scope| {
             scope.spawn(move || self.read_ahead(pieces, &to_fill, &filled));
@@ -161,7 +137,7 @@ impl Core {
     }
 
     /// Buffers for any of these pieces.
-    fn staging(&self, pieces: &[Piece]) -> Result<Staged> {
+    fn staging<'a>(&self, pieces: impl Iterator<Item = &'a Piece>) -> Result<Staged> {
         let mut sizes: Vec<usize> = Vec::new();
         for piece in pieces {
             for (index, (column, range)) in self.in_files(piece).enumerate() {

@@ -3,6 +3,7 @@
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
 
 use super::limits::soft_limit;
@@ -100,6 +101,84 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         assert_eq!(of("master weights") + of("optimizer state"), states);
         assert_eq!(of("gradients"), 4 * (of("optimizer state") / 8));
     }
+}
+
+#[test]
+fn an_update_borrows_what_the_estimate_says() {
+    let disk = tempfile::tempdir().unwrap();
+    let muon = Rule::Muon {
+        momentum: 0.95,
+        nesterov: true,
+        ns_coefficients: [3.4445, -4.775, 2.0315],
+        ns_steps: 1,
+        eps: 1e-7,
+        adjust_lr: AdjustLr::Original,
+        adam_lr_ratio: 1.0,
+        adam_beta1: 0.9,
+        adam_beta2: 0.95,
+        adam_eps: 1e-8,
+    };
+    let adafactor = Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 };
+    let (mut n_beyond, mut n_within) = (0, 0);
+    for (rule, optim) in [
+        (muon, Optim::Muon),
+        (adafactor, Optim::Factored),
+        (OptimizerConfig::default().rule, Optim::TwoMoments),
+    ] {
+        for (dtype, in_files, (rows, len)) in [
+            (DType::F32, false, (1, 8)),
+            (DType::F32, true, (1, 8)),
+            (DType::BF16, true, (1, 8)),
+            (DType::BF16, false, (6, 64)),
+            (DType::BF16, true, (6, 64)),
+        ] {
+            let offload = crate::shard::Offload {
+                dir: disk.path().to_path_buf(),
+                sub_group_elems: 1 << 14,
+                buffers: 3,
+            };
+            let offload_optimizer = in_files.then_some(offload);
+            let shard = Options { dtype, offload_optimizer, ..Options::default() };
+            let config = AcceleratorConfig { shard, threads: Some(1), cpu_path: None };
+            let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+            let mut model = llama(64, 2, 500, len);
+            model.set_recompute(Recompute::Units { every: 1 });
+            let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
+            let dry = decoder_step(&model, dtype, accelerator.device(), shape).unwrap();
+            let settings = Settings {
+                optim,
+                optimizer: if in_files { Offload::Nvme } else { Offload::Memory },
+                sub_group_elems: 1 << 14,
+                buffers: 3,
+                ..Settings::new(dtype, Stage::Optimizer, 1)
+            };
+            let size = ModelSize::of(&model, dtype);
+            let told = estimate(&size, settings, Some(&dry), 0);
+
+            let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
+            let optimizer = OptimizerConfig { rule, ..OptimizerConfig::default() };
+            let mut optimizer = accelerator.prepare(&model, optimizer, &mut source).unwrap();
+            let window = StepBatches { batches: vec![batch(rows, len, false)], ..StepBatches::default() };
+            for _ in 0..3 {
+                let timer = &mut PhaseTimer::new();
+                train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, timer).unwrap();
+            }
+            let borrowed = ["state between file and use", "optimizer's workspace"];
+            let parts = ["master weights", "optimizer state", "activations, logits, scratch"];
+            let predicted: u64 = parts.iter().chain(&borrowed).map(|name| told.part(name)).sum();
+            let taken = accelerator.device().arena().bytes() as u64;
+            let case = format!("{optim:?}, {dtype}, in files: {in_files}, {rows} x {len}");
+            // Buffers are rounded up to cache lines.
+            assert!(predicted.abs_diff(taken) <= taken / 100, "{case}: {predicted} and {taken}");
+            let nothing_free = DryRun { free: Vec::new(), ..dry };
+            let gross = estimate(&size, settings, Some(&nothing_free), 0);
+            let of = |estimate: &Estimate| borrowed.iter().map(|name| estimate.part(name)).sum::<u64>();
+            let (beyond, gross) = (of(&told), of(&gross));
+            n_beyond += usize::from(beyond > 0);
+            n_within += usize::from(beyond < gross);
+        }
+    }
+    assert!(n_beyond > 2 && n_within > 2, "{n_beyond} and {n_within} show both");
 }
 
 #[test]
