@@ -10,10 +10,13 @@
 //! AdamW's moments     8·E      8·E/N      8·E/N         8·E/N
 //! ```
 //!
-//! A rank reads the gradients of the others where they lie, so their pages are shared: what it is charged for theirs
-//! is what they are charged less for its reading, and each rank is left with 4·E.
+//! A rank reads the gradients of the others where they lie, so their pages are shared. Where ranks own equal parts, what
+//! each is charged for theirs is what they are charged less for its reading, and it is left with 4·E. Whole parameters
+//! are owned unequally ([`charged`]).
 
 use oarlock_tensor::DType;
+use std::ops::Range;
+
 use oarlock_tensor::ops::optimizer;
 
 use super::{DryRun, ModelSize, Offload, Optim, Part, Settings, Stage};
@@ -30,11 +33,17 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     };
     let working = elems(|dtype| dtype.size() as u64);
     let all = elems(|_| 1);
-    let shares = Share::all(size, settings, step);
+    // Buffers of gradients that every rank has for itself; the first layout of each is its size.
+    let regions: Vec<Vec<&Layout>> = match stage {
+        Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),
+        // The units are unknown where only the number of parameters is known.
+        Stage::Gradients | Stage::Parameters if size.known => size.leaving(),
+        _ => Vec::new(),
+    };
+    let shares = Share::all(size, settings, step, &regions);
     let share = shares.iter().max_by_key(|share| share.bytes(settings)).cloned().unwrap_or_default();
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
-    let leaving = if size.known { size.leaving_bytes() } else { 0 };
     let open_weights = |groups: &[(DType, Layout)]| -> u64 {
         groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
     };
@@ -50,17 +59,10 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
         },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
-    let gradients = match stage {
-        Stage::Whole | Stage::Optimizer => {
-            Part { name: "gradients", rank: 4 * all, machine: 4 * all * n, shared: true }
-        }
-        Stage::Gradients | Stage::Parameters => Part {
-            name: "gradients",
-            rank: 4 * share.all + leaving,
-            machine: 4 * all + n * leaving,
-            shared: true,
-        },
-    };
+    let divided = if stage >= Stage::Gradients { 4 * all } else { 0 };
+    let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
+    let gradients =
+        Part { name: "gradients", rank: share.gradients, machine: divided + n * own, shared: true };
     let mut parts = vec![weights, gradients];
     let mut push = |name, of: &dyn Fn(&Share) -> u64| {
         // Where states are whole, what one rank has all have.
@@ -92,9 +94,9 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
 /// What a rank updates, and what it takes for that.
 #[derive(Clone, Default)]
 struct Share {
-    /// Elements.
-    all: u64,
-    /// Those of them with master weights.
+    /// Bytes of gradients: their sums, where those are divided, and what it is charged for what it reads.
+    gradients: u64,
+    /// Elements with master weights.
     with_master: u64,
     /// The numbers that the optimizer keeps for them.
     kept: u64,
@@ -106,9 +108,19 @@ struct Share {
 
 impl Share {
     /// Of each rank; one stands for all where states are whole.
-    fn all(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Share> {
+    fn all(
+        size: &ModelSize,
+        settings: &Settings,
+        step: Option<&DryRun>,
+        regions: &[Vec<&Layout>],
+    ) -> Vec<Share> {
         let ranks = if settings.stage == Stage::Whole { 1 } else { settings.ranks };
-        (0..ranks).map(|rank| Share::of(size, settings, step, (rank, ranks))).collect()
+        let of = |(rank, read): (usize, u64)| {
+            let mut share = Share::of(size, settings, step, (rank, ranks));
+            share.gradients += read;
+            share
+        };
+        charged(regions, ranks).into_iter().enumerate().map(of).collect()
     }
 
     fn of(
@@ -123,7 +135,7 @@ impl Share {
         for (dtype, layout) in size.layouts() {
             let owned = layout.owned(rank, ranks);
             let master = *dtype != DType::F32;
-            share.all += owned.len() as u64;
+            share.gradients += if settings.stage >= Stage::Gradients { 4 * owned.len() as u64 } else { 0 };
             share.with_master += if master { owned.len() as u64 } else { 0 };
             for (param, flat) in layout.pieces(owned, settings.sub_group_elems) {
                 let param = &layout.params()[param];
@@ -157,10 +169,8 @@ impl Share {
 
     /// All of it that depends on the rank.
     fn bytes(&self, settings: &Settings) -> u64 {
-        // From ZeRO-2 on gradients, too.
-        let gradients = if settings.stage >= Stage::Gradients { self.all } else { 0 };
         let states = if settings.optimizer == Offload::Memory { self.with_master + self.kept } else { 0 };
-        4 * (gradients + states) + self.workspace + self.staged.iter().flatten().sum::<u64>()
+        self.gradients + 4 * states + self.workspace + self.staged.iter().flatten().sum::<u64>()
     }
 
     /// What the workspace and the buffers take beyond the free pieces of the pool, of which each borrows the smallest
@@ -177,6 +187,38 @@ impl Share {
         let workspace = borrow(self.workspace);
         (workspace, self.staged.iter().flatten().map(|&bytes| borrow(bytes)).sum())
     }
+}
+
+/// What each rank is charged for regions of f32 gradients of which every rank has one of its own, and whose elements
+/// are read by the ranks that own them in any of the region's layouts: a page counts in equal parts for its readers and
+/// for whose it is.
+pub(super) fn charged(regions: &[Vec<&Layout>], ranks: usize) -> Vec<u64> {
+    let mut charged = vec![0.0; ranks];
+    for layouts in regions {
+        let mut owned: Vec<Vec<Range<usize>>> =
+            layouts.iter().map(|layout| (0..ranks).map(|rank| layout.owned(rank, ranks)).collect()).collect();
+        owned.sort_unstable_by_key(|ranges| ranges.iter().map(|range| range.end).collect::<Vec<_>>());
+        owned.dedup();
+        let mut edges: Vec<usize> =
+            owned.iter().flatten().flat_map(|range| [range.start, range.end]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        for run in edges.windows(2) {
+            let elems = (run[1] - run[0]) as f64;
+            let reads = |rank: usize| {
+                owned.iter().any(|ranges| ranges[rank].start <= run[0] && run[1] <= ranges[rank].end)
+            };
+            let readers = (0..ranks).filter(|&rank| reads(rank)).count();
+            for (rank, charged) in charged.iter_mut().enumerate() {
+                *charged += match reads(rank) {
+                    // Its own, those of the other readers, and those of all others, who read nothing here.
+                    true => elems * (1.0 + (ranks - readers) as f64 / (readers + 1) as f64),
+                    false => elems / (readers + 1) as f64,
+                };
+            }
+        }
+    }
+    charged.into_iter().map(|elems| (4.0 * elems) as u64).collect()
 }
 
 /// The workspace of a step on a whole parameter. That of other rules is nothing beside it.
