@@ -258,7 +258,7 @@ fn stages_divide_what_their_formulas_say() {
             let (one, parts) = of(Stage::Optimizer);
             assert_eq!(parts[0], weights.div_ceil(n));
             // The rank that owns the most reads the most, by a block of each group.
-            assert!((4 * elems..4 * elems * 21 / 20).contains(&parts[1]), "{} of {elems}", parts[1]);
+            assert!((4 * elems..5 * elems).contains(&parts[1]), "{} of {elems}", parts[1]);
             // The machine holds each state once; no rank is charged less than its part.
             assert_eq!(one.machine(), weights + 4 * elems * n + master + state);
             assert!((parts[2] + parts[3]) * n >= master + state);
