@@ -172,7 +172,10 @@ fn tokenizers() {
         "post_processor": null, "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false, "byte_fallback": false,
         "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3}, "merges": [["a", "b"]]}}"#;
-    fuzz("tokenizer.json", vec![seed.to_vec()], |folder, input| {
+    let mut lone = seed.to_vec();
+    let at = String::from_utf8_lossy(seed).find("\"ByteLevel\"},\n        \"model\"").unwrap();
+    lone[at + 1] = 0xe9;
+    fuzz("tokenizer.json", vec![seed.to_vec(), lone], |folder, input| {
         fs::write(folder.join("tokenizer.json"), input).unwrap();
         if let Ok(tokenizer) = Tokenizer::open(folder) {
             drop(tokenizer.encode("abba <s> é"));

@@ -54,6 +54,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "generate",
             "launch",
             "model",
+            "rank",
         ],
     ),
     ("rank", &["error"]),

@@ -161,6 +161,8 @@ fn the_environment_says_how_many_ranks() {
     assert_eq!(ranks("num_processes: \"2\"", &[("WORLD_SIZE", "2")]), (2, "t.yaml:4".to_owned()));
     assert_eq!(ranks("num_processes: 2", &[("NPROC_PER_NODE", "")]), (2, "t.yaml:4".to_owned()));
     assert_eq!(ranks("", &[("NNODES", "1")]), (1, "default".to_owned()));
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3"), ("NPROC_PER_NODE", "2")];
+    assert_eq!(ranks("", &open_mpi), (3, "OMPI_COMM_WORLD_SIZE".to_owned()));
 }
 
 #[test]

@@ -152,7 +152,8 @@ fn ended(outcome: launch::Outcome) -> Outcome {
     }
 }
 
-/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone.
+/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone if it
+/// is ours; another's knows exit codes only, so there each rank says what it knows.
 fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
     let result = (|| {
@@ -173,6 +174,9 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
                 let _ = comm.barrier();
             }
             comm.abort(&error.to_string());
+            if !launch::is_our_rank() {
+                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+            }
             Err(Failure::Told(1))
         }
     }

@@ -6,5 +6,5 @@ pub mod environment;
 mod processes;
 pub mod spec;
 
-pub use processes::{Outcome, STARTED, explain, is_rank, run_ranks};
+pub use processes::{Outcome, STARTED, explain, is_our_rank, is_rank, run_ranks};
 pub use spec::Launch;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
-use oarlock_comm::{Exit, FailedRank, Grace, RankGroup, StopSignals};
+use oarlock_comm::{Exit, FailedRank, Grace, Launched, RankGroup, StopSignals};
 
 use crate::error::{Error, Result};
 
@@ -23,8 +23,13 @@ pub enum Outcome {
     Stopped(i32),
 }
 
-/// Whether this process is a rank that a launcher started.
+/// Whether this process is a rank that a launcher started, ours or another.
 pub fn is_rank() -> bool {
+    is_our_rank() || matches!(Launched::from_env(), Ok(Some(_)))
+}
+
+/// Whether this process is a rank that this program started, which then tells of its failure.
+pub fn is_our_rank() -> bool {
     std::env::var_os(STARTED).is_some()
 }
 
