@@ -5,14 +5,14 @@ set -eu
 cd "$(dirname "$0")/.."
 exec "${OARLOCK:-oarlock}" accelerate launch --config_file recipes/accelerate_config.yaml --cpu \
     train_pretrain_accelerate.py \
-    --epochs 6 \
-    --batch_size 8 \
-    --learning_rate 2e-3 \
+    --epochs 3 \
+    --batch_size 2 \
+    --learning_rate 3e-3 \
     --dtype bfloat16 \
-    --accumulation_steps 2 \
+    --accumulation_steps 1 \
     --grad_clip 1.0 \
-    --log_interval 20 \
-    --save_interval 100 \
+    --log_interval 40 \
+    --save_interval 300 \
     --dim 256 \
     --n_layers 4 \
     --vocab_size 1024 \

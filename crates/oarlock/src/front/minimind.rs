@@ -38,9 +38,9 @@ enum Era {
 }
 
 impl Era {
-    /// The flags that only one of the scripts has; those of the model come first, and decide.
-    const MINIMIND2: [&str; 7] =
-        ["dim", "n_layers", "out_dir", "ddp", "local_rank", "warmup_iters", "use_flash_attn"];
+    /// The flags that only one of the scripts has; those of the model come first, and decide. A launcher may add
+    /// `--local_rank`, so that one says nothing.
+    const MINIMIND2: [&str; 6] = ["dim", "n_layers", "out_dir", "ddp", "warmup_iters", "use_flash_attn"];
     const MINIMIND3: [&str; 7] = [
         "hidden_size",
         "num_hidden_layers",
@@ -210,8 +210,10 @@ impl Reader<'_> {
 
     /// The flags of the model belong to one of the scripts.
     fn is_of_era(&self, name: &str) -> bool {
-        let other = if self.era == Era::Minimind2 { Era::MINIMIND3 } else { Era::MINIMIND2 };
-        !other.contains(&name)
+        match self.era {
+            Era::Minimind2 => !Era::MINIMIND3.contains(&name),
+            Era::Minimind3 => !Era::MINIMIND2.contains(&name),
+        }
     }
 
     /// What MiniMind has and this program has not.

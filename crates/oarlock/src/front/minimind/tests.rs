@@ -99,6 +99,9 @@ fn flags_of_the_newest_script_make_the_newest_model() {
         assert_eq!(config.save.when, When::Every(Steps::Count(125)));
         assert!(!config.log.first_step);
     }
+    // What DeepSpeed's launcher adds in front decides nothing.
+    let ranks = plan("--local_rank=1 --save_dir ../out").0;
+    assert_eq!(ranks.table(), plan("--save_dir ../out").0.table());
     let (config, _) =
         plan("--hidden_size 512 --num_hidden_layers 4 --save_weight tiny --from_resume 1 --use_moe 0");
     assert_eq!(config.save.output_dir, Path::new("../out/tiny_512"));
