@@ -1,5 +1,6 @@
 //! Every flag of MiniMind's scripts, and what becomes of it.
 
+use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -261,5 +262,22 @@ fn the_tables_fit_together() {
     }
     for (flag, _) in NEWEST {
         assert!(FLAGS.keys.iter().any(|key| key.name == flag), "{flag}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_words_panic(
+        words in proptest::collection::vec((0..FLAGS.keys.len(), "(|=|-|[0-9e.-]{0,20}|\\PC{0,12})"), 0..6),
+        precision in "(|no|fp16|\\PC{0,5})",
+    ) {
+        let named = |(i, value): &(usize, String)| [format!("--{}", FLAGS.keys[*i].name), value.clone()];
+        let words: Vec<String> = words.iter().flat_map(named).collect();
+        let environment = |name: &str| (name == "ACCELERATE_MIXED_PRECISION").then(|| precision.clone());
+        let plan = training(&Words::new(&words), &environment)
+            .and_then(|training| train_config_of(training.layers, &environment));
+        if let Err(problems) = plan {
+            prop_assert!(!problems.render(true, 80).is_empty());
+        }
     }
 }
