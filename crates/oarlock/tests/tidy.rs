@@ -39,8 +39,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("console", &["config", "error"]),
-    ("launch", &["error"]),
-    ("front", &["accelerator", "config", "console", "launch", "rank", "train"]),
+    ("launch", &["console", "error", "report"]),
+    ("front", &["accelerator", "config", "console", "error", "launch", "rank", "train"]),
     (
         "cli",
         &[
