@@ -30,6 +30,9 @@ pub const SCHEDULES: &[&str] = &[
     "OneCycle",
 ];
 
+/// MiniMind's among them.
+pub const MINIMIND_SCHEDULES: &[&str] = &["minimind_seed", "minimind", "minimind3"];
+
 /// What other programs call a key.
 pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("accumulation_steps", "gradient_accumulation_steps"),
@@ -244,7 +247,7 @@ pub const KEYS: &[Key] = &[
     key(Eval, Bool, "prediction_loss_only", "false", NoEffect("evaluation gives loss and perplexity"), "Evaluate the loss only"),
     key(Eval, Bool, "compute_accuracy", "false", Later("evaluation gives loss and perplexity"), "Token accuracy"),
     key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
-    key(Save, Bool, "overwrite_output_dir", "false", Used, "Begin anew even if the folder holds a checkpoint"),
+    key(Save, Bool, "overwrite_output_dir", "false", Used, "Begin anew even if the folder holds checkpoints; those of later steps go with the first that is saved"),
     key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),
     key(Save, Choice(&["no", "steps", "epoch"]), "save_strategy", "steps", Used, "When to save"),
     key(Save, Steps, "save_steps", "500", Used, "Steps between checkpoints"),

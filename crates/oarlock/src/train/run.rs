@@ -267,6 +267,7 @@ impl<'a> Run<'a> {
         };
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
         let keep = self.config.save.keep;
+        let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
         let contents = Contents {
             client: ClientState {
                 step: done,
@@ -284,6 +285,9 @@ impl<'a> Run<'a> {
                 state.map_or(Ok(()), |state| Ok(state.save(dir)?))
             }),
             then: Box::new(move |_| {
+                if replaces {
+                    checkpoint::remove_later(&output, done)?;
+                }
                 keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
             }),
         };
