@@ -16,6 +16,7 @@ mod reduce;
 mod region;
 pub mod shm;
 mod solo;
+mod stats;
 mod transport;
 
 pub use call::{Call, Operation, Scalar};
@@ -29,4 +30,5 @@ pub use ownership::Ownership;
 pub use process::{Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals};
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
+pub use stats::{OpStats, Recorded};
 pub use transport::{Request, Transport};

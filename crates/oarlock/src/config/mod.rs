@@ -10,6 +10,7 @@ pub mod explain;
 pub mod flags;
 pub mod keys;
 mod kwargs;
+pub mod monitor;
 mod optimizer;
 pub mod paths;
 pub mod plan;
@@ -29,6 +30,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use monitor::*;
 pub use plan::*;
 pub use problem::{Problem, Problems};
 pub use shape::*;

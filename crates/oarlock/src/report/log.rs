@@ -309,7 +309,7 @@ pub fn clock_time(time: Duration) -> String {
 }
 
 /// `2026-11-20 18:34:02` in UTC, from seconds since 1970.
-fn timestamp(seconds: u64) -> String {
+pub(super) fn timestamp(seconds: u64) -> String {
     // Years begin in March here, so that the leap day is their last; an era has 400 of them and 146,097 days.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

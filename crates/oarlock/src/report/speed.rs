@@ -99,6 +99,12 @@ impl PhaseTimer {
         std::mem::replace(&mut self.current, phase)
     }
 
+    /// The times since the last [`PhaseTimer::take`], which go on.
+    pub fn so_far(&mut self) -> PhaseTimes {
+        self.enter(self.current);
+        self.spent
+    }
+
     /// The times since the last call, or since the beginning. The current phase goes on.
     pub fn take(&mut self) -> PhaseTimes {
         self.enter(self.current);
@@ -122,9 +128,32 @@ impl PhaseTimes {
         self.0[phase as usize]
     }
 
+    /// What was added since `earlier`.
+    pub fn since(&self, earlier: &PhaseTimes) -> PhaseTimes {
+        PhaseTimes(std::array::from_fn(|i| self.0[i].saturating_sub(earlier.0[i])))
+    }
+
     /// The time of all phases.
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
+    }
+}
+
+impl std::ops::AddAssign for PhaseTimes {
+    fn add_assign(&mut self, other: PhaseTimes) {
+        for (time, more) in self.0.iter_mut().zip(other.0) {
+            *time += more;
+        }
+    }
+}
+
+impl FromIterator<(Phase, Duration)> for PhaseTimes {
+    fn from_iter<I: IntoIterator<Item = (Phase, Duration)>>(times: I) -> PhaseTimes {
+        let mut all = PhaseTimes::default();
+        for (phase, time) in times {
+            all.0[phase as usize] += time;
+        }
+        all
     }
 }
 

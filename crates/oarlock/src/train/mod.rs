@@ -3,7 +3,9 @@
 //! Begin with `step`.
 
 mod data;
+mod flops;
 mod journal;
+mod monitors;
 mod optimizer;
 mod options;
 mod run;
