@@ -183,6 +183,20 @@ mod tests {
     }
 
     #[test]
+    fn a_communicator_and_those_split_from_it_share_a_record() {
+        let comm = crate::Communicator::solo();
+        comm.barrier().unwrap();
+        let part = comm.split(&[vec![0]]).unwrap();
+        assert_eq!(comm.recorded(), []);
+        comm.record(Recorded { only: Some(vec![Operation::Barrier]), by_site: false });
+        comm.barrier().unwrap();
+        part.barrier().unwrap();
+        comm.agree("the step", 1).unwrap();
+        let told: Vec<_> = part.recorded().iter().map(|s| (s.operation, s.calls)).collect();
+        assert_eq!(told, [(Operation::Barrier, 2)]);
+    }
+
+    #[test]
     fn only_what_is_asked_for_is_wanted() {
         let recorder = Recorder::new(Recorded { only: Some(vec![Operation::AllReduce]), by_site: false });
         assert!(recorder.wants(Operation::AllReduce) && !recorder.wants(Operation::AllGather));

@@ -71,8 +71,8 @@ pub fn report(model: &ModuleCost, step: &ProfiledStep, shown: Shown) -> String {
     let mut out = String::from("-------------------------- Flops Profiler --------------------------\n");
     let _ = writeln!(out, "Profile Summary at step {}:", step.step);
     out.push_str(
-        "Times are those of rank 0. MACs are multiply-accumulates of one forward pass over a micro-batch, and flops \
-         twice as many: attention counts all pairs of positions, and what is not a product counts nothing.\n\n",
+        "Times are those of rank 0. MACs are multiply-accumulates of a forward pass over one micro-batch;\n\
+         attention counts all pairs of positions. Flops are two for each; what is no product counts nothing.\n\n",
     );
     summary(&mut out, model, step);
     out.push_str(
@@ -82,8 +82,8 @@ pub fn report(model: &ModuleCost, step: &ProfiledStep, shown: Shown) -> String {
     if shown.detailed {
         out.push_str(
             "\n------------------------------ Detailed Profile per GPU ------------------------------\n\
-             Each module: params, their share; MACs, their share; latency of a forward pass without gradients, its \
-             share; FLOPS. The latency of lm_head holds the loss.\n",
+             Each module: params, their share; MACs, their share; latency, its share; FLOPS. The latency is that of one\n\
+             forward pass without gradients, after the step. That of lm_head holds the loss.\n",
         );
         module(&mut out, model, model, 0);
     }
@@ -148,6 +148,15 @@ fn summary(out: &mut String, model: &ModuleCost, step: &ProfiledStep) {
     }
 }
 
+/// A cost of a kind of modules: its title, its size and its text.
+type Column = (&'static str, fn(&Kind) -> f64, fn(&Kind) -> String);
+
+const COLUMNS: [Column; 3] = [
+    ("params     ", |kind| kind.params as f64, |kind| count(kind.params)),
+    ("MACs       ", |kind| kind.macs as f64, |kind| macs(kind.macs)),
+    ("fwd latency", |kind| kind.seconds, |kind| format!("{}s", number(kind.seconds))),
+];
+
 /// What the modules of a kind cost at a depth.
 #[derive(Default)]
 struct Kind<'m> {
@@ -172,13 +181,7 @@ fn aggregated(out: &mut String, model: &ModuleCost, shown: Shown) {
             kinds[at].seconds += module.seconds();
         }
         let _ = writeln!(out, "depth {depth}:");
-        type Cost = fn(&Kind) -> f64;
-        let columns: [(&str, Cost, fn(&Kind) -> String); 3] = [
-            ("params     ", |kind| kind.params as f64, |kind| count(kind.params)),
-            ("MACs       ", |kind| kind.macs as f64, |kind| macs(kind.macs)),
-            ("fwd latency", |kind| kind.seconds, |kind| format!("{}s", number(kind.seconds))),
-        ];
-        for (title, cost, text) in columns {
+        for (title, cost, text) in COLUMNS {
             kinds.sort_by(|a, b| cost(b).total_cmp(&cost(a)));
             let top = kinds.iter().take(shown.top);
             let top: Vec<String> = top.map(|kind| format!("'{}': '{}'", kind.name, text(kind))).collect();

@@ -232,8 +232,11 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let accumulation = self.config.train.accumulation;
+        let begin = Instant::now();
         let report = flops::profile(self.accelerator, &self.model, args, batch, accumulation, times)?;
-        self.journal.as_mut().map_or(Ok(()), |journal| journal.profile(args.file.as_deref(), &report))
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        journal.paused(begin.elapsed());
+        journal.profile(args.file.as_deref(), &report)
     }
 
     /// Evaluation and checkpoints, where they are due.
