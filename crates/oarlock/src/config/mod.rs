@@ -58,6 +58,7 @@ pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
+    layers.insert(0, monitor::environment(environment));
     let refused = match written::environment(environment) {
         Ok(layer) => {
             layers.push(layer);

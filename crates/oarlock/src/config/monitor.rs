@@ -1,6 +1,7 @@
 //! What a run reports beside its own logs: the trackers of `report_to`, and DeepSpeed's monitors, profiler and lines.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use oarlock_comm::{Operation, Recorded};
 
@@ -9,7 +10,10 @@ use super::dialect::{Dialect, Dialects};
 use super::keys::nearest_of;
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
+use super::source::{Place, Source, SourceKind};
 use super::value::Value;
+use super::written::{Authority, Entry, Layer};
+use super::yaml::Node;
 
 /// What a run reports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,6 +120,23 @@ const COLLECTIVES: [(&str, Operation); 11] = [
     ("all_gather_object", Operation::AllGatherBytes),
 ];
 
+/// Variables that transformers' trackers read, with the keys that they stand for; what is written replaces them.
+const VARIABLES: [(&str, &str); 2] =
+    [("WANDB_PROJECT", "wandb_project"), ("TENSORBOARD_LOGGING_DIR", "logging_dir")];
+
+/// The settings that the environment makes; `read` looks up a variable.
+pub(super) fn environment(read: &dyn Fn(&str) -> Option<String>) -> Layer {
+    let entry = |(name, key): (&str, &str)| {
+        let value = read(name).filter(|value| !value.trim().is_empty())?;
+        let text = format!("{name}={value}");
+        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+        let place = |bytes| Place { source: source.clone(), bytes };
+        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
+        Some(Entry { key: key.to_owned(), inner: None, place: place(0..name.len()), value })
+    };
+    Layer { authority: Authority::Replaces, entries: VARIABLES.into_iter().filter_map(entry).collect() }
+}
+
 /// What the settings and DeepSpeed's block ask for.
 pub(super) fn monitors(settings: &Settings, dialects: &Dialects, problems: &mut Problems) -> MonitorArgs {
     MonitorArgs {
@@ -148,8 +169,7 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
         "csv" => Tracker::Csv(folder.clone()),
         "jsonl" => Tracker::Jsonl(folder.join("metrics.jsonl")),
         _ => Tracker::Wandb {
-            // That of transformers, which reads another from the environment.
-            project: "huggingface".to_owned(),
+            project: read.text("wandb_project").to_owned(),
             entity: String::new(),
             group: String::new(),
             name: read.text("run_name").to_owned(),

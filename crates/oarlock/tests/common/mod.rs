@@ -97,9 +97,16 @@ impl Site {
     }
 
     fn inside(&self, mut command: Command, words: &[&str]) -> Command {
-        for name in
-            ["WORLD_SIZE", "RANK", "NPROC_PER_NODE", "NNODES", "OARLOCK_STARTED", "OARLOCK_SHARED_MEMORY"]
-        {
+        for name in [
+            "WORLD_SIZE",
+            "RANK",
+            "NPROC_PER_NODE",
+            "NNODES",
+            "OARLOCK_STARTED",
+            "OARLOCK_SHARED_MEMORY",
+            "WANDB_PROJECT",
+            "TENSORBOARD_LOGGING_DIR",
+        ] {
             command.env_remove(name);
         }
         command.args(words).current_dir(self.0.path()).stdin(Stdio::null());

@@ -29,6 +29,19 @@ fn trackers_are_named_in_report_to() {
         Tracker::Jsonl("logs/metrics.jsonl".into()),
     ];
     assert_eq!(good("report_to: all\nlogging_dir: logs\n").monitor.trackers, all);
+    let environment = [("WANDB_PROJECT", "theirs"), ("TENSORBOARD_LOGGING_DIR", "boards")];
+    let trackers = |text: &str| {
+        train(&format!("{MINIMUM}report_to: all\n{text}"), &[], &environment).unwrap().monitor.trackers
+    };
+    let project = |trackers: &[Tracker]| match &trackers[1] {
+        Tracker::Wandb { project, .. } => project.clone(),
+        other => panic!("{other:?} is not wandb"),
+    };
+    let from_environment = trackers("");
+    assert_eq!(from_environment[0], Tracker::TensorBoard("boards".into()));
+    assert_eq!(project(&from_environment), "theirs");
+    let written = trackers("logging_dir: logs\nwandb_project: ours\n");
+    assert_eq!((&written[0], project(&written)), (&all[0], "ours".to_owned()));
     let json = good("report_to: csv\nbf16: true\nlearning_rate: 1e-4\n").as_json();
     let said = ["report_to", "bf16", "learning_rate", "num_processes"].map(|name| json[name].to_string());
     assert_eq!(said, ["\"csv\"", "true", "0.0001", "1"]);

@@ -3,6 +3,7 @@
 //! `run-<id>.wandb` is a log of LevelDB's format under a header of its own: blocks of 32 KiB with fragments of records,
 //! each record a protocol buffer.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,8 @@ pub struct Wandb {
     axis: Option<&'static str>,
     /// History records so far.
     rows: u64,
-    summary: Map<String, Value>,
+    /// The newest value of each name, as JSON.
+    summary: BTreeMap<String, String>,
     started: Duration,
     clock: Instant,
 }
@@ -68,7 +70,7 @@ impl Wandb {
             id,
             axis,
             rows: 0,
-            summary: Map::new(),
+            summary: BTreeMap::new(),
             started,
             clock: Instant::now(),
         };
@@ -131,18 +133,16 @@ fn run_id(seed: u64) -> String {
     (0..8).map(letter).collect()
 }
 
-/// A history record: values by name at a step.
-fn history(step: u64, items: &[(String, String)]) -> Message {
-    let items = items.iter().fold(Message::default(), |record, (key, value)| {
-        record.message(1, Message::default().text(1, key).text(16, value))
-    });
-    items.message(2, Message::default().int(1, step as i64))
+/// Values by name, as JSON: a summary, and the first part of a history record.
+fn values_of(items: &[(String, String)]) -> Message {
+    items.iter().fold(Message::default(), |record, (name, value)| {
+        record.message(1, Message::default().text(1, name).text(16, value))
+    })
 }
 
-fn summary(items: &[(String, String)]) -> Message {
-    items.iter().fold(Message::default(), |record, (key, value)| {
-        record.message(1, Message::default().text(1, key).text(16, value))
-    })
+/// A history record: values at a step.
+fn history(step: u64, items: &[(String, String)]) -> Message {
+    values_of(items).message(2, Message::default().int(1, i64::try_from(step).unwrap_or(i64::MAX)))
 }
 
 impl Monitor for Wandb {
@@ -167,31 +167,32 @@ impl Monitor for Wandb {
     fn scalars(&mut self, x: u64, values: &[(&str, f64)]) -> Result<()> {
         let step = if self.axis.is_some() { self.rows } else { x };
         self.rows += 1;
-        let mut items: Vec<(String, Value)> = Vec::new();
-        items.extend(values.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
-        items.extend(self.axis.map(|axis| (axis.to_owned(), json!(x))));
-        items.push(("_timestamp".to_owned(), json!(now().as_secs_f64())));
-        items.push(("_runtime".to_owned(), json!(self.clock.elapsed().as_secs_f64())));
-        items.push(("_step".to_owned(), json!(step)));
-        let texts: Vec<(String, String)> = items
-            .iter()
-            .enumerate()
-            .map(|(i, (name, value))| {
-                (name.clone(), values.get(i).map_or(value.to_string(), |v| number(v.1)))
-            })
+        let values = values.iter().map(|(name, value)| (*name, number(*value)));
+        let beside = [
+            ("_timestamp", number(now().as_secs_f64())),
+            ("_runtime", number(self.clock.elapsed().as_secs_f64())),
+            ("_step", step.to_string()),
+        ];
+        let items: Vec<(String, String)> = values
+            .chain(self.axis.map(|axis| (axis, x.to_string())))
+            .chain(beside)
+            .map(|(name, value)| (name.to_owned(), value))
             .collect();
-        self.log.push(HISTORY, history(step, &texts))?;
-        self.log.push(SUMMARY, summary(&texts))?;
+        self.log.push(HISTORY, history(step, &items))?;
+        self.log.push(SUMMARY, values_of(&items))?;
         self.summary.extend(items);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {
         let runtime = self.clock.elapsed().as_secs();
-        self.summary.insert("_wandb".to_owned(), json!({ "runtime": runtime }));
-        files::replace_json(
+        let values =
+            self.summary.iter().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str())));
+        let values: Vec<String> =
+            values.chain([format!("\"_wandb\": {}", json!({ "runtime": runtime }))]).collect();
+        files::replace(
             &self.folder.join("files/wandb-summary.json"),
-            &Value::Object(self.summary.clone()),
+            format!("{{{}}}\n", values.join(", ")).as_bytes(),
         )?;
         self.log.push(EXIT, Message::default().int(2, i64::try_from(runtime).unwrap_or(0)))
     }
@@ -352,7 +353,9 @@ mod tests {
         );
         let read = |name: &str| std::fs::read_to_string(run.folder.join("files").join(name)).unwrap();
         assert_eq!(read("config.yaml"), "wandb_version: 1\n\"lr\":\n    value: 0.001\n");
-        let summary: Value = serde_json::from_str(&read("wandb-summary.json")).unwrap();
+        let summary = read("wandb-summary.json");
+        assert!(summary.contains("\"bad\": Infinity"), "as Python's json writes it: {summary}");
+        let summary: Value = serde_json::from_str(&summary.replace("Infinity", "null")).unwrap();
         assert_eq!((&summary["train/loss"], &summary["train/global_step"]), (&json!(0.1), &json!(20)));
     }
 }
