@@ -15,7 +15,9 @@ pub enum Exit {
 
 impl Exit {
     pub(super) fn of(status: WaitStatus) -> Exit {
-        status.terminating_signal().map_or_else(|| Exit::Code(status.exit_status().unwrap_or(-1)), Exit::Signal)
+        status
+            .terminating_signal()
+            .map_or_else(|| Exit::Code(status.exit_status().unwrap_or(-1)), Exit::Signal)
     }
 
     /// Whether it ended as it should.

@@ -99,7 +99,8 @@ impl Watch {
                 (Some((_, at)), Some(_)) if at.elapsed() >= IMPATIENT => self.send(Signal::KILL),
                 _ => {}
             }
-            let failed = first_exit.is_some() || self.host.as_ref().is_some_and(|host| host.failure().is_some());
+            let failed =
+                first_exit.is_some() || self.host.as_ref().is_some_and(|host| host.failure().is_some());
             if failed && failed_at.is_none() {
                 failed_at = Some(Instant::now());
             }
@@ -127,9 +128,11 @@ impl Watch {
             resident: rank.resident,
             told: true,
         };
-        let ranks: Vec<Ended> = self.ranks.iter().map(|rank| rank.end.unwrap_or_else(|| lost(rank))).collect();
+        let ranks: Vec<Ended> =
+            self.ranks.iter().map(|rank| rank.end.unwrap_or_else(|| lost(rank))).collect();
         let said = self.host.as_ref().and_then(|host| host.failure());
-        let seen = first_exit.map(|rank| (rank, Error::PeerFailed { rank, cause: ranks[rank].exit.to_string() }));
+        let seen =
+            first_exit.map(|rank| (rank, Error::PeerFailed { rank, cause: ranks[rank].exit.to_string() }));
         let failed = match (said, seen) {
             (Some(cause @ Error::PeerFailed { rank, .. }), _) => Some((rank.min(ranks.len() - 1), cause)),
             (Some(cause), first) => Some((first.map_or(0, |(rank, _)| rank), cause)),
@@ -137,7 +140,11 @@ impl Watch {
         };
         let stopped = signal.is_some() || self.stop.get().is_some();
         let failed = failed.filter(|_| !stopped);
-        Ending { failed: failed.map(|(rank, cause)| FailedRank { rank, end: ranks[rank], cause }), ranks, signal }
+        Ending {
+            failed: failed.map(|(rank, cause)| FailedRank { rank, end: ranks[rank], cause }),
+            ranks,
+            signal,
+        }
     }
 
     /// Notes who has ended, and the first that failed for all to see. Whether all ranks have ended.

@@ -3,6 +3,7 @@
 
 pub mod job;
 pub mod script;
+pub mod torchrun;
 
 use std::time::SystemTime;
 
@@ -19,7 +20,11 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[];
+pub const ALL: &[FrontEnd] = &[FrontEnd {
+    names: &["torchrun"],
+    about: "Start a program as ranks, as torch's launcher does",
+    run: torchrun::run,
+}];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {

@@ -67,7 +67,7 @@ impl Memory {
 
     /// What is known of a process that SIGKILL ended, which is not ours.
     fn of_killed(&self, end: &Ended) -> String {
-        let mut out = "SIGKILL, which nobody here sent: probably out of memory".to_owned();
+        let mut out = "signal 9, which nobody here sent: probably out of memory".to_owned();
         if let Some(bytes) = end.resident {
             let _ = write!(out, "; the process last held {}", gib(bytes));
         }
@@ -77,9 +77,12 @@ impl Memory {
                 None => write!(out, ", and the machine has {}", gib(machine.total)),
             };
         }
-        let kills = killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
+        let kills =
+            killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
         match kills {
-            Some(0) => out.push_str("; the kernel counts no kill for want of memory here, so it may have been a person or a batch system"),
+            Some(0) => out.push_str(
+                "; the kernel counts no such kill here, so a person or a batch system may have sent it",
+            ),
             Some(n) => {
                 let _ = write!(out, "; the kernel killed {n} process(es) here for want of memory");
             }
@@ -98,19 +101,25 @@ impl Memory {
         }
         let said = match end.exit {
             Exit::Signal(9) => return Some(self.of_killed(end)),
-            Exit::Signal(11) => "SIGSEGV, an invalid address: a fault in native code, or a stack that is full (`ulimit -s`)",
-            Exit::Signal(7) => "SIGBUS: shared memory is often full (`df /dev/shm`; a container needs --shm-size), or a mapped file was cut",
-            Exit::Signal(6) => "SIGABRT: the program gave up by itself; its last lines say why",
-            Exit::Signal(4) => "SIGILL: it was built for another processor",
-            Exit::Signal(8) => "SIGFPE: a division by zero of whole numbers",
-            Exit::Signal(13) => "SIGPIPE: nobody reads its output any longer, as after `head`",
+            Exit::Signal(4) => "it was built for another processor",
+            Exit::Signal(6) => "the program gave up by itself; its last lines say why",
+            Exit::Signal(7) => {
+                "shared memory is often full (`df /dev/shm`; a container needs --shm-size), or a mapped file was cut"
+            }
+            Exit::Signal(8) => "a whole number was divided by zero",
+            Exit::Signal(11) => {
+                "an invalid address: a fault in native code, or a stack that is full (`ulimit -s`)"
+            }
+            Exit::Signal(13) => "nobody reads its output any longer, as after `head`",
             Exit::Signal(2 | 15) => "a signal to this rank alone asked it to end",
-            Exit::Signal(24) => "SIGXCPU: its limit of processor time (`ulimit -t`) was reached",
-            Exit::Signal(25) => "SIGXFSZ: its limit of file size (`ulimit -f`) was reached",
-            Exit::Code(126) => "exit code 126: a shell found a program that it may not run",
-            Exit::Code(127) => "exit code 127: a shell did not find a program",
-            Exit::Code(137) => "exit code 137: a shell saw a program of its own killed by signal 9, often for want of memory",
-            Exit::Code(139) => "exit code 139: a shell saw a program of its own end by signal 11, an invalid address",
+            Exit::Signal(24) => "its limit of processor time (`ulimit -t`) was reached",
+            Exit::Signal(25) => "its limit of file size (`ulimit -f`) was reached",
+            Exit::Code(126) => "a shell found a program that it may not run",
+            Exit::Code(127) => "a shell did not find a program",
+            Exit::Code(137) => {
+                "a shell saw a program of its own killed by signal 9, often for want of memory"
+            }
+            Exit::Code(139) => "a shell saw a program of its own end by signal 11, an invalid address",
             _ => return None,
         };
         Some(said.to_owned())
@@ -188,7 +197,9 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_a_shell() {
-        for (exit, code) in [(Exit::Code(3), 3), (Exit::Code(256), 1), (Exit::Signal(9), 137), (Exit::Signal(15), 143)] {
+        for (exit, code) in
+            [(Exit::Code(3), 3), (Exit::Code(256), 1), (Exit::Signal(9), 137), (Exit::Signal(15), 143)]
+        {
             assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
         }
         assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);

@@ -99,7 +99,8 @@ impl ErrorFile {
             return Ok(ErrorFile { path: attempt.log(rank, "error.json"), memory: None });
         }
         let file = rustix::fs::memfd_create("error.json", MemfdFlags::CLOEXEC);
-        let file = File::from(file.map_err(|error| Error::io("create", "error.json in memory")(error.into()))?);
+        let file =
+            File::from(file.map_err(|error| Error::io("create", "error.json in memory")(error.into()))?);
         let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
         Ok(ErrorFile { path, memory: Some(file) })
     }

@@ -1,6 +1,7 @@
 //! Starting ranks: a description of what to start, the environment of each rank, and the processes, watched until all
 //! have ended.
 
+mod cores;
 pub mod devices;
 pub mod environment;
 mod failure;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use oarlock_comm::{RankGroup, StopSignals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::environment::Place;
 use super::lines::{Lines, mark, marked};
 use super::logs::Attempt;
 use super::spec::Output;
@@ -78,19 +79,18 @@ impl Outputs {
     pub(super) fn plan(
         output: &Output,
         role: &str,
-        n_ranks: usize,
+        places: &[Place],
         own: bool,
         attempt: Option<&Attempt>,
     ) -> Result<Outputs> {
         // A stream that is not open shows nothing.
-        let consoles = [
-            std::io::stdout().as_fd().try_clone_to_owned(),
-            std::io::stderr().as_fd().try_clone_to_owned(),
-        ]
-        .map(|stream| Some(Arc::new(Mutex::new(File::from(stream.ok()?)))));
+        let consoles =
+            [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()]
+                .map(|stream| Some(Arc::new(Mutex::new(File::from(stream.ok()?)))));
         let terminals = [std::io::stdout().is_terminal(), std::io::stderr().is_terminal()];
         let colour = std::env::var_os("NO_COLOR").is_none();
         let shown = |rank: usize| output.only.as_ref().is_none_or(|only| only.contains(&rank));
+        let n_ranks = places.len();
         let several = (0..n_ranks).filter(|rank| shown(*rank)).count() > 1;
         let filters = match attempt {
             None => [None, None],
@@ -118,16 +118,19 @@ impl Outputs {
                 let read = tee || filters[stream].is_some() || marked || (several && !own);
                 let show = shown(rank) && (tee || !redirect);
                 both[stream] = match (&file, show, &consoles[stream]) {
-                    (Some(path), _, _) if !tee && filters[stream].is_none() => Plan::Direct(open(path)?.into()),
+                    (Some(path), _, _) if !tee && filters[stream].is_none() => {
+                        Plan::Direct(open(path)?.into())
+                    }
                     (None, false, _) if filters[stream].is_none() => Plan::Direct(Stdio::null()),
                     (None, true, _) if !read => Plan::Inherit,
                     (file, show, console) => {
                         let mark = match marked {
-                            true => mark(role, rank, is_terminal && colour),
+                            true => mark(output.mark.as_deref(), role, &places[rank], is_terminal && colour),
                             false => Vec::new(),
                         };
                         let stream_of = console.clone().filter(|_| show);
-                        let shown = stream_of.map(|stream| Shown { stream, mark, complete: several || marked });
+                        let shown =
+                            stream_of.map(|stream| Shown { stream, mark, complete: several || marked });
                         let file = match file {
                             Some(path) => Some((open(path)?, path.display().to_string())),
                             None => None,
@@ -231,7 +234,8 @@ fn forward(mut pipe: impl Read + AsFd, mut sinks: Sinks, ended: &AtomicBool) {
                 _ => {}
             }
         }
-        let most = rest.map_or(buffer.len(), |rest| buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX)));
+        let most =
+            rest.map_or(buffer.len(), |rest| buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX)));
         let n = match pipe.read(&mut buffer[..most]) {
             Ok(0) => break,
             Ok(n) => n,

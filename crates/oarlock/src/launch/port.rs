@@ -10,7 +10,8 @@ pub fn is_busy(port: u16) -> bool {
     let taken = |listener: std::io::Result<TcpListener>| {
         listener.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
     };
-    taken(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))) || taken(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))
+    taken(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+        || taken(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))
 }
 
 /// A port of this machine at which nothing listens now.

@@ -63,7 +63,9 @@ impl Known {
     /// If this is none of them.
     pub(super) fn new(launch: &Launch) -> Result<Known> {
         let Nodes::Static { ranks, this } = &launch.nodes else {
-            return Err(Error::Usage("machines that come and go are not known before they have met".to_owned()));
+            return Err(Error::Usage(
+                "machines that come and go are not known before they have met".to_owned(),
+            ));
         };
         if *this >= ranks.len() {
             let problem = format!("this is machine {this}, but the run has {}, counted from 0", ranks.len());

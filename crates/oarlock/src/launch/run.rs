@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
-use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, available_cores, bind, share};
+use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 
 use super::STARTED;
+use super::cores;
 use super::environment::{Place, threads, variables};
 use super::failure::{Failure, Memory};
 use super::logs::{ErrorFile, Logs};
 use super::output::Outputs;
 use super::port;
 use super::rounds::{Decision, Event, Known, Round, Rounds};
-use super::spec::{Binding, Launch};
+use super::spec::Launch;
 use crate::console::tell;
 use crate::error::{Error, Result};
 
@@ -119,7 +120,8 @@ impl Run<'_> {
                 Decision::Restart => {
                     tell(&message);
                     let restart = ended.places.first().map_or(0, |place| place.restart) + 1;
-                    let (max, from) = (self.launch.restarts.max, if self.own { " from the newest checkpoint" } else { "" });
+                    let (max, from) =
+                        (self.launch.restarts.max, if self.own { " from the newest checkpoint" } else { "" });
                     self.note(&format!("all ranks start again{from}: restart {restart} of {max}"));
                 }
             }
@@ -167,7 +169,7 @@ impl Run<'_> {
         let places: Vec<Place> = (0..n_ranks).map(place).collect();
         let attempt = self.logs.as_ref().map(|logs| logs.attempt(round.restart, n_ranks)).transpose()?;
         let mut outputs =
-            Outputs::plan(&self.launch.output, &self.launch.role, n_ranks, self.own, attempt.as_ref())?;
+            Outputs::plan(&self.launch.output, &self.launch.role, &places, self.own, attempt.as_ref())?;
         let mut errors = Vec::new();
         let mut commands = Vec::new();
         for place in &places {
@@ -221,12 +223,9 @@ impl Run<'_> {
                 command.stdin(Stdio::null());
             }
         }
-        let cores = match &launch.binding {
-            Binding::None => return Ok(command),
-            Binding::Share => available_cores(),
-            Binding::Of(cores) => cores.clone(),
-        };
-        bind(&mut command, &share(&cores, place.local_rank, place.local_world_size()))?;
+        if let Some(cores) = cores::of(&launch.binding, place.local_rank, place.local_world_size()) {
+            bind(&mut command, &cores)?;
+        }
         Ok(command)
     }
 }
