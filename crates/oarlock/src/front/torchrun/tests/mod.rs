@@ -18,12 +18,12 @@ fn parse(line: &[&str], environment: &[(&str, &str)]) -> Result<Job, String> {
 
 /// Flags before a program that needs no Python.
 fn launch(line: &str) -> Launch {
-    let words: Vec<&str> = line.split_whitespace().chain(["--no-python", "true"]).collect();
+    let words: Vec<&str> = line.split_whitespace().chain(["--no-python", "sh"]).collect();
     parse(&words, &[]).unwrap_or_else(|problems| panic!("{line}: {problems}")).launch
 }
 
 fn refused(line: &str) -> String {
-    let words: Vec<&str> = line.split_whitespace().chain(["--no-python", "true"]).collect();
+    let words: Vec<&str> = line.split_whitespace().chain(["--no-python", "sh"]).collect();
     parse(&words, &[]).map(|job| format!("{:?}", job.launch)).expect_err(line)
 }
 
@@ -133,11 +133,11 @@ fn every_flag_of_the_original_is_answered() {
 fn variables_stand_for_flags_that_nobody_wrote() {
     let environment =
         [("PET_NPROC_PER_NODE", "3"), ("PET_MAX_RESTARTS", "2"), ("PET_NO_PYTHON", "1"), ("PET_ROLE", "a")];
-    let job = parse(&["--role", "b", "true"], &environment).unwrap();
+    let job = parse(&["--role", "b", "sh"], &environment).unwrap();
     assert_eq!((job.launch.local_ranks(), job.launch.restarts.max), (3, 2));
     assert_eq!(job.launch.role, "b");
-    assert!(matches!(&job.program, Program::Command(argv) if argv == &["true"]));
-    let problems = parse(&["--no-python", "true"], &[("PET_MAX_RESTARTS", "many")]).unwrap_err();
+    assert!(matches!(&job.program, Program::Command(argv) if argv == &["sh"]));
+    let problems = parse(&["--no-python", "sh"], &[("PET_MAX_RESTARTS", "many")]).unwrap_err();
     assert!(problems.contains("PET_MAX_RESTARTS"), "{problems}");
 }
 
@@ -181,7 +181,7 @@ fn restarts_streams_signals_and_cores_are_read() {
     assert_eq!(filters[0], ["a", "b,c"]);
     assert_eq!(launch("--log-dir /dev/null").output.log_dir, None);
     let waits = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")];
-    assert_eq!(parse(&["--no-python", "true"], &waits).unwrap().launch.grace, Duration::from_secs(7));
+    assert_eq!(parse(&["--no-python", "sh"], &waits).unwrap().launch.grace, Duration::from_secs(7));
 }
 
 #[test]
