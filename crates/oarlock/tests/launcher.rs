@@ -244,6 +244,31 @@ fn a_program_that_cannot_start_leaves_nothing() {
 }
 
 #[test]
+fn a_training_that_starts_again_goes_on_to_the_bit() {
+    let words = ["src/train.py", "train.yaml", "max_steps=40", "save_strategy=steps", "save_steps=2"];
+    // Without --max-restarts the run is over; also one that was to begin anew goes on from its own checkpoints.
+    for begin in ["overwrite_output_dir=false", "overwrite_output_dir=true"] {
+        let site = Site::new();
+        site.train("whole", &words[2..]);
+        let mut command = site.oarlock(&["torchrun", "--nproc-per-node", "2", "--max-restarts", "1"]);
+        let running = start({
+            command.args(words).args(["output_dir=out", begin]);
+            command
+        });
+        let ranks = running.ranks(2);
+        until("a checkpoint", || site.path("out/checkpoint-4").exists().then_some(()));
+        signal(ranks[1], Signal::KILL);
+        let said = running.wait();
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(
+            said.stderr.contains("restart 1 of 1") && said.stdout.contains("Resuming training from"),
+            "{said:?}"
+        );
+        assert!(site.model("out") == site.model("whole"), "other bits");
+    }
+}
+
+#[test]
 fn standard_input_reaches_a_program() {
     let site = Site::new();
     let script = "echo hello | \"$0\" torchrun --no-python cat";

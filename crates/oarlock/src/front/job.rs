@@ -1,11 +1,13 @@
 //! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
 
+use std::path::Path;
 use std::time::SystemTime;
 
 use crate::accelerator::Accelerator;
+use crate::checkpoint;
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
-use crate::config::{Problem, Problems, TrainConfig, paths, train_config_of};
+use crate::config::{Problem, Problems, Resume, TrainConfig, paths, train_config_of};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;
 use crate::front::script::Script;
@@ -89,7 +91,7 @@ impl Job {
             Program::Training(config) if is_rank || self.is_alone() => {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
-                run_rank(config, started)
+                run_rank(&goes_on(config, started)?, started)
             }
             Program::Training(_) => {
                 let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
@@ -142,6 +144,25 @@ impl Job {
     }
 }
 
+/// The training as this rank does it. One that was started again goes on from what it has saved itself, whatever it
+/// began from at first.
+fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Error> {
+    let mut config = config.clone();
+    let own = match config.save.resume {
+        Resume::Never | Resume::From(_) if launch::restarts_of_this_rank() > 0 => {
+            let mut saved = checkpoint::list(&config.save.output_dir)?.into_iter().rev();
+            let since =
+                |path: &Path| path.metadata().and_then(|data| data.modified()).is_ok_and(|at| at >= started);
+            saved.find(|one| one.problem.is_none() && !one.only_model && since(&one.path))
+        }
+        _ => None,
+    };
+    if let Some(own) = own {
+        config.save.resume = Resume::From(own.path);
+    }
+    Ok(config)
+}
+
 /// What to say where GPUs are asked for and the machine has none (or fewer).
 pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
     let has = if there == 0 { "none".to_owned() } else { there.to_string() };
@@ -163,7 +184,8 @@ fn ended(outcome: launch::Outcome) -> Outcome {
     }
 }
 
-/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone.
+/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone if it
+/// is ours; another's knows exit codes only, so there each rank says what it knows.
 fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
     let result = (|| {
@@ -184,6 +206,9 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
                 let _ = comm.barrier();
             }
             comm.abort(&error.to_string());
+            if !launch::is_our_rank() {
+                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+            }
             Err(Failure::Told(1))
         }
     }

@@ -46,6 +46,12 @@ impl Failure {
         }
     }
 
+    /// By when it can have been the first: never, if the launcher ended the rank and it says nothing else.
+    pub(super) fn began(&self) -> u64 {
+        let says = self.message.as_ref().is_some_and(|message| message.seconds.is_some());
+        if self.end.told && !says { u64::MAX } else { self.seconds() }
+    }
+
     /// Seconds since 1970: when the rank says it was, else when its end was seen.
     fn seconds(&self) -> u64 {
         let seen = self.end.at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -203,6 +209,17 @@ mod tests {
             assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
         }
         assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);
+    }
+
+    #[test]
+    fn a_rank_that_says_when_it_failed_may_be_first_though_its_end_came_later() {
+        let wrote = |seconds| Some(Message { text: "x".to_owned(), seconds });
+        let mut slow = failure(1, Exit::Signal(15), true);
+        assert_eq!(slow.began(), u64::MAX);
+        slow.message = wrote(None);
+        assert_eq!(slow.began(), u64::MAX);
+        slow.message = wrote(Some(86_000));
+        assert!(slow.began() < failure(0, Exit::Code(1), false).began());
     }
 
     #[test]

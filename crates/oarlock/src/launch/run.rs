@@ -89,39 +89,36 @@ impl Run<'_> {
     }
 
     fn all(&self, rounds: &mut dyn Rounds) -> Result<Outcome> {
+        let stop = || self.signals.received().is_some();
         loop {
-            let Some(round) = rounds.next()? else {
+            let Some(round) = rounds.next(&stop)? else {
                 return Ok(Outcome::Stopped(self.signals.received().unwrap_or(0)));
             };
             let ended = self.round(rounds, round)?;
             if let Some(signal) = ended.ending.signal {
                 return Ok(Outcome::Stopped(signal));
             }
-            match ended.event {
-                Event::Restart(reason) => {
-                    self.note(&format!("{reason}; all ranks start again"));
-                    continue;
-                }
-                Event::Abort(reason) => {
+            let failures = ended.failures(self.own);
+            let event = match (&ended.event, &failures) {
+                (Event::Nothing, None) => rounds.done(&stop)?,
+                (event, _) => event.clone(),
+            };
+            match (event, failures) {
+                (Event::Restart(reason), _) => self.note(&format!("{reason}; all ranks start again")),
+                (Event::Abort(reason), _) => {
                     return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
                 }
-                Event::Nothing => {}
-            }
-            let Some((first, others)) = ended.failures() else {
-                rounds.done()?;
-                return Ok(Outcome::Done);
-            };
-            let message = self.message(&ended, &first, &others);
-            match rounds.failed(&first) {
-                Decision::GiveUp => {
-                    let code = if self.own { 1 } else { first.exit_code() };
-                    return Ok(Outcome::Failed { message, code });
-                }
-                Decision::Restart => {
+                (Event::Nothing, None) => return Ok(Outcome::Done),
+                (Event::Nothing, Some((first, others))) => {
+                    let message = self.message(&ended, &first, &others);
+                    if rounds.failed(&first)? == Decision::GiveUp {
+                        let code = if self.own { 1 } else { first.exit_code() };
+                        return Ok(Outcome::Failed { message, code });
+                    }
                     tell(&message);
                     let restart = ended.places.first().map_or(0, |place| place.restart) + 1;
-                    let (max, from) =
-                        (self.launch.restarts.max, if self.own { " from the newest checkpoint" } else { "" });
+                    let max = self.launch.restarts.max;
+                    let from = if self.own { " from the newest checkpoint" } else { "" };
                     self.note(&format!("all ranks start again{from}: restart {restart} of {max}"));
                 }
             }
@@ -191,7 +188,7 @@ impl Run<'_> {
                 break ending;
             }
             if event == Event::Nothing {
-                event = rounds.poll();
+                event = rounds.poll().unwrap_or_else(|error| Event::Abort(error.to_string()));
                 if event != Event::Nothing {
                     group.stop();
                 }
@@ -231,17 +228,23 @@ impl Run<'_> {
 }
 
 impl Ended {
-    /// The rank that failed first, and the others that did not end as they should.
-    fn failures(&self) -> Option<(Failure, Vec<Failure>)> {
+    /// The rank that failed first, and the others that did not end as they should. The ranks of a training of our own
+    /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
+    /// that has failed may end before it.
+    fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {
         let failure = |local_rank: usize| {
             let (place, end) = (&self.places[local_rank], self.ending.ranks[local_rank]);
             Failure::new(place.rank(), local_rank, end, self.errors.get(local_rank))
         };
         let bad = |rank: &usize| !self.ending.ranks[*rank].exit.is_success();
         let n_ranks = self.ending.ranks.len().min(self.places.len());
-        let first = self.ending.failed.as_ref().map(|failed| failed.rank).or((0..n_ranks).find(bad))?;
-        let others = (0..n_ranks).filter(|rank| *rank != first && bad(rank)).map(failure);
-        Some((failure(first), others.collect()))
+        let seen = self.ending.failed.as_ref().map(|failed| failed.rank);
+        let seen = seen.or_else(|| (0..n_ranks).find(bad))?;
+        let mut all: Vec<Failure> =
+            (0..n_ranks).filter(|rank| *rank == seen || bad(rank)).map(failure).collect();
+        all.sort_by_key(|failure| (if own { 0 } else { failure.began() }, failure.local_rank != seen));
+        let mut all = all.into_iter();
+        Some((all.next()?, all.collect()))
     }
 }
 

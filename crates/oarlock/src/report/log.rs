@@ -234,8 +234,8 @@ impl RunLog {
     }
 }
 
-/// The whole records of trainer_log.jsonl up to a step.
-fn kept(text: &str, step: u64) -> String {
+/// The whole records of a log up to a step.
+pub(super) fn kept(text: &str, step: u64) -> String {
     let is_kept = |line: &&str| {
         let record: Option<Value> = serde_json::from_str(line).ok();
         record.and_then(|record| record.get("current_steps")?.as_u64()).is_some_and(|at| at <= step)

@@ -12,6 +12,7 @@ use crate::config::{Problems, Words, resolve};
 use crate::console::{Failure, Outcome, say};
 use crate::front::job::Job;
 use crate::front::script::{self, Call};
+use crate::launch;
 use flags::FLAGS;
 
 /// Runs the command.
@@ -49,12 +50,12 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
         }
     };
     let (Some(script), true) = (script, problems.is_empty()) else { return Err(problems) };
-    let ranks = launch.place(0, 0).world_size();
-    let place = parsed.settings.get("nproc_per_node").place().cloned();
-    let place = place.unwrap_or_else(|| words.place(words.len()));
-    let said = Layer {
-        authority: Authority::MustAgree,
-        entries: vec![Entry::new("num_processes", ranks.to_string(), &place)],
-    };
-    Job::new(again, launch, script, vec![said], &parsed)
+    // A rank is told by its launcher, which may have bound it to fewer cores than --nproc-per-node counted.
+    let said = (!launch::is_our_rank()).then(|| {
+        let place = parsed.settings.get("nproc_per_node").place().cloned();
+        let place = place.unwrap_or_else(|| words.place(words.len()));
+        let ranks = launch.place(0, 0).world_size().to_string();
+        Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &place)] }
+    });
+    Job::new(again, launch, script, said.into_iter().collect(), &parsed)
 }
