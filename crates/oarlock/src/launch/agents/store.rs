@@ -8,11 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
 use super::wire::{Broken, Channel, Secret};
-use super::world::{Id, Refusal, Terms, World};
+use super::world::{Id, Refusal, Terms, World, silent};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -67,7 +69,7 @@ impl Store {
                 Ok(listener) => return Store::listen(listener, meeting).map(Some),
                 Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
                 // No such family of addresses on this machine.
-                Err(e) if e.kind() == ErrorKind::Unsupported || e.raw_os_error() == Some(97) => {}
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::AFNOSUPPORT) => {}
                 Err(e) => return Err(system(format!("listen at {address}"), e)),
             }
         }
@@ -226,6 +228,7 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
         let request = match hear(channel, shared) {
             Ok(request) => request,
             Err(Broken::Closed(cause)) => return format!("was lost: {cause}"),
+            Err(Broken::Silent) => return silent(shared.silence),
             Err(broken) => return format!("was given up: {broken}"),
         };
         let now = Instant::now();

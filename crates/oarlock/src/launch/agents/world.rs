@@ -12,6 +12,11 @@ use super::message::{Node, View};
 pub(super) type Id = u64;
 const KEEPER: Id = 0;
 
+/// How a node was lost that said nothing.
+pub(super) fn silent(silence: Duration) -> String {
+    format!("gave no sign of life for {} s", silence.as_secs_f64())
+}
+
 /// Why a node was not taken.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -279,14 +284,14 @@ impl World {
     /// What the time brings: silent nodes are lost, rounds begin, waits end.
     pub(super) fn tick(&mut self, now: Instant) {
         let silence = self.terms.silence;
-        let silent: Vec<Id> = self
+        let lost: Vec<Id> = self
             .members
             .iter()
             .filter(|(_, member)| now.saturating_duration_since(member.seen) > silence)
             .map(|(&id, _)| id)
             .collect();
-        for id in silent {
-            self.lost(id, &format!("gave no sign of life for {} s", silence.as_secs_f64()), now);
+        for id in lost {
+            self.lost(id, &silent(silence), now);
         }
         let ready: Vec<Id> = self
             .members

@@ -122,7 +122,7 @@ fn a_failure_restarts_all_until_no_restart_is_left() {
 fn a_node_that_comes_later_takes_part_from_the_next_round() {
     within(|| {
         let ours = meeting(1..=2);
-        let mut first = only_agents(first_round(&[ours.clone()]));
+        let mut first = only_agents(first_round(std::slice::from_ref(&ours)));
         let second = std::thread::spawn(move || {
             let mut agent = Agent::join(&ours, &never).unwrap();
             let round = agent.next_round(&never).unwrap();
@@ -184,6 +184,63 @@ fn when_the_keeper_of_the_list_goes_all_end() {
         drop(agents.remove(0));
         let Event::Abort { reason } = news(&mut agents[0]) else { panic!() };
         assert!(reason.contains("keeps the list of nodes"), "{reason}");
+    });
+}
+
+/// The port of the meeting, for an agent that is a process.
+const PORT: &str = "OARLOCK_TEST_AGENT_PORT";
+
+fn of_processes(port: u16) -> Meeting {
+    let mut meeting = Meeting { max_restarts: 5, ..meeting(1..=2) };
+    meeting.endpoint.1 = port;
+    meeting.keep_alive = Duration::from_secs(1);
+    meeting
+}
+
+/// A process's way in; as a test of its own it has nothing to do.
+#[test]
+fn child() {
+    let Some(port) = std::env::var(PORT).ok().and_then(|port| port.parse().ok()) else { return };
+    let mut agent = Agent::join(&of_processes(port), &never).unwrap();
+    let _ = agent.next_round(&never).unwrap();
+    println!("works");
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Invariant 7.
+#[test]
+fn a_node_that_is_killed_or_stopped_is_lost() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    within(|| {
+        for (signal, told) in [(Signal::KILL, " was lost: "), (Signal::STOP, " gave no sign of life for 3 s")]
+        {
+            let ours = of_processes(meeting(1..=2).endpoint.1);
+            let mut keeper = Agent::join(&ours, &never).unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "launch::agents::tests::meetings::child", "--nocapture"])
+                .env(PORT, ours.endpoint.1.to_string())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let pid = child.id();
+            while keeper.next_round(&never).unwrap().local_ranks.len() < 2 {
+                assert!(matches!(news(&mut keeper), Event::Restart { .. }));
+            }
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap().contains("works")));
+            kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+            let Event::Restart { reason } = news(&mut keeper) else { panic!() };
+            assert!(reason.contains(&format!("(process {pid})")) && reason.contains(told), "{reason}");
+            assert_eq!(keeper.next_round(&never).unwrap().local_ranks, [1]);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     });
 }
 
