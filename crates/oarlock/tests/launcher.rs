@@ -269,6 +269,29 @@ fn a_training_that_starts_again_goes_on_to_the_bit() {
 }
 
 #[test]
+fn machines_that_meet_start_again_together() {
+    let sites = [Site::new(), Site::new()];
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let flags = format!(
+        "--nnodes 2 --nproc-per-node 2 --max-restarts 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id r"
+    );
+    // The last rank, whichever machine it is on, fails once; the others would wait for ever.
+    let script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK on $GROUP_RANK, attempt $TORCHELASTIC_RESTART_COUNT
+                  test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0
+                  test $RANK = 3 && exit 4; exec sleep 600";
+    let running = sites.each_ref().map(|site| start(torchrun(site, &flags, script)));
+    let said = running.map(Running::wait);
+    assert!(said.iter().all(|said| said.code == Some(0)), "{said:?}");
+    let all: Vec<&str> = said.iter().flat_map(|said| said.stdout.lines()).collect();
+    for rank in 0..4 {
+        let line = format!("{rank} of 4, {} on {}, attempt 1", rank % 2, rank / 2);
+        assert!(all.contains(&line.as_str()), "{line}: {said:?}");
+    }
+    // Only the machine of the failed rank has a table to show.
+    assert_eq!(said.iter().filter(|said| said.stderr.contains("Root Cause")).count(), 1, "{said:?}");
+}
+
+#[test]
 fn standard_input_reaches_a_program() {
     let site = Site::new();
     let script = "echo hello | \"$0\" torchrun --no-python cat";

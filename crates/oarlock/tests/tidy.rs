@@ -59,7 +59,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("rank", &["error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "estimate", "report", "train"]),
+    ("error", &["checkpoint", "data", "estimate", "launch", "report", "train"]),
     ("main", &[]),
 ];
 

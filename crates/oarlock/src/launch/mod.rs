@@ -1,8 +1,10 @@
 //! Starting ranks: a description of what to start, the environment of each rank, and the processes, watched until all
 //! have ended.
 
+pub mod agents;
 mod cores;
 pub mod devices;
+mod elastic;
 pub mod environment;
 mod failure;
 mod lines;

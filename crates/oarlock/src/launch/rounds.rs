@@ -33,8 +33,8 @@ pub(super) enum Event {
 pub(super) enum Decision {
     /// All start again.
     Restart,
-    /// The run is over.
-    GiveUp,
+    /// The run is over, for this reason where it is another than the failure itself.
+    GiveUp(Option<String>),
 }
 
 /// The machines of a run. `stop` says whether this process is to end; a wait then ends, too.
@@ -90,7 +90,7 @@ impl Rounds for Known {
 
     fn failed(&mut self, _: &Failure) -> Result<Decision> {
         let left = self.round.restart < self.max_restarts;
-        Ok(if left { Decision::Restart } else { Decision::GiveUp })
+        Ok(if left { Decision::Restart } else { Decision::GiveUp(None) })
     }
 
     fn done(&mut self, _: &dyn Fn() -> bool) -> Result<Event> {

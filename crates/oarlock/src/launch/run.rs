@@ -9,6 +9,7 @@ use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 
 use super::STARTED;
 use super::cores;
+use super::elastic::{self, Elastic};
 use super::environment::{Place, threads, variables};
 use super::failure::{Failure, Memory};
 use super::logs::{ErrorFile, Logs};
@@ -43,7 +44,6 @@ pub enum Outcome {
 /// When the ranks cannot be started.
 pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
     let signals = StopSignals::these(&launch.signals)?;
-    let mut rounds = Known::new(launch)?;
     let run = Run {
         launch,
         program,
@@ -59,7 +59,13 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
     if let Some(logs) = &run.logs {
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
-    run.all(&mut rounds)
+    let Some(meeting) = elastic::meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
+    meeting.note().iter().for_each(|note| run.note(note));
+    let stop = || signals.received().is_some();
+    match Elastic::join(&meeting, &stop)? {
+        Some(mut rounds) => run.all(&mut rounds),
+        None => Ok(Outcome::Stopped(signals.received().unwrap_or(0))),
+    }
 }
 
 struct Run<'a> {
@@ -111,7 +117,9 @@ impl Run<'_> {
                 (Event::Nothing, None) => return Ok(Outcome::Done),
                 (Event::Nothing, Some((first, others))) => {
                     let message = self.message(&ended, &first, &others);
-                    if rounds.failed(&first)? == Decision::GiveUp {
+                    if let Decision::GiveUp(reason) = rounds.failed(&first)? {
+                        let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
+                        let message = message + &reason;
                         let code = if self.own { 1 } else { first.exit_code() };
                         return Ok(Outcome::Failed { message, code });
                     }
@@ -149,8 +157,8 @@ impl Run<'_> {
             return Err(Error::Usage(text.to_owned()));
         }
         let (addr, mut master_port) = round.master;
-        if !self.own {
-            let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
+        let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
+        if !self.own || master_port == 0 {
             master_port = chosen;
             note.iter().for_each(|note| self.note(note));
         }

@@ -127,20 +127,3 @@ pub(super) const FLAGS: Flags = Flags {
     ],
     aliases: &[("m", "module"), ("r", "redirects"), ("t", "tee")],
 };
-
-/// The settings of a meeting that `--rdzv-conf` may hold.
-pub(super) const CONF: &[&str] = &[
-    "join_timeout",
-    "last_call_timeout",
-    "close_timeout",
-    "heartbeat_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
-    "timeout",
-    "read_timeout",
-    "is_host",
-    "store_type",
-    "use_libuv",
-    "rank",
-    "token",
-];

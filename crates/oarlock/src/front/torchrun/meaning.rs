@@ -6,16 +6,12 @@ use std::time::Duration;
 
 use oarlock_comm::{STOPPING, StopSignals, signal_of_name};
 
-use super::flags::CONF;
-use crate::config::keys::nearest_of;
 use crate::config::resolve::Settings;
 use crate::config::{Problem, Problems};
 use crate::launch::Launch;
+use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts, Streams};
-
-/// The port at which machines meet, unless said.
-const MEETING: u16 = 29400;
 
 /// The launch that settings describe; what is wrong with them is reported, and something stands in for it.
 pub(super) fn launch(
@@ -107,15 +103,13 @@ fn ranks(settings: &Settings, visible: Option<&str>) -> Result<usize, Problem> {
 
 /// How few and how many machines.
 fn machines(settings: &Settings) -> Result<RangeInclusive<usize>, Problem> {
-    let text = settings.text("nnodes").unwrap_or_default();
-    let (min, max) = text.split_once(':').unwrap_or((&text, &text));
-    let count = |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n > 0);
-    match (count(min), count(max)) {
-        (Some(min), Some(max)) if min <= max => Ok(min..=max),
-        _ => Err(settings
-            .problem(format!("`--nnodes {text}` is no number of machines"), &["nnodes"])
-            .help("write a number from 1, or MIN:MAX with MIN no greater than MAX")),
-    }
+    agents::nodes(&settings.text("nnodes").unwrap_or_default())
+        .map_err(|error| wrong(settings, &error, "nnodes"))
+}
+
+/// What is wrong with a flag of the meeting.
+fn wrong(settings: &Settings, error: &AgentsError, name: &str) -> Problem {
+    settings.problem(error.to_string(), &[name])
 }
 
 /// The machines, and where rank 0 listens.
@@ -128,6 +122,7 @@ fn meeting(
     if settings.bool("standalone") {
         return Ok(one());
     }
+    let place = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
     let backend = settings.text("rdzv_backend").unwrap_or_default();
     let endpoint = settings.said("rdzv_endpoint").and(settings.text("rdzv_endpoint"));
     match backend.to_ascii_lowercase().as_str() {
@@ -139,7 +134,7 @@ fn meeting(
                 let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
-            let endpoint = host_and_port(settings, "rdzv_endpoint", &endpoint, MEETING)?;
+            let endpoint = place(&endpoint)?;
             let mut conf = conf(settings)?;
             conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
             let master = Master { addr: endpoint.0.clone(), port: 0 };
@@ -164,10 +159,9 @@ fn meeting(
             problem.help("add --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or give --nnodes one number")
         );
     }
-    let default = u16::try_from(settings.int("master_port")).unwrap_or(0);
     let master = match &endpoint {
         Some(endpoint) => {
-            let (addr, port) = host_and_port(settings, "rdzv_endpoint", endpoint, default)?;
+            let (addr, port) = place(endpoint)?;
             Master { addr, port }
         }
         None if *machines.end() == 1 && settings.said("master_port").is_none() => free(),
@@ -186,49 +180,13 @@ fn meeting(
     Ok((Nodes::Static { ranks: vec![ranks; *machines.end()], this }, master))
 }
 
-/// `HOST[:PORT]`; an IPv6 address stands in brackets if a port follows.
-fn host_and_port(
-    settings: &Settings,
-    name: &str,
-    text: &str,
-    default: u16,
-) -> Result<(String, u16), Problem> {
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, port)) => (host, port.strip_prefix(':')),
-        None => match text.rsplit_once(':') {
-            Some((host, port)) if !host.contains(':') => (host, Some(port)),
-            _ => (text, None),
-        },
-    };
-    let number = port.map_or(Some(default), |port| port.parse().ok());
-    match number.filter(|_| !host.is_empty()) {
-        Some(port) => Ok((host.to_owned(), port)),
-        None => Err(settings
-            .problem(format!("`{text}` is no host and port"), &[name])
-            .help("write HOST:PORT, as in node0:29400 or [fe80::1]:29400")),
-    }
-}
-
 /// `KEY=VALUE,…`.
 fn conf(settings: &Settings) -> Result<Vec<(String, String)>, Problem> {
-    const NAME: &str = "rdzv_conf";
-    let text = settings.text(NAME).unwrap_or_default();
-    let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
-    let pair = |pair: &str| {
-        let Some((key, value)) = pair.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
-            let problem = settings.problem(format!("`{pair}` in --rdzv-conf is no KEY=VALUE"), &[NAME]);
-            return Err(problem.help("write --rdzv-conf join_timeout=600,last_call_timeout=30"));
-        };
-        if CONF.contains(&key) {
-            return Ok((key.to_owned(), value.to_owned()));
-        }
-        let problem = settings.problem(format!("--rdzv-conf has no setting `{key}`"), &[NAME]);
-        Err(match nearest_of(key, CONF.iter().copied()) {
-            Some(near) => problem.help(format!("did you mean `{near}`?")),
-            None => problem.help(format!("there are {}", CONF.join(", "))),
-        })
-    };
-    pairs.map(pair).collect()
+    let text = settings.text("rdzv_conf").unwrap_or_default();
+    let mut any = Meeting::new((String::new(), 1), String::new(), 1..=1);
+    any.configure(&text).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
 }
 
 /// `3`, or `0:1,1:2` by local rank.

@@ -151,7 +151,7 @@ fn machines_meet_as_in_the_original() {
     let two = launch("--nproc-per-node=8 --nnodes=2 --node-rank=1 --master-addr=node0");
     assert_eq!(two.nodes, Nodes::Static { ranks: vec![8, 8], this: 1 });
     assert_eq!(two.master, master("node0", 29500));
-    assert_eq!(launch("--nnodes 2 --rdzv-endpoint node1").master, master("node1", 29500));
+    assert_eq!(launch("--nnodes 2 --rdzv-endpoint node1").master, master("node1", 29400));
     assert_eq!(launch("--nnodes 2 --rdzv-endpoint [::1]:7").master, master("::1", 7));
     let elastic = launch(
         "--nnodes 1:4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint node0 --rdzv-conf join_timeout=9,is_host=1",
@@ -202,8 +202,8 @@ fn programs_are_called_as_in_the_original() {
 #[test]
 fn what_cannot_be_is_told_with_what_to_do() {
     for (line, said) in [
-        ("--nnodes 0", "number of machines"),
-        ("--nnodes 3:2", "MIN no greater than MAX"),
+        ("--nnodes 0", "N or MIN:MAX"),
+        ("--nnodes 3:2", "N or MIN:MAX"),
         ("--nnodes 1:2", "--rdzv-backend c10d"),
         ("--nnodes 2 --node-rank 2", "counted from 0"),
         ("--nproc-per-node many", "auto, cpu or gpu"),
@@ -211,9 +211,9 @@ fn what_cannot_be_is_told_with_what_to_do() {
         ("--nproc-per-node xpu", "auto, cpu or gpu"),
         ("--rdzv-backend zeus", "static or c10d"),
         ("--nnodes 2 --rdzv-backend c10d", "--rdzv-endpoint HOST:PORT"),
-        ("--nnodes 2 --rdzv-endpoint node0:x", "HOST:PORT"),
-        ("--rdzv-conf join_timeot=3", "did you mean `join_timeout`"),
-        ("--rdzv-conf join_timeout", "KEY=VALUE"),
+        ("--nnodes 2 --rdzv-endpoint node0:x", "host:port"),
+        ("--rdzv-conf join_timeot=3", "one of join_timeout"),
+        ("--rdzv-conf join_timeout", "key=value"),
         ("--redirects 4", "3 both"),
         ("--tee 0:1,1", "3 both"),
         ("--local-ranks-filter a", "0,1"),
