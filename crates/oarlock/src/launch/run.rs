@@ -152,8 +152,8 @@ impl Run<'_> {
         let n_ranks = round.local_ranks.get(round.node_rank).copied().unwrap_or(0);
         let machines = round.local_ranks.len();
         if self.own && machines > 1 {
-            let text = "a training of this program runs on one machine yet; start it with one (--nnodes 1), or name a \
-                        program of your own";
+            let text = "a training of this program runs on one machine so far; start it on one, or name a program of \
+                        your own";
             return Err(Error::Usage(text.to_owned()));
         }
         let (addr, mut master_port) = round.master;
