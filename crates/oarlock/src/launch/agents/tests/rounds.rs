@@ -259,7 +259,6 @@ fn what_differs_is_named_all_at_once() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
     /// Invariant 4: whatever nodes do in whatever order, those who work agree on one world of a size that is allowed.
     #[test]
     fn all_who_work_see_one_world(
