@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use super::error::AgentsError;
 
+/// Looks up a variable.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The variable with the secret of a run. Unlike an argument, other users of the machine do not see it.
+const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
 /// The port where the endpoint names none.
 const PORT: u16 = 29400;
 /// The most nodes of a run, and ranks of a node.
@@ -54,11 +59,12 @@ impl Meeting {
         }
     }
 
-    /// Takes the settings of `--rdzv-conf`, `key=value,key=value`, into the meeting; an empty text has none.
+    /// Takes the settings of `--rdzv-conf`, `key=value,key=value`, into the meeting, and the token from the variable
+    /// OARLOCK_RDZV_TOKEN, which `read` looks up.
     ///
     /// # Errors
-    /// At the first that makes no sense.
-    pub fn configure(&mut self, text: &str) -> Result<(), AgentsError> {
+    /// At the first that makes no sense, and when there are two tokens.
+    pub fn configure(&mut self, text: &str, read: Lookup) -> Result<(), AgentsError> {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let wrong = |expected: &str| AgentsError::Setting {
                 what: "--rdzv-conf",
@@ -92,7 +98,19 @@ impl Meeting {
                 }
             }
         }
-        Ok(())
+        match (read(TOKEN).filter(|token| !token.is_empty()), &self.token) {
+            (Some(variable), Some(written)) if variable != *written => Err(AgentsError::Setting {
+                what: "token= of --rdzv-conf",
+                // No secret is shown.
+                value: "…".into(),
+                expected: format!("the same as {TOKEN}, or only one of the two"),
+            }),
+            (Some(variable), _) => {
+                self.token = Some(variable);
+                Ok(())
+            }
+            (None, _) => Ok(()),
+        }
     }
 
     /// The meeting that LLaMA-Factory's variables describe: RDZV_ID makes a training elastic; MIN_NNODES and MAX_NNODES,
@@ -101,6 +119,7 @@ impl Meeting {
     /// # Errors
     /// When a variable makes no sense.
     pub fn of_llamafactory(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Meeting>, AgentsError> {
+        let variables = read;
         let read = |name: &str| read(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let Some(run_id) = read("RDZV_ID") else { return Ok(None) };
         let number = |name: &'static str, least: usize, usual: usize| match read(name) {
@@ -130,6 +149,7 @@ impl Meeting {
         let mut meeting = Meeting::new((host, port), run_id, min..=max);
         meeting.local_ranks = number("NPROC_PER_NODE", 1, 1)?;
         meeting.max_restarts = number("MAX_RESTARTS", 0, 0)? as u32;
+        meeting.configure("", variables)?;
         Ok(Some(meeting))
     }
 

@@ -259,7 +259,6 @@ fn what_differs_is_named_all_at_once() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
     /// Invariant 4: whatever nodes do in whatever order, those who work agree on one world of a size that is allowed.
     #[test]
     fn all_who_work_see_one_world(
@@ -302,5 +301,17 @@ proptest! {
                 prop_assert!(places.len() == n && places.iter().all(|&place| place < local_ranks.len()));
             }
         }
+        // Once all are ready and nothing else happens, all that have a place work, or the run has ended.
+        for &id in &ids {
+            world.ready(id, clock.at(now));
+        }
+        for later in [0.0, 31.0, 700.0] {
+            world.tick(clock.at(now + later));
+        }
+        let views: Vec<_> = ids.iter().map(|&id| world.view(id)).collect();
+        let at_work = views.iter().filter(|view| matches!(view, View::Works { .. })).count();
+        let waiting = views.iter().filter(|view| matches!(view, View::Waiting { .. })).count();
+        let ended = views.iter().all(|view| matches!(view, View::Aborted { .. } | View::AllDone));
+        prop_assert!(ended || (at_work + waiting).min(max) == at_work, "{:?}", views);
     }
 }

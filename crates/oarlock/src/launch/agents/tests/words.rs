@@ -33,16 +33,24 @@ fn endpoints_and_numbers_of_nodes() {
 fn settings_of_the_rendezvous() {
     let mut ours = meeting(1..=2);
     assert!(ours.note().unwrap().contains("OARLOCK_RDZV_TOKEN"));
-    ours.configure(" join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token=a=b,")
-        .unwrap();
+    let conf = " join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token=a=b,";
+    ours.configure(conf, &|_| None).unwrap();
     assert_eq!(ours.join_timeout, Duration::from_secs(60));
     assert_eq!((ours.last_call, ours.keep_alive), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((ours.token.as_deref(), ours.note()), (Some("a=b"), None));
     for wrong in ["join_timeout", "join_timeout=soon", "join_timeout=0", "jion_timeout=5"] {
-        let error = ours.configure(wrong).unwrap_err().to_string();
+        let error = ours.configure(wrong, &|_| None).unwrap_err().to_string();
         assert!(error.starts_with(&format!("--rdzv-conf is `{wrong}`; expected")), "{error}");
     }
     assert_eq!(meeting(1..=1).note(), None);
+    let variable =
+        |token: &'static str| move |name: &str| (name == "OARLOCK_RDZV_TOKEN").then(|| token.into());
+    let error = ours.configure("", &variable("c")).unwrap_err().to_string();
+    assert!(error.contains("expected the same as OARLOCK_RDZV_TOKEN"), "{error}");
+    ours.configure("", &variable("a=b")).unwrap();
+    ours.token = None;
+    ours.configure("", &variable("c")).unwrap();
+    assert_eq!(ours.token.as_deref(), Some("c"));
     ours.run_id.clear();
     assert!(matches!(ours.check(), Err(AgentsError::Setting { what: "--rdzv-id", .. })));
 }
@@ -92,7 +100,8 @@ fn messages_come_back_as_they_were() {
 proptest! {
     #[test]
     fn no_text_panics(text in "\\PC{0,40}", bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = (endpoint(&text), nodes(&text), meeting(1..=1).configure(&text));
+        let mut meeting = Meeting::new(("h".into(), 1), "r".into(), 1..=1);
+        let _ = (endpoint(&text), nodes(&text), meeting.configure(&text, &|_| Some(text.clone())));
         let _ = message::read::<Request>(&bytes);
         let _ = message::read::<Reply>(&bytes);
     }
