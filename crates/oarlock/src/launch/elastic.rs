@@ -6,9 +6,6 @@ use super::rounds::{Decision, Event, Round, Rounds};
 use super::spec::{Launch, Nodes};
 use crate::error::{Error, Result};
 
-/// The variable that holds the secret of a run.
-const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
-
 /// This machine's part in a run whose machines meet.
 pub(super) struct Elastic(Agent);
 
@@ -21,10 +18,8 @@ pub(super) fn meeting(launch: &Launch) -> Result<Option<Meeting>> {
     let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
     meeting.local_ranks = *ranks;
     meeting.max_restarts = launch.restarts.max;
-    meeting.token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
-    for (key, value) in conf {
-        meeting.configure(&format!("{key}={value}"))?;
-    }
+    let conf: Vec<String> = conf.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    meeting.configure(&conf.join(","), &|name| std::env::var(name).ok())?;
     Ok(Some(meeting))
 }
 

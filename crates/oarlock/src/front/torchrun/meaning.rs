@@ -13,17 +13,16 @@ use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts, Streams};
 
+/// Looks up a variable.
+type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// The launch that settings describe; what is wrong with them is reported, and something stands in for it.
-pub(super) fn launch(
-    settings: &Settings,
-    read: &dyn Fn(&str) -> Option<String>,
-    problems: &mut Problems,
-) -> Launch {
+pub(super) fn launch(settings: &Settings, read: Read, problems: &mut Problems) -> Launch {
     let mut take = Take { settings, problems };
     let ranks = take.or(1, |s| ranks(s, read("CUDA_VISIBLE_DEVICES").as_deref()));
     let machines = take.or(1..=1, machines);
-    let (nodes, master) =
-        take.or((Nodes::Static { ranks: vec![ranks], this: 0 }, free()), |s| meeting(s, ranks, machines));
+    let (nodes, master) = take
+        .or((Nodes::Static { ranks: vec![ranks], this: 0 }, free()), |s| meeting(s, ranks, machines, read));
     let seconds =
         |s: &Settings, name: &str| Duration::try_from_secs_f64(s.f64(name)).unwrap_or(Duration::MAX);
     let grace = match settings.said("shutdown_timeout") {
@@ -117,6 +116,7 @@ fn meeting(
     settings: &Settings,
     ranks: usize,
     machines: RangeInclusive<usize>,
+    read: Read,
 ) -> Result<(Nodes, Master), Problem> {
     let one = || (Nodes::Static { ranks: vec![ranks], this: 0 }, free());
     if settings.bool("standalone") {
@@ -135,7 +135,7 @@ fn meeting(
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
             let endpoint = place(&endpoint)?;
-            let mut conf = conf(settings)?;
+            let mut conf = conf(settings, read)?;
             conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
             let master = Master { addr: endpoint.0.clone(), port: 0 };
             return Ok((Nodes::Elastic { ranks, count: machines, endpoint, conf }, master));
@@ -151,7 +151,7 @@ fn meeting(
             return Err(problem.help("take static or c10d"));
         }
     }
-    conf(settings)?;
+    conf(settings, read)?;
     if machines.start() != machines.end() {
         let text = "machines that come and go cannot have fixed numbers";
         let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
@@ -181,10 +181,10 @@ fn meeting(
 }
 
 /// `KEY=VALUE,…`.
-fn conf(settings: &Settings) -> Result<Vec<(String, String)>, Problem> {
+fn conf(settings: &Settings, read: Read) -> Result<Vec<(String, String)>, Problem> {
     let text = settings.text("rdzv_conf").unwrap_or_default();
     let mut any = Meeting::new((String::new(), 1), String::new(), 1..=1);
-    any.configure(&text).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    any.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
     let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
     Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
 }
