@@ -129,7 +129,12 @@ impl Launched {
             sign => lookup(sign).is_some(),
         };
         match FAMILIES.iter().find(inside) {
-            Some(family) => family.read(&lookup).map(Some),
+            Some(family) => {
+                let found = family.read(&lookup)?;
+                // A job of one task says nothing about ranks: the program may start its own.
+                let is_job = family.sign != "RANK" && found.world_size == 1;
+                Ok(Some(found).filter(|_| !is_job))
+            }
             None if lookup("WORLD_SIZE").is_some() && lookup("LOCAL_RANK").is_some() => Err(missing("RANK")),
             None => Ok(None),
         }
@@ -263,13 +268,16 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_script_and_a_wish_are_no_ranks() {
+    fn a_batch_script_a_job_of_one_task_and_a_wish_are_no_ranks() {
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("WORLD_SIZE=2").unwrap(), None);
         assert_eq!(read("RANK= WORLD_SIZE=2").unwrap(), None);
         assert_eq!(read("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0").unwrap(), None);
         let salloc = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_STEP_ID=4294967290";
         assert_eq!(read(salloc).unwrap(), None);
+        assert_eq!(read("SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_STEP_ID=0").unwrap(), None);
+        assert_eq!(read("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1").unwrap(), None);
+        assert_eq!(read("RANK=0 WORLD_SIZE=1").unwrap().unwrap().world_size, 1);
     }
 
     #[test]

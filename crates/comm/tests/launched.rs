@@ -334,28 +334,34 @@ fn who_dies_while_all_join_is_named() {
     });
 }
 
-#[test]
-fn who_is_stopped_while_all_join_is_named() {
-    within(|| {
-        for stopped in [0, 1] {
-            let port = port();
-            let brief = |rank: usize| {
-                let mut command = torchrun(rank, 3, port);
-                command.env("OARLOCK_JOIN_TIMEOUT", "4");
-                Rank::start(command)
-            };
-            let mut ranks = vec![brief(0), brief(1)];
-            accepted(&ranks[0], 1);
-            kill_process(ranks[stopped].pid(), Signal::STOP).unwrap();
-            ranks.push(brief(2));
-            let name = format!("process {} (", ranks[stopped].child.id());
-            let told: Vec<usize> = (0..3).filter(|&rank| rank != stopped).collect();
-            for rank in told {
-                let said = ranks[rank].end();
-                assert!(said.contains(&name) && said.contains("stopped by a signal"), "{rank}: {said}");
-            }
+fn stopped_while_all_join(stopped: usize) {
+    within(move || {
+        let port = port();
+        let brief = |rank: usize| {
+            let mut command = torchrun(rank, 3, port);
+            command.env("OARLOCK_JOIN_TIMEOUT", "4");
+            Rank::start(command)
+        };
+        let mut ranks = vec![brief(0), brief(1)];
+        accepted(&ranks[0], 1);
+        kill_process(ranks[stopped].pid(), Signal::STOP).unwrap();
+        ranks.push(brief(2));
+        let name = format!("process {} (", ranks[stopped].child.id());
+        for rank in (0..3).filter(|&rank| rank != stopped) {
+            let said = ranks[rank].end();
+            assert!(said.contains(&name) && said.contains("stopped by a signal"), "{rank}: {said}");
         }
     });
+}
+
+#[test]
+fn the_first_rank_stopped_while_all_join_is_named() {
+    stopped_while_all_join(0);
+}
+
+#[test]
+fn another_rank_stopped_while_all_join_is_named() {
+    stopped_while_all_join(1);
 }
 
 /// Invariant 14: what is no rank neither joins nor delays those who are.

@@ -25,6 +25,9 @@ pub enum Error {
     /// A checkpoint that was not saved or cannot be loaded.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// From between the machines.
+    #[error(transparent)]
+    Agents(#[from] crate::launch::agents::AgentsError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {

@@ -40,7 +40,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("console", &["config", "error"]),
     ("launch", &["console", "error", "report"]),
-    ("front", &["accelerator", "config", "console", "error", "launch", "rank", "train"]),
+    ("front", &["accelerator", "checkpoint", "config", "console", "error", "launch", "rank", "train"]),
     (
         "cli",
         &[
@@ -59,7 +59,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("rank", &["error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "estimate", "report", "train"]),
+    ("error", &["checkpoint", "data", "estimate", "launch", "report", "train"]),
     ("main", &[]),
 ];
 

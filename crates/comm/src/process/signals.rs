@@ -32,7 +32,7 @@ impl StopSignals {
     pub fn these(numbers: &[i32]) -> Result<StopSignals> {
         let mut signals = StopSignals { received: Arc::default(), hooks: Vec::new() };
         for &signal in numbers {
-            let number = usize::try_from(signal).ok().filter(|_| !FORBIDDEN.contains(&signal));
+            let number = usize::try_from(signal).ok().filter(|_| StopSignals::can_catch(signal));
             let number = number.ok_or_else(|| Error::Argument {
                 operation: "catch signals",
                 expected: "signals that can be caught".into(),
@@ -42,6 +42,11 @@ impl StopSignals {
             signals.hooks.push(hook.map_err(|e| Error::system(format!("catch signal {signal}"), e))?);
         }
         Ok(signals)
+    }
+
+    /// Whether a process may note a signal and go on.
+    pub fn can_catch(signal: i32) -> bool {
+        signal > 0 && !FORBIDDEN.contains(&signal)
     }
 
     /// The last signal that came.

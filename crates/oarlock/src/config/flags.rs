@@ -8,7 +8,7 @@ use super::keys::{Key, Kind, Status, nearest_of};
 use super::problem::{Problem, Problems};
 use super::resolve::{Settings, wrong_type};
 use super::source::{Origin, Place};
-use super::value::{self, boolean};
+use super::value;
 use super::words::Words;
 use super::yaml::Node;
 
@@ -97,6 +97,28 @@ impl Flags {
         out
     }
 
+    /// Takes flags that nobody wrote from variables, `PREFIX_NAME`; `read` looks up a variable. A wrong one is reported,
+    /// and the others are still read.
+    pub fn read_environment(
+        &self,
+        prefix: &str,
+        read: &dyn Fn(&str) -> Option<String>,
+        settings: &mut Settings,
+        problems: &mut Problems,
+    ) {
+        for key in self.keys {
+            if settings.get(key.name).place().is_some() {
+                continue;
+            }
+            let name = format!("{prefix}{}", key.name.to_uppercase());
+            let Some(value) = read(&name) else { continue };
+            let place = Place::of_variable(&name, &value);
+            if let Err(problem) = self.settle(key, &place, Some(place.clone()), settings) {
+                problems.push(problem);
+            }
+        }
+    }
+
     fn find(&self, name: &str) -> Option<&'static Key> {
         let normal = name.replace('-', "_");
         let name =
@@ -177,7 +199,7 @@ impl Flags {
 /// Whether the word after a flag is its value: a switch takes one only if it is true or false.
 fn takes(key: &Key, next: &str) -> bool {
     match key.kind {
-        Kind::Bool => boolean(next).is_some() && next.parse::<i64>().is_err(),
+        Kind::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
         // A negative number is a value; another word that begins like a flag is one.
         _ => !next.starts_with('-') || next.parse::<f64>().is_ok(),
     }

@@ -38,6 +38,14 @@ pub struct Place {
 }
 
 impl Place {
+    /// The value of an environment variable.
+    pub fn of_variable(name: &str, value: &str) -> Place {
+        let text = format!("{name}={value}");
+        let bytes = name.len() + 1..text.len();
+        let source = Source { kind: SourceKind::Environment, name: "environment".to_owned(), text };
+        Place { source: Arc::new(source), bytes }
+    }
+
     /// The words at this place.
     pub fn text(&self) -> &str {
         self.source.text.get(self.bytes.clone()).unwrap_or_default()

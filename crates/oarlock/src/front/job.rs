@@ -1,11 +1,13 @@
 //! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
 
+use std::path::Path;
 use std::time::SystemTime;
 
 use crate::accelerator::Accelerator;
+use crate::checkpoint;
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
-use crate::config::{Problem, Problems, TrainConfig, paths, train_config_of};
+use crate::config::{Problem, Problems, Resume, TrainConfig, paths, train_config_of};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;
 use crate::front::script::Script;
@@ -89,7 +91,7 @@ impl Job {
             Program::Training(config) if is_rank || self.is_alone() => {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
-                run_rank(config, started)
+                run_rank(&goes_on(config, started)?, started)
             }
             Program::Training(_) => {
                 let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
@@ -140,6 +142,25 @@ impl Job {
         }
         out
     }
+}
+
+/// The training as this rank does it. One that was started again goes on from what it has saved itself, whatever it
+/// began from at first.
+fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Error> {
+    let mut config = config.clone();
+    let own = match config.save.resume {
+        Resume::Never | Resume::From(_) if launch::restarts_of_this_rank() > 0 => {
+            let mut saved = checkpoint::list(&config.save.output_dir)?.into_iter().rev();
+            let since =
+                |path: &Path| path.metadata().and_then(|data| data.modified()).is_ok_and(|at| at >= started);
+            saved.find(|one| one.problem.is_none() && !one.only_model && since(&one.path))
+        }
+        _ => None,
+    };
+    if let Some(own) = own {
+        config.save.resume = Resume::From(own.path);
+    }
+    Ok(config)
 }
 
 /// What to say where GPUs are asked for and the machine has none (or fewer).

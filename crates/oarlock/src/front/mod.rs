@@ -4,6 +4,7 @@
 pub mod job;
 pub mod minimind;
 pub mod script;
+pub mod torchrun;
 
 use std::time::SystemTime;
 
@@ -20,11 +21,18 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[FrontEnd {
-    names: &["train_pretrain"],
-    about: "Pretrain a MiniMind with the flags of its script",
-    run: minimind::run,
-}];
+pub const ALL: &[FrontEnd] = &[
+    FrontEnd {
+        names: &["train_pretrain"],
+        about: "Pretrain a MiniMind with the flags of its script",
+        run: minimind::run,
+    },
+    FrontEnd {
+        names: &["torchrun"],
+        about: "Start a program as ranks, as torch's launcher does",
+        run: torchrun::run,
+    },
+];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {

@@ -46,6 +46,12 @@ impl Failure {
         }
     }
 
+    /// By when it can have been the first: never, if the launcher ended the rank and it says nothing else.
+    pub(super) fn began(&self) -> u64 {
+        let says = self.message.as_ref().is_some_and(|message| message.seconds.is_some());
+        if self.end.told && !says { u64::MAX } else { self.seconds() }
+    }
+
     /// Seconds since 1970: when the rank says it was, else when its end was seen.
     fn seconds(&self) -> u64 {
         let seen = self.end.at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -67,7 +73,7 @@ impl Memory {
 
     /// What is known of a process that SIGKILL ended, which is not ours.
     fn of_killed(&self, end: &Ended) -> String {
-        let mut out = "SIGKILL, which nobody here sent: probably out of memory".to_owned();
+        let mut out = "signal 9, which nobody here sent: probably out of memory".to_owned();
         if let Some(bytes) = end.resident {
             let _ = write!(out, "; the process last held {}", gib(bytes));
         }
@@ -80,7 +86,9 @@ impl Memory {
         let kills =
             killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
         match kills {
-            Some(0) => out.push_str("; the kernel counts no kill for want of memory here, so it may have been a person or a batch system"),
+            Some(0) => out.push_str(
+                "; the kernel counts no such kill here, so a person or a batch system may have sent it",
+            ),
             Some(n) => {
                 let _ = write!(out, "; the kernel killed {n} process(es) here for want of memory");
             }
@@ -99,27 +107,25 @@ impl Memory {
         }
         let said = match end.exit {
             Exit::Signal(9) => return Some(self.of_killed(end)),
-            Exit::Signal(11) => {
-                "SIGSEGV, an invalid address: a fault in native code, or a stack that is full (`ulimit -s`)"
-            }
+            Exit::Signal(4) => "it was built for another processor",
+            Exit::Signal(6) => "the program gave up by itself; its last lines say why",
             Exit::Signal(7) => {
-                "SIGBUS: shared memory is often full (`df /dev/shm`; a container needs --shm-size), or a mapped file was cut"
+                "shared memory is often full (`df /dev/shm`; a container needs --shm-size), or a mapped file was cut"
             }
-            Exit::Signal(6) => "SIGABRT: the program gave up by itself; its last lines say why",
-            Exit::Signal(4) => "SIGILL: it was built for another processor",
-            Exit::Signal(8) => "SIGFPE: a division by zero of whole numbers",
-            Exit::Signal(13) => "SIGPIPE: nobody reads its output any longer, as after `head`",
+            Exit::Signal(8) => "a whole number was divided by zero",
+            Exit::Signal(11) => {
+                "an invalid address: a fault in native code, or a stack that is full (`ulimit -s`)"
+            }
+            Exit::Signal(13) => "nobody reads its output any longer, as after `head`",
             Exit::Signal(2 | 15) => "a signal to this rank alone asked it to end",
-            Exit::Signal(24) => "SIGXCPU: its limit of processor time (`ulimit -t`) was reached",
-            Exit::Signal(25) => "SIGXFSZ: its limit of file size (`ulimit -f`) was reached",
-            Exit::Code(126) => "exit code 126: a shell found a program that it may not run",
-            Exit::Code(127) => "exit code 127: a shell did not find a program",
+            Exit::Signal(24) => "its limit of processor time (`ulimit -t`) was reached",
+            Exit::Signal(25) => "its limit of file size (`ulimit -f`) was reached",
+            Exit::Code(126) => "a shell found a program that it may not run",
+            Exit::Code(127) => "a shell did not find a program",
             Exit::Code(137) => {
-                "exit code 137: a shell saw a program of its own killed by signal 9, often for want of memory"
+                "a shell saw a program of its own killed by signal 9, often for want of memory"
             }
-            Exit::Code(139) => {
-                "exit code 139: a shell saw a program of its own end by signal 11, an invalid address"
-            }
+            Exit::Code(139) => "a shell saw a program of its own end by signal 11, an invalid address",
             _ => return None,
         };
         Some(said.to_owned())
@@ -203,6 +209,17 @@ mod tests {
             assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
         }
         assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);
+    }
+
+    #[test]
+    fn a_rank_that_says_when_it_failed_may_be_first_though_its_end_came_later() {
+        let wrote = |seconds| Some(Message { text: "x".to_owned(), seconds });
+        let mut slow = failure(1, Exit::Signal(15), true);
+        assert_eq!(slow.began(), u64::MAX);
+        slow.message = wrote(None);
+        assert_eq!(slow.began(), u64::MAX);
+        slow.message = wrote(Some(86_000));
+        assert!(slow.began() < failure(0, Exit::Code(1), false).began());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What ranks write, as whole lines, each after the mark of its rank where several share a stream.
 
+use super::environment::Place;
+
 /// The longest line that is kept together.
 const LONGEST: usize = 64 << 10;
 
@@ -29,15 +31,19 @@ impl Lines {
     }
 }
 
-/// The mark of a rank before its lines.
-pub(super) fn mark(role: &str, local_rank: usize, colour: bool) -> Vec<u8> {
+/// The mark of a rank before its lines: a template in which `${role_name}`, `${local_rank}` and `${rank}` stand for it.
+pub(super) fn mark(template: Option<&str>, role: &str, place: &Place, colour: bool) -> Vec<u8> {
     // Not red, which is for errors.
     const COLOURS: [u8; 5] = [36, 32, 33, 35, 34];
-    let mark = match colour {
-        true => format!("\x1b[{}m[{role}{local_rank}]:\x1b[0m", COLOURS[local_rank % COLOURS.len()]),
-        false => format!("[{role}{local_rank}]:"),
-    };
-    mark.into_bytes()
+    let mark = template
+        .unwrap_or("[${role_name}${local_rank}]:")
+        .replace("${role_name}", role)
+        .replace("${local_rank}", &place.local_rank.to_string())
+        .replace("${rank}", &place.rank().to_string());
+    match colour {
+        true => format!("\x1b[{}m{mark}\x1b[0m", COLOURS[place.local_rank % COLOURS.len()]).into_bytes(),
+        false => mark.into_bytes(),
+    }
 }
 
 /// Lines with a mark before each.
@@ -87,7 +93,15 @@ mod tests {
 
     #[test]
     fn ranks_differ_by_colour_where_there_are_colours() {
-        assert_eq!(mark("default", 3, false), b"[default3]:");
-        assert_ne!(mark("r", 0, true)[..5], mark("r", 1, true)[..5]);
+        let place = |local_rank| Place {
+            local_rank,
+            node_rank: 1,
+            local_ranks: vec![4, 4],
+            restart: 0,
+            master: (String::new(), 0),
+        };
+        assert_eq!(mark(None, "default", &place(3), false), b"[default3]:");
+        assert_eq!(mark(Some("${rank}/${local_rank} "), "default", &place(3), false), b"7/3 ");
+        assert_ne!(mark(None, "r", &place(0), true)[..5], mark(None, "r", &place(1), true)[..5]);
     }
 }

@@ -1,7 +1,10 @@
 //! Starting ranks: a description of what to start, the environment of each rank, and the processes, watched until all
 //! have ended.
 
+pub mod agents;
+mod cores;
 pub mod devices;
+mod elastic;
 pub mod environment;
 mod failure;
 mod lines;
@@ -30,4 +33,10 @@ pub fn is_rank() -> bool {
 /// Whether this process is a rank that this program started, which then tells of its failure.
 pub fn is_our_rank() -> bool {
     std::env::var_os(STARTED).is_some()
+}
+
+/// How often the ranks of this run were started again before this process, if it is a rank that this program started.
+pub fn restarts_of_this_rank() -> u32 {
+    let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok().filter(|_| is_our_rank());
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }

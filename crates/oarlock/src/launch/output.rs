@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use oarlock_comm::{RankGroup, StopSignals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::environment::Place;
 use super::lines::{Lines, mark, marked};
 use super::logs::Attempt;
 use super::spec::Output;
@@ -69,76 +70,109 @@ pub(super) struct Filter {
     file: Mutex<File>,
 }
 
+/// One stream of this process, and what all ranks' plans for it have in common.
+struct Stream {
+    /// The name of its files.
+    log: &'static str,
+    /// Where lines are shown; one that is not open shows nothing.
+    shown: Option<Arc<Mutex<File>>>,
+    is_terminal: bool,
+    filter: Option<Arc<Filter>>,
+}
+
+/// What decides where the streams of a rank go.
+struct Planner<'a> {
+    output: &'a Output,
+    role: &'a str,
+    attempt: Option<&'a Attempt>,
+    /// A training of this program, which marks its lines where that is needed, and wants to see the terminal.
+    own: bool,
+    /// More than one rank is shown.
+    several: bool,
+}
+
+impl Planner<'_> {
+    /// A stream of this process, with its filter.
+    fn stream(&self, which: usize) -> Result<Stream> {
+        let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
+        let (shown, is_terminal) = match which {
+            0 => (stdout.as_fd().try_clone_to_owned(), stdout.is_terminal()),
+            _ => (stderr.as_fd().try_clone_to_owned(), stderr.is_terminal()),
+        };
+        let words = &self.output.filters[which];
+        let filter = match self.attempt.filter(|_| !words.is_empty()) {
+            Some(attempt) => {
+                let name = ["filtered_stdout.log", "filtered_stderr.log"][which];
+                Some(Arc::new(Filter::new(words, &attempt.folder.join(name))?))
+            }
+            None => None,
+        };
+        Ok(Stream {
+            log: ["stdout.log", "stderr.log"][which],
+            shown: shown.ok().map(|stream| Arc::new(Mutex::new(File::from(stream)))),
+            is_terminal,
+            filter,
+        })
+    }
+
+    /// The plan for a stream of a rank.
+    fn plan(&self, place: &Place, stream: &Stream, redirect: bool, tee: bool) -> Result<Plan> {
+        let rank = place.local_rank;
+        let path = self.attempt.filter(|_| redirect || tee).map(|attempt| attempt.log(rank, stream.log));
+        let open = |path: &Path| File::create(path).map_err(Error::io("create", path));
+        let show = shows(self.output, rank) && (tee || !redirect);
+        let marked = self.output.prefix || tee || (stream.is_terminal && self.several && !self.own);
+        // Lines of several programs are kept whole; ours write whole ones.
+        let by_line = marked || (self.several && !self.own);
+        match (&path, stream.filter.is_some(), show) {
+            (Some(path), false, _) if !tee => return Ok(Plan::Direct(open(path)?.into())),
+            (None, false, false) => return Ok(Plan::Direct(Stdio::null())),
+            (None, false, true) if !by_line => return Ok(Plan::Inherit),
+            _ => {}
+        }
+        let file = match path {
+            Some(path) => Some((open(&path)?, path.display().to_string())),
+            None => None,
+        };
+        let shown = stream.shown.clone().filter(|_| show).map(|shared| {
+            let colour = stream.is_terminal && std::env::var_os("NO_COLOR").is_none();
+            let mark = match marked {
+                true => mark(self.output.mark.as_deref(), self.role, place, colour),
+                false => Vec::new(),
+            };
+            Shown { stream: shared, mark, complete: self.several || marked }
+        });
+        Ok(Plan::Read(Sinks { file, lines: Lines::default(), shown, filter: stream.filter.clone() }))
+    }
+}
+
+fn shows(output: &Output, local_rank: usize) -> bool {
+    output.only.as_ref().is_none_or(|only| only.contains(&local_rank))
+}
+
 impl Outputs {
     /// The plan for ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
-    /// unless somebody asks: it marks its lines where that is needed, and wants to see the terminal.
+    /// unless somebody asks.
     ///
     /// # Errors
     /// If a file cannot be made.
     pub(super) fn plan(
         output: &Output,
         role: &str,
-        n_ranks: usize,
+        places: &[Place],
         own: bool,
         attempt: Option<&Attempt>,
     ) -> Result<Outputs> {
-        // A stream that is not open shows nothing.
-        let consoles =
-            [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()]
-                .map(|stream| Some(Arc::new(Mutex::new(File::from(stream.ok()?)))));
-        let terminals = [std::io::stdout().is_terminal(), std::io::stderr().is_terminal()];
-        let colour = std::env::var_os("NO_COLOR").is_none();
-        let shown = |rank: usize| output.only.as_ref().is_none_or(|only| only.contains(&rank));
-        let several = (0..n_ranks).filter(|rank| shown(*rank)).count() > 1;
-        let filters = match attempt {
-            None => [None, None],
-            Some(attempt) => {
-                let named = |words: &[String], name: &str| -> Result<Option<Arc<Filter>>> {
-                    let make = || Ok(Arc::new(Filter::new(words, &attempt.folder.join(name))?));
-                    (!words.is_empty()).then(make).transpose()
-                };
-                let [out, err] = &output.filters;
-                [named(out, "filtered_stdout.log")?, named(err, "filtered_stderr.log")?]
-            }
-        };
-        let mut plans = Vec::with_capacity(n_ranks);
-        for rank in 0..n_ranks {
-            let (redirects, tee) = (output.redirects.of(rank), output.tee.of(rank));
-            let [redirects, tee] = [redirects, tee].map(|streams| [streams.out, streams.err]);
-            let mut both = [Plan::Taken, Plan::Taken];
-            for stream in 0..2 {
-                let (redirect, tee) = (redirects[stream], tee[stream]);
-                let path = attempt.map(|attempt| attempt.log(rank, ["stdout.log", "stderr.log"][stream]));
-                let open = |path: &Path| File::create(path).map_err(Error::io("create", path));
-                let file = path.filter(|_| redirect || tee);
-                let is_terminal = terminals[stream];
-                let marked = output.prefix || tee || (is_terminal && several && !own);
-                let read = tee || filters[stream].is_some() || marked || (several && !own);
-                let show = shown(rank) && (tee || !redirect);
-                both[stream] = match (&file, show, &consoles[stream]) {
-                    (Some(path), _, _) if !tee && filters[stream].is_none() => {
-                        Plan::Direct(open(path)?.into())
-                    }
-                    (None, false, _) if filters[stream].is_none() => Plan::Direct(Stdio::null()),
-                    (None, true, _) if !read => Plan::Inherit,
-                    (file, show, console) => {
-                        let mark = match marked {
-                            true => mark(role, rank, is_terminal && colour),
-                            false => Vec::new(),
-                        };
-                        let stream_of = console.clone().filter(|_| show);
-                        let shown =
-                            stream_of.map(|stream| Shown { stream, mark, complete: several || marked });
-                        let file = match file {
-                            Some(path) => Some((open(path)?, path.display().to_string())),
-                            None => None,
-                        };
-                        let filter = filters[stream].clone();
-                        Plan::Read(Sinks { file, lines: Lines::default(), shown, filter })
-                    }
-                };
-            }
-            plans.push(both);
+        let several = places.iter().filter(|place| shows(output, place.local_rank)).count() > 1;
+        let planner = Planner { output, role, attempt, own, several };
+        let streams = [planner.stream(0)?, planner.stream(1)?];
+        let mut plans = Vec::with_capacity(places.len());
+        for place in places {
+            let (redirects, tee) = (output.redirects.of(place.local_rank), output.tee.of(place.local_rank));
+            plans.push([
+                planner.plan(place, &streams[0], redirects.out, tee.out)?,
+                planner.plan(place, &streams[1], redirects.err, tee.err)?,
+            ]);
         }
         Ok(Outputs { plans, readers: Vec::new(), ended: Arc::default(), done: mpsc::channel() })
     }

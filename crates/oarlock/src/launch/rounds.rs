@@ -33,20 +33,20 @@ pub(super) enum Event {
 pub(super) enum Decision {
     /// All start again.
     Restart,
-    /// The run is over.
-    GiveUp,
+    /// The run is over, for this reason where it is another than the failure itself.
+    GiveUp(Option<String>),
 }
 
-/// The machines of a run.
+/// The machines of a run. `stop` says whether this process is to end; a wait then ends, too.
 pub(super) trait Rounds {
-    /// Waits until the machines of the next round are together; `None` if a signal came instead.
-    fn next(&mut self) -> Result<Option<Round>>;
+    /// Waits until the machines of the next round are together; `None` if this process is to end.
+    fn next(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Round>>;
     /// What has come since.
-    fn poll(&mut self) -> Event;
+    fn poll(&mut self) -> Result<Event>;
     /// Ranks of this machine have failed.
-    fn failed(&mut self, failure: &Failure) -> Decision;
-    /// The ranks of this machine have ended as they should.
-    fn done(&mut self) -> Result<()>;
+    fn failed(&mut self, failure: &Failure) -> Result<Decision>;
+    /// The ranks of this machine have ended as they should. Waits for the others, whose failure may still come.
+    fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event>;
 }
 
 /// Machines that are known, each of which counts its own restarts.
@@ -78,21 +78,22 @@ impl Known {
 }
 
 impl Rounds for Known {
-    fn next(&mut self) -> Result<Option<Round>> {
+    fn next(&mut self, _: &dyn Fn() -> bool) -> Result<Option<Round>> {
         self.round.restart += u32::from(self.begun);
         self.begun = true;
         Ok(Some(self.round.clone()))
     }
 
-    fn poll(&mut self) -> Event {
-        Event::Nothing
+    fn poll(&mut self) -> Result<Event> {
+        Ok(Event::Nothing)
     }
 
-    fn failed(&mut self, _: &Failure) -> Decision {
-        if self.round.restart < self.max_restarts { Decision::Restart } else { Decision::GiveUp }
+    fn failed(&mut self, _: &Failure) -> Result<Decision> {
+        let left = self.round.restart < self.max_restarts;
+        Ok(if left { Decision::Restart } else { Decision::GiveUp(None) })
     }
 
-    fn done(&mut self) -> Result<()> {
-        Ok(())
+    fn done(&mut self, _: &dyn Fn() -> bool) -> Result<Event> {
+        Ok(Event::Nothing)
     }
 }

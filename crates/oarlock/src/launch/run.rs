@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
-use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, available_cores, bind, share};
+use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 
 use super::STARTED;
+use super::cores;
+use super::elastic::{self, Elastic};
 use super::environment::{Place, threads, variables};
 use super::failure::{Failure, Memory};
 use super::logs::{ErrorFile, Logs};
 use super::output::Outputs;
 use super::port;
 use super::rounds::{Decision, Event, Known, Round, Rounds};
-use super::spec::{Binding, Launch};
+use super::spec::Launch;
 use crate::console::tell;
 use crate::error::{Error, Result};
 
@@ -42,7 +44,6 @@ pub enum Outcome {
 /// When the ranks cannot be started.
 pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
     let signals = StopSignals::these(&launch.signals)?;
-    let mut rounds = Known::new(launch)?;
     let run = Run {
         launch,
         program,
@@ -58,7 +59,13 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
     if let Some(logs) = &run.logs {
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
-    run.all(&mut rounds)
+    let Some(meeting) = elastic::meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
+    meeting.note().iter().for_each(|note| run.note(note));
+    let stop = || signals.received().is_some();
+    match Elastic::join(&meeting, &stop)? {
+        Some(mut rounds) => run.all(&mut rounds),
+        None => Ok(Outcome::Stopped(signals.received().unwrap_or(0))),
+    }
 }
 
 struct Run<'a> {
@@ -88,39 +95,38 @@ impl Run<'_> {
     }
 
     fn all(&self, rounds: &mut dyn Rounds) -> Result<Outcome> {
+        let stop = || self.signals.received().is_some();
         loop {
-            let Some(round) = rounds.next()? else {
+            let Some(round) = rounds.next(&stop)? else {
                 return Ok(Outcome::Stopped(self.signals.received().unwrap_or(0)));
             };
             let ended = self.round(rounds, round)?;
             if let Some(signal) = ended.ending.signal {
                 return Ok(Outcome::Stopped(signal));
             }
-            match ended.event {
-                Event::Restart(reason) => {
-                    self.note(&format!("{reason}; all ranks start again"));
-                    continue;
-                }
-                Event::Abort(reason) => {
+            let failures = ended.failures(self.own);
+            let event = match (&ended.event, &failures) {
+                (Event::Nothing, None) => rounds.done(&stop)?,
+                (event, _) => event.clone(),
+            };
+            match (event, failures) {
+                (Event::Restart(reason), _) => self.note(&format!("{reason}; all ranks start again")),
+                (Event::Abort(reason), _) => {
                     return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
                 }
-                Event::Nothing => {}
-            }
-            let Some((first, others)) = ended.failures() else {
-                rounds.done()?;
-                return Ok(Outcome::Done);
-            };
-            let message = self.message(&ended, &first, &others);
-            match rounds.failed(&first) {
-                Decision::GiveUp => {
-                    let code = if self.own { 1 } else { first.exit_code() };
-                    return Ok(Outcome::Failed { message, code });
-                }
-                Decision::Restart => {
+                (Event::Nothing, None) => return Ok(Outcome::Done),
+                (Event::Nothing, Some((first, others))) => {
+                    let message = self.message(&ended, &first, &others);
+                    if let Decision::GiveUp(reason) = rounds.failed(&first)? {
+                        let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
+                        let message = message + &reason;
+                        let code = if self.own { 1 } else { first.exit_code() };
+                        return Ok(Outcome::Failed { message, code });
+                    }
                     tell(&message);
                     let restart = ended.places.first().map_or(0, |place| place.restart) + 1;
-                    let (max, from) =
-                        (self.launch.restarts.max, if self.own { " from the newest checkpoint" } else { "" });
+                    let max = self.launch.restarts.max;
+                    let from = if self.own { " from the newest checkpoint" } else { "" };
                     self.note(&format!("all ranks start again{from}: restart {restart} of {max}"));
                 }
             }
@@ -146,13 +152,13 @@ impl Run<'_> {
         let n_ranks = round.local_ranks.get(round.node_rank).copied().unwrap_or(0);
         let machines = round.local_ranks.len();
         if self.own && machines > 1 {
-            let text = "a training of this program runs on one machine yet; start it with one (--nnodes 1), or name a \
-                        program of your own";
+            let text = "a training of this program runs on one machine so far; start it on one, or name a program of \
+                        your own";
             return Err(Error::Usage(text.to_owned()));
         }
         let (addr, mut master_port) = round.master;
-        if !self.own {
-            let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
+        let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
+        if !self.own || master_port == 0 {
             master_port = chosen;
             note.iter().for_each(|note| self.note(note));
         }
@@ -168,7 +174,7 @@ impl Run<'_> {
         let places: Vec<Place> = (0..n_ranks).map(place).collect();
         let attempt = self.logs.as_ref().map(|logs| logs.attempt(round.restart, n_ranks)).transpose()?;
         let mut outputs =
-            Outputs::plan(&self.launch.output, &self.launch.role, n_ranks, self.own, attempt.as_ref())?;
+            Outputs::plan(&self.launch.output, &self.launch.role, &places, self.own, attempt.as_ref())?;
         let mut errors = Vec::new();
         let mut commands = Vec::new();
         for place in &places {
@@ -190,7 +196,7 @@ impl Run<'_> {
                 break ending;
             }
             if event == Event::Nothing {
-                event = rounds.poll();
+                event = rounds.poll().unwrap_or_else(|error| Event::Abort(error.to_string()));
                 if event != Event::Nothing {
                     group.stop();
                 }
@@ -222,28 +228,31 @@ impl Run<'_> {
                 command.stdin(Stdio::null());
             }
         }
-        let cores = match &launch.binding {
-            Binding::None => return Ok(command),
-            Binding::Share => available_cores(),
-            Binding::Of(cores) => cores.clone(),
-        };
-        bind(&mut command, &share(&cores, place.local_rank, place.local_world_size()))?;
+        if let Some(cores) = cores::of(&launch.binding, place.local_rank, place.local_world_size()) {
+            bind(&mut command, &cores)?;
+        }
         Ok(command)
     }
 }
 
 impl Ended {
-    /// The rank that failed first, and the others that did not end as they should.
-    fn failures(&self) -> Option<(Failure, Vec<Failure>)> {
+    /// The rank that failed first, and the others that did not end as they should. The ranks of a training of our own
+    /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
+    /// that has failed may end before it.
+    fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {
         let failure = |local_rank: usize| {
             let (place, end) = (&self.places[local_rank], self.ending.ranks[local_rank]);
             Failure::new(place.rank(), local_rank, end, self.errors.get(local_rank))
         };
         let bad = |rank: &usize| !self.ending.ranks[*rank].exit.is_success();
         let n_ranks = self.ending.ranks.len().min(self.places.len());
-        let first = self.ending.failed.as_ref().map(|failed| failed.rank).or((0..n_ranks).find(bad))?;
-        let others = (0..n_ranks).filter(|rank| *rank != first && bad(rank)).map(failure);
-        Some((failure(first), others.collect()))
+        let seen = self.ending.failed.as_ref().map(|failed| failed.rank);
+        let seen = seen.or_else(|| (0..n_ranks).find(bad))?;
+        let mut all: Vec<Failure> =
+            (0..n_ranks).filter(|rank| *rank == seen || bad(rank)).map(failure).collect();
+        all.sort_by_key(|failure| (if own { 0 } else { failure.began() }, failure.local_rank != seen));
+        let mut all = all.into_iter();
+        Some((all.next()?, all.collect()))
     }
 }
 

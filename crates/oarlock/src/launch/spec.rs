@@ -91,6 +91,19 @@ pub enum Binding {
     Share,
     /// Each rank has its share of these cores.
     Of(Vec<usize>),
+    /// Each rank has all cores that are near to its share.
+    Near(Near),
+}
+
+/// What cores that are near to each other share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Near {
+    /// Memory (a NUMA node).
+    Node,
+    /// A socket.
+    Socket,
+    /// The last cache.
+    Cache,
 }
 
 /// Where the output of ranks goes.
@@ -106,6 +119,8 @@ pub struct Output {
     pub only: Option<Vec<usize>>,
     /// Each line shown begins with the rank that wrote it.
     pub prefix: bool,
+    /// What it then begins with, if not `[${role_name}${local_rank}]:`; `${rank}` is also filled in.
+    pub mark: Option<String>,
     /// Lines of standard output, and of standard error, that hold one of these words are also in a file of their own.
     pub filters: [Vec<String>; 2],
 }

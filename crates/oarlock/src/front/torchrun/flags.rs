@@ -1,0 +1,129 @@
+//! The flags of torchrun, with what each means here.
+
+use crate::config::flags::Flags;
+use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
+use crate::config::keys::Range::NotNegative;
+use crate::config::keys::Status::{Later, NoEffect, Used};
+use crate::config::keys::{Key, Kind, Status};
+
+const fn key(
+    kind: Kind,
+    name: &'static str,
+    default: &'static str,
+    status: Status,
+    doc: &'static str,
+) -> Key {
+    Key::flag(kind, name, default, status, doc)
+}
+
+/// The table. Each is also read from the variable `PET_<FLAG>`.
+pub(super) const FLAGS: Flags = Flags {
+    command: "torchrun",
+    operands: "SCRIPT [arguments]",
+    about: "Starts a program as many ranks on one or several machines, and again when one of them fails.",
+    keys: &[
+        key(Text, "nnodes", "1", Used, "Machines: a number, or as few and as many as MIN:MAX"),
+        key(
+            Text,
+            "nproc_per_node",
+            "1",
+            Used,
+            "Ranks of this machine: a number; auto: its GPUs, else its cores; gpu; cpu",
+        ),
+        key(
+            Text,
+            "rdzv_backend",
+            "static",
+            Used,
+            "How machines meet: static (their number and --node-rank are known) or c10d (they meet at --rdzv-endpoint)",
+        ),
+        key(Text, "rdzv_endpoint", "", Used, "Where machines meet, HOST[:PORT], port 29400 unless said"),
+        key(Text, "rdzv_id", "none", Used, "The name of the run, the same on all machines"),
+        key(Text, "rdzv_conf", "", Used, "Further settings of the meeting: KEY=VALUE,…"),
+        key(Bool, "standalone", "", Used, "One machine, at a free port, whatever is said of meetings"),
+        key(Int(0), "max_restarts", "0", Used, "How often all ranks are started again after a failure"),
+        key(
+            Float(NotNegative),
+            "monitor_interval",
+            "0.1",
+            Used,
+            "Seconds between two looks at the other machines",
+        ),
+        key(
+            Choice(&["spawn", "fork", "forkserver"]),
+            "start_method",
+            "spawn",
+            NoEffect("ranks are always processes of their own"),
+            "How Python starts functions as processes",
+        ),
+        key(
+            Text,
+            "event_log_handler",
+            "",
+            Later("it names a Python object; the table of failures and --log-dir tell what happened"),
+            "Where torch's agent logs its events",
+        ),
+        key(Text, "role", "default", Used, "The role of the ranks, in ROLE_NAME and before their lines"),
+        key(Bool, "module", "", Used, "The script is a Python module, as with `python -m`"),
+        key(Bool, "no_python", "", Used, "The script is a program of its own"),
+        key(Bool, "run_path", "", Used, "The script is a file with Python in it, whatever its name"),
+        key(Path, "log_dir", "", Used, "Where files of ranks go: DIR/<run id>_…/attempt_<n>/<local rank>/"),
+        key(
+            Text,
+            "redirects",
+            "0",
+            Used,
+            "Streams that go into files instead: 0 none, 1 stdout, 2 stderr, 3 both; by local rank as 0:1,1:2",
+        ),
+        key(Text, "tee", "0", Used, "Streams that go into files as well, written as for --redirects"),
+        key(Text, "local_ranks_filter", "", Used, "The local ranks whose output is shown: 0,1"),
+        key(
+            Text,
+            "duplicate_stdout_filters",
+            "",
+            Used,
+            "Lines of stdout with one of these words are also in filtered_stdout.log; `,,` is a comma",
+        ),
+        key(
+            Text,
+            "duplicate_stderr_filters",
+            "",
+            Used,
+            "Lines of stderr with one of these words are also in filtered_stderr.log; `,,` is a comma",
+        ),
+        key(Int(0), "node_rank", "0", Used, "Which machine this is, of a static meeting"),
+        key(Text, "master_addr", "127.0.0.1", Used, "The machine of rank 0, of a static meeting"),
+        key(Int(0), "master_port", "29500", Used, "The port at which rank 0 listens there"),
+        key(Text, "local_addr", "", Used, "The address by which other machines reach this one"),
+        key(
+            Text,
+            "logs_specs",
+            "",
+            Later("it names a Python class; --log-dir, --redirects and --tee say where output goes"),
+            "A class that says where the output of ranks goes",
+        ),
+        key(
+            Choice(&["node", "socket", "exclusive", "core-complex"]),
+            "numa_binding",
+            "",
+            Used,
+            "Cores of a rank: all of its memory node, socket or last cache, or a share of its own (exclusive)",
+        ),
+        key(
+            Text,
+            "signals_to_handle",
+            "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            Used,
+            "Signals that are handed on to the ranks, and end the run",
+        ),
+        key(
+            Float(NotNegative),
+            "shutdown_timeout",
+            "",
+            Used,
+            "Seconds that ranks have to end before they are killed; TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
+        ),
+        key(Bool, "virtual_local_rank", "", Used, "Each rank sees one GPU, its own, and has LOCAL_RANK 0"),
+    ],
+    aliases: &[("m", "module"), ("r", "redirects"), ("t", "tee")],
+};

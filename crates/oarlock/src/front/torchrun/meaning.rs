@@ -1,0 +1,278 @@
+//! What the flags of torchrun mean together: machines, ports, restarts, output.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use oarlock_comm::{STOPPING, StopSignals, signal_of_name};
+
+use crate::config::resolve::Settings;
+use crate::config::{Problem, Problems};
+use crate::launch::Launch;
+use crate::launch::agents::{self, AgentsError, Meeting};
+use crate::launch::devices::Devices;
+use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts, Streams};
+
+/// Looks up a variable.
+type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The launch that settings describe; what is wrong with them is reported, and something stands in for it.
+pub(super) fn launch(settings: &Settings, read: Read, problems: &mut Problems) -> Launch {
+    let mut take = Take { settings, problems };
+    let ranks = take.or(1, |s| ranks(s, read("CUDA_VISIBLE_DEVICES").as_deref()));
+    let machines = take.or(1..=1, machines);
+    let (nodes, master) = take
+        .or((Nodes::Static { ranks: vec![ranks], this: 0 }, free()), |s| meeting(s, ranks, machines, read));
+    let seconds =
+        |s: &Settings, name: &str| Duration::try_from_secs_f64(s.f64(name)).unwrap_or(Duration::MAX);
+    let grace = match settings.said("shutdown_timeout") {
+        Some(_) => seconds(settings, "shutdown_timeout"),
+        None => take.or(Duration::from_secs(30), |_| shutdown(read("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"))),
+    };
+    let log_dir = settings.text("log_dir").filter(|dir| dir != "/dev/null").map(PathBuf::from);
+    let output = Output {
+        log_dir,
+        redirects: take.or(PerRank::default(), |s| streams(s, "redirects")),
+        tee: take.or(PerRank::default(), |s| streams(s, "tee")),
+        only: take.or(None, only),
+        prefix: false,
+        mark: read("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        filters: ["duplicate_stdout_filters", "duplicate_stderr_filters"]
+            .map(|name| filters(settings.text(name).as_deref().unwrap_or(""))),
+    };
+    Launch {
+        nodes,
+        master,
+        run_id: settings.text("rdzv_id").unwrap_or_else(|| "none".to_owned()),
+        role: settings.text("role").unwrap_or_else(|| "default".to_owned()),
+        restarts: Restarts {
+            max: u32::try_from(settings.int("max_restarts")).unwrap_or(u32::MAX),
+            // As often as the ranks themselves are looked at.
+            monitor_interval: seconds(settings, "monitor_interval").max(Duration::from_millis(10)),
+        },
+        binding: binding(settings),
+        output,
+        grace,
+        signals: take.or(STOPPING.to_vec(), signals),
+        virtual_local_rank: settings.bool("virtual_local_rank"),
+        ..Launch::local(ranks)
+    }
+}
+
+/// Takes one thing after the other, and notes what is wrong.
+struct Take<'a> {
+    settings: &'a Settings,
+    problems: &'a mut Problems,
+}
+
+impl Take<'_> {
+    fn or<T>(&mut self, instead: T, read: impl FnOnce(&Settings) -> Result<T, Problem>) -> T {
+        read(self.settings).unwrap_or_else(|problem| {
+            self.problems.push(problem);
+            instead
+        })
+    }
+}
+
+/// Any free port of this machine.
+fn free() -> Master {
+    Master { addr: "127.0.0.1".to_owned(), port: 0 }
+}
+
+/// The ranks of this machine.
+fn ranks(settings: &Settings, visible: Option<&str>) -> Result<usize, Problem> {
+    const NAME: &str = "nproc_per_node";
+    let text = settings.text(NAME).unwrap_or_default();
+    let devices = Devices::here(visible);
+    match text.as_str() {
+        "auto" => Ok(devices.count()),
+        "cpu" => Ok(devices.cores),
+        "gpu" | "cuda" if devices.gpus > 0 => Ok(devices.gpus),
+        "gpu" | "cuda" => Err(settings
+            .problem("the GPUs of this machine are asked for, and it has none", &[NAME])
+            .help(format!("to run the same on CPU ranks: --nproc-per-node {}, one a core", devices.cores))),
+        text => match text.parse::<usize>() {
+            Ok(ranks) if ranks > 0 => Ok(ranks),
+            _ => Err(settings
+                .problem(format!("`--nproc-per-node {text}` is no number of ranks"), &[NAME])
+                .help("write a number from 1, or auto, cpu or gpu")),
+        },
+    }
+}
+
+/// How few and how many machines.
+fn machines(settings: &Settings) -> Result<RangeInclusive<usize>, Problem> {
+    agents::nodes(&settings.text("nnodes").unwrap_or_default())
+        .map_err(|error| wrong(settings, &error, "nnodes"))
+}
+
+/// What is wrong with a flag of the meeting.
+fn wrong(settings: &Settings, error: &AgentsError, name: &str) -> Problem {
+    settings.problem(error.to_string(), &[name])
+}
+
+/// The machines, and where rank 0 listens.
+fn meeting(
+    settings: &Settings,
+    ranks: usize,
+    machines: RangeInclusive<usize>,
+    read: Read,
+) -> Result<(Nodes, Master), Problem> {
+    let one = || (Nodes::Static { ranks: vec![ranks], this: 0 }, free());
+    if settings.bool("standalone") {
+        return Ok(one());
+    }
+    let place = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
+    let backend = settings.text("rdzv_backend").unwrap_or_default();
+    let endpoint = settings.said("rdzv_endpoint").and(settings.text("rdzv_endpoint"));
+    match backend.to_ascii_lowercase().as_str() {
+        "static" => {}
+        "c10d" if endpoint.is_none() && *machines.end() == 1 => return Ok(one()),
+        "c10d" => {
+            let Some(endpoint) = endpoint else {
+                let text = "machines are to meet, and nothing says where";
+                let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
+                return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
+            };
+            let endpoint = place(&endpoint)?;
+            let mut conf = conf(settings, read)?;
+            conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
+            let master = Master { addr: endpoint.0.clone(), port: 0 };
+            return Ok((Nodes::Elastic { ranks, count: machines, endpoint, conf }, master));
+        }
+        "etcd" | "etcd-v2" | "etcd_v2" => {
+            let text = format!("`--rdzv-backend {backend}` needs a server of etcd, which is not spoken here");
+            let problem = settings.problem(text, &["rdzv_backend"]);
+            return Err(problem.help("c10d needs no server: --rdzv-backend c10d --rdzv-endpoint HOST:PORT"));
+        }
+        _ => {
+            let problem =
+                settings.problem(format!("there is no `--rdzv-backend {backend}`"), &["rdzv_backend"]);
+            return Err(problem.help("take static or c10d"));
+        }
+    }
+    conf(settings, read)?;
+    if machines.start() != machines.end() {
+        let text = "machines that come and go cannot have fixed numbers";
+        let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
+        return Err(
+            problem.help("add --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or give --nnodes one number")
+        );
+    }
+    let master = match &endpoint {
+        Some(endpoint) => {
+            let (addr, port) = place(endpoint)?;
+            Master { addr, port }
+        }
+        None if *machines.end() == 1 && settings.said("master_port").is_none() => free(),
+        None => {
+            let port = u16::try_from(settings.int("master_port"))
+                .map_err(|_| settings.problem("a port is a number up to 65535", &["master_port"]))?;
+            Master { addr: settings.text("master_addr").unwrap_or_default(), port }
+        }
+    };
+    let this = settings.usize("node_rank");
+    if this >= *machines.end() {
+        let text = format!("machine {this} of {} is none of the run", machines.end());
+        let problem = settings.problem(text, &["node_rank", "nnodes"]);
+        return Err(problem.help("machines are counted from 0: --node-rank is below --nnodes"));
+    }
+    Ok((Nodes::Static { ranks: vec![ranks; *machines.end()], this }, master))
+}
+
+/// `KEY=VALUE,…`.
+fn conf(settings: &Settings, read: Read) -> Result<Vec<(String, String)>, Problem> {
+    let text = settings.text("rdzv_conf").unwrap_or_default();
+    let mut any = Meeting::new((String::new(), 1), String::new(), 1..=1);
+    any.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
+}
+
+/// `3`, or `0:1,1:2` by local rank.
+fn streams(settings: &Settings, name: &str) -> Result<PerRank, Problem> {
+    let text = settings.text(name).unwrap_or_default();
+    let number = |text: &str| match text.trim() {
+        "0" => Some(Streams { out: false, err: false }),
+        "1" => Some(Streams { out: true, err: false }),
+        "2" => Some(Streams { out: false, err: true }),
+        "3" => Some(Streams { out: true, err: true }),
+        _ => None,
+    };
+    let pair = |pair: &str| {
+        let (rank, streams) = pair.split_once(':')?;
+        Some((rank.trim().parse().ok()?, number(streams)?))
+    };
+    let read = match text.contains(':') {
+        false => number(&text).map(|all| PerRank { all, ranks: Vec::new() }),
+        true => {
+            let ranks: Option<Vec<_>> = text.split(',').map(pair).collect();
+            // Of a rank that stands twice the last counts.
+            ranks.map(|ranks| PerRank { all: Streams::default(), ranks: ranks.into_iter().rev().collect() })
+        }
+    };
+    read.ok_or_else(|| {
+        let flag = name.replace('_', "-");
+        settings
+            .problem(format!("`--{flag} {text}` names no streams"), &[name])
+            .help("0 is none, 1 stdout, 2 stderr, 3 both; by local rank as in 0:1,1:2")
+    })
+}
+
+/// The local ranks that are shown.
+fn only(settings: &Settings) -> Result<Option<Vec<usize>>, Problem> {
+    let Some(text) = settings.text("local_ranks_filter").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let ranks: Result<Vec<usize>, _> = text.split(',').map(|rank| rank.trim().parse()).collect();
+    ranks.map(Some).map_err(|_| {
+        settings
+            .problem(format!("`--local-ranks-filter {text}` is no list of ranks"), &["local_ranks_filter"])
+            .help("write numbers with commas, as in 0,1")
+    })
+}
+
+/// Words with commas between them; two commas are one that belongs to a word.
+fn filters(text: &str) -> Vec<String> {
+    let words = text.replace(",,", "\0");
+    words.split(',').map(|word| word.replace('\0', ",")).filter(|word| !word.is_empty()).collect()
+}
+
+fn binding(settings: &Settings) -> Binding {
+    match settings.text("numa_binding").as_deref() {
+        Some("node") => Binding::Near(Near::Node),
+        Some("socket") => Binding::Near(Near::Socket),
+        Some("core-complex") => Binding::Near(Near::Cache),
+        Some(_) => Binding::Share,
+        None => Binding::None,
+    }
+}
+
+fn signals(settings: &Settings) -> Result<Vec<i32>, Problem> {
+    let text = settings.text("signals_to_handle").unwrap_or_default();
+    let number = |name: &str| {
+        let signal = signal_of_name(name).filter(|signal| StopSignals::can_catch(*signal));
+        signal.ok_or_else(|| {
+            settings
+                .problem(
+                    format!("`{}` is no signal that can be handled", name.trim()),
+                    &["signals_to_handle"],
+                )
+                .help("write names with commas, as in SIGTERM,SIGINT,SIGUSR1")
+        })
+    };
+    text.split(',').filter(|name| !name.trim().is_empty()).map(number).collect()
+}
+
+/// Seconds in a variable of the original.
+fn shutdown(value: Option<String>) -> Result<Duration, Problem> {
+    let Some(value) = value.filter(|value| !value.trim().is_empty()) else {
+        return Ok(Duration::from_secs(30));
+    };
+    let seconds =
+        value.trim().parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| {
+        Problem::new(format!("TORCH_ELASTIC_SHUTDOWN_TIMEOUT={value} is no number of seconds"))
+            .help("write seconds, as in 30")
+    })
+}

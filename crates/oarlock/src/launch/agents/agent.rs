@@ -1,0 +1,297 @@
+//! One node's side: finds the store or becomes it, shows that the node lives, and asks what to do.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::error::AgentsError;
+use super::meeting::Meeting;
+use super::message::{self, Node, Reply, Request, View};
+use super::store::Store;
+use super::wire::{Broken, Channel, Secret};
+use super::world::same;
+use super::{Decision, Event, Failure, Round};
+
+/// How long one address may take to answer.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long a node that is done waits for the others.
+const EXIT_BARRIER: Duration = Duration::from_secs(300);
+/// The store answers a look after half a second at most; beyond this it is gone.
+const ANSWER: Duration = Duration::from_secs(10);
+const LOOK_MS: u32 = 200;
+
+/// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes it first tells the others.
+pub struct Agent {
+    link: Arc<Link>,
+    beat: Option<JoinHandle<()>>,
+    /// The round that this node was last part of.
+    round: u64,
+    /// Kept by the one that could listen at the endpoint; dropped after the link.
+    store: Option<Store>,
+}
+
+/// The connection to the store, used by the agent and by the thread that shows that it lives.
+struct Link {
+    channel: Mutex<Channel>,
+    /// What ended the talk: how the run ended, or how the connection did.
+    end: Mutex<Option<Result<View, String>>>,
+    /// Set when the agent goes.
+    gone: Mutex<bool>,
+    wake: Condvar,
+    endpoint: String,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Link {
+    /// One request and its reply.
+    fn ask(&self, request: &Request) -> Result<View, AgentsError> {
+        let lost = |cause: String| AgentsError::StoreLost { endpoint: self.endpoint.clone(), cause };
+        let mut channel = locked(&self.channel);
+        // What is final stays so, and the connection may have ended since.
+        match &*locked(&self.end) {
+            Some(Ok(view)) => return Ok(view.clone()),
+            Some(Err(cause)) => return Err(lost(cause.clone())),
+            None => {}
+        }
+        let answer = converse(&mut channel, request, &|| !*locked(&self.gone));
+        let end = match &answer {
+            Ok(Reply::View(view @ (View::Aborted { .. } | View::AllDone))) => Some(Ok(view.clone())),
+            Ok(Reply::View(_)) => None,
+            Ok(_) => Some(Err("it answered out of turn".to_owned())),
+            Err(broken) => Some(Err(broken.to_string())),
+        };
+        if end.is_some() {
+            locked(&self.end).clone_from(&end);
+        }
+        match (answer, end) {
+            (Ok(Reply::View(view)), _) => Ok(view),
+            (_, Some(Err(cause))) => Err(lost(cause)),
+            _ => Err(lost("it answered out of turn".into())),
+        }
+    }
+
+    /// Asks now and then, so that the store hears this node and this node hears the end.
+    fn beat(&self, every: Duration) {
+        let mut gone = locked(&self.gone);
+        while !*gone {
+            gone = self.wake.wait_timeout(gone, every).unwrap_or_else(PoisonError::into_inner).0;
+            if *gone {
+                return;
+            }
+            drop(gone);
+            // Kept in the link for whoever asks next.
+            if self.ask(&Request::Look { wait_ms: 0 }).is_err() {
+                return;
+            }
+            gone = locked(&self.gone);
+        }
+    }
+}
+
+fn converse(channel: &mut Channel, request: &Request, go_on: &dyn Fn() -> bool) -> Result<Reply, Broken> {
+    channel.send(&message::write(request))?;
+    let bytes = channel.receive(Instant::now() + ANSWER, go_on)?;
+    message::read(&bytes).ok_or(Broken::Garbage("it said something that makes no sense"))
+}
+
+impl Agent {
+    /// Joins the meeting: listens at its endpoint if that is this machine's and free, and connects to it.
+    ///
+    /// # Errors
+    /// When nobody answers in time, what answers is no store of this run, or this node does not fit the run.
+    pub fn join(meeting: &Meeting, stop: &dyn Fn() -> bool) -> Result<Agent, AgentsError> {
+        meeting.check()?;
+        let deadline = Instant::now() + meeting.join_timeout;
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let tried = match Agent::try_join(meeting)? {
+                Ok(agent) => return Ok(agent),
+                Err(tried) => tried,
+            };
+            if stop() {
+                return Err(AgentsError::Stopped { waiting: "looking for the other agents" });
+            }
+            if Instant::now() >= deadline {
+                let seconds = meeting.join_timeout.as_secs();
+                return Err(AgentsError::Unreachable { endpoint: meeting.name(), seconds, tried });
+            }
+            std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+            pause = Duration::from_millis(500).min(pause * 2);
+        }
+    }
+
+    /// One attempt; inside, why it may be worth another.
+    fn try_join(meeting: &Meeting) -> Result<Result<Agent, String>, AgentsError> {
+        let store = Store::bind(meeting)?;
+        let addresses: Vec<SocketAddr> = match &store {
+            Some(store) => vec![store.address()],
+            None => match (meeting.endpoint.0.as_str(), meeting.endpoint.1).to_socket_addrs() {
+                Ok(addresses) => addresses.collect(),
+                Err(e) => return Ok(Err(format!("its name has no address ({e})"))),
+            },
+        };
+        let secret = Secret::new(meeting.secret(), &meeting.run_id);
+        let mut tried = Vec::new();
+        for address in addresses {
+            let stream = match TcpStream::connect_timeout(&address, CONNECT) {
+                Ok(stream) => stream,
+                Err(e) => {
+                    tried.push(format!("{address}: {e}"));
+                    continue;
+                }
+            };
+            if let (Some(store), Ok(own)) = (&store, stream.local_addr()) {
+                store.keeper_is(own);
+            }
+            let endpoint = meeting.name();
+            match Channel::open(stream, &secret) {
+                Ok(channel) => return Agent::introduce(channel, meeting, store),
+                Err(Broken::WrongSecret) => return Err(AgentsError::WrongToken { endpoint }),
+                Err(Broken::Garbage(what)) => {
+                    return Err(AgentsError::Stranger { endpoint, cause: what.into() });
+                }
+                // It may be busy, or about to end.
+                Err(broken) => tried.push(format!("{address}: {broken}")),
+            }
+        }
+        Ok(Err(tried.join("; ")))
+    }
+
+    fn introduce(
+        mut channel: Channel,
+        meeting: &Meeting,
+        store: Option<Store>,
+    ) -> Result<Result<Agent, String>, AgentsError> {
+        let endpoint = meeting.name();
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = match host.trim() {
+            "" => "a machine without a name".to_owned(),
+            name => name.to_owned(),
+        };
+        let hello =
+            Node { host, pid: std::process::id(), local_ranks: meeting.local_ranks, same: same(meeting) };
+        match converse(&mut channel, &Request::Hello(hello), &|| true) {
+            Ok(Reply::Welcome) => {}
+            Ok(Reply::Differs(differences)) => return Err(AgentsError::Differs { endpoint, differences }),
+            Ok(Reply::Refused(reason)) => return Err(AgentsError::Refused { endpoint, reason }),
+            Ok(_) => return Err(AgentsError::Stranger { endpoint, cause: "it answered out of turn".into() }),
+            Err(broken) => return Ok(Err(broken.to_string())),
+        }
+        let link = Arc::new(Link {
+            channel: Mutex::new(channel),
+            end: Mutex::new(None),
+            gone: Mutex::new(false),
+            wake: Condvar::new(),
+            endpoint,
+        });
+        // Often enough to hear the end while the store still tells it.
+        let (its, every) = (link.clone(), meeting.keep_alive.min(Duration::from_secs(1)));
+        let beat = std::thread::Builder::new().name("agent's sign of life".into());
+        let beat = beat.spawn(move || its.beat(every)).map_err(|e| AgentsError::System {
+            what: "start a thread that shows that this node lives".into(),
+            cause: e.to_string(),
+        })?;
+        Ok(Ok(Agent { link, beat: Some(beat), round: 0, store }))
+    }
+
+    /// Whether this agent keeps the list of nodes.
+    pub fn keeps_the_list(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Comes to the next round with no ranks running; returns when it is decided who takes part, and this node does.
+    ///
+    /// # Errors
+    /// When too few nodes come in time, the run has ended, or the store is lost.
+    pub fn next_round(&mut self, stop: &dyn Fn() -> bool) -> Result<Round, AgentsError> {
+        let mut request = Request::Ready;
+        loop {
+            let view = self.link.ask(&request)?;
+            request = Request::Look { wait_ms: LOOK_MS };
+            match view {
+                View::Works { round, restart, node_rank, local_ranks, master_addr, master_port }
+                    if round != self.round && node_rank < local_ranks.len() =>
+                {
+                    self.round = round;
+                    return Ok(Round { restart, node_rank, local_ranks, master_addr, master_port });
+                }
+                // The round was over before this node heard of it.
+                View::Restart { .. } => request = Request::Ready,
+                View::Waiting { .. } | View::Works { .. } => {}
+                View::Aborted { reason } => return Err(AgentsError::Ended { reason }),
+                View::AllDone => return Err(AgentsError::Ended { reason: "the run is done".into() }),
+            }
+            if stop() {
+                return Err(AgentsError::Stopped { waiting: "waiting for the other nodes" });
+            }
+        }
+    }
+
+    /// What there is to know, at once.
+    ///
+    /// # Errors
+    /// When the store is lost.
+    pub fn poll(&mut self) -> Result<Event, AgentsError> {
+        Ok(event(self.link.ask(&Request::Look { wait_ms: 0 })?))
+    }
+
+    /// Tells that ranks of this node failed. The first failure of a round uses one restart, for all nodes together, or
+    /// ends the run where none is left.
+    ///
+    /// # Errors
+    /// When the store is lost.
+    pub fn failed(&mut self, failure: &Failure) -> Result<Decision, AgentsError> {
+        let cause = format!("rank {}: {}", failure.rank, failure.cause);
+        let cause = cause.chars().take(1024).collect();
+        match self.link.ask(&Request::Failed { round: self.round, cause })? {
+            View::Restart { reason } => Ok(Decision::Restart { reason }),
+            View::Aborted { reason } => Ok(Decision::Abort { reason }),
+            View::AllDone => Ok(Decision::Abort { reason: "the run is done".into() }),
+            View::Waiting { .. } | View::Works { .. } => {
+                Ok(Decision::Restart { reason: "this node takes part in no round".into() })
+            }
+        }
+    }
+
+    /// Tells that all ranks of this node ended well, and waits for the other nodes, up to 300 s. Another node's failure
+    /// meanwhile is a [`Restart`](Event::Restart) for this one too; [`Nothing`](Event::Nothing) means that the time, or
+    /// the caller's patience, was over while others still worked.
+    ///
+    /// # Errors
+    /// When the store is lost.
+    pub fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event, AgentsError> {
+        let deadline = Instant::now() + EXIT_BARRIER;
+        let mut event = event(self.link.ask(&Request::Done { round: self.round })?);
+        while event == Event::Nothing && Instant::now() < deadline && !stop() {
+            event = self::event(self.link.ask(&Request::Look { wait_ms: LOOK_MS })?);
+        }
+        Ok(event)
+    }
+}
+
+fn event(view: View) -> Event {
+    match view {
+        View::Waiting { .. } | View::Works { .. } => Event::Nothing,
+        View::Restart { reason } => Event::Restart { reason },
+        View::Aborted { reason } => Event::Abort { reason },
+        View::AllDone => Event::AllDone,
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        *locked(&self.link.gone) = true;
+        self.link.wake.notify_all();
+        if let Some(beat) = self.beat.take() {
+            // It has nothing to return.
+            let _ = beat.join();
+        }
+        // Where it does not arrive, the end of the connection says nearly the same.
+        let _ = locked(&self.link.channel).send(&message::write(&Request::Leave));
+        drop(self.store.take());
+    }
+}

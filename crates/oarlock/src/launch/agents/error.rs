@@ -1,0 +1,110 @@
+//! What can go wrong between agents.
+
+use serde::{Deserialize, Serialize};
+
+/// Something that must be the same on all nodes and is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Its name.
+    pub what: String,
+    /// On the node that wanted to join.
+    pub joining: String,
+    /// On the node of the store.
+    pub store: String,
+}
+
+/// An error of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AgentsError {
+    /// A setting that makes no sense.
+    #[error("{what} is `{value}`; expected {expected}")]
+    Setting {
+        /// Its name at the command line.
+        what: &'static str,
+        /// What was written.
+        value: String,
+        /// What can be written.
+        expected: String,
+    },
+    /// Nobody answered.
+    #[error(
+        "no agent answered at {endpoint} for {seconds} s: {tried}; is the agent on that machine running, is this its address, and does a firewall let the port through?"
+    )]
+    Unreachable {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// How long was tried.
+        seconds: u64,
+        /// Each address, and why it did not answer.
+        tried: String,
+    },
+    /// The store knows another secret.
+    #[error(
+        "the agents at {endpoint} have another run id or token; give all nodes the same --rdzv-id and the same OARLOCK_RDZV_TOKEN"
+    )]
+    WrongToken {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+    },
+    /// Somebody else has the port.
+    #[error(
+        "what answers at {endpoint} is not an agent of this run: {cause}; choose another port in --rdzv-endpoint, or start all nodes from one build"
+    )]
+    Stranger {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// What it did.
+        cause: String,
+    },
+    /// Nodes that are not the same run.
+    #[error("this node does not fit the run at {endpoint}: {}", list(.differences))]
+    Differs {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// All that differs.
+        differences: Vec<Difference>,
+    },
+    /// The store will not have this node.
+    #[error("the agents at {endpoint} refused this node: {reason}")]
+    Refused {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// Why.
+        reason: String,
+    },
+    /// The store, or the way to it, is gone.
+    #[error(
+        "the agent at {endpoint}, which keeps the list of nodes, is lost: {cause}; the run cannot go on without it"
+    )]
+    StoreLost {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// What was seen.
+        cause: String,
+    },
+    /// The run ended before there was a next round.
+    #[error("{reason}")]
+    Ended {
+        /// What ended it.
+        reason: String,
+    },
+    /// The caller asked to stop.
+    #[error("stopped while {waiting}")]
+    Stopped {
+        /// What it was waiting for.
+        waiting: &'static str,
+    },
+    /// The operating system refused.
+    #[error("cannot {what}: {cause}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The operating system's word.
+        cause: String,
+    },
+}
+
+fn list(differences: &[Difference]) -> String {
+    let one = |d: &Difference| format!("{} is `{}` here and `{}` there", d.what, d.joining, d.store);
+    differences.iter().map(one).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,86 @@
+//! What agents and the store say to each other once both have proved to know the secret: one JSON value a frame.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::error::Difference;
+
+/// A node as it introduces itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Node {
+    /// The name of its machine.
+    pub host: String,
+    pub pid: u32,
+    pub local_ranks: usize,
+    /// What must be the same on all.
+    pub same: BTreeMap<String, String>,
+}
+
+/// From an agent to the store; each has one reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub(super) enum Request {
+    /// The first, and only the first.
+    Hello(Node),
+    /// The ranks of this node have ended, if there were any: it can take part in a round.
+    Ready,
+    /// What is there to know? The store may think about it for so long, while nothing changes.
+    Look { wait_ms: u32 },
+    /// A rank of this node failed in this round.
+    Failed { round: u64, cause: String },
+    /// All ranks of this node ended well in this round.
+    Done { round: u64 },
+    /// The last.
+    Leave,
+}
+
+/// From the store to an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub(super) enum Reply {
+    Welcome,
+    Differs(Vec<Difference>),
+    Refused(String),
+    View(View),
+}
+
+/// What a node is to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub(super) enum View {
+    /// The next round is not decided, or this node has no place in the present one.
+    Waiting {
+        here: usize,
+    },
+    /// It takes part.
+    Works {
+        round: u64,
+        restart: u32,
+        node_rank: usize,
+        local_ranks: Vec<usize>,
+        master_addr: String,
+        master_port: u16,
+    },
+    /// The round it took part in is over.
+    Restart {
+        reason: String,
+    },
+    Aborted {
+        reason: String,
+    },
+    AllDone,
+}
+
+/// The text of a message.
+pub(super) fn write(message: &impl Serialize) -> Vec<u8> {
+    // Maps with string keys and numbers always have a text.
+    serde_json::to_vec(message).unwrap_or_default()
+}
+
+/// A message from its text; `None` for anything else.
+pub(super) fn read<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
+    serde_json::from_slice(bytes).ok()
+}

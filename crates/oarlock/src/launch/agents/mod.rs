@@ -1,0 +1,86 @@
+//! The agents of a run on several machines: one on each, which agree who takes part in every round. How they do, and the
+//! numbered invariants: see `README.md` beside this file.
+
+mod agent;
+mod error;
+mod meeting;
+mod message;
+mod store;
+#[cfg(test)]
+mod tests;
+mod wire;
+mod world;
+
+pub use agent::Agent;
+pub use error::{AgentsError, Difference};
+pub use meeting::{Meeting, endpoint, nodes};
+
+/// The world of one round, as one node sees it. Ranks are numbered anew in every round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Restarts so far that a failure caused.
+    pub restart: u32,
+    /// This node among those of the round; the store's own is 0 while it takes part.
+    pub node_rank: usize,
+    /// The ranks of each node.
+    pub local_ranks: Vec<usize>,
+    /// Where the ranks meet: the machine of the store.
+    pub master_addr: String,
+    /// A port there that was free a moment ago.
+    pub master_port: u16,
+}
+
+impl Round {
+    /// All ranks.
+    pub fn world_size(&self) -> usize {
+        self.local_ranks.iter().sum()
+    }
+
+    /// The first rank of this node.
+    pub fn first_rank(&self) -> usize {
+        self.local_ranks[..self.node_rank].iter().sum()
+    }
+}
+
+/// What an agent hears of the others while its ranks work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// All goes on.
+    Nothing,
+    /// End the ranks of this node and come to the next round.
+    Restart {
+        /// A node failed, was lost, or a new one waits.
+        reason: String,
+    },
+    /// End the ranks of this node; there is no next round.
+    Abort {
+        /// What ended the run.
+        reason: String,
+    },
+    /// All nodes are done.
+    AllDone,
+}
+
+/// What an agent tells of a failure among its ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The rank of the whole world that failed first on this node.
+    pub rank: usize,
+    /// How it ended.
+    pub cause: String,
+}
+
+/// What follows from a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// All nodes come to the next round.
+    Restart {
+        /// The first failure, of this node or of another.
+        reason: String,
+    },
+    /// No restarts are left.
+    Abort {
+        /// The first failure.
+        reason: String,
+    },
+}

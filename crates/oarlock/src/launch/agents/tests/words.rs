@@ -1,0 +1,108 @@
+//! Settings and messages from text, whatever it is.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::meeting;
+use crate::launch::agents::message::{self, Reply, Request, View};
+use crate::launch::agents::{AgentsError, Meeting, endpoint, nodes};
+
+#[test]
+fn endpoints_and_numbers_of_nodes() {
+    let at = |text: &str| endpoint(text).unwrap();
+    assert_eq!(at("worker-0"), ("worker-0".into(), 29400));
+    assert_eq!(at("10.0.0.1:29500"), ("10.0.0.1".into(), 29500));
+    assert_eq!(at("[::1]:80"), ("::1".into(), 80));
+    assert_eq!(at("[fe80::1%eth0]"), ("fe80::1%eth0".into(), 29400));
+    assert_eq!(at("::1"), ("::1".into(), 29400));
+    for wrong in
+        ["", ":29400", "host:", "host:0", "host:70000", "host:http", "[::1", "[::1]x", "a b", "h/x:1"]
+    {
+        let error = endpoint(wrong).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--rdzv-endpoint is `{wrong}`; expected host")), "{error}");
+    }
+    assert_eq!((nodes("3").unwrap(), nodes("1:4").unwrap()), (3..=3, 1..=4));
+    for wrong in ["", "0", "0:2", "3:2", "a", "1:2:3", "1:", "5000", "-1"] {
+        let error = nodes(wrong).unwrap_err().to_string();
+        assert!(error.contains(&format!("--nnodes is `{wrong}`; expected N or MIN:MAX")), "{error}");
+    }
+}
+
+#[test]
+fn settings_of_the_rendezvous() {
+    let mut ours = meeting(1..=2);
+    assert!(ours.note().unwrap().contains("OARLOCK_RDZV_TOKEN"));
+    let conf = " join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token=a=b,";
+    ours.configure(conf, &|_| None).unwrap();
+    assert_eq!(ours.join_timeout, Duration::from_secs(60));
+    assert_eq!((ours.last_call, ours.keep_alive), (Duration::from_secs(2), Duration::from_secs(1)));
+    assert_eq!((ours.token.as_deref(), ours.note()), (Some("a=b"), None));
+    for wrong in ["join_timeout", "join_timeout=soon", "join_timeout=0", "jion_timeout=5"] {
+        let error = ours.configure(wrong, &|_| None).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--rdzv-conf is `{wrong}`; expected")), "{error}");
+    }
+    assert_eq!(meeting(1..=1).note(), None);
+    let variable =
+        |token: &'static str| move |name: &str| (name == "OARLOCK_RDZV_TOKEN").then(|| token.into());
+    let error = ours.configure("", &variable("c")).unwrap_err().to_string();
+    assert!(error.contains("expected the same as OARLOCK_RDZV_TOKEN"), "{error}");
+    ours.configure("", &variable("a=b")).unwrap();
+    ours.token = None;
+    ours.configure("", &variable("c")).unwrap();
+    assert_eq!(ours.token.as_deref(), Some("c"));
+    ours.run_id.clear();
+    assert!(matches!(ours.check(), Err(AgentsError::Setting { what: "--rdzv-id", .. })));
+}
+
+#[test]
+fn the_elastic_form_of_llamafactory() {
+    let read = |words: &str| {
+        let pairs: Vec<_> = words.split_whitespace().filter_map(|word| word.split_once('=')).collect();
+        Meeting::of_llamafactory(&|name| {
+            pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned())
+        })
+    };
+    assert!(read("NNODES=2 MASTER_ADDR=h").unwrap().is_none());
+    let fixed = read("RDZV_ID=7 NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=h MASTER_PORT=29500 MIN_NNODES=1");
+    let fixed = fixed.unwrap().unwrap();
+    assert_eq!((fixed.nodes, fixed.local_ranks, fixed.max_restarts), (2..=2, 8, 0));
+    assert_eq!((fixed.endpoint, &*fixed.run_id), (("h".into(), 29500), "7"));
+    let elastic = read("RDZV_ID=7 MIN_NNODES=1 MAX_NNODES=3 MAX_RESTARTS=4").unwrap().unwrap();
+    assert_eq!((elastic.nodes, elastic.max_restarts, elastic.endpoint.1), (1..=3, 4, 29400));
+    for (wrong, told) in [
+        ("NNODES=two", "NNODES is `two`; expected a whole number"),
+        ("MIN_NNODES=3 MAX_NNODES=2", "--nnodes is `3:2`"),
+        ("MASTER_PORT=0", "MASTER_PORT is `0`; expected a port"),
+        ("MAX_RESTARTS=-1", "MAX_RESTARTS is `-1`"),
+    ] {
+        let error = read(&format!("RDZV_ID=7 {wrong}")).unwrap_err().to_string();
+        assert!(error.starts_with(told), "{error}");
+    }
+}
+
+#[test]
+fn messages_come_back_as_they_were() {
+    for request in [Request::Ready, Request::Look { wait_ms: 5 }, Request::Done { round: u64::MAX }] {
+        assert_eq!(message::read(&message::write(&request)), Some(request));
+    }
+    let reply = Reply::View(View::Aborted { reason: "\u{1}\"ü".into() });
+    assert_eq!(message::read(&message::write(&reply)), Some(reply));
+    for wrong in
+        ["", "{}", "\"hello\"", "{\"look\":{}}", "{\"look\":{\"wait_ms\":-1}}", "\"ready\" x", "[[[["]
+    {
+        assert_eq!(message::read::<Request>(wrong.as_bytes()), None, "{wrong}");
+    }
+    let deep = "[".repeat(60_000);
+    assert_eq!(message::read::<Request>(deep.as_bytes()), None);
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC{0,40}", bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut meeting = Meeting::new(("h".into(), 1), "r".into(), 1..=1);
+        let _ = (endpoint(&text), nodes(&text), meeting.configure(&text, &|_| Some(text.clone())));
+        let _ = message::read::<Request>(&bytes);
+        let _ = message::read::<Reply>(&bytes);
+    }
+}

@@ -1,0 +1,414 @@
+//! Who takes part in which round: the store's knowledge, moved by what nodes say and by the time, which is an argument.
+//! No input and no sockets here. The README numbers the invariants.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::error::Difference;
+use super::meeting::{MOST, Meeting};
+use super::message::{Node, View};
+
+/// A node. They are numbered in the order of arrival, except that the one that keeps the list is the first.
+pub(super) type Id = u64;
+const KEEPER: Id = 0;
+
+/// How a node was lost that said nothing.
+pub(super) fn silent(silence: Duration) -> String {
+    format!("gave no sign of life for {} s", silence.as_secs_f64())
+}
+
+/// Why a node was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Differs(Vec<Difference>),
+    Because(String),
+}
+
+/// What is fixed for the whole run.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub min: usize,
+    pub max: usize,
+    pub max_restarts: u32,
+    pub join_timeout: Duration,
+    pub last_call: Duration,
+    /// A node that was silent for so long is lost.
+    pub silence: Duration,
+    /// What every node must say of itself.
+    pub same: BTreeMap<String, String>,
+    pub master_addr: String,
+    /// Finds a port for the ranks of a round.
+    pub free_port: fn() -> u16,
+}
+
+impl Terms {
+    pub(super) fn new(meeting: &Meeting, free_port: fn() -> u16) -> Terms {
+        Terms {
+            min: *meeting.nodes.start(),
+            max: *meeting.nodes.end(),
+            max_restarts: meeting.max_restarts,
+            join_timeout: meeting.join_timeout,
+            last_call: meeting.last_call,
+            silence: meeting.keep_alive * 3,
+            same: same(meeting),
+            master_addr: meeting.endpoint.0.clone(),
+            free_port,
+        }
+    }
+}
+
+/// Everything that must be the same on all nodes of a meeting.
+pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
+    let (min, max) = (meeting.nodes.start(), meeting.nodes.end());
+    let own = [
+        ("the version of this program", env!("CARGO_PKG_VERSION").to_owned()),
+        ("--nnodes", format!("{min}:{max}")),
+        ("--max-restarts", meeting.max_restarts.to_string()),
+    ];
+    let mut same = meeting.same.clone();
+    same.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    same
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Its ranks still end, or it has not asked for a round yet.
+    Busy,
+    /// It can take part.
+    Ready,
+    /// It does, at this place.
+    Works(usize),
+    /// Its ranks ended well.
+    Done(usize),
+}
+
+#[derive(Debug)]
+struct Member {
+    name: String,
+    local_ranks: usize,
+    seen: Instant,
+    state: State,
+    /// It took part in a round before.
+    worked: bool,
+    /// It has heard how the run ended.
+    told: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Gathering {
+        since: Instant,
+        /// Since when there are enough.
+        enough: Option<Instant>,
+        /// Why the last round is over; empty before the first.
+        why: String,
+        /// All who worked are still here: nobody else is to be waited for.
+        whole: bool,
+    },
+    Working {
+        nodes: Vec<Id>,
+        local_ranks: Vec<usize>,
+        port: u16,
+    },
+    Done,
+    Aborted(String),
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    terms: Terms,
+    members: BTreeMap<Id, Member>,
+    next: Id,
+    phase: Phase,
+    /// Rounds decided so far.
+    round: u64,
+    restart: u32,
+    /// Who was lost and when, for messages.
+    lost: Vec<String>,
+}
+
+impl World {
+    pub(super) fn new(terms: Terms, now: Instant) -> World {
+        let phase = Phase::Gathering { since: now, enough: None, why: String::new(), whole: false };
+        World {
+            terms,
+            members: BTreeMap::new(),
+            next: KEEPER + 1,
+            phase,
+            round: 0,
+            restart: 0,
+            lost: Vec::new(),
+        }
+    }
+
+    /// A node introduces itself; `keeper`, if it is on the machine of the store and has made it.
+    pub(super) fn hello(&mut self, node: &Node, keeper: bool, now: Instant) -> Result<Id, Refusal> {
+        match &self.phase {
+            Phase::Done => return Err(Refusal::Because("the run is done".into())),
+            Phase::Aborted(reason) => return Err(Refusal::Because(format!("the run has ended: {reason}"))),
+            _ if self.members.len() >= MOST => return Err(Refusal::Because("it has too many nodes".into())),
+            _ => {}
+        }
+        let names: Vec<&String> = self.terms.same.keys().chain(node.same.keys()).collect();
+        let value = |map: &BTreeMap<String, String>, name: &str| {
+            map.get(name).cloned().unwrap_or_else(|| "not known".into())
+        };
+        let mut differences: Vec<Difference> = names
+            .into_iter()
+            .filter(|name| self.terms.same.get(*name) != node.same.get(*name))
+            .map(|name| Difference {
+                what: name.clone(),
+                joining: value(&node.same, name),
+                store: value(&self.terms.same, name),
+            })
+            .collect();
+        differences.sort_by(|a, b| a.what.cmp(&b.what));
+        differences.dedup();
+        if !differences.is_empty() {
+            return Err(Refusal::Differs(differences));
+        }
+        if !(1..=MOST).contains(&node.local_ranks) {
+            return Err(Refusal::Because(format!(
+                "it has {} ranks; 1 to {MOST} are possible",
+                node.local_ranks
+            )));
+        }
+        let host: String = node.host.chars().filter(|c| !c.is_control()).take(64).collect();
+        let member = Member {
+            name: format!("{host} (process {})", node.pid),
+            local_ranks: node.local_ranks,
+            seen: now,
+            state: State::Busy,
+            worked: false,
+            told: false,
+        };
+        let id = if keeper && !self.members.contains_key(&KEEPER) { KEEPER } else { self.next };
+        self.next = self.next.max(id + 1);
+        self.members.insert(id, member);
+        Ok(id)
+    }
+
+    /// A node gave a sign of life.
+    pub(super) fn seen(&mut self, id: Id, now: Instant) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.seen = now;
+        }
+    }
+
+    /// A node can take part in a round. Where there is a place for it in a round that runs, all begin anew, and that
+    /// costs no restart.
+    pub(super) fn ready(&mut self, id: Id, now: Instant) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut member.state, State::Ready);
+        let name = member.name.clone();
+        if matches!((&self.phase, before), (Phase::Working { .. }, State::Works(_) | State::Done(_))) {
+            return self.gather(format!("{name} begins anew"), true, now);
+        }
+        if let Phase::Working { nodes, .. } = &self.phase
+            && nodes.len() < self.terms.max
+            && self.members.values().all(|member| !matches!(member.state, State::Done(_)))
+        {
+            self.gather(format!("{name} joins"), true, now);
+        }
+    }
+
+    /// A rank of a node failed. The first failure of a round counts; what follows from it does not.
+    pub(super) fn failed(&mut self, id: Id, round: u64, cause: &str, now: Instant) {
+        let part = |member: &Member| matches!(member.state, State::Works(_) | State::Done(_));
+        let works = matches!(self.phase, Phase::Working { .. }) && round == self.round;
+        if !works || !self.members.get(&id).is_some_and(part) {
+            return;
+        }
+        let reason = format!("{}: {cause}", self.members[&id].name);
+        if self.restart < self.terms.max_restarts {
+            self.restart += 1;
+            self.gather(reason, true, now);
+        } else {
+            let n = self.terms.max_restarts;
+            let budget = if n == 0 { String::new() } else { format!("; all {n} restarts are used") };
+            self.phase = Phase::Aborted(reason + &budget);
+        }
+    }
+
+    /// All ranks of a node ended well.
+    pub(super) fn done(&mut self, id: Id, round: u64) {
+        if round == self.round
+            && let Some(member) = self.members.get_mut(&id)
+            && let State::Works(place) = member.state
+        {
+            member.state = State::Done(place);
+            self.end_if_all_are_done();
+        }
+    }
+
+    fn end_if_all_are_done(&mut self) {
+        if let Phase::Working { nodes, .. } = &self.phase {
+            let works =
+                |id: &Id| self.members.get(id).is_some_and(|member| matches!(member.state, State::Works(_)));
+            if !nodes.iter().any(works) {
+                self.phase = Phase::Done;
+            }
+        }
+    }
+
+    /// A node is gone. Without it the round cannot go on, unless it was done; without the keeper nothing can.
+    pub(super) fn lost(&mut self, id: Id, how: &str, now: Instant) {
+        let Some(member) = self.members.remove(&id) else { return };
+        let reason = format!("{} {how}", member.name);
+        if id == KEEPER {
+            return self.abort(&format!("{reason}; it keeps the list of nodes"));
+        }
+        match (&mut self.phase, member.state) {
+            (Phase::Working { .. }, State::Works(_)) => {
+                self.lost.push(reason.clone());
+                self.gather(reason, false, now);
+            }
+            (Phase::Working { .. }, State::Done(_)) => self.end_if_all_are_done(),
+            (Phase::Gathering { whole, .. }, _) if member.worked => {
+                *whole = false;
+                self.lost.push(reason);
+            }
+            _ => {}
+        }
+    }
+
+    fn gather(&mut self, why: String, whole: bool, now: Instant) {
+        for member in self.members.values_mut() {
+            if matches!(member.state, State::Works(_) | State::Done(_)) {
+                member.state = State::Busy;
+            }
+        }
+        self.phase = Phase::Gathering { since: now, enough: None, why, whole };
+    }
+
+    /// What the time brings: silent nodes are lost, rounds begin, waits end.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let silence = self.terms.silence;
+        let lost: Vec<Id> = self
+            .members
+            .iter()
+            .filter(|(_, member)| now.saturating_duration_since(member.seen) > silence)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in lost {
+            self.lost(id, &silent(silence), now);
+        }
+        let ready: Vec<Id> = self
+            .members
+            .iter()
+            .filter(|(_, member)| member.state == State::Ready)
+            .map(|(&id, _)| id)
+            .collect();
+        let all_ready = ready.len() == self.members.len();
+        // Ranks meet on its machine, so no round is without it.
+        let keeper = ready.first() == Some(&KEEPER);
+        let Phase::Gathering { since, enough, whole, .. } = &mut self.phase else { return };
+        if ready.len() < self.terms.min {
+            *enough = None;
+        } else {
+            let enough = *enough.get_or_insert(now);
+            let called = now.saturating_duration_since(enough) >= self.terms.last_call;
+            if keeper && (ready.len() >= self.terms.max || (all_ready && (*whole || called))) {
+                return self.begin(ready);
+            }
+        }
+        if now.saturating_duration_since(*since) >= self.terms.join_timeout {
+            self.phase = Phase::Aborted(self.missing(&ready));
+        }
+    }
+
+    /// Places go by number, so the keeper is first.
+    fn begin(&mut self, mut nodes: Vec<Id>) {
+        nodes.truncate(self.terms.max);
+        let mut local_ranks = Vec::with_capacity(nodes.len());
+        for (place, id) in nodes.iter().enumerate() {
+            if let Some(member) = self.members.get_mut(id) {
+                (member.state, member.worked) = (State::Works(place), true);
+                local_ranks.push(member.local_ranks);
+            }
+        }
+        self.round += 1;
+        self.phase = Phase::Working { nodes, local_ranks, port: (self.terms.free_port)() };
+    }
+
+    fn missing(&self, ready: &[Id]) -> String {
+        let name = |id: &Id| self.members[id].name.clone();
+        let seconds = self.terms.join_timeout.as_secs_f64();
+        let busy: Vec<String> = self
+            .members
+            .keys()
+            .filter(|id| !ready.contains(id))
+            .map(|id| format!("{} is not ready", name(id)))
+            .collect();
+        let here: Vec<String> = ready.iter().map(name).collect();
+        let here = if here.is_empty() { "none".into() } else { here.join(", ") };
+        let mut text = format!(
+            "after {seconds} s {} of at least {} nodes are ready: {here}",
+            ready.len(),
+            self.terms.min
+        );
+        for more in busy.iter().chain(&self.lost) {
+            text = format!("{text}; {more}");
+        }
+        text
+    }
+
+    /// What a node is to know.
+    pub(super) fn view(&mut self, id: Id) -> View {
+        let here = self.members.values().filter(|member| member.state == State::Ready).count();
+        let Some(member) = self.members.get_mut(&id) else {
+            return View::Aborted { reason: "this node was given up: it gave no sign of life".into() };
+        };
+        match (&self.phase, member.state) {
+            (Phase::Done, State::Done(_)) => {
+                member.told = true;
+                View::AllDone
+            }
+            // Who waited for a place gets none.
+            (Phase::Done, _) => {
+                member.told = true;
+                View::Aborted { reason: "the run is done".into() }
+            }
+            (Phase::Aborted(reason), _) => {
+                member.told = true;
+                View::Aborted { reason: reason.clone() }
+            }
+            (Phase::Gathering { why, .. }, State::Busy) if member.worked => {
+                View::Restart { reason: why.clone() }
+            }
+            (Phase::Working { local_ranks, port, .. }, State::Works(place) | State::Done(place)) => {
+                View::Works {
+                    round: self.round,
+                    restart: self.restart,
+                    node_rank: place,
+                    local_ranks: local_ranks.clone(),
+                    master_addr: self.terms.master_addr.clone(),
+                    master_port: *port,
+                }
+            }
+            _ => View::Waiting { here },
+        }
+    }
+
+    /// Ends the run, unless it has ended.
+    pub(super) fn abort(&mut self, reason: &str) {
+        if !matches!(self.phase, Phase::Done | Phase::Aborted(_)) {
+            self.phase = Phase::Aborted(reason.into());
+        }
+    }
+
+    /// Whether nobody is left who has not heard how the run ended.
+    pub(super) fn all_told(&self) -> bool {
+        let ended = matches!(self.phase, Phase::Done | Phase::Aborted(_));
+        ended && self.members.values().all(|member| member.told)
+    }
+
+    /// Whether the next look of a node would find something else than waiting or work that goes on.
+    pub(super) fn news(&mut self, id: Id, round: u64) -> bool {
+        match self.view(id) {
+            View::Waiting { .. } => false,
+            View::Works { round: present, .. } => present != round,
+            _ => true,
+        }
+    }
+}
