@@ -19,7 +19,8 @@ pub(super) const MOST: usize = 4096;
 /// A meeting of agents. All nodes of a run describe the same one, but for their own ranks.
 #[derive(Clone, Debug)]
 pub struct Meeting {
-    /// The host and port of the rendezvous. The agent that can listen there keeps the list of nodes.
+    /// The host and port of the rendezvous. The agent that can listen there keeps the list of nodes. Port 0, any that is
+    /// free, is for a single node.
     pub endpoint: (String, u16),
     /// The name of the run.
     pub run_id: String,
@@ -191,7 +192,8 @@ impl Meeting {
                 return Err(AgentsError::Setting { what, value: String::new(), expected });
             }
         }
-        if self.endpoint.1 == 0 {
+        // Who is alone may leave the choice to the system; others could not know it.
+        if self.endpoint.1 == 0 && max > 1 {
             return Err(wrong_endpoint(&self.name()));
         }
         Ok(())

@@ -64,8 +64,9 @@ impl Store {
         let (host, port) = (meeting.endpoint.0.as_str(), meeting.endpoint.1);
         // A name that cannot be looked up is not ours; connecting says what is wrong with it.
         let Ok(addresses) = (host, port).to_socket_addrs() else { return Ok(None) };
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         for address in addresses {
-            match TcpListener::bind(own_name(host, address)) {
+            match TcpListener::bind(listen_at(host, address, &name)) {
                 Ok(listener) => return Store::listen(listener, meeting).map(Some),
                 Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
                 // No such family of addresses on this machine.
@@ -134,8 +135,7 @@ impl Drop for Store {
 
 /// Where to listen for a name. The name of this machine often stands for a loopback address in its own table of hosts;
 /// then the others mean another address of it.
-fn own_name(host: &str, address: SocketAddr) -> SocketAddr {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+fn listen_at(host: &str, address: SocketAddr, name: &str) -> SocketAddr {
     let is_own = !name.trim().is_empty() && host.split('.').next() == name.trim().split('.').next();
     match is_own && host != "localhost" && host.parse::<IpAddr>().is_err() && address.ip().is_loopback() {
         true if address.is_ipv4() => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port()),
@@ -265,5 +265,23 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
         if let Err(broken) = channel.send(&message::write(&Reply::View(view))) {
             return format!("was lost: {broken}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_this_machine_means_all_its_addresses_and_no_other_does() {
+        let at = |host: &str, address: &str| {
+            listen_at(host, SocketAddr::new(address.parse().unwrap(), 5), "node-1\n").to_string()
+        };
+        assert_eq!(at("node-1", "127.0.1.1"), "0.0.0.0:5");
+        assert_eq!(at("node-1.cluster", "::1"), "[::]:5");
+        assert_eq!(at("node-1", "10.0.0.1"), "10.0.0.1:5");
+        assert_eq!(at("localhost", "127.0.0.1"), "127.0.0.1:5");
+        assert_eq!(at("127.0.0.1", "127.0.0.1"), "127.0.0.1:5");
+        assert_eq!(at("node-2", "127.0.0.1"), "127.0.0.1:5");
     }
 }

@@ -97,6 +97,22 @@ fn whoever_comes_first_keeps_the_list_and_all_see_one_world() {
 }
 
 #[test]
+fn who_is_alone_needs_no_port() {
+    within(|| {
+        let mut alone = Meeting { nodes: 1..=1, ..meeting(1..=1) };
+        alone.endpoint.1 = 0;
+        let all = first_round(std::slice::from_ref(&alone));
+        assert_eq!(all[0].1.local_ranks, [1]);
+        all_done(only_agents(all));
+        alone.nodes = 1..=2;
+        assert!(matches!(
+            Agent::join(&alone, &never),
+            Err(AgentsError::Setting { what: "--rdzv-endpoint", .. })
+        ));
+    });
+}
+
+#[test]
 fn a_failure_restarts_all_until_no_restart_is_left() {
     within(|| {
         let ours = Meeting { max_restarts: 1, ..meeting(2..=2) };
