@@ -1,6 +1,7 @@
 //! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
 //! training that is meant, where it is one of ours.
 
+pub mod accelerate;
 pub mod job;
 pub mod script;
 
@@ -19,7 +20,11 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[];
+pub const ALL: &[FrontEnd] = &[FrontEnd {
+    names: &["accelerate"],
+    about: "The commands of Hugging Face Accelerate",
+    run: accelerate::run,
+}];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {
