@@ -5,9 +5,10 @@
 accelerate_cli.json holds: `config`, the files that `accelerate config` writes for answers, one a line, menus by number,
 with the lines that `accelerate env` shows of each; `read`, what is left of a file that was read and written; `default`, the
 file of `accelerate config default` on a machine without GPUs; `fsdp2`, files before and after `accelerate to-fsdp2`;
-`scalars`, texts as YAML; `memory`, the tables of `accelerate estimate-memory`. The version is that of
+`scalars`, texts as YAML; `memory`, the tables of `accelerate estimate-memory`; `flags`, those of each command. The version is that of
 ../peers/requirements.txt. Packages for FP8 are taken to be there.
 """
+import argparse
 import contextlib
 import io
 import json
@@ -17,8 +18,8 @@ import tempfile
 import types
 
 import yaml
-from accelerate.commands import env, estimate, to_fsdp2
-from accelerate.commands.config import cluster, config, config_args, default, update
+from accelerate.commands import env, estimate, merge, test, to_fsdp2
+from accelerate.commands.config import cluster, config, config_args, default, get_config_parser, update
 from accelerate.commands.menu import selection_menu
 
 # Where a notebook has no keys, a menu is a number and the Enter key; so it can be driven from here.
@@ -167,6 +168,21 @@ def memory(name, dtypes):
     return quietly(estimate.estimate_command, arguments)[1].split("...\n", 1)[1]
 
 
+def flags():
+    parsers = argparse.ArgumentParser().add_subparsers()
+    build = [env.env_command_parser, estimate.estimate_command_parser, merge.merge_command_parser, test.test_command_parser,
+             to_fsdp2.to_fsdp2_command_parser]
+    for one in build:
+        one(parsers)
+    commands = dict(parsers.choices)
+    configs = get_config_parser(parsers)
+    commands["config"] = configs
+    (below,) = [action for action in configs._actions if isinstance(action, argparse._SubParsersAction)]
+    commands.update({f"config {name}": parser for name, parser in below.choices.items()})
+    of = lambda parser: sorted({name for action in parser._actions for name in action.option_strings})
+    return {name: of(parser) for name, parser in commands.items()}
+
+
 def main(golden):
     golden = os.path.abspath(golden)
     os.chdir(tempfile.mkdtemp())
@@ -200,6 +216,7 @@ def main(golden):
         with open("two.yaml") as file:
             result["fsdp2"][name] = dict(before=text, after=file.read())
     result["scalars"] = [[text, yaml.safe_dump({"fsdp_config": {"key": text}})] for text in SCALARS]
+    result["flags"] = flags()
     os.chdir(golden)
     for name in MODELS:
         result["memory"][name] = memory(name, ["float32", "float16", "int8", "int4"])

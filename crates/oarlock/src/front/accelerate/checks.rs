@@ -154,6 +154,9 @@ fn seeds(site: &Site) -> Result<Finding> {
     Ok(other.map_or(Ok(String::new()), |rank| Err(format!("draws other numbers than rank {rank}"))))
 }
 
+/// Stands for the sample that a rank does not have.
+const FILLER: u64 = u64::MAX;
+
 /// The sampler of this rank.
 pub fn sampler(site: &Site, len: u64, micro_batch: u64, accumulation: u64) -> Sampler {
     let (world, rank) = (site.comm.world_size() as u64, site.comm.rank() as u64);
@@ -170,7 +173,7 @@ fn epoch(sampler: &Sampler) -> Vec<u64> {
     let (mut position, mut rows) = (0, Vec::new());
     while position < sampler.len {
         let window = sampler.window(position);
-        rows.extend(window.micro_batches.into_iter().flatten().map(|row| row.unwrap_or(u64::MAX)));
+        rows.extend(window.micro_batches.into_iter().flatten().map(|row| row.unwrap_or(FILLER)));
         position = window.end;
     }
     rows
@@ -185,35 +188,119 @@ fn once(site: &Site) -> Result<Finding> {
         for shuffle in [false, true] {
             let mine = epoch(&Sampler { shuffle, ..sampler(site, len, 2, 2) });
             let all = site.comm.all_gather_bytes(bytemuck::cast_slice(&mine))?;
-            // Ranks without a row compute a filler, so that all take part in every step.
-            let mut seen: Vec<u64> =
-                all.iter().flat_map(|bytes| numbers(bytes)).filter(|row| *row != u64::MAX).collect();
-            seen.sort_unstable();
-            let steps = all.iter().all(|bytes| bytes.len() == 8 * mine.len());
-            if seen != (0..len).collect::<Vec<_>>() || !steps {
-                return Ok(Err(format!("of {len} samples the ranks see {}: {seen:?}", seen.len())));
+            let all: Vec<Vec<u64>> = all.iter().map(|bytes| numbers(bytes)).collect();
+            if let Err(wrong) = each_once(len, &all) {
+                return Ok(Err(wrong));
             }
         }
     }
     Ok(Ok(String::new()))
 }
 
+/// Whether the ranks together see each sample once, in equally many steps.
+fn each_once(len: u64, all: &[Vec<u64>]) -> Finding {
+    if all.iter().any(|rows| rows.len() != all[0].len()) {
+        let counts: Vec<usize> = all.iter().map(Vec::len).collect();
+        return Err(format!("of {len} samples the ranks have {counts:?} places"));
+    }
+    // Ranks without a sample compute a filler, so that all take part in every step.
+    let mut seen: Vec<u64> = all.iter().flatten().copied().filter(|row| *row != FILLER).collect();
+    seen.sort_unstable();
+    if seen == (0..len).collect::<Vec<_>>() {
+        return Ok(String::new());
+    }
+    Err(format!("of {len} samples the ranks see {}: {seen:?}", seen.len()))
+}
+
 fn steps(site: &Site) -> Result<Finding> {
-    let world = site.comm.world_size();
-    for len in lengths(world as u64) {
+    let world = site.comm.world_size() as u64;
+    for len in lengths(world) {
         let many = sampler(site, len, 2, 2);
-        let one = Sampler { world: 1, rank: 0, micro_batch: 2 * world as u64, ..many.clone() };
+        let one = Sampler { world: 1, rank: 0, micro_batch: 2 * world, ..many.clone() };
         let all = site.comm.all_gather_bytes(bytemuck::cast_slice(&epoch(&many)))?;
         let all: Vec<Vec<u64>> = all.iter().map(|bytes| numbers(bytes)).collect();
-        // A micro batch of all ranks is that of one, in the order of ranks.
-        let joined: Vec<u64> = (0..all[0].len())
-            .step_by(2)
-            .flat_map(|at| all.iter().flat_map(move |rows| &rows[at..at + 2]))
-            .copied()
-            .collect();
-        if joined != epoch(&one) {
-            return Ok(Err(format!("{len} samples come in another order than on one rank")));
+        if let Err(wrong) = same_steps(&epoch(&one), &all, 2) {
+            return Ok(Err(wrong));
         }
     }
     Ok(Ok(String::new()))
+}
+
+/// Whether the micro batches of all ranks, in the order of ranks, are those of one.
+fn same_steps(one: &[u64], all: &[Vec<u64>], micro_batch: usize) -> Finding {
+    let steps = all.iter().map(Vec::len).max().unwrap_or(0).div_ceil(micro_batch);
+    let joined = (0..steps).flat_map(|step| {
+        all.iter().flat_map(move |rows| rows.iter().skip(step * micro_batch).take(micro_batch)).copied()
+    });
+    let joined: Vec<u64> = joined.collect();
+    match joined == one {
+        true => Ok(String::new()),
+        false => Err(format!("samples come as {joined:?}, and on one rank as {one:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_as_threads_pass_every_check() {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks: Vec<_> = oarlock_comm::shm::threads(2)
+            .unwrap()
+            .into_iter()
+            .map(|comm| {
+                let folder = folder.path().to_path_buf();
+                std::thread::spawn(move || {
+                    let site = Site { comm, folder, dtype: Some(DType::BF16) };
+                    let found: Vec<_> = CHECKS
+                        .iter()
+                        .map(|check| (check.name, together(&site.comm, (check.run)(&site).unwrap()).unwrap()))
+                        .collect();
+                    site.comm.finish();
+                    found
+                })
+            })
+            .collect();
+        for rank in ranks {
+            for (name, found) in rank.join().unwrap() {
+                assert!(found.is_ok(), "{name}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_one_rank_finds_all_know() {
+        let ranks: Vec<_> = oarlock_comm::shm::threads(3)
+            .unwrap()
+            .into_iter()
+            .map(|comm| {
+                std::thread::spawn(move || {
+                    let mine = if comm.rank() == 1 { Err("it is 7".to_owned()) } else { Ok(String::new()) };
+                    let found = together(&comm, mine).unwrap();
+                    comm.finish();
+                    found
+                })
+            })
+            .collect();
+        for rank in ranks {
+            assert_eq!(rank.join().unwrap(), Err("rank 1: it is 7".to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_wrong_split_of_the_data_is_found() {
+        assert!(each_once(5, &[vec![0, 1, 4], vec![2, 3, FILLER]]).is_ok());
+        for wrong in [
+            [vec![0, 1, 4], vec![2, 4, FILLER]],
+            [vec![0, 1, FILLER], vec![2, 3, FILLER]],
+            [vec![0, 1, 4], vec![2, 3, 4]],
+            [vec![0, 1, 4, FILLER], vec![2, 3, FILLER]],
+        ] {
+            assert!(each_once(5, &wrong).is_err(), "{wrong:?}");
+        }
+        assert!(same_steps(&[0, 1, 2, 3, 4, 5, 6, 7], &[vec![0, 1, 4, 5], vec![2, 3, 6, 7]], 2).is_ok());
+        assert!(same_steps(&[0, 1, 2, 3, 4, 5, 6, 7], &[vec![2, 3, 4, 5], vec![0, 1, 6, 7]], 2).is_err());
+        assert!(same_steps(&[0, 1, 2, 3], &[vec![0, 1], vec![2]], 2).is_err());
+    }
 }

@@ -123,8 +123,8 @@ fn alone(site: &Site, dtype: DType) -> Result<Vec<f64>> {
 /// The largest difference of two lists of losses.
 fn difference(one: &[f64], other: &[f64]) -> f64 {
     let differences = one.iter().zip(other).map(|(a, b)| (a - b).abs());
-    // NaN is larger than any: `max` would pass it over.
-    differences.fold(0.0, |largest, one| if one > largest || one.is_nan() { one } else { largest })
+    // `max` would pass NaN over.
+    differences.max_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 fn compare(site: &Site, dtype: DType, tolerance: f64) -> Result<Finding> {
@@ -183,4 +183,25 @@ pub fn state(site: &Site) -> Result<Finding> {
         }
     }
     Ok(Ok(String::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_that_are_no_numbers_differ() {
+        assert!(difference(&[1.0, f64::NAN, 2.0], &[1.0, 1.0, 2.5]).is_nan());
+        assert_eq!(difference(&[1.0, 2.0], &[1.5, 2.25]), 0.5);
+    }
+
+    #[test]
+    fn a_rank_that_learns_from_other_data_is_found() {
+        let site = Site { comm: Communicator::solo(), folder: std::env::temp_dir(), dtype: None };
+        let expected = alone(&site, DType::F32).unwrap();
+        let other = Sampler { seed: 7, ..data(&site) };
+        let losses =
+            Run::new(&site.comm, DType::F32, Placements::WHOLE, other).unwrap().steps(STEPS).unwrap();
+        assert!(difference(&losses, &expected) > 100.0 * TOLERANCE);
+    }
 }

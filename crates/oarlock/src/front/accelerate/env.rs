@@ -11,7 +11,7 @@ use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::console::{Failure, Outcome, say};
 
-const ENV: Flags = Flags {
+pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
     operands: "",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",

@@ -14,7 +14,7 @@ use crate::model::hf::HfConfig;
 use crate::model::{Decoder, DecoderConfig};
 use crate::nn::units_of;
 
-const FLAGS: Flags = Flags {
+pub(super) const FLAGS: Flags = Flags {
     command: "accelerate estimate-memory",
     operands: "MODEL",
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",

@@ -11,7 +11,7 @@ use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};
 use crate::error::Error;
 
-const FLAGS: Flags = Flags {
+pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
     operands: "CHECKPOINT OUT",
     about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\

@@ -19,7 +19,7 @@ use crate::launch::devices::Devices;
 use crate::launch::{self, explain};
 use crate::rank;
 
-const FLAGS: Flags = Flags {
+pub(super) const FLAGS: Flags = Flags {
     command: "accelerate test",
     operands: "",
     about: "Checks that the ranks of this machine train as one would: collectives, seeds, the split of the data, losses of \

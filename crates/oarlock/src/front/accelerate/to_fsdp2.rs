@@ -11,7 +11,7 @@ use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Words, written};
 use crate::console::{Failure, Outcome, tell};
 
-const FLAGS: Flags = Flags {
+pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
     operands: "",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",

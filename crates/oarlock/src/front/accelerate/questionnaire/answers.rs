@@ -53,12 +53,9 @@ pub enum Silence {
 pub struct Answers(BTreeMap<&'static str, Value>);
 
 impl Answers {
-    /// Whether the value of a key is this word or number.
+    /// Whether the value of a key is this word.
     pub fn is(&self, key: &str, word: &str) -> bool {
-        self.0.get(key).is_some_and(|value| match value {
-            Value::String(text) => text == word,
-            value => value.to_string() == word,
-        })
+        self.0.get(key).and_then(Value::as_str) == Some(word)
     }
 
     /// Whether a key was answered with yes.
@@ -179,7 +176,7 @@ fn answer(kind: Kind, text: &str, person: &mut dyn Person, answers: &Answers) ->
         _ => {}
     }
     loop {
-        let said = person.words(&format!("{text}{}: ", hint(kind)))?;
+        let said = person.words(&format!("{text}{} ", hint(kind)))?;
         match read(kind, &said) {
             Ok(value) => return Ok(value),
             Err(expected) => person.told(&format!("please answer with {expected}"))?,

@@ -24,7 +24,7 @@ use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;
 use crate::launch::devices::Devices;
 
-const CONFIG: Flags = Flags {
+pub(super) const CONFIG: Flags = Flags {
     command: "accelerate config",
     operands: "[default|update]",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
@@ -33,7 +33,7 @@ const CONFIG: Flags = Flags {
     aliases: &[],
 };
 
-const DEFAULT: Flags = Flags {
+pub(super) const DEFAULT: Flags = Flags {
     command: "accelerate config default",
     operands: "",
     about: "Writes a file for this machine without asking.",
@@ -50,7 +50,7 @@ const DEFAULT: Flags = Flags {
     aliases: &[],
 };
 
-const UPDATE: Flags = Flags {
+pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
     operands: "",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",

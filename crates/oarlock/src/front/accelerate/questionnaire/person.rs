@@ -28,7 +28,7 @@ impl<R: BufRead, W: Write> Person for Lines<R, W> {
             writeln!(self.output, "  {i}  {choice}")?;
         }
         loop {
-            let said = self.words(&format!("A number [{default}]: "))?;
+            let said = self.words(&format!("A number [{default}] "))?;
             let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(said.trim()));
             match said.trim().parse::<usize>() {
                 _ if said.trim().is_empty() => return Ok(default),

@@ -41,7 +41,7 @@ pub const QUESTIONS: &[Item] = &[
         DEEPSPEED,
     ),
     When(|a| a.is_multi() && !a.is("distributed_type", "MULTI_CPU"), FSDP),
-    When(|a| a.is("fsdp_config.fsdp_version", "2"), PARALLELISM),
+    When(|a| a.int("fsdp_config.fsdp_version") == 2, PARALLELISM),
     When(|a| a.is("distributed_type", "MULTI_GPU"), MEGATRON),
     When(|a| !a.is("distributed_type", "NO"), &[count("num_processes", "How many {devices} in all?")]),
     When(
