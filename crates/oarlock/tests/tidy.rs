@@ -61,7 +61,6 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "accelerator",
             "checkpoint",
             "config",
             "console",
@@ -72,8 +71,6 @@ const EDGES: &[(&str, &[&str])] = &[
             "generate",
             "launch",
             "model",
-            "rank",
-            "train",
         ],
     ),
     ("rank", &["error"]),

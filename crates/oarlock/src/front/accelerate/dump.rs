@@ -61,14 +61,13 @@ fn json_block<'a>(
     out.push_str(close);
 }
 
-/// A text in quotes, all of it in ASCII.
+/// A text in quotes. Characters beyond 16 bits stand as they are, which every reader understands; the others that are
+/// not in ASCII by their numbers, as in Python.
 fn json_text(out: &mut String, text: &str) {
     for c in Value::from(text).to_string().chars() {
-        if c.is_ascii() {
-            out.push(c);
-        } else {
-            let mut units = [0; 2];
-            c.encode_utf16(&mut units).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+        match u32::from(c) {
+            code @ 0x80..=0xFFFF => out.push_str(&format!("\\u{code:04x}")),
+            _ => out.push(c),
         }
     }
 }

@@ -236,7 +236,7 @@ mod tests {
                 panic!("{line}");
             };
             assert_eq!(parsed.rest.to_vec(), ["model"], "{line}");
-            assert_eq!(parsed.settings.value("dtypes").to_string(), "float16,int8", "{line}");
+            assert_eq!(parsed.settings.value("dtypes").to_string(), "float16, int8", "{line}");
             assert!(parsed.settings.bool("trust_remote_code"), "{line}");
         }
     }

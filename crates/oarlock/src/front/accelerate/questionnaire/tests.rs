@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::answers::Silence;
@@ -142,4 +144,45 @@ fn the_file_lies_where_the_original_looks_for_it() {
     );
     assert_eq!(at(&[("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]), "/hf/accelerate/default_config.yaml");
     assert_eq!(at(&[("HOME", "/h"), ("HF_HOME", "~/hf")]), "/h/hf/accelerate/default_config.yaml");
+}
+
+proptest! {
+    /// Numbers and words that lead far into the questions, and whatever else is typed.
+    #[test]
+    fn no_answer_panics(lines in vec(prop_oneof!["", "[0-9]{1,2}", "yes", "no", "\\PC{0,20}"], 0..60)) {
+        let said = lines.join("\n");
+        let mut person = Lines { input: said.as_bytes(), output: Vec::new() };
+        if let Ok(cluster) = asked(&mut person) {
+            prop_assert!(cluster.text("distributed_type").is_some());
+        }
+    }
+
+    #[test]
+    fn no_file_panics(text in "(distributed_type: 'NO'\n)?(\\PC|[ \n:#'\"\\[{}-]){0,200}") {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.yaml", "a.json"] {
+            let path = folder.path().join(name);
+            fs::write(&path, &text).unwrap();
+            if let Ok(cluster) = Cluster::read(&path) {
+                cluster.shown();
+                cluster.to_text(&path);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read(text in "(\\PC|[ \n\t']){0,200}", number in any::<f64>(), whole in any::<i64>()) {
+        let folder = tempfile::tempdir().unwrap();
+        let said = json!({
+            "distributed_type": "FSDP", "fsdp_config": { "text": text, "number": number, "whole": whole },
+            "commands": [text, { "a": text }],
+        });
+        let cluster = Cluster::of(said.as_object().unwrap().clone());
+        for name in ["a.yaml", "a.json"] {
+            let path = folder.path().join(name);
+            fs::write(&path, cluster.to_text(&path)).unwrap();
+            let read = Cluster::read(&path).unwrap();
+            prop_assert_eq!(&read, &cluster, "{}", cluster.to_text(&path));
+        }
+    }
 }
