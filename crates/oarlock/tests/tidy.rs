@@ -39,7 +39,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("console", &["config", "error"]),
-    ("launch", &["error"]),
+    ("launch", &["console", "error", "report"]),
     (
         "front",
         &[
@@ -71,6 +71,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "generate",
             "launch",
             "model",
+            "rank",
         ],
     ),
     ("rank", &["error"]),

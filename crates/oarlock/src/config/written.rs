@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use oarlock_comm::Launched;
+
 use super::keys::{self, Kind};
 use super::problem::{Problem, Problems};
 use super::source::{Place, Source, SourceKind};
@@ -218,10 +220,11 @@ fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
 
 /// The settings that the environment makes: the number of ranks. `read` looks up a variable.
 ///
-/// A launcher sets WORLD_SIZE; without one NPROC_PER_NODE says how many ranks to start.
+/// A launcher that started this rank says how many there are (see [`Launched`]); else WORLD_SIZE or NPROC_PER_NODE says
+/// how many to start.
 ///
 /// # Errors
-/// If several machines are asked for.
+/// If a launcher's variable makes no sense, or several machines are asked for.
 pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problem> {
     let variable = |name: &str| {
         let value = read(name).filter(|value| !value.trim().is_empty())?;
@@ -231,7 +234,20 @@ pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Probl
         let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
         Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
     };
-    let ranks = variable("WORLD_SIZE");
+    let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
+        Some(entry) => Problem::new(error.to_string()).at(&entry.value.place, "from the launcher"),
+        None => Problem::new(error.to_string()),
+    };
+    let ranks = match Launched::read(read) {
+        Ok(Some(launched)) => {
+            let name = launched.world_size_variable;
+            launched.on_one_machine().map_err(|error| wrong(name, &error))?;
+            variable(name)
+        }
+        Ok(None) => variable("WORLD_SIZE"),
+        Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
+        Err(error) => return Err(Problem::new(error.to_string())),
+    };
     if ranks.is_none()
         && let Some(nodes) = variable("NNODES")
         && nodes.value.place.text().trim() != "1"

@@ -3,6 +3,7 @@
 
 pub mod accelerate;
 pub mod job;
+pub mod minimind;
 pub mod script;
 
 use std::time::SystemTime;
@@ -20,11 +21,14 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[FrontEnd {
-    names: &["accelerate"],
-    about: "The commands of Hugging Face Accelerate",
-    run: accelerate::run,
-}];
+pub const ALL: &[FrontEnd] = &[
+    FrontEnd { names: &["accelerate"], about: "The commands of Accelerate", run: accelerate::run },
+    FrontEnd {
+        names: &["train_pretrain"],
+        about: "Pretrain a MiniMind with the flags of its script",
+        run: minimind::run,
+    },
+];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {

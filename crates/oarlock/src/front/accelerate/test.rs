@@ -16,7 +16,7 @@ use crate::console::{Failure, Outcome, say, tell};
 use crate::error::{Error, Result};
 use crate::front::job::too_few_gpus;
 use crate::launch::devices::Devices;
-use crate::launch::{self, explain};
+use crate::launch::{self, Launch};
 use crate::rank;
 
 pub(super) const FLAGS: Flags = Flags {
@@ -54,7 +54,7 @@ struct Plan {
 /// Runs the command: the check itself, or in a rank its part of it.
 pub fn run(words: &Words, started: SystemTime) -> Outcome {
     // Ranks are given the folder that they share, behind the words of the user.
-    let Some(parsed) = parse(&FLAGS, words, usize::from(launch::is_rank()))? else { return Ok(()) };
+    let Some(parsed) = parse(&FLAGS, words, usize::from(launch::is_our_rank()))? else { return Ok(()) };
     let devices = Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
     let plan = plan(&parsed, &devices).map_err(Failure::Problems)?;
     match parsed.rest.get(0) {
@@ -128,15 +128,16 @@ fn start(words: &Words, plan: &Plan, started: SystemTime) -> Outcome {
         .prefix("accelerate-test-")
         .tempdir()
         .map_err(Error::io("create", "a folder"))?;
-    let mut again = vec!["accelerate".to_owned(), "test".to_owned()];
+    let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+    let mut again = vec![this.to_string_lossy().into_owned(), "accelerate".to_owned(), "test".to_owned()];
     again.extend(words.to_vec());
     again.extend(["--".to_owned(), folder.path().display().to_string()]);
     say(&format!("checking {} rank(s) on the CPU of this machine\n", plan.ranks))?;
-    match launch::run_ranks(plan.ranks, &again, started)? {
+    match launch::run(&Launch::local(plan.ranks), &again, true, started)? {
         launch::Outcome::Done => {}
-        launch::Outcome::Failed(failed) => {
-            tell(&format!("error: {}\n", explain(&failed)));
-            return Err(Failure::Told(1));
+        launch::Outcome::Failed { message, code } => {
+            tell(&message);
+            return Err(Failure::Told(code));
         }
         launch::Outcome::Stopped(signal) => {
             tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
