@@ -247,8 +247,9 @@ pub fn value(node: &Node, json: bool) -> Value {
 
 /// The file that is meant where none is named; `environment` looks up a variable.
 pub fn default_file(environment: &dyn Fn(&str) -> Option<String>) -> PathBuf {
-    let home = environment("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
-        let cache = environment("XDG_CACHE_HOME").unwrap_or_else(|| "~/.cache".to_owned());
+    let said = |name: &str| environment(name).filter(|value| !value.is_empty());
+    let home = said("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
+        let cache = said("XDG_CACHE_HOME").unwrap_or_else(|| "~/.cache".to_owned());
         Path::new(&cache).join("huggingface")
     });
     expand_home(&home, environment).join("accelerate/default_config.yaml")

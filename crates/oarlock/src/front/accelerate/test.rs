@@ -176,7 +176,10 @@ fn all_checks(site: &Site) -> Result<()> {
     let mut failed = Vec::new();
     for check in CHECKS {
         site.comm.set_phase(check.name);
-        let said = checks::together(&site.comm, (check.run)(site)?)?;
+        // An error of a check is told with its name.
+        let named = |error| Error::Usage(format!("{}: {error}", check.name));
+        let found = (check.run)(site).map_err(named)?;
+        let said = checks::together(&site.comm, found).map_err(named)?;
         if site.comm.rank() == 0 {
             // A reader that went away is no reason to stop.
             let _ = say(&format!(

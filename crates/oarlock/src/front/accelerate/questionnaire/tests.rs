@@ -143,6 +143,7 @@ fn the_file_lies_where_the_original_looks_for_it() {
         "/c/huggingface/accelerate/default_config.yaml"
     );
     assert_eq!(at(&[("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]), "/hf/accelerate/default_config.yaml");
+    assert_eq!(at(&[("HOME", "/h"), ("HF_HOME", "")]), at(&[("HOME", "/h")]));
     assert_eq!(at(&[("HOME", "/h"), ("HF_HOME", "~/hf")]), "/h/hf/accelerate/default_config.yaml");
 }
 

@@ -192,6 +192,27 @@ fn a_test_that_cannot_be_is_told() {
 }
 
 #[test]
+fn a_check_that_fails_is_named() {
+    let site = Site::new();
+    // So deep that a checkpoint in it has a longer name than a path may have.
+    let mut deep = site.path("deep");
+    while deep.as_os_str().len() < 4044 {
+        deep.push("d".repeat(200.min(4044 - deep.as_os_str().len())));
+    }
+    fs::create_dir_all(&deep).unwrap();
+    let mut command = accelerate(&site, &["test", "--num_processes", "2"]);
+    command.env("TMPDIR", &deep);
+    let said = run(command);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(
+        said.stdout.contains("training: the losses of one rank: ok") && !said.stdout.contains("success"),
+        "{said:?}"
+    );
+    assert!(said.stderr.contains("state: saved, loaded, and the same losses: "), "{said:?}");
+    assert_eq!(fs::read_dir(&deep).unwrap().count(), 0);
+}
+
+#[test]
 fn under_its_links_the_program_is_the_other_command() {
     let site = Site::new();
     let said = run(site.oarlock(&["link-tools", "tools"]));
