@@ -40,7 +40,24 @@ const EDGES: &[(&str, &[&str])] = &[
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("console", &["config", "error"]),
     ("launch", &["console", "error", "report"]),
-    ("front", &["accelerator", "checkpoint", "config", "console", "error", "launch", "rank", "train"]),
+    (
+        "front",
+        &[
+            "accelerator",
+            "checkpoint",
+            "config",
+            "console",
+            "data",
+            "error",
+            "launch",
+            "model",
+            "nn",
+            "rank",
+            "report",
+            "shard",
+            "train",
+        ],
+    ),
     (
         "cli",
         &[

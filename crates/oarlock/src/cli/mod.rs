@@ -4,6 +4,7 @@ mod env;
 mod estimate;
 mod generate;
 mod import_checkpoint;
+mod link_tools;
 mod merge_weights;
 mod tokenizer;
 mod train;
@@ -53,6 +54,9 @@ enum Command {
     },
     /// Say what a training takes of memory, by part and for every stage, without starting it
     EstimateMemory(estimate::EstimateArgs),
+    /// Make links under which this program is torchrun, accelerate, deepspeed and others
+    #[command(alias = "link_tools")]
+    LinkTools(link_tools::LinkArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
 }
@@ -76,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
+        Command::LinkTools(args) => link_tools::run(&args),
         Command::Env => env::run(),
     };
     console::exit(outcome)

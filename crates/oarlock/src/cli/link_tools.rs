@@ -1,0 +1,92 @@
+//! `oarlock link-tools`: names under which this program is the command of another.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::console::{Outcome, say};
+use crate::error::{Error, Result};
+use crate::front;
+
+#[derive(Args)]
+pub(super) struct LinkArgs {
+    /// The folder for the links; it is made where it is missing
+    folder: PathBuf,
+}
+
+pub(super) fn run(args: &LinkArgs) -> Outcome {
+    let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+    let names: Vec<&str> = front::ALL.iter().flat_map(|front_end| front_end.names).copied().collect();
+    link(&args.folder, &program, &names)?;
+    let folder = args.folder.canonicalize().map_err(Error::io("read", &args.folder))?;
+    let folder = folder.display();
+    say(&format!(
+        "{} links in {folder}: {}\nThe shell finds them first after\n    export PATH=\"{folder}:$PATH\"\n",
+        names.len(),
+        names.join(", ")
+    ))
+}
+
+/// Makes the links; all or none where one of the names is taken.
+fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
+    fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    let taken: Vec<&str> =
+        names.iter().copied().filter(|name| is_foreign(&folder.join(name), program)).collect();
+    if !taken.is_empty() {
+        return Err(Error::Usage(format!(
+            "{} in {} is not a link to this program, and stays; nothing was linked. Name another folder, or remove it",
+            taken.join(", "),
+            folder.display()
+        )));
+    }
+    for name in names {
+        let path = folder.join(name);
+        // Under another name first, so that there is a whole link at every moment.
+        let new = folder.join(format!(".{name}.{}", std::process::id()));
+        symlink(program, &new).map_err(Error::io("create", &new))?;
+        fs::rename(&new, &path).map_err(|cause| {
+            // Where this fails too there is nothing more to do; the cause is told.
+            let _ = fs::remove_file(&new);
+            Error::io("create", &path)(cause)
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether something lies there that is no link to a binary of this program's name.
+fn is_foreign(path: &Path, program: &Path) -> bool {
+    match (fs::symlink_metadata(path), fs::read_link(path)) {
+        (Err(error), _) => error.kind() != std::io::ErrorKind::NotFound,
+        (Ok(_), Ok(target)) => target.file_name() != program.file_name(),
+        (Ok(_), Err(_)) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_made_and_renewed_but_nothing_else_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("tools");
+        let names = ["torchrun", "accelerate"];
+        link(&dir, Path::new("/old/oarlock"), &names).unwrap();
+        link(&dir, Path::new("/new/oarlock"), &names).unwrap();
+        for name in names {
+            assert_eq!(fs::read_link(dir.join(name)).unwrap(), Path::new("/new/oarlock"));
+        }
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
+        fs::remove_file(dir.join("accelerate")).unwrap();
+        fs::write(dir.join("accelerate"), "somebody's").unwrap();
+        symlink("/usr/bin/python3", dir.join("ds")).unwrap();
+        let error = link(&dir, Path::new("/third/oarlock"), &["torchrun", "accelerate", "ds"])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("accelerate, ds in"), "{error}");
+        assert_eq!(fs::read_to_string(dir.join("accelerate")).unwrap(), "somebody's");
+        assert_eq!(fs::read_link(dir.join("torchrun")).unwrap(), Path::new("/new/oarlock"));
+    }
+}

@@ -1,0 +1,105 @@
+//! `accelerate env`: what a report of a problem should contain, in the lines of the original.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oarlock_comm::MachineMemory;
+
+use super::cluster::{Cluster, default_file};
+use super::{ACCELERATE, CONFIG_FILE, parse};
+use crate::config::Words;
+use crate::config::flags::Flags;
+use crate::console::{Failure, Outcome, say};
+
+pub(super) const ENV: Flags = Flags {
+    command: "accelerate env",
+    operands: "",
+    about: "Shows versions, the machine and the configuration, for a report of a problem.",
+    keys: &[CONFIG_FILE],
+    aliases: &[],
+};
+
+/// Runs the command.
+pub fn run(words: &Words) -> Outcome {
+    let Some(parsed) = parse(&ENV, words, 0)? else { return Ok(()) };
+    let passed = parsed.settings.text("config_file").map(PathBuf::from);
+    let path = passed.clone().unwrap_or_else(|| default_file(&|name| std::env::var(name).ok()));
+    let config = match passed.is_some() || path.is_file() {
+        true => Cluster::read(&path).map_err(Failure::Problems)?.shown(),
+        false => "\tNot found\n".to_owned(),
+    };
+    let heading =
+        if passed.is_some() { "`Accelerate` config passed:" } else { "`Accelerate` default config:" };
+    let memory = MachineMemory::current()?.total as f64;
+    let mut out = String::from("\nCopy-and-paste the text below in your GitHub issue\n\n");
+    for (name, value) in lines(memory) {
+        out.push_str(&format!("- {name}: {value}\n"));
+    }
+    say(&format!("{out}- {heading}\n{config}"))
+}
+
+/// The lines with a value.
+fn lines(memory: f64) -> Vec<(&'static str, String)> {
+    let system = rustix::system::uname();
+    let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let mut lines = vec![
+        ("`Accelerate` version", format!("Oarlock {}, for {ACCELERATE}", env!("CARGO_PKG_VERSION"))),
+        ("Platform", [word(system.sysname()), word(system.release()), word(system.machine())].join("-")),
+        ("`accelerate` bash location", location("accelerate")),
+        ("Python version", "none needed".to_owned()),
+        ("Numpy version", "none needed".to_owned()),
+        ("PyTorch version", "none needed".to_owned()),
+        ("PyTorch accelerator", "N/A".to_owned()),
+        ("System RAM", format!("{:.2} GB", memory / f64::from(1 << 30))),
+    ];
+    lines.extend(gpu(Path::new("/proc/driver/nvidia/gpus")).map(|name| ("GPU type", name)));
+    lines
+}
+
+/// Where the shell finds a program.
+fn location(program: &str) -> String {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file());
+    found.map_or_else(|| "Not found".to_owned(), |path| path.display().to_string())
+}
+
+/// The name of the first GPU, as its driver tells it.
+fn gpu(folder: &Path) -> Option<String> {
+    let mut gpus: Vec<PathBuf> =
+        fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    gpus.sort();
+    let text = fs::read_to_string(gpus.first()?.join("information")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Model:")).map(|name| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_are_those_of_the_original() {
+        let names: Vec<&str> = lines(16.0 * f64::from(1 << 30)).into_iter().map(|(name, _)| name).collect();
+        let expected = [
+            "`Accelerate` version",
+            "Platform",
+            "`accelerate` bash location",
+            "Python version",
+            "Numpy version",
+            "PyTorch version",
+            "PyTorch accelerator",
+            "System RAM",
+        ];
+        assert_eq!(names[..8], expected);
+        assert_eq!(lines(16.0 * f64::from(1 << 30))[7].1, "16.00 GB");
+    }
+
+    #[test]
+    fn the_driver_names_the_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(gpu(folder.path()), None);
+        fs::create_dir(folder.path().join("0000:01:00.0")).unwrap();
+        let information = "Model: \t\t NVIDIA H200\nIRQ:   100\n";
+        fs::write(folder.path().join("0000:01:00.0/information"), information).unwrap();
+        assert_eq!(gpu(folder.path()).as_deref(), Some("NVIDIA H200"));
+    }
+}

@@ -1,0 +1,213 @@
+//! The person at the terminal, or the lines of a file that stand for one.
+
+use std::io::{self, BufRead, IsTerminal, Read, StdinLock, Stdout, Write};
+use std::os::fd::AsFd;
+
+use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+
+use super::answers::{Person, Silence};
+
+/// Answers are lines, and a choice is a number or a name.
+pub struct Lines<R, W> {
+    /// Where answers come from.
+    pub input: R,
+    /// Where questions go.
+    pub output: W,
+}
+
+impl<R: BufRead, W: Write> Person for Lines<R, W> {
+    fn words(&mut self, question: &str) -> Result<String, Silence> {
+        self.output.write_all(question.as_bytes())?;
+        self.output.flush()?;
+        line(&mut self.input, question)
+    }
+
+    fn choose(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, Silence> {
+        writeln!(self.output, "\n{question}")?;
+        for (i, choice) in choices.iter().enumerate() {
+            writeln!(self.output, "  {i}  {choice}")?;
+        }
+        loop {
+            let said = self.words(&format!("A number [{default}] "))?;
+            let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(said.trim()));
+            match said.trim().parse::<usize>() {
+                _ if said.trim().is_empty() => return Ok(default),
+                Ok(i) if i < choices.len() => return Ok(i),
+                Err(_) if let Some(i) = named() => return Ok(i),
+                _ => self.told(&format!("please answer with a number from 0 to {}", choices.len() - 1))?,
+            }
+        }
+    }
+
+    fn told(&mut self, message: &str) -> Result<(), Silence> {
+        Ok(writeln!(self.output, "{message}")?)
+    }
+}
+
+fn line(input: &mut impl BufRead, question: &str) -> Result<String, Silence> {
+    let mut said = String::new();
+    if input.read_line(&mut said)? == 0 {
+        return Err(Silence::Ended(question.trim().to_owned()));
+    }
+    Ok(said.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// A terminal with keys: arrows and digits move in a menu.
+pub struct Terminal {
+    lines: Lines<StdinLock<'static>, Stdout>,
+}
+
+impl Terminal {
+    /// The terminal of this process, if it has one at both ends that can move its cursor.
+    pub fn here() -> Option<Terminal> {
+        let moves = std::env::var("TERM").is_ok_and(|term| term != "dumb" && !term.is_empty());
+        let terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && moves;
+        terminal.then(|| Terminal { lines: Lines { input: io::stdin().lock(), output: io::stdout() } })
+    }
+}
+
+/// The terminal without echo, and keys as they come; as it was, when this goes away.
+struct Keys {
+    before: Termios,
+}
+
+impl Keys {
+    fn on() -> io::Result<Keys> {
+        let input = io::stdin();
+        let before = termios::tcgetattr(input.as_fd())?;
+        let mut keys = before.clone();
+        // Ctrl-C comes as a key, too, so that the terminal is put right before the end.
+        keys.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN);
+        keys.special_codes[SpecialCodeIndex::VMIN] = 1;
+        keys.special_codes[SpecialCodeIndex::VTIME] = 0;
+        // What was typed ahead stays.
+        termios::tcsetattr(input.as_fd(), OptionalActions::Drain, &keys)?;
+        Ok(Keys { before })
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        // Where these fail the terminal is gone.
+        let _ = io::stdout().write_all(b"\x1b[?25h").and_then(|()| io::stdout().flush());
+        let _ = termios::tcsetattr(io::stdin().as_fd(), OptionalActions::Drain, &self.before);
+    }
+}
+
+/// What a key does in a menu.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Up,
+    Down,
+    Digit(usize),
+    Enter,
+    Interrupt,
+    End,
+    Other,
+}
+
+fn key(input: &mut impl Read) -> io::Result<Key> {
+    let mut next = || -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        Ok((input.read(&mut byte)? == 1).then_some(byte[0]))
+    };
+    Ok(match next()? {
+        None | Some(4) => Key::End,
+        Some(3) => Key::Interrupt,
+        Some(b'\r' | b'\n') => Key::Enter,
+        Some(digit @ b'0'..=b'9') => Key::Digit(usize::from(digit - b'0')),
+        // An arrow is ESC [ A, or ESC O A.
+        Some(0x1b) => match (next()?, next()?) {
+            (Some(b'[' | b'O'), Some(b'A')) => Key::Up,
+            (Some(b'[' | b'O'), Some(b'B')) => Key::Down,
+            _ => Key::Other,
+        },
+        Some(_) => Key::Other,
+    })
+}
+
+impl Person for Terminal {
+    fn words(&mut self, question: &str) -> Result<String, Silence> {
+        self.lines.words(question)
+    }
+
+    fn choose(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, Silence> {
+        let Lines { input, output } = &mut self.lines;
+        let _keys = Keys::on()?;
+        write!(output, "\n{question}\n(arrows or digits, then Enter)\n\x1b[?25l")?;
+        let mut at = default;
+        show(output, choices, at)?;
+        loop {
+            let pressed = key(input)?;
+            at = match pressed {
+                Key::Up => at.saturating_sub(1),
+                Key::Down => (at + 1).min(choices.len() - 1),
+                Key::Digit(digit) if digit < choices.len() => digit,
+                _ => at,
+            };
+            // Back to the first line of the menu.
+            write!(output, "\x1b[{}A", choices.len())?;
+            match pressed {
+                Key::Enter => {
+                    // The menu and the line about keys make room for what was chosen.
+                    write!(output, "\x1b[1A\r\x1b[J{}\n", choices[at])?;
+                    output.flush()?;
+                    return Ok(at);
+                }
+                Key::Interrupt | Key::End => {
+                    write!(output, "\x1b[{}B\r", choices.len())?;
+                    output.flush()?;
+                    let ended = pressed == Key::End;
+                    return Err(if ended {
+                        Silence::Ended(question.to_owned())
+                    } else {
+                        Silence::Interrupted
+                    });
+                }
+                _ => show(output, choices, at)?,
+            }
+        }
+    }
+
+    fn told(&mut self, message: &str) -> Result<(), Silence> {
+        self.lines.told(message)
+    }
+}
+
+/// Writes the lines of a menu and leaves the cursor below them.
+fn show(output: &mut impl Write, choices: &[&str], at: usize) -> io::Result<()> {
+    for (i, choice) in choices.iter().enumerate() {
+        let mark = if i == at { "➔" } else { " " };
+        let line = if i == at { format!("\x1b[32m{choice}\x1b[0m") } else { (*choice).to_owned() };
+        write!(output, "\r\x1b[K {mark} {line}\n")?;
+    }
+    output.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(said: &str) -> Result<usize, Silence> {
+        let mut person = Lines { input: said.as_bytes(), output: Vec::new() };
+        person.choose("Which?", &["no", "fp16", "bf16"], 1)
+    }
+
+    #[test]
+    fn a_line_chooses_by_number_or_name() {
+        for (said, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
+            assert_eq!(chosen(said).unwrap(), expected, "{said:?}");
+        }
+        assert!(matches!(chosen("9\n"), Err(Silence::Ended(_))));
+    }
+
+    #[test]
+    fn keys_are_told_apart() {
+        let mut typed: &[u8] = b"\x1b[A\x1bOB7x\r\x03\x1b[C";
+        let expected =
+            [Key::Up, Key::Down, Key::Digit(7), Key::Other, Key::Enter, Key::Interrupt, Key::Other, Key::End];
+        for one in expected {
+            assert_eq!(key(&mut typed).unwrap(), one);
+        }
+    }
+}
