@@ -4,8 +4,10 @@
 //! [`written`] reads texts into entries, [`resolve`] joins them into one setting for every key of the
 //! [`table`], [`dialect`] adds what blocks of other programs' configurations say, [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
 
+pub mod accelerate;
 pub mod build;
 pub mod dialect;
+pub mod environment;
 pub mod explain;
 pub mod flags;
 pub mod keys;
@@ -56,7 +58,7 @@ pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    let refused = match written::environment(environment) {
+    let refused = match environment::layer(environment) {
         Ok(layer) => {
             layers.push(layer);
             Problems::default()

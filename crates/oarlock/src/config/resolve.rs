@@ -128,6 +128,17 @@ impl Settings {
         })
     }
 
+    /// These, and where nobody wrote one, that of `under`, which are of the same table.
+    #[must_use]
+    pub fn over(mut self, under: &Settings) -> Settings {
+        for (setting, below) in self.0.iter_mut().zip(&under.0) {
+            if setting.place().is_none() {
+                *setting = below.clone();
+            }
+        }
+        self
+    }
+
     /// The setting of a key, to be changed.
     pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Setting> {
         self.0.iter_mut().find(|setting| setting.key.name == name)

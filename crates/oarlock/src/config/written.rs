@@ -215,31 +215,3 @@ fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
     let key = if flag { normal(key) } else { key.to_owned() };
     Entry { key, inner, place, value }
 }
-
-/// The settings that the environment makes: the number of ranks. `read` looks up a variable.
-///
-/// A launcher sets WORLD_SIZE; without one NPROC_PER_NODE says how many ranks to start.
-///
-/// # Errors
-/// If several machines are asked for.
-pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problem> {
-    let variable = |name: &str| {
-        let value = read(name).filter(|value| !value.trim().is_empty())?;
-        let text = format!("{name}={value}");
-        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-        let place = |bytes| Place { source: source.clone(), bytes };
-        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
-        Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
-    };
-    let ranks = variable("WORLD_SIZE");
-    if ranks.is_none()
-        && let Some(nodes) = variable("NNODES")
-        && nodes.value.place.text().trim() != "1"
-    {
-        return Err(Problem::new("training on several machines is not supported yet")
-            .at(&nodes.value.place, "more than one machine")
-            .help("unset NNODES"));
-    }
-    let entries = ranks.or_else(|| variable("NPROC_PER_NODE")).into_iter().collect();
-    Ok(Layer { authority: Authority::MustAgree, entries })
-}

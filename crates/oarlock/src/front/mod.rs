@@ -1,6 +1,7 @@
 //! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
 //! training that is meant, where it is one of ours.
 
+mod accelerate;
 pub mod job;
 pub mod script;
 
@@ -19,7 +20,14 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[];
+pub const ALL: &[FrontEnd] = &[
+    FrontEnd { names: &["accelerate"], about: "Accelerate's commands: launch", run: accelerate::run },
+    FrontEnd {
+        names: &["accelerate-launch"],
+        about: "The same as accelerate launch",
+        run: accelerate::run_launch,
+    },
+];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {

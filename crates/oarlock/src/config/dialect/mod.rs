@@ -12,6 +12,8 @@ mod methods;
 #[cfg(test)]
 mod tests;
 
+pub(super) use json::{file, text_of_file as text};
+
 use super::keys::{Key, nearest_of};
 use super::problem::{Problem, Problems};
 use super::resolve::{self, Setting, Settings, wrong_type};
@@ -152,7 +154,10 @@ impl Dialect {
 }
 
 /// Takes what is written for one setting of a block.
-fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
+///
+/// # Errors
+/// If it was written before, or is of another type.
+pub(super) fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
     let key = setting.key;
     let place = if field.value.place.bytes.is_empty() { &field.place } else { &field.value.place };
     if let Some(first) = setting.place() {
