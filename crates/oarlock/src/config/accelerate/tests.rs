@@ -75,7 +75,9 @@ fn a_training_reads_what_the_launcher_of_accelerate_hands_on() {
     ];
     let config = train(MINIMUM, &[], &deepspeed).unwrap();
     assert_eq!(config.shard.parameters, Placement::Sharded);
-    assert!(matches!(&config.shard.offload_optimizer, Some(Offload::Nvme { path, .. }) if path.ends_with("disk")));
+    assert!(
+        matches!(&config.shard.offload_optimizer, Some(Offload::Nvme { path, .. }) if path.ends_with("disk"))
+    );
     assert!(config.shard.offload_parameters.is_none() && config.shard.whole_weights_on_save);
     assert_eq!((config.train.accumulation, config.train.max_grad_norm), (8, Some(0.5)));
     assert_eq!((config.train.precision, config.ranks.num_processes), (Precision::Bf16, 2));
@@ -127,7 +129,11 @@ fn what_is_handed_on_must_agree_with_the_training() {
         ),
         (
             "",
-            &[("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "1"), ("FSDP_SHARDING_STRATEGY", "FULL_SHART")],
+            &[
+                ("ACCELERATE_USE_FSDP", "true"),
+                ("FSDP_VERSION", "1"),
+                ("FSDP_SHARDING_STRATEGY", "FULL_SHART"),
+            ],
             "FSDP_SHARDING_STRATEGY: `sharding_strategy` takes one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, \
              HYBRID_SHARD_ZERO2, not `FULL_SHART` (did you mean `FULL_SHARD`?)",
         ),
@@ -135,7 +141,8 @@ fn what_is_handed_on_must_agree_with_the_training() {
         assert_eq!(bad(text, &[], variables), expected);
     }
     // What stays unsaid changes nothing.
-    let config = train(MINIMUM, &[], &[("ACCELERATE_MIXED_PRECISION", "no"), ("ACCELERATE_USE_FSDP", "false")]);
+    let config =
+        train(MINIMUM, &[], &[("ACCELERATE_MIXED_PRECISION", "no"), ("ACCELERATE_USE_FSDP", "false")]);
     assert_eq!(config.unwrap().train.precision, Precision::F32);
 }
 

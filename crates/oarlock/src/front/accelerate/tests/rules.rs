@@ -124,7 +124,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         ),
         (
             "",
-            "--num_proceses 2 env.py",
+            "--num_proceses=2 env.py",
             "the command line: `accelerate launch` has no flag `--num_proceses` (did you mean `--num_processes`?)",
         ),
         (
