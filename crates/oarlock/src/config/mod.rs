@@ -63,7 +63,7 @@ pub fn train_config_of(
             layers.push(layer);
             Problems::default()
         }
-        Err(problem) => problem.into(),
+        Err(problems) => problems,
     };
     let (mut settings, mut problems) = resolve::resolve(&layers);
     problems.append(refused);

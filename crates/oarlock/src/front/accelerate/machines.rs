@@ -105,7 +105,7 @@ impl Asked<'_> {
             let master = Master { addr: "127.0.0.1".to_owned(), port };
             return (Nodes::Static { ranks: vec![ranks.count], this: 0 }, master);
         }
-        if ranks.count % machines != 0 {
+        if !ranks.count.is_multiple_of(machines) {
             let message =
                 format!("`num_processes` ({}) is no multiple of `num_machines` ({machines})", ranks.count);
             let help = format!(
