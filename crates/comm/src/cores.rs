@@ -1,5 +1,8 @@
 //! Which cores this process may use, and which of them belong to a rank.
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 use rustix::thread::CpuSet;
 
 use crate::error::{Error, Result};
@@ -21,7 +24,8 @@ pub fn cores_for_rank(local_rank: usize, local_world_size: usize) -> Vec<usize> 
     share(&available_cores(), local_rank, local_world_size)
 }
 
-fn share(cores: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
+/// The share of a rank of a list of cores, by the same rule.
+pub fn share(cores: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     if cores.is_empty() || ranks == 0 {
         return Vec::new();
     }
@@ -37,16 +41,34 @@ fn share(cores: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
 /// # Errors
 /// When the list is empty, names a core that does not exist, or the system refuses.
 pub fn pin_current_thread(cores: &[usize]) -> Result<()> {
+    let set = set_of(cores)?;
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|e| Error::system(format!("run on cores {cores:?}"), e))
+}
+
+/// Keeps the process that a command will start, and all that it starts, on the given cores.
+///
+/// # Errors
+/// When the list names a core that no machine has. Cores that this one lacks are an error of the start.
+pub fn bind(command: &mut Command, cores: &[usize]) -> Result<()> {
+    let set = set_of(cores)?;
+    // SAFETY: between fork and exec it makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &set)?));
+    }
+    Ok(())
+}
+
+fn set_of(cores: &[usize]) -> Result<CpuSet> {
     let mut set = CpuSet::new();
     for &core in cores {
         if core >= CpuSet::MAX_CPU {
             let expected = format!("cores below {}", CpuSet::MAX_CPU);
-            return Err(Error::Argument { operation: "pin_current_thread", expected, got: core.to_string() });
+            return Err(Error::Argument { operation: "run on cores", expected, got: core.to_string() });
         }
         set.set(core);
     }
-    rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|e| Error::system(format!("run on cores {cores:?}"), e))
+    Ok(set)
 }
 
 #[cfg(test)]
@@ -75,5 +97,16 @@ mod tests {
         .unwrap();
         assert!(pin_current_thread(&[]).is_err());
         assert!(pin_current_thread(&[100_000]).is_err());
+    }
+
+    #[test]
+    fn a_bound_process_runs_there() {
+        let one = *available_cores().last().unwrap();
+        let mut command = Command::new("cat");
+        bind(command.arg("/proc/self/status"), &[one]).unwrap();
+        let status = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        assert_eq!(list.map(str::trim), Some(one.to_string().as_str()));
+        assert!(bind(&mut command, &[100_000]).is_err());
     }
 }

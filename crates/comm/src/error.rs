@@ -62,6 +62,28 @@ pub enum Error {
     /// What the launcher handed down cannot be trusted or used.
     #[error("cannot join the ranks of this machine: {0}")]
     Join(String),
+    /// A variable of a launcher that is missing or makes no sense.
+    #[error("{}: expected {expected}; check what the launcher, or a script between it and this program, sets", variable(.name, .value))]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What it says, if it is set.
+        value: Option<String>,
+        /// What it should say.
+        expected: String,
+    },
+    /// A launcher put the ranks of one world on several machines.
+    #[error(
+        "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; this build joins the ranks of one machine only: start all of them here (--nnodes 1, --num_nodes 1)"
+    )]
+    SeveralMachines {
+        /// All ranks.
+        world_size: usize,
+        /// The ranks of this machine.
+        local_world_size: usize,
+        /// Who started them.
+        launcher: &'static str,
+    },
     /// The operating system refused.
     #[error("cannot {what}: {cause}")]
     System {
@@ -76,6 +98,10 @@ impl Error {
     pub(crate) fn system(what: impl Into<String>, cause: impl std::fmt::Display) -> Error {
         Error::System { what: what.into(), cause: cause.to_string() }
     }
+}
+
+fn variable(name: &str, value: &Option<String>) -> String {
+    value.as_ref().map_or_else(|| format!("{name} is not set"), |value| format!("{name}={value}"))
 }
 
 fn list(missing: &[RankStatus]) -> String {

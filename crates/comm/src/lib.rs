@@ -6,6 +6,7 @@ mod call;
 mod communicator;
 mod cores;
 mod error;
+mod launched;
 mod ledger;
 mod mapped;
 mod memory;
@@ -20,13 +21,16 @@ mod transport;
 
 pub use call::{Call, Operation, Scalar};
 pub use communicator::{Communicator, Traffic};
-pub use cores::{available_cores, cores_for_rank, pin_current_thread};
+pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
+pub use launched::Launched;
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
-pub use memory::{MachineMemory, ProcessMemory};
+pub use memory::{MachineMemory, ProcessMemory, killed_for_memory};
 pub use ownership::Ownership;
-pub use process::{Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals};
+pub use process::{
+    Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
+};
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
 pub use transport::{Request, Transport};

@@ -43,6 +43,18 @@ impl ProcessMemory {
     }
 }
 
+/// What a process holds in memory, in bytes: the cheap part of [`ProcessMemory`], for one that is looked at often.
+pub(crate) fn resident(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    field(&status, "VmRSS:")
+}
+
+/// How many processes of this process's control group the kernel has killed for want of memory, where it says so.
+pub fn killed_for_memory() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    group_kills(&groups, Path::new("/sys/fs/cgroup"))
+}
+
 /// The memory that the ranks of this machine share, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineMemory {
@@ -88,21 +100,38 @@ fn field(text: &str, key: &str) -> Option<u64> {
 
 /// The least limit on the way from this process's control group to the root; version 2, or the memory tree of version 1.
 fn group_limit(groups: &str, root: &Path) -> Option<u64> {
-    let limits = groups.lines().flat_map(|line| {
+    let limits = group_files(groups, root, "memory.max", "memory.limit_in_bytes");
+    let limits = limits.iter().filter_map(|text| text.trim().parse::<u64>().ok());
+    // Version 1 writes "no limit" as the greatest number of pages.
+    limits.filter(|&bytes| bytes < i64::MAX as u64 / 2).min()
+}
+
+/// The count of the outermost group that has one, which holds those of the groups inside.
+fn group_kills(groups: &str, root: &Path) -> Option<u64> {
+    let files = group_files(groups, root, "memory.events", "memory.oom_control");
+    let count = |text: &String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+        line.trim().parse::<u64>().ok()
+    };
+    files.iter().filter_map(count).max()
+}
+
+/// A file of the memory controller, of this process's control group and all groups around it: as version 2 names it,
+/// or version 1.
+fn group_files(groups: &str, root: &Path, new: &str, old: &str) -> Vec<String> {
+    let found = groups.lines().flat_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
         let (tree, file) = match controllers {
-            "" => (root.to_owned(), "memory.max"),
-            list if list.split(',').any(|c| c == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            "" => (root.to_owned(), new),
+            list if list.split(',').any(|c| c == "memory") => (root.join("memory"), old),
             _ => return Vec::new(),
         };
         let leaf = tree.join(path.trim_start_matches('/'));
         let up = leaf.ancestors().take_while(|dir| dir.starts_with(&tree));
-        up.filter_map(|dir| std::fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok())
-            .collect()
+        up.filter_map(|dir| std::fs::read_to_string(dir.join(file)).ok()).collect()
     });
-    // Version 1 writes "no limit" as the greatest number of pages.
-    limits.filter(|&bytes| bytes < i64::MAX as u64 / 2).min()
+    found.collect()
 }
 
 #[cfg(test)]
@@ -147,6 +176,11 @@ mod tests {
         assert_eq!(group_limit("0::/\n", &root), Some(9000));
         assert_eq!(group_limit("4:cpu:/x\n3:memory:/x\n", &root), Some(700));
         assert_eq!(group_limit("", &root), None);
+        put("a/b/memory.events", "low 0\noom 3\noom_kill 2\n");
+        put("memory/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
+        assert_eq!(group_kills("0::/a/b\n", &root), Some(2));
+        assert_eq!(group_kills("3:memory:/x\n", &root), Some(5));
+        assert_eq!(group_kills("0::/\n", &root), None);
         std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -223,10 +223,10 @@ fn a_killed_rank_is_named_within_a_second() {
     let (ending, outputs, took) =
         run(3, "killed", |pids| kill_process(Pid::from_raw(pids[1] as i32).unwrap(), Signal::KILL).unwrap());
     let failed = ending.failed.expect("a failed rank");
-    assert_eq!((failed.rank, failed.exit), (1, Exit::Signal(9)));
+    assert_eq!((failed.rank, failed.end.exit), (1, Exit::Signal(9)));
     for rank in [0, 2] {
         assert!(outputs[rank].contains("error rank 1 failed: it"), "{outputs:?}");
-        assert_eq!(ending.exits[rank], Exit::Code(3), "it had time to say so");
+        assert_eq!(ending.ranks[rank].exit, Exit::Code(3), "it had time to say so");
     }
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
@@ -240,7 +240,7 @@ fn a_rank_killed_inside_a_collective_is_named_too() {
         });
         assert_eq!(ending.failed.expect("a failed rank").rank, 1);
         assert!(
-            ending.exits[0] == Exit::Code(3) && outputs[0].contains("error rank 1 failed: it"),
+            ending.ranks[0].exit == Exit::Code(3) && outputs[0].contains("error rank 1 failed: it"),
             "{outputs:?}"
         );
         assert!(took < Duration::from_secs(1), "{took:?}");
@@ -251,7 +251,7 @@ fn a_rank_killed_inside_a_collective_is_named_too() {
 fn an_abort_reaches_all_and_the_launcher() {
     let (ending, outputs, _) = run(2, "abort", |_| {});
     let failed = ending.failed.expect("a failed rank");
-    assert_eq!((failed.rank, failed.exit), (1, Exit::Code(7)));
+    assert_eq!((failed.rank, failed.end.exit), (1, Exit::Code(7)));
     assert_eq!(failed.cause.to_string(), "rank 1 failed: the loss is NaN at step 12");
     assert!(outputs[0].contains("error rank 1 failed: the loss is NaN at step 12"), "{outputs:?}");
 }
@@ -260,8 +260,8 @@ fn an_abort_reaches_all_and_the_launcher() {
 fn who_will_not_end_is_ended_within_two_seconds() {
     let (ending, _, took) = run(2, "stubborn", |_| {});
     let failed = ending.failed.expect("a failed rank");
-    assert_eq!((failed.rank, failed.exit), (1, Exit::Code(7)));
-    assert_eq!(ending.exits[0], Exit::Signal(9));
+    assert_eq!((failed.rank, failed.end.exit), (1, Exit::Code(7)));
+    assert_eq!(ending.ranks[0].exit, Exit::Signal(9));
     assert!(failed.cause.to_string().contains("exit code 7"), "{}", failed.cause);
     // From the start of the processes on, so with some time to spare.
     assert!(took < Duration::from_millis(2500), "{took:?}");
@@ -276,7 +276,7 @@ fn a_stopped_rank_is_reported_with_what_it_was_doing() {
     };
     assert_eq!((missing[0].rank, &*missing[0].phase), (1, "step 12: forward"));
     assert!(outputs[0].contains("is stopped by a signal") && outputs[0].contains("in \"step 12: forward\""));
-    assert_eq!(ending.exits[1], Exit::Signal(9), "a stopped process does not see SIGTERM");
+    assert_eq!(ending.ranks[1].exit, Exit::Signal(9), "a stopped process does not see SIGTERM");
     assert_ne!(missing[0].state, RankState::Absent);
 }
 

@@ -39,12 +39,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
     ("console", &["config", "error"]),
-    ("launch", &["error"]),
-    ("front", &["accelerator", "config", "console", "launch", "rank", "train"]),
+    ("launch", &["console", "error", "report"]),
+    ("front", &["accelerator", "config", "console", "error", "launch", "rank", "train"]),
     (
         "cli",
         &[
-            "accelerator",
             "checkpoint",
             "config",
             "console",
@@ -56,7 +55,6 @@ const EDGES: &[(&str, &[&str])] = &[
             "launch",
             "model",
             "rank",
-            "train",
         ],
     ),
     ("rank", &["error"]),

@@ -64,10 +64,23 @@ impl Arena {
     /// # Errors
     /// [`Error::OutOfMemory`] when the system has none.
     pub fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer> {
-        let bytes = bytes.max(1).next_multiple_of(ALIGN);
-        let mut pool = self.pool();
         // A block up to an eighth larger will do; a tighter rule would fragment, a looser one would waste.
-        let fit = pool.free.range(bytes..=bytes + bytes / 8).next().map(|(&size, _)| size);
+        let bytes = bytes.max(1).next_multiple_of(ALIGN);
+        self.take(bytes, bytes + bytes / 8, what)
+    }
+
+    /// As [`Arena::allocate`], from a free block however large: for what is used between steps and given back, so that
+    /// it works in the memory of tensors that are not there then.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the system has none.
+    pub fn borrow(&self, bytes: usize, what: &'static str) -> Result<Buffer> {
+        self.take(bytes.max(1).next_multiple_of(ALIGN), usize::MAX, what)
+    }
+
+    fn take(&self, bytes: usize, most: usize, what: &'static str) -> Result<Buffer> {
+        let mut pool = self.pool();
+        let fit = pool.free.range(bytes..=most).next().map(|(&size, _)| size);
         let block = match fit {
             Some(size) => {
                 let blocks = pool.free.get_mut(&size).ok_or(Error::OutOfMemory { bytes, what })?;
@@ -105,6 +118,12 @@ impl Arena {
     /// What is in use, by name.
     pub fn usage(&self) -> Vec<(&'static str, Usage)> {
         self.pool().usage.iter().map(|(&name, &usage)| (name, usage)).collect()
+    }
+
+    /// The sizes of the free blocks, the smallest first.
+    pub fn free(&self) -> Vec<usize> {
+        let pool = self.pool();
+        pool.free.iter().flat_map(|(&size, blocks)| std::iter::repeat_n(size, blocks.len())).collect()
     }
 
     /// Gives the free blocks back to the system.
@@ -240,6 +259,20 @@ mod tests {
         assert!(usage.peak_bytes >= 6 << 20);
         arena.trim();
         assert_eq!(arena.bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_borrowed_is_the_smallest_free_block_that_is_large_enough() {
+        let arena = Arena::new();
+        let sizes = [64, 4096, 1 << 20];
+        drop(sizes.map(|bytes| arena.allocate(bytes, "test").unwrap()));
+        assert_eq!(arena.free(), sizes);
+        // A tensor of this size takes none of them.
+        let borrowed = [100, 100, 100].map(|bytes| arena.borrow(bytes, "test").unwrap().len_bytes());
+        assert_eq!(borrowed, [4096; 3], "given back, it is there again");
+        let held = [100, 100, 100].map(|bytes| arena.borrow(bytes, "test").unwrap());
+        assert_eq!(held.each_ref().map(Buffer::len_bytes), [4096, 1 << 20, 128]);
+        assert_eq!((arena.free(), arena.n_fresh()), (vec![64], 4));
     }
 
     #[test]

@@ -73,6 +73,14 @@ impl FlatBuffer {
         Ok(FlatBuffer::new(Memory::Pooled(buffer)))
     }
 
+    /// On memory of the pool that tensors of the next step may want back, with arbitrary content.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn borrowed(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
+        Ok(FlatBuffer::new(Memory::Pooled(device.arena().borrow(bytes, what)?)))
+    }
+
     /// On memory that somebody else provides.
     pub fn over(memory: Box<dyn Backing>) -> FlatBuffer {
         FlatBuffer::new(Memory::Backed(memory))

@@ -1,7 +1,9 @@
 //! Optimizers through the public door: golden values of torch and DeepSpeed, zero gradients, runs, and wrong parts.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::optimizer::{AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, update};
+use oarlock_tensor::ops::optimizer::{
+    AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
+};
 use oarlock_tensor::{DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
 
 type Golden = (&'static str, &'static [usize], &'static [f32]);
@@ -117,7 +119,9 @@ impl Held {
             grads: of(&self.grads, n),
             state: &state,
         };
-        update(&self.device, &self.rule, args, &self.shape, self.role, &parts)
+        let bytes = workspace_bytes(&self.device, &self.rule, &self.shape, self.role);
+        let workspace = &mut Workspace::new(&self.device, bytes)?;
+        update(&self.device, &self.rule, args, &self.shape, self.role, &parts, workspace)
     }
 
     fn master(&self) -> Vec<f32> {
@@ -257,12 +261,48 @@ fn wrong_parts_are_refused() {
         state,
     };
     let states = [part(&held.state[0]), part(&held.state[1])];
-    let run =
-        |parts: &UpdateParts| update(&held.device, &rule, &args, &held.shape, held.role, parts).unwrap_err();
+    let run = |parts: &UpdateParts| {
+        let workspace = &mut Workspace::new(&held.device, 0).unwrap();
+        update(&held.device, &rule, &args, &held.shape, held.role, parts, workspace).unwrap_err()
+    };
     assert!(run(&parts(DType::F32, &states[..1])).to_string().contains("1 states"));
     assert!(matches!(run(&parts(DType::BF16, &states)), Error::DType { got: DType::BF16, .. }));
     let reader = held.weights.read().unwrap();
     assert!(matches!(run(&parts(DType::F32, &states)), Error::Usage(_)));
     drop(reader);
     assert!(held.step(&args, None).is_ok());
+}
+
+#[test]
+fn one_workspace_serves_matrices_up_to_its_size() {
+    let (_, rule, lr, weight_decay) = rules().into_iter().find(|(name, ..)| *name == "muon").unwrap();
+    let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
+    let step = |sizes: &[usize], of: &[usize]| -> Result<Vec<f32>> {
+        let held = Held::new(rule, sizes, Role::Matrix, DType::F32);
+        held.set_gradient(|i| gradient(i, 1));
+        let bytes = workspace_bytes(&held.device, &rule, &Shape::new(of).unwrap(), Role::Matrix);
+        let state: Vec<Part> = held
+            .state
+            .iter()
+            .enumerate()
+            .map(|(index, flat)| Part { flat, range: 0..rule.state_len(index, &held.shape, held.role) })
+            .collect();
+        let n = held.shape.n_elems();
+        let parts = UpdateParts {
+            weights: Part { flat: &held.weights, range: 0..n },
+            dtype: DType::F32,
+            master: None,
+            grads: Part { flat: &held.grads, range: 0..n },
+            state: &state,
+        };
+        let before = held.device.arena().bytes();
+        let workspace = &mut Workspace::new(&held.device, bytes)?;
+        update(&held.device, &rule, &args, &held.shape, held.role, &parts, workspace)?;
+        assert!(held.device.arena().bytes() - before <= bytes + 64, "nothing else is taken");
+        Ok(held.master())
+    };
+    for sizes in [[40, 70], [70, 40], [33, 33]] {
+        assert_eq!(step(&sizes, &[90, 90]).unwrap(), step(&sizes, &sizes).unwrap());
+    }
+    assert!(step(&[40, 70], &[20, 20]).unwrap_err().to_string().contains("a workspace of"));
 }

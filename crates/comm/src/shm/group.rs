@@ -10,6 +10,7 @@ use rustix::time::Timespec;
 
 use super::failure::Failure;
 use super::segment::{ABSENT, CHUNK, KEPT_CALLS, LEFT, RUNNING, Segment, Slot};
+use super::socket::Listener;
 use super::statuses::{process, state};
 use crate::call::{STAMP_WORDS, Stamp};
 use crate::error::{Error, Result};
@@ -25,6 +26,8 @@ pub(super) struct Member {
     pub(super) timeout_ms: AtomicU64,
     /// The first channel that no group of this rank uses.
     pub(super) next_channel: AtomicUsize,
+    /// The name under which the ranks of another launcher met, held by the first of them.
+    pub(super) name: Option<Listener>,
     /// Held to write the ledger, which has one writer at a time.
     ledger: std::sync::Mutex<()>,
 }
@@ -47,6 +50,7 @@ impl Member {
             rank,
             timeout_ms,
             next_channel: AtomicUsize::new(1),
+            name: None,
             ledger: Default::default(),
         })
     }

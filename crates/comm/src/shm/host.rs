@@ -9,11 +9,13 @@ use rustix::io::FdFlags;
 
 use super::failure::Failure;
 use super::group::Member;
+use super::rendezvous;
 use super::segment::{Segment, Token};
 use super::statuses::status;
 use super::transport::SharedMemory;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::launched::Launched;
 use crate::ledger::RankStatus;
 
 /// The one variable through which a rank learns of the segment: `file,rank,ranks,token`.
@@ -67,14 +69,19 @@ impl ShmHost {
     }
 }
 
-/// This process's place among the ranks of a [`ShmHost`], or `None` when no launcher handed one down.
+/// This process's place among the ranks of a [`ShmHost`], or among those that another launcher started on this machine
+/// (see [`Launched`]); `None` where the environment names neither, or a world of one.
 ///
 /// # Errors
-/// When what was handed down is not this run's segment, or another process has taken the rank.
+/// When what was handed down is not this run's segment, another process has taken the rank, a variable makes no sense,
+/// or the ranks of another launcher do not come together.
 pub fn from_env() -> Result<Option<Communicator>> {
     match std::env::var(VARIABLE) {
         Ok(value) => join(&value).map(Some),
-        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotPresent) => match Launched::from_env()? {
+            Some(place) if place.world_size > 1 => rendezvous::join(&place).map(Some),
+            _ => Ok(None),
+        },
         Err(error) => Err(Error::Join(format!("{VARIABLE}: {error}"))),
     }
 }

@@ -3,8 +3,11 @@
 mod failure;
 mod group;
 mod host;
+mod origin;
 mod posted;
+mod rendezvous;
 mod segment;
+mod socket;
 mod statuses;
 mod transport;
 

@@ -28,7 +28,7 @@ const PAGE: usize = 4096;
 /// The area of a rank: address space, not memory. Halved until the system accepts it.
 const LARGEST_AREA: u64 = 1 << 40;
 const SMALLEST_AREA: u64 = 1 << 30;
-const FORMAT: u64 = 1;
+pub(super) const FORMAT: u64 = 1;
 
 /// The head of the segment.
 #[repr(C)]

@@ -151,7 +151,8 @@ fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings>
         ));
     }
     let optim = match args.optim {
-        OptimName::Adamw | OptimName::Adam | OptimName::Lamb => Optim::TwoMoments,
+        OptimName::Adamw | OptimName::Adam => Optim::TwoMoments,
+        OptimName::Lamb => Optim::Lamb,
         OptimName::Lion | OptimName::Adagrad | OptimName::Sgd => Optim::OneState,
         OptimName::PlainSgd => Optim::Stateless,
         OptimName::Adafactor => Optim::Factored,

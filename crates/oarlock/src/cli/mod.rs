@@ -8,6 +8,7 @@ mod merge_weights;
 mod tokenizer;
 mod train;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -16,6 +17,8 @@ use clap::{Parser, Subcommand};
 
 use crate::console;
 use crate::front;
+use crate::launch;
+use crate::rank;
 
 /// Trains language models on many ranks from one binary.
 #[derive(Parser)]
@@ -57,11 +60,15 @@ enum Command {
 /// Runs the command of this process.
 pub fn main() -> ExitCode {
     let started = SystemTime::now();
-    let words: Vec<String> = std::env::args().collect();
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if launch::is_rank() {
+        arguments = rank::without_local_rank(arguments.into_iter());
+    }
+    let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some((front_end, words)) = front_end(&words) {
         return console::exit((front_end.run)(words, started));
     }
-    let outcome = match Cli::parse().command {
+    let outcome = match Cli::parse_from(arguments).command {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),

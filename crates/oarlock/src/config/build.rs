@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use super::dialect::{self, Dialects};
 use super::plan::{
-    DataArgs, EvalArgs, HeldOut, Length, LogArgs, ModelArgs, Precision, RankArgs, Resume, RowFormat,
-    SaveArgs, Steps, TrainArgs, TrainConfig, When,
+    DataArgs, EvalArgs, HeldOut, Length, LogArgs, Precision, RankArgs, Resume, RowFormat, SaveArgs, Steps,
+    TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
 use super::shape::ScheduleArgs;
 use super::value::Value;
-use super::{optimizer, recompute, schedule};
+use super::{model, optimizer, recompute, schedule};
 
 /// Builds the configuration; `problems` are those found before.
 ///
@@ -35,8 +35,7 @@ pub fn build(
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = optimizer::optimizer(&settings, found);
 
-    let model =
-        ModelArgs { path: read.path("model_name_or_path"), from_scratch: read.bool("train_from_scratch") };
+    let model = model::model(&settings, found);
     let held_out = match read.f64("val_size") {
         0.0 => HeldOut::None,
         share if share < 1.0 => HeldOut::Share(share),
@@ -107,6 +106,7 @@ pub fn build(
         plain: read.bool("disable_tqdm"),
         memory_steps: read.usize("memory_steps"),
         memory_check: read.bool("memory_check"),
+        profile: read.bool("profile").then(|| read.int("profile_interval").unsigned_abs()),
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
@@ -170,7 +170,8 @@ fn required(settings: &Settings, problems: &mut Problems) {
         ("dataset", "a file such as corpus.jsonl, or a name in dataset_info.json"),
         ("output_dir", "the folder to write to"),
     ] {
-        if !settings.get(name).is_written() {
+        let elsewhere = name == "model_name_or_path" && settings.get("model_config").is_written();
+        if !elsewhere && !settings.get(name).is_written() {
             problems.push(
                 Problem::new(format!("`{name}` is missing")).help(format!("write `{name}: …`, {example}")),
             );

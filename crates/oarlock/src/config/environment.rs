@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use oarlock_comm::Launched;
+
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
 use super::dialect::settle;
@@ -12,14 +14,17 @@ use super::value::{Field, boolean};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::{Data, Node};
 
+/// What looks up a variable.
+type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///
-/// A launcher sets WORLD_SIZE; without one NPROC_PER_NODE says how many ranks to start. The launcher of Accelerate
-/// says precision, accumulation, clipping and what divides the states.
+/// Any launcher says how many ranks there are; that of Accelerate says precision, accumulation, clipping and what
+/// divides the states.
 ///
 /// # Errors
 /// If several machines are asked for, or a variable is not of its type.
-pub fn layer(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problems> {
+pub fn layer(read: &Read<'_>) -> Result<Layer, Problems> {
     let variable = |name: &str| {
         let value = read(name).filter(|value| !value.trim().is_empty())?;
         let text = format!("{name}={value}");
@@ -28,14 +33,28 @@ pub fn layer(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problems> {
         let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
         Some(Field { name: name.to_owned(), place: place(0..name.len()), value })
     };
-    let mut entries: Vec<Entry> = ranks(&variable)?.into_iter().collect();
+    let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
     entries.extend(accelerate(&variable)?);
     Ok(Layer { authority: Authority::MustAgree, entries })
 }
 
-/// How many ranks there are.
-fn ranks(variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
-    let ranks = variable("WORLD_SIZE");
+/// How many ranks there are: what a launcher says that started this one (see [`Launched`]); else WORLD_SIZE or
+/// NPROC_PER_NODE says how many to start.
+fn ranks(read: &Read<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
+    let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
+        Some(field) => Problem::new(error.to_string()).at(&field.value.place, "from the launcher"),
+        None => Problem::new(error.to_string()),
+    };
+    let ranks = match Launched::read(read) {
+        Ok(Some(launched)) => {
+            let name = launched.world_size_variable;
+            launched.on_one_machine().map_err(|error| wrong(name, &error))?;
+            variable(name)
+        }
+        Ok(None) => variable("WORLD_SIZE"),
+        Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
+        Err(error) => return Err(Problem::new(error.to_string())),
+    };
     if ranks.is_none()
         && let Some(nodes) = variable("NNODES")
         && nodes.value.place.text().trim() != "1"

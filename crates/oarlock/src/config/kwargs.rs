@@ -77,6 +77,16 @@ impl<'a> Kwargs<'a> {
         steps.map(|steps| steps as u64)
     }
 
+    /// A whole number that is not 0.
+    pub fn size(&mut self, name: &'static str) -> Option<u64> {
+        let (_, text) = self.node(name)?;
+        let size = value::float(text).filter(|x| *x >= 1.0 && x.fract() == 0.0 && *x < 9e15);
+        if size.is_none() {
+            self.wrong(name, "a whole number, at least 1");
+        }
+        size.map(|size| size as u64)
+    }
+
     /// One of some words, each with its meaning.
     pub fn choice<T: Copy>(&mut self, name: &'static str, words: &[(&str, T)]) -> Option<T> {
         let (_, text) = self.node(name)?;

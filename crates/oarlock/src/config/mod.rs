@@ -12,6 +12,7 @@ pub mod explain;
 pub mod flags;
 pub mod keys;
 mod kwargs;
+mod model;
 mod optimizer;
 pub mod paths;
 pub mod plan;

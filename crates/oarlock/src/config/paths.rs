@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::plan::{Resume, TrainConfig};
+use super::plan::{ModelSource, Resume, TrainConfig};
 use super::problem::{Problem, Problems};
 
 /// Checks the paths that must exist before a training starts.
@@ -19,20 +19,31 @@ pub fn check(config: &TrainConfig) -> Result<(), Problems> {
             None => problem,
         });
     };
-    let model = &config.model.path;
-    if !model.is_dir() {
-        report(
+    match &config.model.source {
+        ModelSource::Folder(model) if !model.is_dir() => report(
             "model_name_or_path",
             format!("no model folder `{}`", model.display()),
             "it is a local folder, relative to the working directory; models are not downloaded".to_owned(),
-        );
-    } else {
-        for file in ["config.json", "tokenizer.json"] {
-            if !model.join(file).is_file() {
+        ),
+        ModelSource::Folder(model) => {
+            let missing = |file: &&str| !model.join(file).is_file();
+            for file in ["config.json", "tokenizer.json"].into_iter().filter(missing) {
                 report(
                     "model_name_or_path",
                     format!("the model folder `{}` holds no {file}", model.display()),
                     "a model folder holds config.json, tokenizer.json and, unless train_from_scratch is true, weights"
+                        .to_owned(),
+                );
+            }
+        }
+        ModelSource::Fields(_) => {
+            let tokenizer = &config.model.tokenizer;
+            if !tokenizer.join("tokenizer.json").is_file() {
+                report(
+                    "tokenizer_path",
+                    format!("no tokenizer.json in `{}`", tokenizer.display()),
+                    "it is a tokenizer.json or its folder, relative to the working directory; \
+                     `oarlock tokenizer train` makes one"
                         .to_owned(),
                 );
             }

@@ -39,10 +39,21 @@ pub struct TrainConfig {
 /// The model to train.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelArgs {
-    /// The folder of config.json, tokenizer.json and weights.
-    pub path: PathBuf,
+    /// Where its settings come from.
+    pub source: ModelSource,
+    /// The folder of tokenizer.json.
+    pub tokenizer: PathBuf,
     /// Begin with seeded random weights.
     pub from_scratch: bool,
+}
+
+/// Where the settings of a model come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// The folder of config.json, tokenizer.json and weights.
+    Folder(PathBuf),
+    /// The fields of a config.json, written into the configuration.
+    Fields(serde_json::Map<String, serde_json::Value>),
 }
 
 /// The text to train on.
@@ -236,6 +247,8 @@ pub struct LogArgs {
     pub memory_steps: usize,
     /// Refuse a training that would not fit into memory.
     pub memory_check: bool,
+    /// Steps between tables of the time of each phase; `None` for none.
+    pub profile: Option<u64>,
 }
 
 /// Processes.

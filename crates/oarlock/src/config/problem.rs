@@ -32,8 +32,9 @@ impl Problem {
     pub fn at(mut self, place: &Place, label: impl Into<String>) -> Self {
         match self.0.labels.first() {
             Some((first, _)) if !Arc::ptr_eq(&first.source, &place.source) => {
-                let also = format!("{place}: {}", label.into());
-                self.help(also)
+                let label = label.into();
+                let line = place.line_text().trim();
+                self.help(format!("{place}: {}", if label.is_empty() { line } else { &label }))
             }
             _ => {
                 if self.0.source.is_none() {

@@ -46,6 +46,11 @@ impl Place {
         self.before().matches('\n').count() + 1
     }
 
+    /// The whole line in which the place begins.
+    pub fn line_text(&self) -> &str {
+        self.source.text.lines().nth(self.line() - 1).unwrap_or_default()
+    }
+
     /// The column in characters, counted from 1.
     pub fn column(&self) -> usize {
         self.before().rsplit('\n').next().unwrap_or_default().chars().count() + 1

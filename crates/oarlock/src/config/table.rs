@@ -76,6 +76,8 @@ const fn key(
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key(Model, Path, "model_name_or_path", "", Used, "Folder of the model: config.json, tokenizer.json and weights"),
+    key(Model, Map, "model_config", "", Used, "Our own: a new model by its settings instead of a folder, as in {model_type: minimind, hidden_size: 512, num_hidden_layers: 8}"),
+    key(Model, Path, "tokenizer_path", "", Used, "Our own: the tokenizer.json, or its folder, that goes with model_config"),
     key(Model, Bool, "train_from_scratch", "false", Used, "Begin with seeded random weights instead of those of the folder"),
     key(Model, Path, "cache_dir", "", NoEffect("models are read from a local folder"), "Cache of downloaded models"),
     key(Model, Text, "model_revision", "main", NoEffect("models are read from a local folder"), "Revision of the model in its hub"),
@@ -275,6 +277,8 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),
     key(Log, Int(0), "memory_steps", "0", Used, "Our own: steps between lines on memory; 0: none"),
     key(Log, Bool, "memory_check", "true", Used, "Our own: refuse a training that would not fit into memory"),
+    key(Log, Bool, "profile", "false", Used, "Our own: tell the time of each phase of a step, and memory, every profile_interval steps"),
+    key(Log, Int(1), "profile_interval", "10", Used, "Our own: optimizer steps between these tables"),
     key(Log, Bool, "skip_memory_metrics", "true", NoEffect("memory is always logged"), "Leave memory out of the logs"),
     key(Log, Bool, "use_swanlab", "false", Later("logs go to trainer_log.jsonl"), "Report to SwanLab"),
     key(Log, Bool, "enable_torch_profiler", "false", Later("times of each phase are always measured"), "Write traces"),

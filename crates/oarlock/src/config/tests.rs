@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod model;
 mod optimizer;
 mod wrong;
 
@@ -41,7 +42,8 @@ pub(super) fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> S
 #[test]
 fn defaults_are_those_of_the_originals() {
     let config = good("");
-    assert_eq!(config.model, ModelArgs { path: "m".into(), from_scratch: false });
+    let source = ModelSource::Folder("m".into());
+    assert_eq!(config.model, ModelArgs { source, tokenizer: "m".into(), from_scratch: false });
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
     assert!(config.data.rows == RowFormat::Packed && config.data.shuffle);
@@ -159,6 +161,8 @@ fn the_environment_says_how_many_ranks() {
     assert_eq!(ranks("num_processes: \"2\"", &[("WORLD_SIZE", "2")]), (2, "t.yaml:4".to_owned()));
     assert_eq!(ranks("num_processes: 2", &[("NPROC_PER_NODE", "")]), (2, "t.yaml:4".to_owned()));
     assert_eq!(ranks("", &[("NNODES", "1")]), (1, "default".to_owned()));
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3"), ("NPROC_PER_NODE", "2")];
+    assert_eq!(ranks("", &open_mpi), (3, "OMPI_COMM_WORLD_SIZE".to_owned()));
 }
 
 #[test]

@@ -42,6 +42,9 @@ struct Outline {
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
+    /// Read because the library that builds it takes for granted that its strings are whole.
+    #[serde(default, rename = "decoder")]
+    _decoder: Value,
 }
 
 #[derive(Deserialize)]
@@ -159,7 +162,10 @@ impl Tokenizer {
 
     fn engine(&self) -> Result<&tokenizers::Tokenizer> {
         let built = self.engine.get_or_init(|| {
-            let mut engine = tokenizers::Tokenizer::from_bytes(&self.json).map_err(|e| e.to_string())?;
+            // Some broken files end the library in a panic instead of an error.
+            let built = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(&self.json));
+            let built = built.map_err(|_| "a part of it is not what its type asks for".to_string())?;
+            let mut engine = built.map_err(|e| e.to_string())?;
             // Rows are cut and filled here; what the file says about it would hide tokens.
             engine.with_truncation(None).map_err(|e| e.to_string())?;
             engine.with_padding(None);

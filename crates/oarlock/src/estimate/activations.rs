@@ -15,6 +15,11 @@ use crate::shard::{Grain, Layout};
 pub struct DryRun {
     /// What the device's pool takes from the system; a pool never gives back, so this is its peak.
     pub pool_bytes: u64,
+    /// The pieces of it that are free between a forward and backward pass and the next, the smallest first: what is
+    /// borrowed during an update comes from them.
+    pub free: Vec<u64>,
+    /// The device that was run on.
+    pub device: Device,
     /// The peak of each kind of buffer; they need not fall together, so their sum may be more than the pool.
     pub by_name: Vec<(&'static str, u64)>,
     /// The work by op.
@@ -71,9 +76,15 @@ pub fn dry_run(
     let by_name = device.arena().usage().into_iter().map(|(name, usage)| (name, usage.peak_bytes as u64));
     Ok(DryRun {
         pool_bytes: device.arena().bytes() as u64,
+        free: free_of(&device),
         by_name: by_name.collect(),
         ops: device.profile().take(),
+        device,
     })
+}
+
+fn free_of(device: &Device) -> Vec<u64> {
+    device.arena().free().into_iter().map(|bytes| bytes as u64).collect()
 }
 
 /// Bytes of one activation that no machine has. A dry step takes time in proportion to its rows, so that it would not end
@@ -94,7 +105,7 @@ pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepS
             shape.len
         )));
     }
-    let mut ops = Vec::new();
+    let (mut ops, mut free) = (Vec::new(), None);
     let mut run = dry_run(decoder, dtype, like, |device| {
         let place = |rows: usize| -> Result<(Tensor, Tensor, Mask)> {
             let tensor = || Tensor::zeros([rows, shape.len], DType::I32, device);
@@ -108,6 +119,9 @@ pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepS
             let tape = Tape::with_seed(1.0);
             let loss = decoder.loss(&tape.input(&ids), &labels, &mask)?;
             tape.backward(&loss.loss, 1.0)?;
+            drop((ids, labels, mask, tape, loss));
+            // The first update may come before a second micro-batch.
+            free.get_or_insert_with(|| free_of(device));
         }
         ops = device.profile().take();
         if let Some(rows) = shape.eval_batch {
@@ -116,6 +130,6 @@ pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepS
         }
         Ok(())
     })?;
-    run.ops = ops;
+    (run.ops, run.free) = (ops, free.unwrap_or_default());
     Ok(run)
 }

@@ -143,7 +143,8 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
         _ => Stage::Parameters,
     };
     let optim = match config.train.optimizer.rule {
-        Rule::AdamW { .. } | Rule::Adam { .. } | Rule::Lamb { .. } => Optim::TwoMoments,
+        Rule::AdamW { .. } | Rule::Adam { .. } => Optim::TwoMoments,
+        Rule::Lamb { .. } => Optim::Lamb,
         Rule::Sgd { momentum: 0.0, .. } => Optim::Stateless,
         Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Lion { .. } => Optim::OneState,
         Rule::Adafactor { .. } => Optim::Factored,

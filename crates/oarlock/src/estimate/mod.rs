@@ -68,8 +68,10 @@ impl Stage {
 /// The optimizers, as far as memory is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optim {
-    /// Adam, AdamW, LAMB: two moments.
+    /// Adam, AdamW: two moments.
     TwoMoments,
+    /// LAMB: two moments, of whole parameters at a time.
+    Lamb,
     /// Lion, Adagrad, SGD with momentum: one state.
     OneState,
     /// SGD without momentum.
@@ -185,7 +187,7 @@ impl Estimate {
 
 /// Adds what the program itself and a step's activations take to the model states.
 pub fn estimate(size: &ModelSize, settings: Settings, step: Option<&DryRun>, program: u64) -> Estimate {
-    let mut parts = model_states(size, &settings);
+    let mut parts = model_states(size, &settings, step);
     if let Some(step) = step {
         parts.push(Part::each("activations, logits, scratch", step.pool_bytes, settings.ranks));
     }

@@ -21,7 +21,10 @@ impl ModelSize {
     /// Of a model that computes in `dtype`.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
-            Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks)
+            // Weight decay applies to all but vectors.
+            let decays = |shape: &Shape| shape.sizes().len() >= 2;
+            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), decays(p.param.shape()));
+            Layout::new(params.iter().map(of), Grain::Blocks)
         };
         let found = units_of(model);
         let units = found.iter().map(|unit| {
@@ -97,23 +100,29 @@ impl ModelSize {
         self.known
     }
 
-    /// Bytes of the windows through which f32 gradients leave in a backward pass. A window serves the next group that it
-    /// fits, as the engine's do: of its size or up to twice as large.
-    pub(super) fn leaving_bytes(&self) -> u64 {
-        let (mut free, mut all) = (Vec::<u64>::new(), 0);
+    /// The windows through which f32 gradients leave in a backward pass, each with the groups that it serves. A window
+    /// serves the next group that it fits, as the engine's do: of its size or up to twice as large.
+    pub(super) fn leaving(&self) -> Vec<Vec<&Layout>> {
+        let (mut free, mut windows) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
         let mut held = std::collections::BTreeMap::new();
         for unit in (0..self.units.len()).rev() {
             for open in self.shared[unit].iter().copied().chain([unit]) {
                 for (group, (_, layout)) in self.units[open].iter().enumerate() {
-                    let bytes = 4 * layout.n_elems() as u64;
+                    let elems = layout.n_elems();
                     held.entry((open, group)).or_insert_with(|| {
-                        let fits = |window: &u64| (bytes..=2 * bytes).contains(window);
-                        let found = free.iter().enumerate().filter(|(_, w)| fits(w)).min_by_key(|(_, w)| **w);
-                        match found.map(|(index, _)| index) {
-                            Some(index) => free.remove(index),
+                        // A window is as large as its first group.
+                        let size = |window: usize| windows[window][0].n_elems();
+                        let fits = |window: &usize| (elems..=2 * elems).contains(&size(*window));
+                        let found = free.iter().copied().enumerate().filter(|(_, w)| fits(w));
+                        match found.min_by_key(|(_, w)| size(*w)) {
+                            Some((index, window)) => {
+                                free.remove(index);
+                                windows[window].push(layout);
+                                window
+                            }
                             None => {
-                                all += bytes;
-                                bytes
+                                windows.push(vec![layout]);
+                                windows.len() - 1
                             }
                         }
                     });
@@ -122,7 +131,7 @@ impl ModelSize {
             // What no earlier unit uses is complete.
             free.extend((0..self.units[unit].len()).filter_map(|group| held.remove(&(unit, group))));
         }
-        all
+        windows
     }
 
     /// The most that is open at a time while the units are gone through from the last to the first, by `weigh` of a

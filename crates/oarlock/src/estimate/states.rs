@@ -10,20 +10,20 @@
 //! AdamW's moments     8·E      8·E/N      8·E/N         8·E/N
 //! ```
 //!
-//! A rank reads the gradients of the others where they lie, so their pages are shared: what it is charged for theirs
-//! is what they are charged less for its reading, and each rank is left with 4·E.
+//! A rank reads the gradients of the others where they lie, so their pages are shared. Where ranks own equal parts, what
+//! each is charged for theirs is what they are charged less for its reading, and it is left with 4·E. Whole parameters
+//! are owned unequally ([`charged`]).
 
+use oarlock_tensor::DType;
 use std::ops::Range;
 
-use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer;
-use oarlock_tensor::{DType, Device, Par, Shape};
 
-use super::{ModelSize, Offload, Optim, Part, Settings, Stage};
-use crate::shard::{Grain, Layout};
+use super::{DryRun, ModelSize, Offload, Optim, Part, Settings, Stage};
+use crate::shard::{Grain, Layout, LayoutParam};
 
-/// The model states of a training, part by part.
-pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
+/// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
+pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
     let grain = if elementwise(settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
     let size = &size.divided_by(grain);
     let Settings { stage, ranks, .. } = *settings;
@@ -33,12 +33,17 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     };
     let working = elems(|dtype| dtype.size() as u64);
     let all = elems(|_| 1);
-    let with_master = elems(|dtype| u64::from(dtype != DType::F32));
-    let kept = size.layouts().map(|(_, l)| kept_elems(l, 0..l.n_elems(), settings.optim)).sum();
-    let share = Share::largest(size, settings);
+    // Buffers of gradients that every rank has for itself; the first layout of each is its size.
+    let regions: Vec<Vec<&Layout>> = match stage {
+        Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),
+        // The units are unknown where only the number of parameters is known.
+        Stage::Gradients | Stage::Parameters if size.known => size.leaving(),
+        _ => Vec::new(),
+    };
+    let shares = Share::all(size, settings, step, &regions);
+    let share = shares.iter().max_by_key(|share| share.bytes(settings)).cloned().unwrap_or_default();
     // The largest unit is unknown where only the number of parameters is known.
     let unit = if size.known { largest(size, |_| 1) } else { 0 };
-    let leaving = if size.known { size.leaving_bytes() } else { 0 };
     let open_weights = |groups: &[(DType, Layout)]| -> u64 {
         groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
     };
@@ -54,44 +59,22 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
-    let gradients = match stage {
-        Stage::Whole | Stage::Optimizer => {
-            Part { name: "gradients", rank: 4 * all, machine: 4 * all * n, shared: true }
-        }
-        Stage::Gradients | Stage::Parameters => Part {
-            name: "gradients",
-            rank: 4 * share.all + leaving,
-            machine: 4 * all + n * leaving,
-            shared: true,
-        },
-    };
+    let divided = if stage >= Stage::Gradients { 4 * all } else { 0 };
+    let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
+    let gradients =
+        Part { name: "gradients", rank: share.gradients, machine: divided + n * own, shared: true };
     let mut parts = vec![weights, gradients];
-    let owned = match stage {
-        Stage::Whole => Share { all, with_master, kept },
-        _ => share,
+    let mut push = |name, of: &dyn Fn(&Share) -> u64| {
+        // Where states are whole, what one rank has all have.
+        let machine = shares.iter().map(of).sum::<u64>() * if stage == Stage::Whole { n } else { 1 };
+        parts.push(Part { name, rank: of(&share), machine, shared: false });
     };
-    match settings.optimizer {
-        Offload::Memory => {
-            let divided = |name, rank, total| match stage {
-                Stage::Whole => Part::each(name, total, ranks),
-                _ => Part { name, rank, machine: total, shared: false },
-            };
-            parts.push(divided("master weights", 4 * owned.with_master, 4 * with_master));
-            parts.push(divided("optimizer state", 4 * owned.kept, 4 * kept));
-        }
-        Offload::Nvme => {
-            let moments = elementwise(settings.optim).unwrap_or(2);
-            let in_files = u64::from(settings.parameters == Offload::Nvme);
-            let kinds = moments + u64::from(settings.dtype != DType::F32) + in_files;
-            // A piece is of one group at most, or a whole parameter.
-            let group = match elementwise(settings.optim) {
-                Some(_) => (settings.sub_group_elems as u64).min(unit.div_ceil(n).max(1)),
-                None => unit,
-            };
-            let bytes = 4 * kinds * group * settings.buffers as u64;
-            parts.push(Part::each("optimizer state between file and use", bytes, ranks));
-        }
+    if settings.optimizer == Offload::Memory {
+        push("master weights", &|share| 4 * share.with_master);
+        push("optimizer state", &|share| 4 * share.kept);
     }
+    push("state between file and use", &|share| share.beyond(step).1);
+    push("optimizer's workspace", &|share| share.beyond(step).0);
     if stage == Stage::Parameters && settings.gather_copies {
         parts.push(Part {
             name: "gathered weights",
@@ -104,62 +87,148 @@ pub fn model_states(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         let bytes = settings.reduce_dtype.size() as u64 * unit;
         parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
     }
-    if settings.optim == Optim::Muon {
-        parts.push(Part::each("optimizer's scratch", muon_scratch(size), ranks));
-    }
     parts.retain(|part| part.machine > 0);
     parts
 }
 
-/// Elements that a rank updates, those of them with master weights, and the numbers that the optimizer keeps for them.
+/// What a rank updates, and what it takes for that.
+#[derive(Clone, Default)]
 struct Share {
-    all: u64,
+    /// Bytes of gradients: their sums, where those are divided, and what it is charged for what it reads.
+    gradients: u64,
+    /// Elements with master weights.
     with_master: u64,
+    /// The numbers that the optimizer keeps for them.
     kept: u64,
+    /// Bytes that the largest of its parameters takes to work in.
+    workspace: u64,
+    /// Bytes of the buffers of each set through which pieces of the states in files come and go in turn.
+    staged: Vec<Vec<u64>>,
 }
 
 impl Share {
-    /// Of the rank with the most.
-    fn largest(size: &ModelSize, settings: &Settings) -> Share {
-        let Settings { stage, ranks, optim, .. } = *settings;
-        let of = |rank: usize| -> Share {
-            let mut share = Share { all: 0, with_master: 0, kept: 0 };
-            for (dtype, layout) in size.layouts() {
-                let owned = layout.owned(rank, ranks);
-                share.all += owned.len() as u64;
-                share.with_master += if *dtype == DType::F32 { 0 } else { owned.len() as u64 };
-                share.kept += kept_elems(layout, owned, optim);
-            }
+    /// Of each rank; one stands for all where states are whole.
+    fn all(
+        size: &ModelSize,
+        settings: &Settings,
+        step: Option<&DryRun>,
+        regions: &[Vec<&Layout>],
+    ) -> Vec<Share> {
+        let ranks = if settings.stage == Stage::Whole { 1 } else { settings.ranks };
+        let of = |(rank, read): (usize, u64)| {
+            let mut share = Share::of(size, settings, step, (rank, ranks));
+            share.gradients += read;
             share
         };
-        // From ZeRO-2 on gradients, too.
-        let gradients = u64::from(stage >= Stage::Gradients);
-        let bytes = |share: &Share| 4 * (gradients * share.all + share.with_master + share.kept);
-        let shares = (0..ranks).map(of);
-        shares.max_by_key(bytes).unwrap_or(Share { all: 0, with_master: 0, kept: 0 })
+        charged(regions, ranks).into_iter().enumerate().map(of).collect()
+    }
+
+    fn of(
+        size: &ModelSize,
+        settings: &Settings,
+        step: Option<&DryRun>,
+        (rank, ranks): (usize, usize),
+    ) -> Share {
+        let optimizer_in_file = settings.optimizer == Offload::Nvme;
+        let weights_in_file = settings.parameters == Offload::Nvme && settings.stage == Stage::Parameters;
+        let (mut share, mut n_pieces) = (Share::default(), 0);
+        for (dtype, layout) in size.layouts() {
+            let owned = layout.owned(rank, ranks);
+            let master = *dtype != DType::F32;
+            share.gradients += if settings.stage >= Stage::Gradients { 4 * owned.len() as u64 } else { 0 };
+            share.with_master += if master { owned.len() as u64 } else { 0 };
+            for (param, flat) in layout.pieces(owned, settings.sub_group_elems) {
+                let param = &layout.params()[param];
+                let states = match elementwise(settings.optim) {
+                    Some(kinds) => vec![flat.len(); kinds],
+                    None => state_elems(settings.optim, param),
+                };
+                share.kept += states.iter().sum::<usize>() as u64;
+                let workspace = step.map_or(0, |step| workspace(step, settings.optim, param));
+                share.workspace = share.workspace.max(workspace);
+
+                let weights = weights_in_file.then_some(dtype.size() * flat.len());
+                let master = (optimizer_in_file && master).then_some(4 * flat.len());
+                let states = states.into_iter().filter(|_| optimizer_in_file).map(|n| 4 * n);
+                let buffers: Vec<usize> = weights.into_iter().chain(master).chain(states).collect();
+                if buffers.is_empty() {
+                    continue;
+                }
+                let set = n_pieces % settings.buffers.max(1);
+                share.staged.resize(share.staged.len().max(set + 1), Vec::new());
+                let sizes = &mut share.staged[set];
+                sizes.resize(sizes.len().max(buffers.len()), 0);
+                for (most, bytes) in sizes.iter_mut().zip(&buffers) {
+                    *most = (*most).max(*bytes as u64);
+                }
+                n_pieces += 1;
+            }
+        }
+        share
+    }
+
+    /// All of it that depends on the rank.
+    fn bytes(&self, settings: &Settings) -> u64 {
+        let states = if settings.optimizer == Offload::Memory { self.with_master + self.kept } else { 0 };
+        self.gradients + 4 * states + self.workspace + self.staged.iter().flatten().sum::<u64>()
+    }
+
+    /// What the workspace and the buffers take beyond the free pieces of the pool, of which each borrows the smallest
+    /// that is large enough.
+    fn beyond(&self, step: Option<&DryRun>) -> (u64, u64) {
+        let mut free = step.map_or_else(Vec::new, |step| step.free.clone());
+        let mut borrow = |bytes: u64| -> u64 {
+            let found = free.iter().position(|&piece| bytes > 0 && piece >= bytes);
+            found.map_or(bytes, |index| {
+                free.remove(index);
+                0
+            })
+        };
+        let workspace = borrow(self.workspace);
+        (workspace, self.staged.iter().flatten().map(|&bytes| borrow(bytes)).sum())
     }
 }
 
-/// The scratch of Muon's iteration: matrices of about one size share a piece of it, as the pool lends a piece that is
-/// up to an eighth larger.
-fn muon_scratch(size: &ModelSize) -> u64 {
-    let device = Device::dry(Isa::detect(), Par::solo());
-    let mut pieces = Vec::new();
-    for param in size.layouts().flat_map(|(_, layout)| layout.params()) {
-        if let [rows, cols] = *param.place.shape.sizes()
-            && is_hidden(&param.name)
-        {
-            pieces.extend(optimizer::muon_scratch_bytes(&device, rows, cols).map(|bytes| bytes as u64));
+/// What each rank is charged for regions of f32 gradients of which every rank has one of its own, and whose elements
+/// are read by the ranks that own them in any of the region's layouts: a page counts in equal parts for its readers and
+/// for whose it is.
+pub(super) fn charged(regions: &[Vec<&Layout>], ranks: usize) -> Vec<u64> {
+    let mut charged = vec![0.0; ranks];
+    for layouts in regions {
+        let mut owned: Vec<Vec<Range<usize>>> =
+            layouts.iter().map(|layout| (0..ranks).map(|rank| layout.owned(rank, ranks)).collect()).collect();
+        owned.sort_unstable_by_key(|ranges| ranges.iter().map(|range| range.end).collect::<Vec<_>>());
+        owned.dedup();
+        let mut edges: Vec<usize> =
+            owned.iter().flatten().flat_map(|range| [range.start, range.end]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        for run in edges.windows(2) {
+            let elems = (run[1] - run[0]) as f64;
+            let reads = |rank: usize| {
+                owned.iter().any(|ranges| ranges[rank].start <= run[0] && run[1] <= ranges[rank].end)
+            };
+            let readers = (0..ranks).filter(|&rank| reads(rank)).count();
+            for (rank, charged) in charged.iter_mut().enumerate() {
+                *charged += match reads(rank) {
+                    // Its own, those of the other readers, and those of all others, who read nothing here.
+                    true => elems * (1.0 + (ranks - readers) as f64 / (readers + 1) as f64),
+                    false => elems / (readers + 1) as f64,
+                };
+            }
         }
     }
-    pieces.sort_unstable();
-    let mut all = Vec::<u64>::new();
-    for bytes in pieces.into_iter().rev() {
-        if all.last().is_none_or(|piece| bytes + bytes / 8 < *piece) {
-            all.push(bytes);
+    charged.into_iter().map(|elems| (4.0 * elems) as u64).collect()
+}
+
+/// The workspace of a step on a whole parameter. That of other rules is nothing beside it.
+fn workspace(step: &DryRun, optim: Optim, param: &LayoutParam) -> u64 {
+    match *param.place.shape.sizes() {
+        [rows, cols] if optim == Optim::Muon && is_hidden(&param.name) => {
+            optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
         }
+        _ => 0,
     }
-    all.into_iter().sum()
 }
 
 /// Whether Muon takes a matrix of this name for a hidden one.
@@ -176,26 +245,25 @@ fn largest(size: &ModelSize, bytes: fn(DType) -> u64) -> u64 {
 }
 
 /// The states of an optimizer that keeps one number of each kind for each element.
-fn elementwise(optim: Optim) -> Option<u64> {
+fn elementwise(optim: Optim) -> Option<usize> {
     match optim {
         Optim::TwoMoments => Some(2),
         Optim::OneState => Some(1),
         Optim::Stateless => Some(0),
-        Optim::Factored | Optim::Muon => None,
+        Optim::Lamb | Optim::Factored | Optim::Muon => None,
     }
 }
 
-/// The numbers that an optimizer keeps for elements of a group, besides master weights.
-fn kept_elems(layout: &Layout, range: Range<usize>, optim: Optim) -> u64 {
-    if let Some(kinds) = elementwise(optim) {
-        return kinds * range.len() as u64;
+/// The numbers of each kind that any other optimizer keeps for a parameter, besides master weights.
+fn state_elems(optim: Optim, param: &LayoutParam) -> Vec<usize> {
+    let shape = &param.place.shape;
+    match (optim, shape.sizes()) {
+        (Optim::Factored, [rest @ .., rows, cols]) => {
+            let rest: usize = rest.iter().product();
+            vec![rest * rows, rest * cols]
+        }
+        (Optim::Lamb, _) => vec![shape.n_elems(); 2],
+        (Optim::Muon, sizes) if sizes.len() != 2 || !is_hidden(&param.name) => vec![shape.n_elems(); 2],
+        _ => vec![shape.n_elems()],
     }
-    let of = |name: &str, shape: &Shape| match (optim, shape.sizes()) {
-        (Optim::Factored, [rest @ .., rows, cols]) => rest.iter().product::<usize>() * (rows + cols),
-        (Optim::Muon, [_, _]) if is_hidden(name) => shape.n_elems(),
-        (Optim::Muon, _) => 2 * shape.n_elems(),
-        _ => shape.n_elems(),
-    };
-    let params = layout.parts(range).map(|(index, _)| &layout.params()[index]);
-    params.map(|param| of(&param.name, &param.place.shape) as u64).sum()
 }

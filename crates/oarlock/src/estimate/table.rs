@@ -80,7 +80,7 @@ fn formula(estimate: &Estimate) -> String {
     let working = settings.dtype.size();
     let master = if settings.dtype == DType::F32 { 0 } else { 4 };
     let state = match settings.optim {
-        Optim::TwoMoments => master + 8,
+        Optim::TwoMoments | Optim::Lamb => master + 8,
         Optim::OneState => master + 4,
         Optim::Stateless => master,
         Optim::Factored | Optim::Muon => return "depends on the shapes (this optimizer)".to_owned(),

@@ -7,7 +7,9 @@ use crate::config::flags::Parsed;
 use crate::config::written::Layer;
 use crate::config::{Problem, Problems, TrainConfig, paths, train_config_of};
 use crate::console::{Failure, Outcome, say, tell};
+use crate::error::Error;
 use crate::front::script::Script;
+use crate::launch::spec::Output;
 use crate::launch::{self, Launch, STARTED, environment};
 use crate::rank;
 use crate::train;
@@ -84,16 +86,25 @@ impl Job {
             return Ok(());
         }
         match &self.program {
-            Program::Training(config) if is_rank || self.launch.local_ranks() == 1 => {
+            Program::Training(config) if is_rank || self.is_alone() => {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
                 run_rank(config, started)
             }
             Program::Training(_) => {
-                ended(launch::run_ranks(self.launch.local_ranks(), &self.words, started)?)
+                let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+                let program = std::iter::once(this.to_string_lossy().into_owned());
+                let program: Vec<String> = program.chain(self.words.iter().cloned()).collect();
+                ended(launch::run(&self.launch, &program, true, started)?)
             }
-            Program::Command(_) => Ok(()),
+            Program::Command(argv) => ended(launch::run(&self.launch, argv, false, started)?),
         }
+    }
+
+    /// Whether one process is all of the run, and needs nobody around it.
+    fn is_alone(&self) -> bool {
+        let launch = &self.launch;
+        launch.place(0, 0).world_size() == 1 && launch.restarts.max == 0 && launch.output == Output::default()
     }
 }
 
@@ -141,9 +152,9 @@ pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
 fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
         launch::Outcome::Done => Ok(()),
-        launch::Outcome::Failed(failed) => {
-            tell(&format!("error: {}\n", launch::explain(&failed)));
-            Err(Failure::Told(1))
+        launch::Outcome::Failed { message, code } => {
+            tell(&message);
+            Err(Failure::Told(code))
         }
         launch::Outcome::Stopped(signal) => {
             tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
@@ -152,7 +163,8 @@ fn ended(outcome: launch::Outcome) -> Outcome {
     }
 }
 
-/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone.
+/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone if it
+/// is ours; another's knows exit codes only, so there each rank says what it knows.
 fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
     let result = (|| {
@@ -173,6 +185,9 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
                 let _ = comm.barrier();
             }
             comm.abort(&error.to_string());
+            if !launch::is_our_rank() {
+                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+            }
             Err(Failure::Told(1))
         }
     }

@@ -3,6 +3,7 @@
 
 mod accelerate;
 pub mod job;
+pub mod minimind;
 pub mod script;
 
 use std::time::SystemTime;
@@ -26,6 +27,11 @@ pub const ALL: &[FrontEnd] = &[
         names: &["accelerate-launch"],
         about: "The same as accelerate launch",
         run: accelerate::run_launch,
+    },
+    FrontEnd {
+        names: &["train_pretrain"],
+        about: "Pretrain a MiniMind with the flags of its script",
+        run: minimind::run,
     },
 ];
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::config::written::{self, Layer};
 use crate::config::{Problem, Problems, Words};
+use crate::front::minimind;
 
 /// What is to be started.
 #[derive(Clone, Debug)]
@@ -75,7 +76,11 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
 
 /// The training that a script's name stands for.
 fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
-    LLAMA_FACTORY.contains(&name.trim_start_matches("./")).then(|| llama_factory(words))
+    if LLAMA_FACTORY.contains(&name.trim_start_matches("./")) {
+        return Some(llama_factory(words));
+    }
+    let file = Path::new(name).file_name()?.to_str()?;
+    minimind::SCRIPTS.contains(&file).then(|| minimind::training(words, &|name| std::env::var(name).ok()))
 }
 
 /// LLaMA-Factory's training: a file, flags and `key=value`.

@@ -3,8 +3,31 @@
 
 pub mod devices;
 pub mod environment;
-mod processes;
+mod failure;
+mod lines;
+mod logs;
+mod output;
+pub mod port;
+mod rounds;
+mod run;
 pub mod spec;
 
-pub use processes::{Outcome, STARTED, explain, is_rank, run_ranks};
+use oarlock_comm::Launched;
+
+pub use failure::Failure;
+pub use logs::Message;
+pub use run::{Outcome, run};
 pub use spec::Launch;
+
+/// The variable that tells a rank when the command began, in microseconds since 1970.
+pub const STARTED: &str = "OARLOCK_STARTED";
+
+/// Whether this process is a rank that a launcher started, ours or another.
+pub fn is_rank() -> bool {
+    is_our_rank() || matches!(Launched::from_env(), Ok(Some(_)))
+}
+
+/// Whether this process is a rank that this program started, which then tells of its failure.
+pub fn is_our_rank() -> bool {
+    std::env::var_os(STARTED).is_some()
+}

@@ -33,6 +33,8 @@ pub struct Launch {
     pub alone: bool,
     /// Each rank gets `--local_rank=N` as its first argument.
     pub local_rank_argument: bool,
+    /// Each rank sees one GPU, its own, and has local rank 0.
+    pub virtual_local_rank: bool,
     /// From SIGTERM to SIGKILL when ranks are to end.
     pub grace: Duration,
     /// The signals that are handed on to the ranks.
@@ -106,6 +108,8 @@ pub struct Output {
     pub only: Option<Vec<usize>>,
     /// Each line shown begins with the rank that wrote it.
     pub prefix: bool,
+    /// Lines of standard output, and of standard error, that hold one of these words are also in a file of their own.
+    pub filters: [Vec<String>; 2],
 }
 
 /// Which streams of which local rank.
@@ -167,6 +171,7 @@ impl Launch {
             deepspeed_env: false,
             alone: false,
             local_rank_argument: false,
+            virtual_local_rank: false,
             grace: Duration::from_secs(30),
             signals: oarlock_comm::STOPPING.to_vec(),
             quiet: false,

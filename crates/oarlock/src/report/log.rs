@@ -234,8 +234,8 @@ impl RunLog {
     }
 }
 
-/// The whole records of trainer_log.jsonl up to a step.
-fn kept(text: &str, step: u64) -> String {
+/// The whole records of a log up to a step.
+pub(super) fn kept(text: &str, step: u64) -> String {
     let is_kept = |line: &&str| {
         let record: Option<Value> = serde_json::from_str(line).ok();
         record.and_then(|record| record.get("current_steps")?.as_u64()).is_some_and(|at| at <= step)
@@ -309,7 +309,7 @@ pub fn clock_time(time: Duration) -> String {
 }
 
 /// `2026-11-20 18:34:02` in UTC, from seconds since 1970.
-fn timestamp(seconds: u64) -> String {
+pub fn timestamp(seconds: u64) -> String {
     // Years begin in March here, so that the leap day is their last; an era has 400 of them and 146,097 days.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -5,6 +5,7 @@
 mod files;
 pub mod log;
 pub mod plots;
+pub mod profile;
 pub mod progress;
 pub mod speed;
 pub mod state;

@@ -61,6 +61,11 @@ impl<W: Write> Progress<W> {
         Progress { out, width, drawn: None, open: false, closed: false }
     }
 
+    /// Whether this is a terminal, with a line that moves.
+    pub fn is_terminal(&self) -> bool {
+        self.width.is_some()
+    }
+
     /// After every step: moves the line, at most ten times a second. Nothing without a terminal.
     ///
     /// # Errors
@@ -154,8 +159,8 @@ fn moving_line(status: &Status, width: usize) -> String {
     line.chars().take(width.saturating_sub(1)).collect()
 }
 
-/// Half a cell is the finest step.
-fn bar(share: f64, width: usize) -> String {
+/// A share as a line of so many cells; half a cell is the finest step.
+pub(super) fn bar(share: f64, width: usize) -> String {
     let halves = (share * 2.0 * width as f64) as usize;
     let full = (halves / 2).min(width);
     let half = usize::from(halves % 2 == 1 && full < width);
@@ -181,7 +186,7 @@ fn fields(status: &Status) -> Vec<String> {
 }
 
 /// `1,804`.
-fn thousands(x: f64) -> String {
+pub(super) fn thousands(x: f64) -> String {
     let digits = (x.max(0.0).round() as u64).to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -194,7 +199,7 @@ fn thousands(x: f64) -> String {
 }
 
 /// `512 MB` or `1.2 GB`, in powers of 1024.
-fn memory(bytes: u64) -> String {
+pub(super) fn memory(bytes: u64) -> String {
     let megabytes = bytes as f64 / f64::from(1 << 20);
     if megabytes < 1000.0 { format!("{megabytes:.0} MB") } else { format!("{:.1} GB", megabytes / 1024.0) }
 }

@@ -99,6 +99,12 @@ impl PhaseTimer {
         std::mem::replace(&mut self.current, phase)
     }
 
+    /// The times since the last [`PhaseTimer::take`], which go on.
+    pub fn so_far(&mut self) -> PhaseTimes {
+        self.enter(self.current);
+        self.spent
+    }
+
     /// The times since the last call, or since the beginning. The current phase goes on.
     pub fn take(&mut self) -> PhaseTimes {
         self.enter(self.current);
@@ -120,6 +126,16 @@ impl PhaseTimes {
     /// The time of one phase.
     pub fn of(&self, phase: Phase) -> Duration {
         self.0[phase as usize]
+    }
+
+    /// The times that came after `earlier`.
+    pub fn since(&self, earlier: &PhaseTimes) -> PhaseTimes {
+        PhaseTimes(std::array::from_fn(|i| self.0[i].saturating_sub(earlier.0[i])))
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_millis(ms: [u64; Phase::ALL.len()]) -> PhaseTimes {
+        PhaseTimes(ms.map(Duration::from_millis))
     }
 
     /// The time of all phases.
@@ -208,6 +224,9 @@ mod tests {
             times.to_string(),
             "forward 3.0 ms (25%), backward 7.0 ms (58%), reduce 1.0 ms (8%), other 1.0 ms (8%)"
         );
+        let before = timer.so_far();
+        assert_eq!(before.of(Phase::Backward), Duration::from_millis(7), "looking takes nothing away");
+        assert_eq!(timer.so_far().since(&before).of(Phase::Backward), Duration::ZERO);
         timer.take();
         assert!(timer.take().total() < Duration::from_secs(3600), "taking begins anew");
         assert_eq!(timer.current, Phase::Data);

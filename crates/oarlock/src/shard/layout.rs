@@ -125,6 +125,34 @@ impl Layout {
             (!part.is_empty()).then_some((index, part))
         })
     }
+
+    /// What an optimizer updates at once, with the first parameter of each: whole parameters where those are the grain,
+    /// otherwise runs of at most `most` elements that all decay or all do not.
+    pub fn pieces(
+        &self,
+        range: Range<usize>,
+        most: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let (whole, most) = (self.grain == Grain::Parameters, most.max(1));
+        let cut = move |(param, part): (usize, Range<usize>)| {
+            let step = if whole { part.len() } else { most };
+            part.clone()
+                .step_by(step)
+                .map(move |start| (param, start..part.end.min(start.saturating_add(step))))
+        };
+        let mut cuts = self.parts(range).flat_map(cut).peekable();
+        std::iter::from_fn(move || {
+            let (param, Range { start, mut end }) = cuts.next()?;
+            let joins = |next: &(usize, Range<usize>)| {
+                !whole && self.params[next.0].decay == self.params[param].decay && next.1.end - start <= most
+            };
+            // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
+            while let Some((_, next)) = cuts.next_if(joins) {
+                end = next.end;
+            }
+            Some((param, start..end))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -166,6 +194,32 @@ mod tests {
             prop_assert_eq!(covered.iter().map(|&c| c as usize).sum::<usize>(), real);
             prop_assert!(covered.iter().all(|&c| c <= 1));
             prop_assert!(layout.params().iter().all(|p| p.place.first % ALIGN == 0));
+        }
+
+        #[test]
+        fn pieces_cover_what_is_owned_in_runs_that_decay_alike(
+            params in prop::collection::vec((1usize..20_000, any::<bool>()), 1..12),
+            world in 1usize..5, whole in any::<bool>(), most in 1usize..30_000,
+        ) {
+            let most = most.max(100);
+            let grain = if whole { Grain::Parameters } else { Grain::Blocks };
+            let param = |&(n, decay): &(usize, bool)| (String::new(), Shape::new(&[n]).unwrap(), decay);
+            let layout = Layout::new(params.iter().map(param), grain);
+            for rank in 0..world {
+                let owned = layout.owned(rank, world);
+                let pieces: Vec<_> = layout.pieces(owned.clone(), most).collect();
+                prop_assert!(pieces.windows(2).all(|two| two[0].1.end <= two[1].1.start));
+                for (index, part) in layout.parts(owned) {
+                    let of = pieces.iter().filter(|(_, flat)| flat.start < part.end && part.start < flat.end);
+                    let of: Vec<_> = of.collect();
+                    let inside = of.iter().map(|(_, f)| f.end.min(part.end) - f.start.max(part.start));
+                    prop_assert_eq!(inside.sum::<usize>(), part.len());
+                    let decay = layout.params()[index].decay;
+                    prop_assert!(of.iter().all(|(first, _)| layout.params()[*first].decay == decay));
+                    prop_assert!(!whole || of == [&(index, part)]);
+                }
+                prop_assert!(whole || pieces.iter().all(|(_, flat)| flat.len() <= most));
+            }
         }
     }
 }

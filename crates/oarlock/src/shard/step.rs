@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use oarlock_tensor::ops::optimizer::{self, Needs, Part, Rule, StepArgs, UpdateParts};
+use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
 use oarlock_tensor::{Device, FlatBuffer};
 
 use crate::error::{Error, Result};
@@ -18,64 +18,56 @@ struct Piece {
     param: usize,
     /// Elements of the group; one whole parameter where the rule needs that.
     flat: Range<usize>,
-    decay: bool,
 }
 
-/// One buffer for each column that lies in a file.
-type Staged = Vec<Option<FlatBuffer>>;
+/// A buffer for each column of a piece that lies in a file and holds something for it, in the columns' order. Which
+/// columns these are differs from piece to piece, so the buffers belong to none.
+type Staged = Vec<FlatBuffer>;
 
 impl Core {
     /// One step of `rule` on what this rank updates. Waits for whoever holds the state constant.
     pub fn update(&self, rule: &Rule, args: &StepArgs) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
         let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
-        let pieces = self.pieces(rule, most);
         let (in_memory, in_files): (Vec<_>, Vec<_>) =
-            pieces.into_iter().partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+            self.pieces(most).partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+        let workspace_bytes = |piece: &Piece| {
+            let group = &self.groups[piece.group];
+            let shape = &group.layout.params()[piece.param].place.shape;
+            optimizer::workspace_bytes(&self.device, rule, shape, group.roles[piece.param])
+        };
+        // One for all: pieces of many sizes would fit into none of each other's.
+        let bytes = in_memory.iter().chain(&in_files).map(workspace_bytes).max().unwrap_or(0);
+        let mut workspace = Workspace::new(&self.device, bytes)?;
         for piece in &in_memory {
             self.groups[piece.group].state.gate.wait();
-            self.update_piece(rule, args, piece, &vec![None; columns(&self.groups[piece.group]).count()])?;
+            self.update_piece(rule, args, piece, &Vec::new(), &mut workspace)?;
         }
         match offload {
             Some(offload) if !in_files.is_empty() => {
-                self.update_in_files(rule, args, &in_files, offload.buffers)
+                self.update_in_files(rule, args, &in_files, offload.buffers, &mut workspace)
             }
             _ => Ok(()),
         }
     }
 
     /// What this rank updates, in pieces of at most `most` elements where the rule allows.
-    fn pieces(&self, rule: &Rule, most: usize) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for (group, held) in self.groups.iter().enumerate().filter(|(_, group)| group.trainable) {
-            let first = pieces.len();
-            for (param, part) in held.layout.parts(held.state.updated.clone()) {
-                let decay = held.layout.params()[param].decay;
-                if rule.needs() == Needs::WholeParameters {
-                    pieces.push(Piece { group, param, flat: part, decay });
-                    continue;
-                }
-                for start in part.clone().step_by(most) {
-                    let flat = start..part.end.min(start.saturating_add(most));
-                    match pieces.last_mut() {
-                        // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
-                        Some(last)
-                            if last.group == group
-                                && last.decay == decay
-                                && flat.end - last.flat.start <= most =>
-                        {
-                            last.flat.end = flat.end;
-                        }
-                        _ => pieces.push(Piece { group, param, flat, decay }),
-                    }
-                }
-            }
-            debug_assert!(pieces[first..].iter().all(|piece| piece.group == group));
-        }
-        pieces
+    fn pieces(&self, most: usize) -> impl Iterator<Item = Piece> {
+        let trained = self.groups.iter().enumerate().filter(|(_, group)| group.trainable);
+        trained.flat_map(move |(group, held)| {
+            let pieces = held.layout.pieces(held.state.updated.clone(), most);
+            pieces.map(move |(param, flat)| Piece { group, param, flat })
+        })
     }
 
-    fn update_piece(&self, rule: &Rule, args: &StepArgs, piece: &Piece, staged: &Staged) -> Result<()> {
+    fn update_piece(
+        &self,
+        rule: &Rule,
+        args: &StepArgs,
+        piece: &Piece,
+        staged: &Staged,
+        workspace: &mut Workspace,
+    ) -> Result<()> {
         let group = &self.groups[piece.group];
         let (grads, first) = match &group.grads {
             Grads::Sharded { sums, .. } => (Some(sums.clone()), group.state.updated.start),
@@ -83,14 +75,16 @@ impl Core {
         };
         let Some(grads) = grads else { return Ok(()) };
         let grads = Part { flat: &grads, range: piece.flat.start - first..piece.flat.end - first };
-        let mut parts = columns(group).zip(staged).map(|(column, staged)| {
+        let mut staged = staged.iter();
+        let mut parts = columns(group).map(|column| {
             let range = column.at(piece.param, &piece.flat);
-            // A buffer may be there for another group's sake.
-            match (&column.store, staged) {
-                (Store::Memory(flat), _) => Ok(Part { flat, range }),
-                (Store::File { .. }, Some(flat)) => Ok(Part { flat, range: 0..range.len() }),
-                (Store::File { .. }, None) => {
-                    Err(Error::Usage("a piece of offloaded state was not read".to_string()))
+            match &column.store {
+                Store::Memory(flat) => Ok(Part { flat, range }),
+                // Nothing of any buffer.
+                Store::File { .. } if range.is_empty() => Ok(Part { flat: grads.flat, range: 0..0 }),
+                Store::File { .. } => {
+                    let unread = || Error::Usage("a piece of offloaded state was not read".to_string());
+                    Ok(Part { flat: staged.next().ok_or_else(unread)?, range: 0..range.len() })
                 }
             }
         });
@@ -100,28 +94,35 @@ impl Core {
         let Some(weights) = weights else { return Ok(()) };
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let decay = if piece.decay { args.weight_decay } else { 0.0 };
+        let decay = if param.decay { args.weight_decay } else { 0.0 };
         let args = StepArgs { weight_decay: decay, ..*args };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
-        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts)?)
+        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
     }
 
     /// The same for state in files: while one piece is updated, the next is read and the one before is written.
-    fn update_in_files(&self, rule: &Rule, args: &StepArgs, pieces: &[Piece], buffers: usize) -> Result<()> {
+    fn update_in_files(
+        &self,
+        rule: &Rule,
+        args: &StepArgs,
+        pieces: &[Piece],
+        buffers: usize,
+        workspace: &mut Workspace,
+    ) -> Result<()> {
         let (free, to_fill) = channel::<Staged>();
         let (filled, to_update) = channel::<Result<Staged>>();
         let (updated, to_write) = channel::<Staged>();
-        for _ in 0..buffers.min(pieces.len()) {
-            // The receiver is there.
-            let _ = free.send(self.staging(pieces)?);
+        for first in 0..buffers.min(pieces.len()) {
+            // They go around in order, so each is for every so many pieces. The receiver is there.
+            let _ = free.send(self.staging(pieces[first..].iter().step_by(buffers))?);
         }
         std::thread::scope(|scope| {
             scope.spawn(move || self.read_ahead(pieces, &to_fill, &filled));
             let writer = scope.spawn(move || self.write_behind(pieces, &to_write, &free));
-            let step = || -> Result<()> {
+            let mut step = || -> Result<()> {
                 for piece in pieces {
                     let staged = to_update.recv().map_err(|_| stopped())??;
-                    self.update_piece(rule, args, piece, &staged)?;
+                    self.update_piece(rule, args, piece, &staged, workspace)?;
                     updated.send(staged).map_err(|_| stopped())?;
                 }
                 Ok(())
@@ -136,25 +137,20 @@ impl Core {
     }
 
     /// Buffers for any of these pieces.
-    fn staging(&self, pieces: &[Piece]) -> Result<Staged> {
-        let n_columns =
-            pieces.iter().map(|piece| columns(&self.groups[piece.group]).count()).max().unwrap_or(0);
-        let bytes = |which: usize| {
-            let of = |piece: &Piece| {
-                let column = columns(&self.groups[piece.group]).nth(which)?;
-                Some(column.at(piece.param, &piece.flat).len() * column.dtype.size())
-                    .filter(|_| !column.in_memory())
-            };
-            pieces.iter().filter_map(of).max()
-        };
-        (0..n_columns)
-            .map(|which| {
-                bytes(which)
-                    .map(|bytes| FlatBuffer::pooled(&self.device, bytes, "offload buffers"))
-                    .transpose()
-            })
-            .map(|flat| flat.map_err(Error::from))
-            .collect()
+    fn staging<'a>(&self, pieces: impl Iterator<Item = &'a Piece>) -> Result<Staged> {
+        let mut sizes: Vec<usize> = Vec::new();
+        for piece in pieces {
+            for (index, (column, range)) in self.in_files(piece).enumerate() {
+                let bytes = range.len() * column.dtype.size();
+                match sizes.get_mut(index) {
+                    Some(size) => *size = bytes.max(*size),
+                    None => sizes.push(bytes),
+                }
+            }
+        }
+        let buffer =
+            |bytes| FlatBuffer::borrowed(&self.device, bytes, "offload buffers").map_err(Error::from);
+        sizes.into_iter().map(buffer).collect()
     }
 
     fn read_ahead(&self, pieces: &[Piece], to_fill: &Receiver<Staged>, filled: &Sender<Result<Staged>>) {
@@ -162,8 +158,7 @@ impl Core {
             let Ok(staged) = to_fill.recv() else { return };
             let read = || -> Result<()> {
                 self.groups[piece.group].state.gate.wait();
-                for (column, flat) in self.in_files(piece, &staged) {
-                    let range = column.at(piece.param, &piece.flat);
+                for ((column, range), flat) in self.in_files(piece).zip(&staged) {
                     let size = column.dtype.size();
                     let mut lease = flat.write()?;
                     let bytes = &mut lease.bytes_mut()[..range.len() * size];
@@ -185,8 +180,7 @@ impl Core {
     ) -> Result<()> {
         for piece in pieces {
             let Ok(staged) = to_write.recv() else { return Ok(()) };
-            for (column, flat) in self.in_files(piece, &staged) {
-                let range = column.at(piece.param, &piece.flat);
+            for ((column, range), flat) in self.in_files(piece).zip(&staged) {
                 let size = column.dtype.size();
                 let lease = flat.read()?;
                 column
@@ -199,16 +193,11 @@ impl Core {
         Ok(())
     }
 
-    /// The columns of a piece that lie in files, each with its buffer.
-    fn in_files<'a>(
-        &'a self,
-        piece: &Piece,
-        staged: &'a Staged,
-    ) -> impl Iterator<Item = (&'a Column, &'a FlatBuffer)> {
-        let columns = columns(&self.groups[piece.group]).zip(staged);
-        columns
-            .filter(|(column, _)| !column.in_memory())
-            .filter_map(|(column, flat)| Some((column, flat.as_ref()?)))
+    /// The columns that lie in files and hold something for a piece, and where they hold it.
+    fn in_files(&self, piece: &Piece) -> impl Iterator<Item = (&Column, Range<usize>)> {
+        let in_files = columns(&self.groups[piece.group]).filter(|column| !column.in_memory());
+        let held = in_files.map(|column| (column, column.at(piece.param, &piece.flat)));
+        held.filter(|(_, range)| !range.is_empty())
     }
 
     /// Rounds the master weights of a group into its working copies.

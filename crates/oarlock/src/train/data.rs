@@ -7,6 +7,7 @@ use crate::accelerator::Accelerator;
 use crate::config::{DataArgs, HeldOut, RowFormat, TrainConfig};
 use crate::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer, ValSize};
 use crate::error::{Error, Result};
+use crate::train::model::place_of_vocab_size;
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {
@@ -18,7 +19,7 @@ pub struct RunData {
 
 /// Opens the rows of a run; rank 0 builds the token caches that are missing or out of date.
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
-    let tokenizer = Tokenizer::open(&config.model.path)?;
+    let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
     let settings = RowSettings {
         packing: match config.data.rows {
             RowFormat::Packed => Packing::Concat,
@@ -77,7 +78,7 @@ fn cache(
             "the tokenizer knows {} tokens, the model only {vocab_size} (vocab_size in {}); take the tokenizer that \
              the model was made for, or a larger vocab_size and train_from_scratch: true",
             cache.vocab_size(),
-            config.model.path.join("config.json").display()
+            place_of_vocab_size(&config.model)
         )));
     }
     Ok(Arc::new(cache))

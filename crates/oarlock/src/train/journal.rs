@@ -4,13 +4,15 @@ use std::io::Stdout;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::ProcessMemory;
+use oarlock_tensor::Arena;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
 use crate::report::plots;
+use crate::report::profile::{Held, Profiler};
 use crate::report::progress::{Progress, Status};
-use crate::report::speed::utilisation;
+use crate::report::speed::{PhaseTimer, utilisation};
 use crate::report::state::TrainerState;
 use crate::train::StepReport;
 
@@ -24,6 +26,7 @@ pub struct Journal {
     first_step: u64,
     /// Loss and targets of the whole run.
     run: (f64, u64),
+    profiler: Option<Profiler>,
 }
 
 /// What has happened since the last record.
@@ -70,6 +73,7 @@ impl Journal {
         let log =
             if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
         log.training_args(&config.as_yaml())?;
+        let profiler = config.log.profile.map(|every| Profiler::new(dir, every, first_step)).transpose()?;
         Ok(Journal {
             log,
             progress: Progress::stdout(config.log.plain),
@@ -78,6 +82,7 @@ impl Journal {
             interval: Interval::new(),
             first_step,
             run: (0.0, 0),
+            profiler,
         })
     }
 
@@ -144,6 +149,27 @@ impl Journal {
         })?;
         self.interval = Interval::new();
         Ok(())
+    }
+
+    /// After every step of `n_tokens`, when all else is told: the profile, where one is asked for and due.
+    pub fn profile(&mut self, n_tokens: u64, timer: &mut PhaseTimer, arena: &Arena) -> Result<()> {
+        let Some(profiler) = &mut self.profiler else { return Ok(()) };
+        if !profiler.count(n_tokens) {
+            return Ok(());
+        }
+        let memory = ProcessMemory::current()?;
+        let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
+        let held = Held {
+            pss: memory.pss,
+            peak_rss: memory.peak_rss,
+            in_use: in_use as u64,
+            taken: arena.bytes() as u64,
+        };
+        let profiled = profiler.end(self.log.state().global_step, timer.so_far(), held)?;
+        let line = profiled.line();
+        let shown = if self.progress.is_terminal() { profiled.table() } else { line.clone() };
+        self.progress.message(&shown).map_err(Error::io("write to", "standard output"))?;
+        Ok(self.log.message(&line)?)
     }
 
     /// After an evaluation.

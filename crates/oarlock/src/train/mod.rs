@@ -4,6 +4,7 @@
 
 mod data;
 mod journal;
+mod model;
 mod optimizer;
 mod options;
 mod run;

@@ -6,17 +6,16 @@ use crate::accelerator::AcceleratorConfig;
 use crate::config::{self, Precision, ShardArgs, ShardGroup, TrainConfig};
 use crate::error::{Error, Result};
 use crate::model::Recompute;
-use crate::model::hf::HfConfig;
 use crate::shard::{Lifetime, Offload, Options, Placement, Placements};
-use crate::train::OptimizerConfig;
+use crate::train::{OptimizerConfig, model};
 
-/// How a configuration asks for an accelerator. Reads the model's config.json where a size follows from the model's.
+/// How a configuration asks for an accelerator. Reads the model's settings, because sizes follow from them.
 ///
 /// # Errors
 /// A CPU path that does not exist, or a model that cannot be read.
 pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
-    let hidden_size = HfConfig::read(&config.model.path)?.decoder().hidden_size;
+    let hidden_size = model::settings(&config.model)?.decoder().hidden_size;
     Ok(AcceleratorConfig {
         shard: engine_options(config, hidden_size),
         threads: config.ranks.threads,

@@ -15,13 +15,13 @@ use crate::data::{Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
 use crate::model::Decoder;
-use crate::model::hf::{HfConfig, ModelFiles, SafetensorsSource, SaveOptions};
+use crate::model::hf::{HfConfig, ModelFiles, SaveOptions};
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
 use crate::report::state::TrainerState;
-use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::{self, RunData};
 use crate::train::journal::{Journal, Told};
+use crate::train::model;
 use crate::train::options::{optimizer_config, recompute};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
@@ -67,7 +67,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn set_up(config: &'a TrainConfig, accelerator: &'a Accelerator, started: SystemTime) -> Result<Run<'a>> {
         accelerator.communicator().set_phase("setting up");
-        let hf = HfConfig::read(&config.model.path)?;
+        let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(recompute(config));
         let forecast = match accelerator.is_main_process() {
@@ -85,10 +85,7 @@ impl<'a> Run<'a> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let mut source: Box<dyn WeightSource> = match config.model.from_scratch || checkpoint.is_some() {
-            true => Box::new(SeededInit { seed: config.train.seed, device: accelerator.device().clone() }),
-            false => Box::new(SafetensorsSource::open(&config.model.path, &hf, &model)?),
-        };
+        let mut source = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
         let mut optimizer = accelerator.prepare(&model, optimizer_config(config), source.as_mut())?;
         let (mut position, mut done) = (0, 0);
         let mut state = first_state(config, &sampler, total_steps);
@@ -185,6 +182,7 @@ impl<'a> Run<'a> {
                     || (done == 1 && self.config.log.first_step);
                 let epoch = self.position as f64 / self.sampler.len as f64;
                 journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
+                journal.profile(n_tokens, &mut self.timer, self.accelerator.device().arena())?;
             }
             self.after_step(done)?;
             if let (Some(forecast), Some(journal)) = (&mut self.forecast, &mut self.journal)
@@ -314,7 +312,7 @@ impl<'a> Run<'a> {
         let options = SaveOptions {
             dtype: self.accelerator.dtype(),
             max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-            side_files_from: Some(&self.config.model.path),
+            side_files_from: Some(&self.config.model.tokenizer),
         };
         ModelFiles::of_model(&self.hf, &self.model, &options)
     }

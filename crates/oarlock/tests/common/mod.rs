@@ -97,10 +97,13 @@ impl Site {
     }
 
     fn inside(&self, mut command: Command, words: &[&str]) -> Command {
-        for name in
-            ["WORLD_SIZE", "RANK", "NPROC_PER_NODE", "NNODES", "OARLOCK_STARTED", "OARLOCK_SHARED_MEMORY"]
-        {
-            command.env_remove(name);
+        let launchers = ["OARLOCK_", "OMPI_", "MV2_", "MPI_", "PMI_", "SLURM_"];
+        let names = ["WORLD_SIZE", "RANK", "LOCAL_RANK", "NPROC_PER_NODE", "NNODES"];
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if names.contains(&&*name) || launchers.iter().any(|start| name.starts_with(start)) {
+                command.env_remove(name);
+            }
         }
         command.args(words).current_dir(self.0.path()).stdin(Stdio::null());
         command

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::arena::{ALIGN, Buffer};
 use crate::cpu::Cpu;
 use crate::cpu::optim::adafactor::{self, AdafactorArgs, Extent};
 use crate::cpu::optim::adagrad::Adagrad;
@@ -252,9 +253,52 @@ impl Rule {
     }
 }
 
-/// The bytes of each piece of scratch memory that Muon takes for a matrix of these sizes.
-pub fn muon_scratch_bytes(device: &Device, rows: usize, cols: usize) -> [usize; 2] {
-    [4 * muon::scratch_len(rows, cols), muon::product_scratch_bytes(device.kernels(), rows, cols)]
+/// Memory that steps work in besides their parts: one piece, which serves every parameter that it is large enough for.
+pub struct Workspace(Option<Buffer>);
+
+impl Workspace {
+    /// Of at least `bytes` bytes, borrowed from the device's pool.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(device: &Device, bytes: usize) -> Result<Workspace> {
+        let buffer = (bytes > 0).then(|| device.arena().borrow(bytes, "optimizer's workspace"));
+        buffer.transpose().map(Workspace)
+    }
+
+    /// The first bytes of it.
+    fn of(&mut self, rule: &Rule, bytes: usize) -> Result<&mut [u8]> {
+        let held = self.0.as_mut().map_or(&mut [][..], Buffer::bytes_mut);
+        let got = held.len();
+        held.get_mut(..bytes).ok_or_else(|| Error::Shape {
+            op: rule.name(),
+            expected: format!("a workspace of {bytes} bytes"),
+            got: format!("{got} bytes"),
+        })
+    }
+}
+
+/// The bytes of [`Workspace`] that a step of a rule on a parameter needs.
+pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) -> usize {
+    match rule {
+        Rule::Lamb { .. } => 8 * lamb::scratch_len(shape.n_elems()),
+        Rule::Adafactor { .. } => 8 * Extent::new(shape.sizes()).scratch_len(),
+        Rule::Muon { .. } => match *shape.sizes() {
+            [rows, cols] if role == Role::Matrix => muon_workspace_bytes(device, rows, cols),
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// The same for Muon on a matrix of these sizes.
+pub fn muon_workspace_bytes(device: &Device, rows: usize, cols: usize) -> usize {
+    muon_iterate_bytes(rows, cols) + muon::product_scratch_bytes(device.kernels(), rows, cols)
+}
+
+/// The first part of it, for the iteration's matrices; what follows is for their products.
+fn muon_iterate_bytes(rows: usize, cols: usize) -> usize {
+    (4 * muon::scratch_len(rows, cols)).next_multiple_of(ALIGN)
 }
 
 /// Whether Muon's own rule applies.
@@ -274,8 +318,11 @@ pub fn update(
     shape: &Shape,
     role: Role,
     parts: &UpdateParts<'_>,
+    workspace: &mut Workspace,
 ) -> Result<()> {
     check(rule, shape, role, parts)?;
+    let scratch = workspace.of(rule, workspace_bytes(device, rule, shape, role))?;
+    let Kind::Cpu(cpu) = device.kind();
     let grads = parts.grads.flat.read()?;
     let grad = &grads.slice::<f32>()[parts.grads.range.clone()];
     let mut leases: [Option<WriteLease>; MAX_STATES] = [None, None, None];
@@ -298,34 +345,31 @@ pub fn update(
     device.profile().time(rule.name(), 0, bytes as u64, || match &parts.master {
         None => {
             let weights = &mut working.slice_mut::<f32>()[range];
-            dispatch::<f32>(
-                device,
-                rule,
-                args,
-                (shape, role),
-                Buffers { weights, state, grad, working: None },
-            )
+            let buffers = Buffers { weights, state, grad, working: None };
+            dispatch::<f32>(cpu, rule, args, (shape, role), buffers, scratch);
+            Ok(())
         }
         Some(master) => {
             let mut lease = master.flat.write()?;
             let weights = &mut lease.slice_mut::<f32>()[master.range.clone()];
             with_float!(parts.dtype, "optimizer", T => {
                 let working = Some(&mut working.slice_mut::<T>()[range]);
-                dispatch(device, rule, args, (shape, role), Buffers { weights, state, grad, working })
+                dispatch(cpu, rule, args, (shape, role), Buffers { weights, state, grad, working }, scratch);
+                Ok(())
             })
         }
     })
 }
 
-/// Runs the kernel of a rule, with scratch memory where it needs some.
+/// Runs the kernel of a rule, with the scratch memory that it needs.
 fn dispatch<T: Float>(
-    device: &Device,
+    cpu: &Cpu,
     rule: &Rule,
     args: &StepArgs,
     (shape, role): (&Shape, Role),
     buffers: Buffers<'_, T>,
-) -> Result<()> {
-    let Kind::Cpu(cpu) = device.kind();
+    scratch: &mut [u8],
+) {
     match *rule {
         Rule::AdamW { beta1, beta2, eps } => run(cpu, Adam::<true>::new(beta1, beta2, eps, args), buffers),
         Rule::Adam { beta1, beta2, eps } => run(cpu, Adam::<false>::new(beta1, beta2, eps, args), buffers),
@@ -338,30 +382,26 @@ fn dispatch<T: Float>(
         Rule::Lion { beta1, beta2 } => run(cpu, Lion::new(beta1, beta2, args), buffers),
         Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } => {
             let lamb = LambArgs { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff };
-            let mut scratch = device.scratch(8 * lamb::scratch_len(buffers.grad.len()))?;
-            lamb::step(cpu, &lamb, args, buffers, bytemuck::cast_slice_mut(scratch.bytes_mut()));
+            lamb::step(cpu, &lamb, args, buffers, bytemuck::cast_slice_mut(scratch));
         }
         Rule::Adafactor { beta2_decay, eps1, eps2, d } => {
             let eps1 = eps1.unwrap_or(f64::from(f32::EPSILON));
             let adafactor = AdafactorArgs { beta2_decay, eps1, eps2, d };
             let extent = Extent::new(shape.sizes());
-            let mut scratch = device.scratch(8 * extent.scratch_len())?;
-            let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-            adafactor::step(cpu, &adafactor, args, extent, buffers, scratch);
+            adafactor::step(cpu, &adafactor, args, extent, buffers, bytemuck::cast_slice_mut(scratch));
         }
-        Rule::Muon { .. } => return muon_step(device, cpu, rule, args, (shape, role), buffers),
+        Rule::Muon { .. } => muon_step(cpu, rule, args, (shape, role), buffers, scratch),
     }
-    Ok(())
 }
 
 fn muon_step<T: Float>(
-    device: &Device,
     cpu: &Cpu,
     rule: &Rule,
     args: &StepArgs,
     (shape, role): (&Shape, Role),
     buffers: Buffers<'_, T>,
-) -> Result<()> {
+    scratch: &mut [u8],
+) {
     let Rule::Muon {
         momentum,
         nesterov,
@@ -375,14 +415,14 @@ fn muon_step<T: Float>(
         adam_eps,
     } = *rule
     else {
-        return Ok(());
+        return;
     };
     if !is_matrix(shape, role) {
         let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
         let Buffers { weights, state: [_, first, second], grad, working } = buffers;
         let buffers = Buffers { weights, state: [first, second, &mut []], grad, working };
         run(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
-        return Ok(());
+        return;
     }
     let (rows, cols) = (shape.sizes()[0], shape.sizes()[1]);
     let ratio = match adjust_lr {
@@ -390,11 +430,8 @@ fn muon_step<T: Float>(
         AdjustLr::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
     };
     let muon = MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio };
-    let mut scratch = device.scratch(4 * muon::scratch_len(rows, cols))?;
-    let mut products = device.scratch(muon::product_scratch_bytes(cpu, rows, cols))?;
-    let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-    muon::step(cpu, &muon, args, (rows, cols), buffers, scratch, products.bytes_mut());
-    Ok(())
+    let (iterate, products) = scratch.split_at_mut(muon_iterate_bytes(rows, cols));
+    muon::step(cpu, &muon, args, (rows, cols), buffers, bytemuck::cast_slice_mut(iterate), products);
 }
 
 /// Whether the parts fit the rule, the shape and their buffers.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::problem::Problem;
-use super::super::source::{Source, SourceKind};
+use super::super::source::{Place, Source, SourceKind};
 use super::super::value::{Field, Value, read};
 use super::super::{keys::Kind, yaml};
 
@@ -35,7 +35,10 @@ pub fn text_of_file(name: &str, text: String, what: &str) -> Result<Vec<Field>, 
     let is_yaml = [".yaml", ".yml"].iter().any(|end| name.ends_with(end));
     let bare = if is_yaml { text.clone() } else { without_comments(&text) };
     let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
-    let root = yaml::parse_from(&bare, &source)?;
+    let root = yaml::parse_from(&bare, &source).map_err(|problem| match unbalanced(&bare, &source) {
+        Some(unbalanced) if !is_yaml => unbalanced,
+        _ => problem,
+    })?;
     match read(Kind::Map, &root) {
         Some(Value::Map(fields)) => Ok(fields),
         _ => {
@@ -43,6 +46,46 @@ pub fn text_of_file(name: &str, text: String, what: &str) -> Result<Vec<Field>, 
             Err(Problem::new(message).at(&root.place, "expected `{\"key\": value}`"))
         }
     }
+}
+
+/// The bracket that has no partner, if there is one.
+fn unbalanced(text: &str, source: &Arc<Source>) -> Option<Problem> {
+    let place = |at: usize| Place { source: source.clone(), bytes: at..at + 1 };
+    let partner = |open: u8| if open == b'{' { '}' } else { ']' };
+    let (mut open, mut quoted, mut escaped) = (Vec::new(), None, false);
+    for (at, byte) in text.bytes().enumerate() {
+        match (quoted, byte) {
+            (Some(_), _) if escaped => escaped = false,
+            (Some(_), b'\\') => escaped = true,
+            (Some(_), b'"') => quoted = None,
+            (None, b'"') => quoted = Some(at),
+            (None, b'{' | b'[') => open.push((at, byte)),
+            (None, b'}' | b']') => match open.pop() {
+                Some((_, first)) if partner(first) == char::from(byte) => {}
+                Some((first_at, first)) => {
+                    let problem = Problem::new(format!(
+                        "`{}` does not close `{}`",
+                        char::from(byte),
+                        char::from(first)
+                    ));
+                    return Some(problem.at(&place(at), "this one").at(&place(first_at), "opened here"));
+                }
+                None => {
+                    let problem = Problem::new(format!("`{}` closes nothing", char::from(byte)));
+                    return Some(problem.at(&place(at), "").help("remove it, or open the block"));
+                }
+            },
+            _ => {}
+        }
+    }
+    if let Some(at) = quoted {
+        return Some(
+            Problem::new("a quotation mark is missing").at(&place(at), "opened here, and never closed"),
+        );
+    }
+    let (at, first) = open.pop()?;
+    let problem = Problem::new(format!("a `{}` is missing", partner(first)));
+    Some(problem.at(&place(at), "opened here, and never closed"))
 }
 
 /// The text with a blank for every byte of a comment.

@@ -160,6 +160,32 @@ impl HfConfig {
         Ok(HfConfig { decoder, naming, special, fields: map })
     }
 
+    /// A new model from fields of a config.json that stand in no folder; `of` is where, for messages. `model_type` may
+    /// also be `minimind` (MiniMind2) or `minimind3`: then the model is the llama, or the qwen3, that computes the same.
+    /// MiniMind2 turns neighbouring channels of a head where llama turns those half a head apart; for weights that
+    /// begin at random that is only another order of the rows of q and k.
+    ///
+    /// # Errors
+    /// As [`HfConfig::read`].
+    pub fn from_fields(of: &str, map: &Map<String, Value>, special: SpecialTokens) -> Result<HfConfig> {
+        let fields = Fields::new(Path::new(of), "", map);
+        let (family, defaults) = match fields.text("model_type")? {
+            Some("minimind") => (Family::Llama, &MINIMIND_2025),
+            Some("minimind3") => (Family::Qwen3, &MINIMIND),
+            Some("llama") => (Family::Llama, &LLAMA),
+            Some("qwen2") => (Family::Qwen2, &QWEN2),
+            Some("qwen3") => (Family::Qwen3, &QWEN3),
+            _ => {
+                let supported = "supported are minimind, minimind3, llama, qwen2 and qwen3, all dense";
+                return Err(fields.wrong("model_type", supported));
+            }
+        };
+        let decoder = transformers(&fields, family, defaults)?;
+        refuse_unsupported(&fields, decoder.n_layers, decoder.max_positions)?;
+        decoder.check().map_err(|e| Error::bad_file(of, e.to_string()))?;
+        Ok(HfConfig::new(decoder, special))
+    }
+
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
         let seed_era = decoder.family == Family::Minimind && decoder.rope.style == RopeStyle::Interleaved;

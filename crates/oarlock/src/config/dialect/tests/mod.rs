@@ -1,5 +1,6 @@
 //! Blocks of other programs, from the written text to the plan.
 
+mod batch;
 mod fsdp;
 
 use oarlock_tensor::ops::optimizer::Rule;
@@ -198,7 +199,7 @@ fn the_batch_follows_from_what_was_said() {
         (
             "{\"train_batch_size\": 24}",
             "per_device_train_batch_size: 5",
-            "ds.json:1:22: `train_batch_size` (24) is no multiple of a batch of 5 x 2 ranks (t:6:30: ; write \"auto\" for \
+            "ds.json:1:22: `train_batch_size` (24) is no multiple of a batch of 5 x 2 ranks (t:6:30: per_device_train_batch_size: 5; write \"auto\" for \
              one of the three, and it follows from the others)",
         ),
     ] {

@@ -182,3 +182,54 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
     let missing = message(HfConfig::read(Path::new("nowhere")));
     assert!(missing.contains("cannot read nowhere"), "{missing}");
 }
+
+/// The parameters of a decoder, each counted once.
+fn n_parameters(config: &HfConfig) -> usize {
+    let decoder = crate::model::Decoder::new(config.decoder().clone(), 8).unwrap();
+    crate::nn::units_of(&decoder)
+        .iter()
+        .flat_map(|unit| unit.by_dtype(DType::F32))
+        .flat_map(|(_, params)| params)
+        .map(|named| named.param.shape().n_elems())
+        .sum()
+}
+
+#[test]
+fn a_model_is_made_of_fields_alone() {
+    let special = SpecialTokens { bos: Some(1), eos: vec![2], pad: Some(0) };
+    let made = |fields: Value| {
+        HfConfig::from_fields("model_config", fields.as_object().unwrap(), special.clone()).unwrap()
+    };
+    let guide = made(json!({ "model_type": "minimind", "hidden_size": 1024, "num_hidden_layers": 32 }));
+    assert_eq!(n_parameters(&guide), 361_038_848);
+    let d = guide.decoder();
+    assert_eq!((d.vocab_size, d.intermediate_size, d.n_heads, d.n_kv_heads), (6400, 2752, 8, 2));
+    assert_eq!((d.rope.theta, d.norm_eps, d.tie_embeddings, d.qk_norm), (1e6, 1e-5, true, false));
+    // The default is MiniMind2-Small, which its page calls 26M.
+    assert_eq!(n_parameters(&made(json!({ "model_type": "minimind" }))), 25_829_888);
+    let newest = made(json!({ "model_type": "minimind3" }));
+    let d = newest.decoder();
+    assert_eq!((d.hidden_size, d.n_kv_heads, d.head_dim, d.intermediate_size), (768, 4, 96, 2432));
+    assert!(d.qk_norm && d.norm_eps == 1e-6);
+    // What is written is a model of transformers, and reads back as the same.
+    for (config, class) in [(guide, "LlamaForCausalLM"), (newest, "Qwen3ForCausalLM")] {
+        let json = config.to_json(DType::BF16);
+        assert!(json.contains(class), "{json}");
+        let again = read(&json).unwrap();
+        assert_eq!((again.decoder(), again.special()), (config.decoder(), config.special()));
+        assert_eq!(again.naming(), crate::model::Naming::Transformers);
+    }
+    let wrong = |fields: Value| {
+        let made = HfConfig::from_fields("model_config", fields.as_object().unwrap(), special.clone());
+        made.unwrap_err().to_string()
+    };
+    assert_eq!(
+        wrong(json!({ "model_type": "minimind", "hidden_size": 100 })),
+        "model_config: \"hidden_size\" is 100; 100 cannot be divided among 8 heads"
+    );
+    assert!(
+        wrong(json!({ "model_type": "gpt2" }))
+            .starts_with("model_config: \"model_type\" is \"gpt2\"; supported")
+    );
+    assert!(wrong(json!({ "model_type": "minimind", "use_moe": true })).contains("mixtures of experts"));
+}

@@ -1,0 +1,133 @@
+//! A small process beside the launcher that ends the process groups of ranks when the launcher dies without a chance
+//! to do so: the kernel ends the ranks themselves, but not what they started.
+
+use std::fs::File;
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::process::{Pid, Signal};
+
+use crate::error::{Error, Result};
+
+/// The groups that it can remember; it must not allocate.
+const MOST: usize = 4096;
+
+/// The launcher's end of the pipe to the guard. The guard ends with it.
+pub(super) struct Guard {
+    child: Child,
+    pipe: Option<File>,
+}
+
+impl Guard {
+    /// Starts the process: a copy of this one that only reads a pipe.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn start() -> Result<Guard> {
+        let failed = |e| Error::system("start the guard of the ranks", e);
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|e| Error::system("make a pipe to the guard of the ranks", e))?;
+        // It never comes to run this program: the copy made to start it is the guard.
+        let mut command = Command::new("/proc/self/exe");
+        command.stdin(Stdio::from(reader)).stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: between fork and exec it makes system calls on its own stack, allocates nothing, takes no lock, and
+        // never returns.
+        unsafe {
+            command.pre_exec(|| watch());
+        }
+        Ok(Guard { child: command.spawn().map_err(failed)?, pipe: Some(File::from(writer)) })
+    }
+
+    /// This group is to end with the launcher.
+    pub(super) fn add(&mut self, group: Pid) {
+        self.tell(group.as_raw_nonzero().get());
+    }
+
+    /// This group has ended; its number may come to mean another.
+    pub(super) fn remove(&mut self, group: Pid) {
+        self.tell(-group.as_raw_nonzero().get());
+    }
+
+    fn tell(&mut self, word: i32) {
+        if let Some(pipe) = &mut self.pipe {
+            // It fails only if somebody has killed the guard; then the run goes on without.
+            let _ = pipe.write_all(&word.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.pipe = None;
+        // The end of its input ends it. It has no result to give.
+        let _ = self.child.wait();
+    }
+}
+
+/// Remembers groups as it is told, until the other end of its input is closed; then kills those it still knows.
+fn watch() -> ! {
+    // Beyond the signals that a terminal sends to all of a session.
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"oarlock-guard");
+    close_all_but_standard();
+    let mut groups: [i32; MOST] = [0; MOST];
+    let input = rustix::stdio::stdin();
+    let mut word = [0u8; 4];
+    loop {
+        match rustix::io::read(input, &mut word) {
+            Ok(4) => {
+                let word = i32::from_ne_bytes(word);
+                let (old, new) = if word > 0 { (0, word) } else { (-word, 0) };
+                if let Some(place) = groups.iter_mut().find(|group| **group == old) {
+                    *place = new;
+                }
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    for group in groups {
+        if let Some(group) = Pid::from_raw(group).filter(|_| group > 1) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    }
+    signal_hook::low_level::exit(0)
+}
+
+/// Closes what the launcher has open, so that nobody waits for the end of a pipe that the guard holds. One of them is
+/// what `Command::spawn` waits for.
+fn close_all_but_standard() {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listing = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty());
+    let Ok(listing) = listing else {
+        (3..1024).for_each(close);
+        return;
+    };
+    let own = raw(&listing);
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+    let mut entries = RawDir::new(&listing, &mut buffer);
+    while let Some(Ok(entry)) = entries.next() {
+        let digits = entry.file_name().to_bytes();
+        let number = digits.iter().try_fold(0 as RawFd, |number, digit| {
+            digit.is_ascii_digit().then(|| number * 10 + RawFd::from(digit - b'0'))
+        });
+        if let Some(number) = number.filter(|&number| number > 2 && number != own) {
+            close(number);
+        }
+    }
+}
+
+fn raw(file: &OwnedFd) -> RawFd {
+    use std::os::fd::AsRawFd;
+    file.as_fd().as_raw_fd()
+}
+
+fn close(file: RawFd) {
+    // SAFETY: this copy of the process never returns to the code that owns the file, and no value that would close it
+    // again is dropped here.
+    unsafe { rustix::io::close(file) };
+}

@@ -1,0 +1,110 @@
+//! The signals to a launcher, noted so that it can end its ranks before it ends itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use signal_hook::consts::{FORBIDDEN, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use crate::error::{Error, Result};
+
+/// The signals that end a run: SIGTERM, SIGINT, SIGHUP, SIGQUIT.
+pub const STOPPING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
+
+/// Catches signals while it lives.
+pub struct StopSignals {
+    received: Arc<AtomicUsize>,
+    hooks: Vec<signal_hook::SigId>,
+}
+
+impl StopSignals {
+    /// From now on those of [`STOPPING`] are noted and no longer end the process.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn catch() -> Result<StopSignals> {
+        StopSignals::these(&STOPPING)
+    }
+
+    /// The same for signals of the caller's choice.
+    ///
+    /// # Errors
+    /// When one of them cannot be caught.
+    pub fn these(numbers: &[i32]) -> Result<StopSignals> {
+        let mut signals = StopSignals { received: Arc::default(), hooks: Vec::new() };
+        for &signal in numbers {
+            let number = usize::try_from(signal).ok().filter(|_| !FORBIDDEN.contains(&signal));
+            let number = number.ok_or_else(|| Error::Argument {
+                operation: "catch signals",
+                expected: "signals that can be caught".into(),
+                got: signal.to_string(),
+            })?;
+            let hook = signal_hook::flag::register_usize(signal, signals.received.clone(), number);
+            signals.hooks.push(hook.map_err(|e| Error::system(format!("catch signal {signal}"), e))?);
+        }
+        Ok(signals)
+    }
+
+    /// The last signal that came.
+    pub fn received(&self) -> Option<i32> {
+        self.flag().get()
+    }
+
+    pub(super) fn flag(&self) -> Flag {
+        Flag(self.received.clone())
+    }
+}
+
+impl Drop for StopSignals {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(|&hook| {
+            signal_hook::low_level::unregister(hook);
+        });
+    }
+}
+
+/// Where a signal is noted.
+#[derive(Clone, Default)]
+pub(super) struct Flag(Arc<AtomicUsize>);
+
+impl Flag {
+    pub(super) fn get(&self) -> Option<i32> {
+        i32::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0)
+    }
+
+    pub(super) fn set(&self, signal: i32) {
+        self.0.store(signal.unsigned_abs() as usize, Ordering::Relaxed);
+    }
+}
+
+/// The name of a signal, as SIGTERM.
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    signal_hook::low_level::signal_name(signal)
+}
+
+/// The signal of a name, with or without SIG.
+pub fn signal_of_name(name: &str) -> Option<i32> {
+    let name = name.trim().to_ascii_uppercase();
+    let bare = name.strip_prefix("SIG").unwrap_or(&name);
+    (1..64).find(|&signal| signal_name(signal).is_some_and(|known| known.strip_prefix("SIG") == Some(bare)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_the_same_signals() {
+        assert_eq!(signal_of_name("SIGUSR1"), Some(10));
+        assert_eq!(signal_of_name(" term "), Some(15));
+        assert_eq!(signal_of_name("SIGNOTHING"), None);
+        assert!(STOPPING.iter().all(|&signal| signal_of_name(signal_name(signal).unwrap()) == Some(signal)));
+    }
+
+    #[test]
+    fn a_signal_that_cannot_be_caught_is_refused() {
+        for signal in [9, 19, 11, -1] {
+            assert!(StopSignals::these(&[signal]).is_err(), "{signal}");
+        }
+        assert_eq!(StopSignals::these(&[12]).unwrap().received(), None);
+    }
+}

@@ -1,0 +1,273 @@
+//! The thread that starts the ranks, looks after them and sees to it that all have ended.
+
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStderr, ChildStdout, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+
+use super::exit::{Ended, Exit};
+use super::guard::Guard;
+use super::signals::Flag;
+use super::{Ending, FailedRank, Grace};
+use crate::error::{Error, Result};
+use crate::memory::resident;
+use crate::shm::ShmHost;
+
+/// How often the ranks are looked at.
+const WATCH: Duration = Duration::from_millis(10);
+
+/// How often their memory is looked at.
+const SAMPLE: Duration = Duration::from_millis(250);
+
+/// From SIGTERM to SIGKILL for what ranks have started and left behind.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
+
+/// How long a killed process may take to be gone; one that the kernel holds is not waited for.
+const KILLED: Duration = Duration::from_secs(1);
+
+/// A second signal after this time means it: nobody is waited for any longer.
+const IMPATIENT: Duration = Duration::from_secs(1);
+
+/// What a started rank hands back: its process and pipes.
+pub(super) type Started = (u32, (Option<ChildStdout>, Option<ChildStderr>));
+
+pub(super) struct Watch {
+    pub(super) host: Option<Arc<ShmHost>>,
+    pub(super) ranks: Vec<Rank>,
+    pub(super) grace: Grace,
+    /// Signals to this process.
+    pub(super) signals: Flag,
+    /// The wish of the owner.
+    pub(super) stop: Flag,
+    pub(super) guard: Guard,
+}
+
+/// A rank's process, which leads a group of its own.
+pub(super) struct Rank {
+    pid: Pid,
+    end: Option<Ended>,
+    /// No process of the group is left that is a child of ours.
+    gone: bool,
+    resident: Option<u64>,
+}
+
+impl Watch {
+    pub(super) fn start(&mut self, commands: Vec<Command>) -> Result<Vec<Started>> {
+        // Orphans of ranks become children of this process, which so learns when a group is empty. Without it they
+        // are only harder to see.
+        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+        let mut started = Vec::with_capacity(commands.len());
+        for (rank, mut command) in commands.into_iter().enumerate() {
+            if let Some(host) = &self.host {
+                host.attach(rank, &mut command);
+            }
+            command.process_group(0);
+            die_with_parent(&mut command);
+            let mut child = command.spawn().map_err(|e| {
+                Error::system(format!("start rank {rank} ({})", command.get_program().to_string_lossy()), e)
+            })?;
+            if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                self.guard.add(pid);
+                self.ranks.push(Rank { pid, end: None, gone: false, resident: None });
+            }
+            started.push((child.id(), (child.stdout.take(), child.stderr.take())));
+        }
+        Ok(started)
+    }
+
+    pub(super) fn until_all_ended(mut self) -> Ending {
+        let mut signal: Option<(i32, Instant)> = None;
+        let mut first_exit = None;
+        let mut failed_at = None;
+        // When all were told to end.
+        let mut told: Option<Instant> = None;
+        let mut sampled = None;
+        while !self.look(told.is_some(), &mut first_exit) {
+            if sampled.is_none_or(|at: Instant| at.elapsed() >= SAMPLE) {
+                self.sample();
+                sampled = Some(Instant::now());
+            }
+            match (signal, self.signals.get()) {
+                (None, Some(number)) => {
+                    self.signals.set(0);
+                    signal = Some((number, Instant::now()));
+                    self.send(Signal::from_named_raw(number).unwrap_or(Signal::TERM));
+                    told.get_or_insert_with(Instant::now);
+                }
+                (Some((_, at)), Some(_)) if at.elapsed() >= IMPATIENT => self.send(Signal::KILL),
+                _ => {}
+            }
+            let failed =
+                first_exit.is_some() || self.host.as_ref().is_some_and(|host| host.failure().is_some());
+            if failed && failed_at.is_none() {
+                failed_at = Some(Instant::now());
+            }
+            let due = failed_at.is_some_and(|at| at.elapsed() >= self.grace.term);
+            if told.is_none() && (due || self.stop.get().is_some()) {
+                self.send(Signal::TERM);
+                told = Some(Instant::now());
+            }
+            if told.is_some_and(|at| at.elapsed() >= self.grace.kill) {
+                self.send(Signal::KILL);
+            }
+            std::thread::sleep(WATCH);
+        }
+        self.sweep();
+        self.ending(signal.map(|(number, _)| number), first_exit)
+    }
+
+    fn ending(&self, signal: Option<i32>, first_exit: Option<usize>) -> Ending {
+        // One that came when they had ended already.
+        let signal = signal.or(self.signals.get());
+        let lost = |rank: &Rank| Ended {
+            pid: rank.pid.as_raw_nonzero().get().unsigned_abs(),
+            exit: Exit::Code(-1),
+            at: SystemTime::now(),
+            resident: rank.resident,
+            told: true,
+        };
+        let ranks: Vec<Ended> =
+            self.ranks.iter().map(|rank| rank.end.unwrap_or_else(|| lost(rank))).collect();
+        let said = self.host.as_ref().and_then(|host| host.failure());
+        let seen =
+            first_exit.map(|rank| (rank, Error::PeerFailed { rank, cause: ranks[rank].exit.to_string() }));
+        let failed = match (said, seen) {
+            (Some(cause @ Error::PeerFailed { rank, .. }), _) => Some((rank.min(ranks.len() - 1), cause)),
+            (Some(cause), first) => Some((first.map_or(0, |(rank, _)| rank), cause)),
+            (None, seen) => seen,
+        };
+        let stopped = signal.is_some() || self.stop.get().is_some();
+        let failed = failed.filter(|_| !stopped);
+        Ending {
+            failed: failed.map(|(rank, cause)| FailedRank { rank, end: ranks[rank], cause }),
+            ranks,
+            signal,
+        }
+    }
+
+    /// Notes who has ended, and the first that failed for all to see. Whether all ranks have ended.
+    fn look(&mut self, told: bool, first_exit: &mut Option<usize>) -> bool {
+        for (number, rank) in self.ranks.iter_mut().enumerate() {
+            let before = rank.end.is_some();
+            rank.collect(told);
+            if let (false, Some(end)) = (before, rank.end)
+                && !end.exit.is_success()
+            {
+                if !told {
+                    first_exit.get_or_insert(number);
+                }
+                if let Some(host) = &self.host {
+                    host.report_failure(number, &end.exit.to_string());
+                }
+            }
+            if rank.gone {
+                self.guard.remove(rank.pid);
+            }
+        }
+        self.ranks.iter().all(|rank| rank.end.is_some())
+    }
+
+    fn sample(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.end.is_none()) {
+            rank.resident = resident(rank.pid.as_raw_nonzero().get().unsigned_abs()).or(rank.resident);
+        }
+    }
+
+    /// Signals all groups of which something is left. Until it is waited for, its number belongs to it.
+    fn send(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|rank| !rank.gone) {
+            // It may have left its group, or have ended just now.
+            if rustix::process::kill_process_group(rank.pid, signal).is_err() && rank.end.is_none() {
+                let _ = rustix::process::kill_process(rank.pid, signal);
+            }
+        }
+    }
+
+    /// Ends what ended ranks have started and left behind in their groups.
+    fn sweep(&mut self) {
+        for (signal, time) in [(Signal::TERM, LEFT_BEHIND), (Signal::KILL, KILLED)] {
+            if self.all_gone() {
+                return;
+            }
+            self.send(signal);
+            let begin = Instant::now();
+            while !self.all_gone() && begin.elapsed() < time {
+                std::thread::sleep(WATCH);
+            }
+        }
+    }
+
+    fn all_gone(&mut self) -> bool {
+        for rank in &mut self.ranks {
+            rank.collect(true);
+            if rank.gone {
+                self.guard.remove(rank.pid);
+            }
+        }
+        self.ranks.iter().all(|rank| rank.gone)
+    }
+
+    /// The end of a run that did not come to start.
+    pub(super) fn kill_all(mut self) -> Ending {
+        self.send(Signal::KILL);
+        let begin = Instant::now();
+        while !self.all_gone() && begin.elapsed() < KILLED {
+            std::thread::sleep(WATCH);
+        }
+        Ending { failed: None, ranks: Vec::new(), signal: None }
+    }
+}
+
+impl Rank {
+    /// Takes the status of those of the group that have ended.
+    fn collect(&mut self, told: bool) {
+        while !self.gone {
+            match rustix::process::waitpgid(self.pid, WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => self.ended(Some(status), told),
+                // An orphan.
+                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(None) => return,
+                Err(_) => {
+                    // It may have left its group.
+                    if self.end.is_none() {
+                        match rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG) {
+                            Ok(None) => return,
+                            Ok(Some((_, status))) => self.ended(Some(status), told),
+                            // Somebody else waited for our child; it is gone.
+                            Err(_) => self.ended(None, told),
+                        }
+                    }
+                    self.gone = true;
+                }
+            }
+        }
+    }
+
+    fn ended(&mut self, status: Option<WaitStatus>, told: bool) {
+        self.end = Some(Ended {
+            pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
+            exit: status.map_or(Exit::Code(-1), Exit::of),
+            at: SystemTime::now(),
+            resident: self.resident,
+            told,
+        });
+    }
+}
+
+/// Lets the kernel end the child when this thread ends, even by SIGKILL.
+fn die_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the request.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(rustix::io::Errno::SRCH.into());
+            }
+            Ok(())
+        });
+    }
+}

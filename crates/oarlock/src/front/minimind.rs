@@ -1,0 +1,363 @@
+//! MiniMind's `train_pretrain`: the flags of its script of 2025 (MiniMind2, which the guides use) and of its newest
+//! (minimind-3) as settings of ours, with MiniMind's own defaults.
+
+mod flags;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::config::flags::Parsed;
+use crate::config::keys::{Key, Status};
+use crate::config::source::{Place, Source, SourceKind};
+use crate::config::value::{self, Value};
+use crate::config::written::{Authority, Entry, Layer};
+use crate::config::yaml::Node;
+use crate::config::{Problem, Problems, Words, train_config_of};
+use crate::console::{Failure, Outcome, say};
+use crate::front::job::{Job, Program};
+use crate::front::script::Training;
+use crate::launch::Launch;
+
+use flags::{BOTH_FIXED, FLAGS, INTERVALS, MINIMIND2_FIXED, MINIMIND3_FIXED, NEWEST, RENAMED};
+
+/// The names of the scripts.
+pub const SCRIPTS: [&str; 3] = ["train_pretrain", "train_pretrain.py", "train_pretrain_accelerate.py"];
+
+/// Where MiniMind keeps its tokenizer, seen from its root and from its folder of scripts.
+const TOKENIZERS: [&str; 3] = ["./model/minimind_tokenizer", "./model", "../model"];
+
+/// The subcommand.
+const COMMAND: &str = "train_pretrain";
+
+/// Which of the two scripts is meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Era {
+    Minimind2,
+    Minimind3,
+}
+
+impl Era {
+    /// The flags that only one of the scripts has; those of the model come first, and decide.
+    const MINIMIND2: [&str; 7] =
+        ["dim", "n_layers", "out_dir", "ddp", "local_rank", "warmup_iters", "use_flash_attn"];
+    const MINIMIND3: [&str; 7] = [
+        "hidden_size",
+        "num_hidden_layers",
+        "save_dir",
+        "save_weight",
+        "from_weight",
+        "from_resume",
+        "use_compile",
+    ];
+    const N_OF_MODEL: usize = 2;
+
+    fn of(parsed: &Parsed, problems: &mut Problems) -> Era {
+        let written = |names: &[&'static str]| {
+            names.iter().copied().find(|name| parsed.settings.get(name).is_written())
+        };
+        let of_model =
+            (written(&Era::MINIMIND2[..Era::N_OF_MODEL]), written(&Era::MINIMIND3[..Era::N_OF_MODEL]));
+        match of_model {
+            (Some(old), Some(new)) => {
+                let message = format!(
+                    "`--{old}` is of MiniMind2's script, `--{new}` of minimind-3's: they make different models"
+                );
+                problems.push(parsed.settings.problem(message, &[old, new]).help(
+                    "write --dim and --n_layers for MiniMind2, --hidden_size and --num_hidden_layers for minimind-3",
+                ));
+                Era::Minimind2
+            }
+            (Some(_), None) => Era::Minimind2,
+            (None, Some(_)) => Era::Minimind3,
+            (None, None) if written(&Era::MINIMIND2).is_some() => Era::Minimind2,
+            (None, None) if written(&Era::MINIMIND3).is_some() => Era::Minimind3,
+            (None, None) => Era::Minimind2,
+        }
+    }
+}
+
+/// Runs `oarlock train_pretrain`; `started` is when this process began.
+pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
+    let read = Words::new(words);
+    let mut problems = Problems::default();
+    if FLAGS.parse(&read, &mut problems).help {
+        return say(&FLAGS.help());
+    }
+    let environment = |name: &str| std::env::var(name).ok();
+    let training = training(&read, &environment).map_err(Failure::Problems)?;
+    let config = train_config_of(training.layers, &environment).map_err(Failure::Problems)?;
+    let again = std::iter::once(COMMAND.to_owned()).chain(words.iter().cloned());
+    let job = Job {
+        words: again.collect(),
+        launch: Launch::local(config.ranks.num_processes),
+        program: Program::Training(Box::new(config)),
+        notes: training.notes,
+        dry_run: training.dry_run,
+        print_config: training.print_config,
+    };
+    job.run(started)
+}
+
+/// The training that MiniMind's flags ask for. `environment` looks up a variable: of ACCELERATE_MIXED_PRECISION, which
+/// `accelerate launch` sets, MiniMind's script makes more than of its own `--dtype`.
+///
+/// # Errors
+/// Everything that is wrong with the flags.
+pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> Result<Training, Problems> {
+    let mut problems = Problems::default();
+    let parsed = FLAGS.parse(words, &mut problems);
+    if parsed.help {
+        let help = format!("`oarlock {COMMAND} --help` shows its flags");
+        problems.push(Problem::new("`--help` starts no training").help(help));
+    }
+    if let Some(word) = parsed.rest.get(0) {
+        let message = format!("`{COMMAND}` takes flags only, not `{word}`");
+        problems.push(Problem::new(message).at(&parsed.rest.place(0), ""));
+    }
+    let era = Era::of(&parsed, &mut problems);
+    let mut reader =
+        Reader { parsed: &parsed, era, defaults: defaults(era), entries: Vec::new(), notes: Vec::new() };
+    reader.refuse(&mut problems);
+    reader.rename();
+    reader.intervals();
+    reader.precision(environment, &mut problems);
+    reader.output();
+    reader.tokenizer(&mut problems);
+    reader.without_effect();
+    let Reader { entries, notes, .. } = reader;
+    let (dry_run, print_config) = (parsed.dry_run, parsed.print_config);
+    let flags = Layer { authority: Authority::Replaces, entries };
+    problems.into_result(|| Training { layers: vec![fixed(era), flags], notes, dry_run, print_config })
+}
+
+/// A text of lines `name: value` with the places of both.
+fn lines(name: &str, text: String) -> Vec<(Place, Place)> {
+    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
+    let mut start = 0;
+    let mut out = Vec::new();
+    for line in source.text.split_inclusive('\n') {
+        if let Some((key, value)) = line.trim_end().split_once(": ") {
+            let place = |bytes| Place { source: source.clone(), bytes };
+            let value_at = start + key.len() + 2;
+            out.push((place(start..start + key.len()), place(value_at..value_at + value.len())));
+        }
+        start += line.len();
+    }
+    out
+}
+
+fn entry(key: &str, place: Place, value: &str, at: Place) -> Entry {
+    let (key, inner) = match key.split_once('.') {
+        Some((key, inner)) => (key, Some(inner.to_owned())),
+        None => (key, None),
+    };
+    Entry { key: key.to_owned(), inner, place, value: Node::scalar(value, at) }
+}
+
+/// The settings that MiniMind's script writes into itself.
+fn fixed(era: Era) -> Layer {
+    let own = if era == Era::Minimind2 { MINIMIND2_FIXED } else { MINIMIND3_FIXED };
+    let lines = lines("train_pretrain", format!("{own}{BOTH_FIXED}"));
+    let entries =
+        lines.into_iter().map(|(key, value)| entry(key.text(), key.clone(), value.text(), value.clone()));
+    Layer { authority: Authority::Replaces, entries: entries.collect() }
+}
+
+/// The default of every flag, as a text in which each has its place.
+fn defaults(era: Era) -> Vec<(Place, Place)> {
+    let default = |key: &Key| match NEWEST.iter().find(|(name, _)| *name == key.name) {
+        Some((_, newest)) if era == Era::Minimind3 => format!("{}: {newest}\n", key.name),
+        _ => format!("{}: {}\n", key.name, key.default),
+    };
+    lines("train_pretrain --help", FLAGS.keys.iter().map(default).collect())
+}
+
+/// Turns flags into settings.
+struct Reader<'p> {
+    parsed: &'p Parsed,
+    era: Era,
+    defaults: Vec<(Place, Place)>,
+    entries: Vec<Entry>,
+    notes: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn is_written(&self, name: &str) -> bool {
+        self.parsed.settings.get(name).is_written()
+    }
+
+    /// The value of a flag, and where it stands: on the command line, or among the defaults.
+    fn value(&self, name: &str) -> Option<(String, Place)> {
+        let setting = self.parsed.settings.get(name);
+        match setting.place().filter(|_| setting.is_written()) {
+            Some(place) => Some((setting.value.to_string(), place.clone())),
+            None => {
+                let (_, value) = self.defaults.iter().find(|(key, _)| key.text() == name)?;
+                Some((value.text().to_owned(), value.clone())).filter(|(value, _)| !value.is_empty())
+            }
+        }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.value(name).and_then(|(text, _)| value::float(&text)).map_or(1, |x| x as u64)
+    }
+
+    /// Adds a setting that says what a flag says in another way.
+    fn put(&mut self, key: &str, value: &str, place: Place) {
+        self.entries.push(entry(key, place.clone(), value, place));
+    }
+
+    /// The flags of the model belong to one of the scripts.
+    fn is_of_era(&self, name: &str) -> bool {
+        let other = if self.era == Era::Minimind2 { Era::MINIMIND3 } else { Era::MINIMIND2 };
+        !other.contains(&name)
+    }
+
+    /// What MiniMind has and this program has not.
+    fn refuse(&mut self, problems: &mut Problems) {
+        let settings = &self.parsed.settings;
+        let text = |name: &str| settings.text(name).unwrap_or_default();
+        if matches!(text("use_moe").as_str(), "1" | "true" | "True") {
+            let problem =
+                settings.problem("mixtures of experts (`--use_moe`) are not supported", &["use_moe"]);
+            problems.push(problem.help("remove it to train the dense model"));
+        }
+        if self.is_written("use_moe") && text("use_moe").eq_ignore_ascii_case("false") {
+            let note = "`--use_moe False` is read as false; MiniMind2's script takes every word for true";
+            self.notes.push(note.to_owned());
+        }
+        if settings.said("from_weight").is_some() && text("from_weight") != "none" {
+            let problem = settings
+                .problem("weights of MiniMind's .pth files (`--from_weight`) are not read", &["from_weight"]);
+            problems.push(problem.help(
+                "convert them with MiniMind's scripts/convert_model.py, then `oarlock train model_name_or_path=FOLDER …`",
+            ));
+        }
+        if settings.said("device").is_some() && text("device") != "cpu" {
+            let problem = settings.problem("ranks are CPU processes; no GPU is used", &["device"]);
+            problems.push(problem.help("write --device cpu"));
+        }
+        if self.is_written("out_dir") && self.is_written("save_dir") {
+            let message = "`--out_dir` and `--save_dir` are one setting of two scripts";
+            problems.push(settings.problem(message, &["out_dir", "save_dir"]).help("keep one of them"));
+        }
+    }
+
+    fn rename(&mut self) {
+        for (name, key) in RENAMED {
+            if let Some((value, place)) = self.value(name).filter(|_| self.is_of_era(name)) {
+                self.put(key, &value, place);
+            }
+        }
+        if let Some((_, place)) = self.value("use_wandb").filter(|(value, _)| value == "true") {
+            self.put("report_to", "wandb", place);
+        }
+    }
+
+    fn intervals(&mut self) {
+        let accumulation = self.count("accumulation_steps").max(1);
+        let mut told = Vec::new();
+        for (name, key) in INTERVALS {
+            let Some((value, place)) = self.value(name) else { continue };
+            let steps = ((self.count(name) as f64 / accumulation as f64).round() as u64).max(1);
+            self.put(key, &steps.to_string(), place);
+            if name != "profile_interval" || self.parsed.settings.bool("profile") {
+                told.push(format!("--{name} {value} is every {steps}"));
+            }
+        }
+        if accumulation > 1 {
+            self.notes.push(format!(
+                "MiniMind's intervals count micro-steps, {accumulation} of which make an optimizer step: {}",
+                told.join(", ")
+            ));
+        }
+    }
+
+    fn precision(&mut self, environment: &dyn Fn(&str) -> Option<String>, problems: &mut Problems) {
+        const VARIABLE: &str = "ACCELERATE_MIXED_PRECISION";
+        let Some((mut dtype, mut place)) = self.value("dtype") else { return };
+        if let Some(precision) = environment(VARIABLE).filter(|value| !value.is_empty()) {
+            let text = format!("{VARIABLE}={precision}");
+            let bytes = VARIABLE.len() + 1..text.len();
+            let source = Source { kind: SourceKind::Environment, name: "environment".to_owned(), text };
+            place = Place { source: Arc::new(source), bytes };
+            let decided = match precision.as_str() {
+                "bf16" => "bfloat16",
+                "fp16" => "float16",
+                "no" => "float32",
+                _ => {
+                    let problem = Problem::new(format!("{VARIABLE} is `{precision}`")).at(&place, "");
+                    problems.push(problem.help("--mixed_precision is no, fp16 or bf16 here"));
+                    return;
+                }
+            };
+            if decided != dtype {
+                self.notes.push(format!(
+                    "accelerate's --mixed_precision {precision} decides over --dtype {dtype}, as it does in the original"
+                ));
+            }
+            dtype = decided.to_owned();
+        }
+        for (key, name) in [("bf16", "bfloat16"), ("fp16", "float16")] {
+            self.put(key, if dtype == name { "true" } else { "false" }, place.clone());
+        }
+    }
+
+    /// MiniMind's file `{folder}/{name}_{width}.pth` is a folder here. Without `--from_resume 1` its training begins
+    /// anew and replaces what an earlier one left.
+    fn output(&mut self) {
+        let written = |name: &&str| self.is_written(name);
+        let by_era = if self.era == Era::Minimind2 { "out_dir" } else { "save_dir" };
+        let name = ["out_dir", "save_dir"].into_iter().find(written).unwrap_or(by_era);
+        let width = if self.era == Era::Minimind2 { "dim" } else { "hidden_size" };
+        if let (Some((dir, place)), Some((weight, _)), Some((width, _))) =
+            (self.value(name), self.value("save_weight"), self.value(width))
+        {
+            let folder = Path::new(&dir).join(format!("{weight}_{width}"));
+            self.put("output_dir", &folder.display().to_string(), place);
+        }
+        if let Some((value, place)) = self.value("from_resume").filter(|(value, _)| value == "0") {
+            self.put("resume_from_checkpoint", &value, place.clone());
+            self.put("overwrite_output_dir", "true", place);
+        }
+    }
+
+    fn tokenizer(&mut self, problems: &mut Problems) {
+        if let Some((path, place)) = self.value("tokenizer_path") {
+            return self.put("tokenizer_path", &path, place);
+        }
+        let holds = |dir: &&str| Path::new(dir).join("tokenizer.json").is_file();
+        match TOKENIZERS.into_iter().find(holds) {
+            Some(dir) => {
+                let place = lines("tokenizer", format!("found: {dir}\n")).remove(0).1;
+                self.put("tokenizer_path", dir, place);
+            }
+            None => problems.push(
+                Problem::new(format!("no tokenizer.json in {}", TOKENIZERS.join(", "))).help(
+                    "write --tokenizer_path FOLDER, or run it in MiniMind's folder; `oarlock tokenizer train` makes one",
+                ),
+            ),
+        }
+    }
+
+    /// One note for what was written and changes nothing.
+    fn without_effect(&mut self) {
+        let mut idle: Vec<String> = Vec::new();
+        for setting in self.parsed.settings.iter().filter(|setting| setting.is_written()) {
+            let off = matches!(setting.value, Value::Bool(false));
+            if let (Status::NoEffect(reason), false) = (setting.key.status, off) {
+                idle.push(format!("--{} ({reason})", setting.key.name));
+            }
+        }
+        if self.parsed.settings.text("device").as_deref() == Some("cpu") {
+            idle.push("--device cpu (ranks are CPU processes)".to_owned());
+        }
+        if !idle.is_empty() {
+            self.notes.push(format!("accepted without effect: {}", idle.join(", ")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! The flags of MiniMind's two scripts in one table, their defaults, and the settings of ours that they are.
+
+use crate::config::flags::Flags;
+use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
+use crate::config::keys::Range::{NotNegative, Positive};
+use crate::config::keys::Status::{NoEffect, Used};
+use crate::config::keys::{Key, Status};
+
+const ELSEWHERE: Status = NoEffect("ranks come from the launcher");
+
+/// The flags. A default is that of MiniMind2; [`NEWEST`] holds those that are others in minimind-3.
+#[rustfmt::skip]
+pub const FLAGS: Flags = Flags {
+    command: super::COMMAND,
+    operands: "",
+    about: "Pretrains a MiniMind from scratch: MiniMind2, or minimind-3 where --hidden_size or another flag of its \
+            script is given. Intervals count micro-steps, as MiniMind does.",
+    keys: &[
+        Key::flag(Int(1), "dim", "512", Used, "Width of the model (MiniMind2)"),
+        Key::flag(Int(1), "n_layers", "8", Used, "Its layers (MiniMind2)"),
+        Key::flag(Int(1), "hidden_size", "768", Used, "Width of the model (minimind-3)"),
+        Key::flag(Int(1), "num_hidden_layers", "8", Used, "Its layers (minimind-3)"),
+        Key::flag(Int(1), "vocab_size", "6400", Used, "Our own: tokens that it knows"),
+        Key::flag(Choice(&["0", "1", "false", "true", "False", "True"]), "use_moe", "0", Used, "A mixture of experts; not supported, only dense models are"),
+        Key::flag(Text, "from_weight", "none", Used, "Weights to begin with (minimind-3); not supported, only none is"),
+        Key::flag(Path, "tokenizer_path", "", Used, "Our own: tokenizer.json or its folder; else it is looked for in ./model/minimind_tokenizer, ./model and ../model"),
+        Key::flag(Path, "data_path", "./dataset/pretrain_hq.jsonl", Used, "The texts: lines of {\"text\": …} [minimind-3: ../dataset/pretrain_t2t_mini.jsonl]"),
+        Key::flag(Int(2), "max_seq_len", "512", Used, "Tokens of a sequence [minimind-3: 340]"),
+        Key::flag(Float(Positive), "epochs", "1", Used, "Passes over the data [minimind-3: 2]"),
+        Key::flag(Int(1), "batch_size", "32", Used, "Sequences of a rank in one micro-step"),
+        Key::flag(Int(1), "accumulation_steps", "8", Used, "Micro-steps of an optimizer step"),
+        Key::flag(Float(NotNegative), "learning_rate", "5e-4", Used, "Learning rate of MiniMind's cosine"),
+        Key::flag(Float(NotNegative), "grad_clip", "1.0", Used, "Norm to which gradients are clipped"),
+        Key::flag(Choice(&["bfloat16", "float16", "float32"]), "dtype", "bfloat16", Used, "What the model computes in; under `accelerate launch` its --mixed_precision decides"),
+        Key::flag(Path, "out_dir", "out", Used, "The model goes to a folder in it, pretrain_{dim} (MiniMind2)"),
+        Key::flag(Path, "save_dir", "../out", Used, "The model goes to a folder in it, {save_weight}_{hidden_size} (minimind-3)"),
+        Key::flag(Text, "save_weight", "pretrain", Used, "The first part of that folder's name (minimind-3)"),
+        Key::flag(Int(1), "save_interval", "100", Used, "Micro-steps between checkpoints [minimind-3: 1000]"),
+        Key::flag(Choice(&["0", "1"]), "from_resume", "0", Used, "Go on from the newest checkpoint, if there is one (minimind-3)"),
+        Key::flag(Int(1), "log_interval", "100", Used, "Micro-steps between log lines"),
+        Key::flag(Bool, "profile", "false", Used, "Tell the time of data, forward, backward, reduction and optimizer, and memory"),
+        Key::flag(Int(1), "profile_interval", "10", Used, "Micro-steps between these tables"),
+        Key::flag(Bool, "use_wandb", "false", Used, "Write a run of wandb"),
+        Key::flag(Int(1), "num_processes", "", Used, "Our own: ranks; a launcher's number must agree"),
+        Key::flag(Text, "device", "", Used, "Only cpu: ranks are CPU processes"),
+        Key::flag(Bool, "cpu", "false", NoEffect("ranks are CPU processes"), "Our own: train on CPU"),
+        Key::flag(Text, "wandb_project", "MiniMind-Pretrain", NoEffect("name the project when the offline run is uploaded: wandb sync -p NAME"), "Project of wandb"),
+        Key::flag(Int(0), "num_workers", "1", NoEffect("tokens are read from a mapped file"), "Processes that load data"),
+        Key::flag(Int(0), "warmup_iters", "0", NoEffect("MiniMind's script reads it and never uses it"), "Warm-up"),
+        Key::flag(Bool, "use_flash_attn", "false", NoEffect("attention never stores its S x S scores, whatever is written"), "Flash attention"),
+        Key::flag(Choice(&["0", "1"]), "use_compile", "0", NoEffect("there is nothing to compile"), "Compile the model (minimind-3)"),
+        Key::flag(Bool, "ddp", "false", ELSEWHERE, "Train on several ranks"),
+        Key::flag(Int(-1), "local_rank", "-1", ELSEWHERE, "Rank on this machine"),
+    ],
+    aliases: &[],
+};
+
+/// Defaults of minimind-3 that are others than MiniMind2's.
+pub const NEWEST: [(&str, &str); 4] = [
+    ("data_path", "../dataset/pretrain_t2t_mini.jsonl"),
+    ("max_seq_len", "340"),
+    ("epochs", "2"),
+    ("save_interval", "1000"),
+];
+
+/// What stands in MiniMind's scripts and has no flag, as settings of ours. It logs the loss of its first step, keeps
+/// one file of weights, and leaves AdamW's decay as torch has it.
+pub const MINIMIND2_FIXED: &str = "model_config.model_type: minimind\nlr_scheduler_type: minimind_seed\nseed: 1337\n\
+                               logging_first_step: true\n";
+/// The same of minimind-3.
+pub const MINIMIND3_FIXED: &str =
+    "model_config.model_type: minimind3\nlr_scheduler_type: minimind3\nseed: 42\n";
+/// What both have.
+pub const BOTH_FIXED: &str =
+    "optim: adamw_torch\nweight_decay: 0.01\nminimind_rows: true\nsave_total_limit: 1\n";
+
+/// Flags that are settings of ours under another name.
+pub const RENAMED: [(&str, &str); 14] = [
+    ("dim", "model_config.hidden_size"),
+    ("n_layers", "model_config.num_hidden_layers"),
+    ("hidden_size", "model_config.hidden_size"),
+    ("num_hidden_layers", "model_config.num_hidden_layers"),
+    ("vocab_size", "model_config.vocab_size"),
+    ("data_path", "dataset"),
+    ("max_seq_len", "cutoff_len"),
+    ("epochs", "num_train_epochs"),
+    ("batch_size", "per_device_train_batch_size"),
+    ("accumulation_steps", "gradient_accumulation_steps"),
+    ("learning_rate", "learning_rate"),
+    ("grad_clip", "max_grad_norm"),
+    ("profile", "profile"),
+    ("num_processes", "num_processes"),
+];
+
+/// Intervals, which MiniMind counts in micro-steps and we in optimizer steps.
+pub const INTERVALS: [(&str, &str); 3] = [
+    ("log_interval", "logging_steps"),
+    ("save_interval", "save_steps"),
+    ("profile_interval", "profile_interval"),
+];

@@ -1,0 +1,252 @@
+//! Why a rank failed, and what to say about it: the cause that its end suggests, and the table of all failures.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
+
+use oarlock_comm::{Ended, Exit, MachineMemory, killed_for_memory, signal_name};
+
+use super::logs::{ErrorFile, Message};
+
+/// The failure of a rank.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The rank among all.
+    pub rank: usize,
+    /// The rank on this machine.
+    pub local_rank: usize,
+    /// How its process ended.
+    pub end: Ended,
+    /// What it wrote about it.
+    pub message: Option<Message>,
+    /// Where that can be read.
+    pub error_file: Option<PathBuf>,
+}
+
+impl Failure {
+    pub(super) fn new(rank: usize, local_rank: usize, end: Ended, file: Option<&ErrorFile>) -> Failure {
+        let message = file.and_then(ErrorFile::message);
+        let error_file = file.filter(|_| message.is_some()).and_then(ErrorFile::kept).map(PathBuf::from);
+        Failure { rank, local_rank, end, message, error_file }
+    }
+
+    /// The exit code as Python counts it: a signal is negative.
+    pub fn code(&self) -> i32 {
+        match self.end.exit {
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => -signal,
+        }
+    }
+
+    /// The exit code of a process that passes this failure on, as a shell does.
+    pub fn exit_code(&self) -> u8 {
+        match self.end.exit {
+            Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
+            Exit::Signal(signal) => 128 | u8::try_from(signal & 0x7f).unwrap_or(0),
+        }
+    }
+
+    /// Seconds since 1970: when the rank says it was, else when its end was seen.
+    fn seconds(&self) -> u64 {
+        let seen = self.end.at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        self.message.as_ref().and_then(|message| message.seconds).unwrap_or(seen)
+    }
+}
+
+/// The memory around the ranks, to which a killed one is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    kills_before: Option<u64>,
+}
+
+impl Memory {
+    /// As it is before the ranks start.
+    pub(super) fn now() -> Memory {
+        Memory { kills_before: killed_for_memory() }
+    }
+
+    /// What is known of a process that SIGKILL ended, which is not ours.
+    fn of_killed(&self, end: &Ended) -> String {
+        let mut out = "SIGKILL, which nobody here sent: probably out of memory".to_owned();
+        if let Some(bytes) = end.resident {
+            let _ = write!(out, "; the process last held {}", gib(bytes));
+        }
+        if let Ok(machine) = MachineMemory::current() {
+            let _ = match machine.limit.filter(|limit| *limit < machine.total) {
+                Some(limit) => write!(out, ", and its control group may hold {}", gib(limit)),
+                None => write!(out, ", and the machine has {}", gib(machine.total)),
+            };
+        }
+        let kills =
+            killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
+        match kills {
+            Some(0) => out.push_str("; the kernel counts no kill for want of memory here, so it may have been a person or a batch system"),
+            Some(n) => {
+                let _ = write!(out, "; the kernel killed {n} process(es) here for want of memory");
+            }
+            None => {}
+        }
+        out
+    }
+
+    /// The likely cause of an end, where there is one.
+    pub(super) fn explain(&self, end: &Ended) -> Option<String> {
+        if end.told {
+            return match end.exit {
+                Exit::Signal(9) => Some("killed by the launcher: it did not end in time".to_owned()),
+                _ => Some("ended by the launcher after the first failure".to_owned()),
+            };
+        }
+        let said = match end.exit {
+            Exit::Signal(9) => return Some(self.of_killed(end)),
+            Exit::Signal(11) => {
+                "SIGSEGV, an invalid address: a fault in native code, or a stack that is full (`ulimit -s`)"
+            }
+            Exit::Signal(7) => {
+                "SIGBUS: shared memory is often full (`df /dev/shm`; a container needs --shm-size), or a mapped file was cut"
+            }
+            Exit::Signal(6) => "SIGABRT: the program gave up by itself; its last lines say why",
+            Exit::Signal(4) => "SIGILL: it was built for another processor",
+            Exit::Signal(8) => "SIGFPE: a division by zero of whole numbers",
+            Exit::Signal(13) => "SIGPIPE: nobody reads its output any longer, as after `head`",
+            Exit::Signal(2 | 15) => "a signal to this rank alone asked it to end",
+            Exit::Signal(24) => "SIGXCPU: its limit of processor time (`ulimit -t`) was reached",
+            Exit::Signal(25) => "SIGXFSZ: its limit of file size (`ulimit -f`) was reached",
+            Exit::Code(126) => "exit code 126: a shell found a program that it may not run",
+            Exit::Code(127) => "exit code 127: a shell did not find a program",
+            Exit::Code(137) => {
+                "exit code 137: a shell saw a program of its own killed by signal 9, often for want of memory"
+            }
+            Exit::Code(139) => {
+                "exit code 139: a shell saw a program of its own end by signal 11, an invalid address"
+            }
+            _ => return None,
+        };
+        Some(said.to_owned())
+    }
+
+    /// The table of all failures, the first of them last, in the form of torchrun.
+    pub(super) fn table(&self, name: &str, first: &Failure, others: &[Failure]) -> String {
+        const WIDTH: usize = 60;
+        let mut out = format!("{:=<WIDTH$}\n{name} FAILED\n{:-<WIDTH$}\nFailures:\n", "", "");
+        for (number, failure) in others.iter().enumerate() {
+            self.row(number + 1, failure, &mut out);
+        }
+        if others.is_empty() {
+            out.push_str("  <NO_OTHER_FAILURES>\n");
+        }
+        let _ = writeln!(out, "{:-<WIDTH$}\nRoot Cause (first observed failure):", "");
+        self.row(0, first, &mut out);
+        let _ = writeln!(out, "{:=<WIDTH$}", "");
+        out
+    }
+
+    fn row(&self, number: usize, failure: &Failure, out: &mut String) {
+        let file = failure.error_file.as_ref().map_or("<N/A>".to_owned(), |path| path.display().to_string());
+        let signal = match failure.end.exit {
+            Exit::Signal(signal) => signal_name(signal).map_or(String::new(), |name| format!(" ({name})")),
+            Exit::Code(_) => String::new(),
+        };
+        let _ = writeln!(out, "[{number}]:");
+        let mut line = |name: &str, value: String| {
+            let _ = writeln!(out, "  {name:10}: {}", value.replace('\n', "\n  "));
+        };
+        line("time", timestamp(failure.seconds()));
+        line("host", hostname());
+        line("rank", format!("{} (local_rank: {})", failure.rank, failure.local_rank));
+        line("exitcode", format!("{} (pid: {}){signal}", failure.code(), failure.end.pid));
+        line("error_file", file);
+        let said = failure.message.as_ref().map(|message| message.text.clone());
+        line("traceback", said.unwrap_or_else(|| "<N/A>".to_owned()));
+        if let Some(cause) = self.explain(&failure.end) {
+            line("likely", cause);
+        }
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    match bytes as f64 / f64::from(1 << 30) {
+        gib if gib < 0.1 => format!("{:.1} MiB", gib * 1024.0),
+        gib => format!("{gib:.1} GiB"),
+    }
+}
+
+/// The name of this machine.
+pub(super) fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// `2026-11-20 18:34:02Z`.
+fn timestamp(seconds: u64) -> String {
+    crate::report::log::timestamp(seconds) + "Z"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn end(exit: Exit, told: bool) -> Ended {
+        Ended { pid: 41, exit, at: UNIX_EPOCH + Duration::from_secs(86_400), resident: Some(3 << 29), told }
+    }
+
+    fn failure(rank: usize, exit: Exit, told: bool) -> Failure {
+        Failure { rank, local_rank: rank, end: end(exit, told), message: None, error_file: None }
+    }
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        for (exit, code) in
+            [(Exit::Code(3), 3), (Exit::Code(256), 1), (Exit::Signal(9), 137), (Exit::Signal(15), 143)]
+        {
+            assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
+        }
+        assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);
+    }
+
+    #[test]
+    fn a_killed_rank_is_told_with_the_memory_it_had() {
+        let memory = Memory { kills_before: None };
+        let said = memory.explain(&end(Exit::Signal(9), false)).unwrap();
+        assert!(said.contains("out of memory") && said.contains("1.5 GiB"), "{said}");
+        assert!(memory.explain(&end(Exit::Signal(9), true)).unwrap().contains("did not end in time"));
+        assert!(memory.explain(&end(Exit::Code(127), false)).unwrap().contains("did not find"));
+        assert_eq!(memory.explain(&end(Exit::Code(1), false)), None);
+    }
+
+    #[test]
+    fn the_table_names_the_first_failure_last() {
+        let mut first = failure(1, Exit::Code(3), false);
+        first.message = Some(Message { text: "Traceback\nValueError".to_owned(), seconds: Some(0) });
+        let memory = Memory { kills_before: None };
+        let text = memory.table("train.py", &first, &[failure(0, Exit::Signal(15), true)]);
+        let text = text.replace(&hostname(), "HOST");
+        let expected = "\
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 1970-01-02 00:00:00Z
+  host      : HOST
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 41) (SIGTERM)
+  error_file: <N/A>
+  traceback : <N/A>
+  likely    : ended by the launcher after the first failure
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 1970-01-01 00:00:00Z
+  host      : HOST
+  rank      : 1 (local_rank: 1)
+  exitcode  : 3 (pid: 41)
+  error_file: <N/A>
+  traceback : Traceback
+  ValueError
+============================================================
+";
+        assert_eq!(text, expected);
+    }
+}

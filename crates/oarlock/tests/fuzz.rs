@@ -1,0 +1,228 @@
+//! Every reader of what people and other programs write, fed with damaged inputs: none may panic or take long.
+//!
+//! A moment for each reader as part of the suite; `OARLOCK_FUZZ_SECONDS=600 cargo test --release --test fuzz` gives
+//! each of them ten minutes. An input that breaks a reader is kept in a file that the failure names.
+
+#[path = "fuzz/mutate.rs"]
+mod mutate;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mutate::Mutator;
+use oarlock::checkpoint::{self, Manifest};
+use oarlock::config::{Words, train_config, written};
+use oarlock::data::{Source, Tokenizer};
+use oarlock::generate::{ChatTemplate, Message};
+use oarlock::model::hf::HfConfig;
+
+/// No reader may need as long for the small inputs here.
+const SLOW: Duration = Duration::from_secs(10);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: impl AsRef<Path>) -> Vec<u8> {
+    let path = root().join(path);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn budget() -> Duration {
+    let seconds = std::env::var("OARLOCK_FUZZ_SECONDS").ok();
+    Duration::from_secs_f64(seconds.map_or(0.4, |text| text.parse().expect("a number of seconds")))
+}
+
+/// Feeds a reader for its time with what becomes of the seeds. The reader gets a folder of its own and the input.
+fn fuzz(name: &str, seeds: Vec<Vec<u8>>, reader: impl Fn(&Path, &[u8])) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut mutator = Mutator::new(name, seeds);
+    let (begin, mut runs) = (Instant::now(), 0_u64);
+    // However slow the machine, the seeds themselves are read.
+    while runs < 200 || begin.elapsed() < budget() {
+        let input = mutator.next();
+        let started = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| reader(folder.path(), &input)));
+        let kept = std::env::temp_dir().join(format!("oarlock-fuzz-{name}"));
+        if outcome.is_err() || started.elapsed() > SLOW {
+            fs::write(&kept, &input).unwrap();
+            let what = if outcome.is_err() { "a panic" } else { "too slow" };
+            panic!("{name}: {what} in run {runs}; the input is in {}", kept.display());
+        }
+        runs += 1;
+    }
+    println!("{name}: {runs} inputs in {:.1} s", begin.elapsed().as_secs_f64());
+}
+
+fn train_file(folder: &Path, name: &str, text: &[u8], words: &[String]) {
+    let path = folder.join(name);
+    fs::write(&path, text).unwrap();
+    let mut all = vec![path.display().to_string()];
+    all.extend_from_slice(words);
+    if let Ok(arguments) = written::arguments(&Words::new(&all)) {
+        match train_config(&arguments, &|_| None) {
+            Ok(config) => drop(config.table()),
+            Err(problems) => drop((problems.to_string(), problems.render(true, 80))),
+        }
+    }
+}
+
+#[test]
+fn training_configurations() {
+    let seeds = ["pretrain.yaml", "pretrain_fsdp.yaml", "pretrain_zero3.yaml"];
+    let seeds = seeds.map(|name| read(Path::new("recipes").join(name)));
+    fuzz("yaml", seeds.into(), |folder, input| train_file(folder, "train.yaml", input, &[]));
+}
+
+#[test]
+fn deepspeed_configurations() {
+    let seeds = ["ds_zero2.json", "ds_zero3.json", "ds_zero3_offload_nvme.json"];
+    let seeds = seeds.map(|name| read(Path::new("recipes").join(name)));
+    fuzz("deepspeed", seeds.into(), |folder, input| {
+        let path = folder.join("ds.json");
+        fs::write(&path, input).unwrap();
+        let yaml =
+            format!("model_name_or_path: m\ndataset: d\noutput_dir: o\ndeepspeed: {}\n", path.display());
+        train_file(folder, "train.yaml", yaml.as_bytes(), &[]);
+    });
+}
+
+#[test]
+fn arguments_of_a_training() {
+    let seeds: Vec<Vec<u8>> = [
+        "model_name_or_path=m dataset=d output_dir=o --bf16 --learning_rate 1e-4 fsdp=full_shard",
+        "--deepspeed {zero_optimization:{stage:3}} --max-steps=10 lr_scheduler_kwargs={min_lr:1e-5} a=b=c --",
+        "train.yaml optim=muon optim_args=ns_steps=5,beta1=0.9 lr_scheduler_kwargs.num_cycles=2",
+    ]
+    .map(|line| line.as_bytes().to_vec())
+    .into();
+    fuzz("arguments", seeds, |_, input| {
+        let text = String::from_utf8_lossy(input);
+        let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        if let Ok(mut arguments) = written::arguments(&Words::new(&words)) {
+            arguments.file = None;
+            if let Err(problems) = train_config(&arguments, &|_| None) {
+                drop(problems.render(false, 40));
+            }
+        }
+    });
+}
+
+#[test]
+fn records() {
+    let seeds: Vec<(&str, &[u8])> = vec![
+        ("jsonl", b"{\"text\": \"one\"}\n{\"text\": \"two \\u00e9 \\ud83d\\ude00\"}\n\n{\"text\": null}\n"),
+        ("json", b"[{\"text\": \"one\"}, {\"text\": \"two\", \"n\": [1, {\"a\": 2.5e3}]}]"),
+        ("csv", b"text,n\n\"a, \"\"quoted\"\" one\",1\ntwo,2\n"),
+        ("txt", b"one\n\ntwo\r\nthree"),
+        ("parquet", b"PAR1\x15\x04\x15\x10\x15\x14L\x15\x02\x15\x00PAR1"),
+    ];
+    for (extension, seed) in seeds {
+        fuzz(extension, vec![seed.to_vec()], |folder, input| {
+            let path = folder.join(format!("data.{extension}"));
+            fs::write(&path, input).unwrap();
+            if let Ok(source) = Source::resolve(&path.display().to_string(), folder, Some(50)) {
+                source.texts().take(50).for_each(drop);
+            }
+        });
+    }
+}
+
+#[test]
+fn descriptions_of_data_sets() {
+    let seed = br#"{"demo": {"file_name": "demo.jsonl", "columns": {"prompt": "text"}, "num_samples": 3},
+        "hub": {"hf_hub_url": "a/b", "subset": "x"}, "chat": {"file_name": "c.json", "formatting": "sharegpt",
+        "tags": {"role_tag": "from"}}}"#;
+    fuzz("dataset_info", vec![seed.to_vec()], |folder, input| {
+        fs::write(folder.join("dataset_info.json"), input).unwrap();
+        fs::write(folder.join("demo.jsonl"), "{\"text\": \"one\"}\n").unwrap();
+        for name in ["demo", "hub", "chat", "none"] {
+            if let Ok(source) = Source::resolve(name, folder, None) {
+                source.texts().take(5).for_each(drop);
+            }
+        }
+    });
+}
+
+#[test]
+fn model_folders() {
+    let golden = "crates/oarlock/tests/golden";
+    let seeds = ["llama", "qwen2", "qwen3"].map(|name| read(format!("{golden}/{name}/config.json")));
+    fuzz("config.json", seeds.into(), |folder, input| {
+        fs::write(folder.join("config.json"), input).unwrap();
+        drop(HfConfig::read(folder));
+    });
+    let seed = read("recipes/minimind-small/tokenizer_config.json");
+    fuzz("chat template", vec![seed], |folder, input| {
+        fs::write(folder.join("tokenizer_config.json"), input).unwrap();
+        if let Ok(template) = ChatTemplate::read(folder) {
+            drop(template.render_prompt(&[Message::new("user", "hello")]));
+        }
+    });
+}
+
+#[test]
+fn tokenizers() {
+    let seed = br#"{"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true}], "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null, "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false, "byte_fallback": false,
+        "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3}, "merges": [["a", "b"]]}}"#;
+    let mut lone = seed.to_vec();
+    let at = String::from_utf8_lossy(seed).find("\"ByteLevel\"},\n        \"model\"").unwrap();
+    lone[at + 1] = 0xe9;
+    fuzz("tokenizer.json", vec![seed.to_vec(), lone], |folder, input| {
+        fs::write(folder.join("tokenizer.json"), input).unwrap();
+        if let Ok(tokenizer) = Tokenizer::open(folder) {
+            drop(tokenizer.encode("abba <s> é"));
+            drop(tokenizer.decode(&[0, 1, 2, 3, 99], false));
+        }
+    });
+}
+
+#[test]
+fn manifests() {
+    let seed =
+        br#"{"format": "oarlock", "version": 2, "token": "0123456789abcdef", "step": 3, "world_size": 2,
+        "files": {"state-00000-of-00002.safetensors": {"bytes": 1024, "xxh3_128": "00"}},
+        "parameters": [{"name": "w", "shape": [2, 3], "dtype": "F32"}]}"#;
+    fuzz("manifest", vec![seed.to_vec()], |folder, input| {
+        drop(Manifest::parse(input));
+        let checkpoint = folder.join("checkpoint-3");
+        fs::create_dir_all(&checkpoint).unwrap();
+        fs::write(checkpoint.join("manifest.json"), input).unwrap();
+        drop(checkpoint::list(folder));
+    });
+}
+
+#[test]
+fn checkpoints_of_deepspeed() {
+    let golden = root().join("crates/oarlock/tests/golden/deepspeed/stage2-f32");
+    let tag = fs::read_to_string(golden.join("latest")).unwrap();
+    let from = golden.join(tag.trim());
+    for entry in fs::read_dir(&from).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if !name.ends_with(".pt") || name.contains("zero_pp_rank_1") {
+            continue;
+        }
+        fuzz(&name, vec![fs::read(&path).unwrap()], |folder, input| {
+            let own = folder.join("in").join(tag.trim());
+            if !own.exists() {
+                fs::create_dir_all(&own).unwrap();
+                for entry in fs::read_dir(&from).unwrap() {
+                    let path = entry.unwrap().path();
+                    fs::copy(&path, own.join(path.file_name().unwrap())).unwrap();
+                }
+            }
+            fs::write(own.join(&name), input).unwrap();
+            let out = folder.join("out");
+            drop(checkpoint::import_checkpoint(&folder.join("in"), &out, Some(tag.trim())));
+            let _ = fs::remove_dir_all(&out);
+        });
+    }
+}
