@@ -70,5 +70,7 @@ pub fn train_config_of(
     problems.append(refused);
     let dialects = dialect::read(&mut settings, &mut problems);
     resolve::refuse(&mut settings, &mut problems);
-    build::build(settings, dialects, problems)
+    let mut config = build::build(settings, dialects, problems)?;
+    dialect::auto::tell(&mut config);
+    Ok(config)
 }

@@ -112,6 +112,14 @@ impl Settings {
         }
     }
 
+    /// A number of either kind; 0 for none.
+    pub(super) fn f64_or_int(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Int(x) => x as f64,
+            _ => self.f64(name),
+        }
+    }
+
     /// Words, if there are any.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.value(name) {

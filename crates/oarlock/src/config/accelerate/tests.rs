@@ -115,7 +115,7 @@ fn what_is_handed_on_must_agree_with_the_training() {
         (
             "fp16: true",
             &[("ACCELERATE_MIXED_PRECISION", "bf16")],
-            "ACCELERATE_MIXED_PRECISION: `bf16` and `fp16` exclude each other (t.yaml:4:7: ; keep one of them)",
+            "ACCELERATE_MIXED_PRECISION: `bf16` and `fp16` exclude each other (t.yaml:4:7: fp16: true; keep one of them)",
         ),
         (
             "",

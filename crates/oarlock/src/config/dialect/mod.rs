@@ -2,6 +2,7 @@
 //! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
 //! divides states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
 
+pub mod auto;
 mod deepspeed;
 pub mod deepspeed_keys;
 mod fsdp;

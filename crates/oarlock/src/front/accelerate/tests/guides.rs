@@ -40,7 +40,8 @@ fn minimind_by_its_file() {
     site.write(
         "train.yaml",
         "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\nper_device_train_batch_size: 24\n\
-         gradient_accumulation_steps: 32\nlearning_rate: 2e-4\nmax_grad_norm: 1.0\nbf16: true\n",
+         gradient_accumulation_steps: 32\nlearning_rate: 2e-4\nmax_grad_norm: 1.0\nbf16: true\n\
+         max_steps: 100\nwarmup_ratio: 0.1\n",
     );
     let line = "--config_file minimind_accelerate.yaml src/train.py train.yaml";
     let resolved = site.resolve(line);
@@ -54,7 +55,46 @@ fn minimind_by_its_file() {
     assert_eq!(row(&config, "bf16", &folder), "bf16 true minimind_accelerate.yaml:10");
     assert_eq!(row(&config, "num_processes", &folder), "num_processes 4 minimind_accelerate.yaml:12");
     assert_eq!(row(&config, "deepspeed", &folder), "deepspeed minimind_ds.json minimind_accelerate.yaml:5");
-    assert!(config.table().contains("WarmupDecayLR"), "{}", config.table());
+    for (key, expected) in [
+        ("train_batch_size", "train_batch_size auto: 3072, batch x accumulation x ranks minimind_ds.json:2"),
+        (
+            "train_micro_batch_size_per_gpu",
+            "train_micro_batch_size_per_gpu auto: 24, per_device_train_batch_size minimind_ds.json:3",
+        ),
+        ("gradient_clipping", "gradient_clipping auto: 1, max_grad_norm minimind_ds.json:5"),
+        ("optimizer.params.lr", "optimizer.params.lr auto: 2e-4, learning_rate minimind_ds.json:8"),
+        ("optimizer.params.betas", "optimizer.params.betas auto: 0.9, 0.999 minimind_ds.json:8"),
+        ("bf16.enabled", "bf16.enabled auto: true, bf16 minimind_ds.json:20"),
+        (
+            "scheduler.params",
+            "scheduler.params {warmup_min_lr: auto: 0, warmup_max_lr: auto: 2e-4, warmup_num_steps: auto: 10, \
+             total_num_steps: auto: 100} minimind_ds.json:12",
+        ),
+    ] {
+        assert_eq!(row(&config, key, &folder), expected);
+    }
+}
+
+#[test]
+fn sizes_follow_from_the_model() {
+    let site = site(2);
+    std::fs::create_dir(site.path("m")).unwrap();
+    site.write("m/config.json", "{\"hidden_size\": 512}");
+    let model = site.path("m");
+    site.write("train.yaml", &format!("model_name_or_path: {model}\ndataset: d.jsonl\noutput_dir: out\n"));
+    let line = "--use_deepspeed --num_processes 2 --deepspeed_config_file teacher_zero3.json src/train.py train.yaml";
+    let config = site.plan(line);
+    let folder = site.folder.path().display().to_string();
+    for (key, expected) in [
+        ("reduce_bucket_size", "auto: 262144, h x h"),
+        ("stage3_prefetch_bucket_size", "auto: 235929, 0.9 x h x h"),
+        ("stage3_param_persistence_threshold", "auto: 5120, 10 x h"),
+        ("stage3_max_live_parameters", "auto: 1e9"),
+    ] {
+        let key = format!("zero_optimization.{key}");
+        let found = row(&config, &key, &folder);
+        assert!(found.starts_with(&format!("{key} {expected} teacher_zero3.json:")), "{found}");
+    }
 }
 
 #[test]
