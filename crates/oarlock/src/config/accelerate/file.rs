@@ -103,7 +103,7 @@ impl File {
                 return;
             }
         };
-        let names = inner_names(block, prefix);
+        let names = inner_names(prefix);
         for (key, value) in pairs {
             let Data::Scalar { text, .. } = &key.data else {
                 problems.push(Problem::new("a key is a word").at(&key.place, ""));
@@ -163,12 +163,11 @@ fn is(field: &Field, name: &str, value: &str) -> bool {
 }
 
 /// The names that a block takes.
-fn inner_names(block: &str, prefix: &str) -> Vec<&'static str> {
+fn inner_names(prefix: &str) -> Vec<&'static str> {
     if prefix.is_empty() {
         return DEEPSPEED.to_vec();
     }
     let flags = FLAGS.iter().map(|key| key.name).chain(INNER_ONLY.iter().copied());
-    debug_assert!(BLOCKS.iter().any(|(name, _)| *name == block));
     flags.filter(|name| name.starts_with(prefix)).collect()
 }
 
@@ -176,7 +175,7 @@ fn unknown(field: &Field) -> Problem {
     let name = field.name.as_str();
     let problem =
         Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&field.place, "");
-    let home = BLOCKS.iter().find(|(block, prefix)| inner_names(block, prefix).contains(&name));
+    let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
     if let Some((block, _)) = home {
         return problem.help(format!("`{name}` belongs into `{block}`"));
     }

@@ -77,10 +77,18 @@ pub(super) fn choose(
     described(flags, &mut strategy, notes, problems);
     if flags.bool("cpu") && strategy.kind != Kind::Alone {
         let what = strategy.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
-        notes.push(format!(
-            "--cpu chooses where ranks run, and what divides their states stays{what}; Accelerate would start one \
-             process and divide nothing"
-        ));
+        notes.push(match (chosen.first(), strategy.kind) {
+            (Some((name, _)), _) => format!(
+                "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
+            ),
+            (None, Kind::Ddp) => format!(
+                "--cpu chooses where ranks run, and there are as many{what}; Accelerate would start one process"
+            ),
+            (None, _) => format!(
+                "--cpu chooses where ranks run, and what divides their states stays{what}; Accelerate would start one \
+                 process and divide nothing"
+            ),
+        });
     }
     strategy
 }

@@ -1,7 +1,10 @@
 //! The rules of a launch: what weighs more, what was meant, and what is refused.
 
+use proptest::prelude::*;
+
 use super::Site;
 use crate::config::Precision;
+use crate::config::accelerate::keys::FLAGS;
 use crate::front::script::Script;
 use crate::launch::spec::{Binding, Nodes, Streams};
 
@@ -451,4 +454,20 @@ fn a_program_with_its_own_accelerate_is_told_what_that_refuses() {
     assert!(said.contains("refuses zero_stage, mixed_precision in"), "{said}");
     let said = notes("--config_file c.yaml --mixed_precision bf16 env.py");
     assert!(said.contains("refuses zero_stage in"), "{said}");
+}
+
+proptest! {
+    #[test]
+    fn no_words_panic(
+        flags in prop::collection::vec(
+            (prop::sample::select(FLAGS.iter().map(|key| key.name).collect::<Vec<_>>()), "(\\PC{0,6}|-?[0-9]{1,20}|true|auto)"),
+            0..6,
+        ),
+        script in prop::sample::select(vec!["env.py", "src/train.py train.yaml", "src/train.py", "", "--"]),
+    ) {
+        let site = Site::new(2);
+        let flags: String = flags.iter().map(|(name, value)| format!("--{name}={value} ")).collect();
+        let said = site.wrong(&format!("{flags}{script}"));
+        prop_assert!(!said.is_empty());
+    }
 }
