@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
 
@@ -17,6 +17,7 @@ use crate::ready::Ready;
 use crate::reduce::tree_fold;
 use crate::region::{Region, Sharing};
 use crate::solo::Solo;
+use crate::stats::{OpStats, Recorded, Recorder};
 use crate::transport::{Request, Transport};
 
 /// One rank's place in a group. All ranks of the group make the same collective calls in the same order; where one does
@@ -32,6 +33,8 @@ struct Inner {
     /// The number of the last collective; held while one runs.
     order: Mutex<u64>,
     counts: [Count; Operation::ALL.len()],
+    /// Empty until somebody wants times.
+    recorder: Arc<OnceLock<Recorder>>,
 }
 
 #[derive(Default)]
@@ -69,7 +72,16 @@ struct About<'a> {
 impl Communicator {
     /// A communicator over a transport.
     pub fn new(transport: Arc<dyn Transport>) -> Communicator {
-        Communicator(Arc::new(Inner { transport, order: Mutex::new(0), counts: Default::default() }))
+        Communicator::recorded_in(transport, Arc::default())
+    }
+
+    fn recorded_in(transport: Arc<dyn Transport>, recorder: Arc<OnceLock<Recorder>>) -> Communicator {
+        Communicator(Arc::new(Inner {
+            transport,
+            order: Mutex::new(0),
+            counts: Default::default(),
+            recorder,
+        }))
     }
 
     /// A world of one rank.
@@ -259,7 +271,7 @@ impl Communicator {
         let detail =
             groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
         let transport = self.run(About::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
-        Ok(Communicator::new(transport))
+        Ok(Communicator::recorded_in(transport, self.0.recorder.clone()))
     }
 
     /// How long to wait for a rank that lives but does not come.
@@ -290,6 +302,16 @@ impl Communicator {
             .collect()
     }
 
+    /// Times collectives from now on, of this communicator and of those split from it. Whoever asks first says which.
+    pub fn record(&self, recorded: Recorded) {
+        self.0.recorder.get_or_init(|| Recorder::new(recorded));
+    }
+
+    /// What the collectives took since [`Communicator::record`]; nothing without it.
+    pub fn recorded(&self) -> Vec<OpStats> {
+        self.0.recorder.get().map(Recorder::stats).unwrap_or_default()
+    }
+
     /// Tells all ranks that this one failed, and why. The first failure of all is the one that everybody reports.
     pub fn abort(&self, cause: &str) {
         self.0.transport.abort(cause);
@@ -314,10 +336,17 @@ impl Communicator {
         let count = &self.0.counts[operation as usize];
         count.calls.fetch_add(1, Relaxed);
         count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
-        call(
+        let recorder = self.0.recorder.get().filter(|recorder| recorder.wants(operation));
+        let begin = recorder.map(|_| Instant::now());
+        let result = call(
             &*self.0.transport,
             &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
-        )
+        );
+        if let (Some(recorder), Some(begin)) = (recorder, begin) {
+            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
+            recorder.add(operation, site, bytes, self.world_size(), begin.elapsed());
+        }
+        result
     }
 
     fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {

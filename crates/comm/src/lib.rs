@@ -17,6 +17,7 @@ mod reduce;
 mod region;
 pub mod shm;
 mod solo;
+mod stats;
 mod transport;
 
 pub use call::{Call, Operation, Scalar};
@@ -33,4 +34,5 @@ pub use process::{
 };
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
+pub use stats::{OpStats, Recorded};
 pub use transport::{Request, Transport};

@@ -20,7 +20,9 @@ fn every_recipe_is_a_run() {
     let mut n_recipes = 0;
     for entry in std::fs::read_dir("recipes").unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "yaml") {
+        // Accelerate's configuration is one of a launch; its script is in tests/minimind.rs.
+        let of_launch = path.ends_with("accelerate_config.yaml");
+        if !of_launch && path.extension().is_some_and(|extension| extension == "yaml") {
             let words = [path.to_str().unwrap().to_owned()];
             let arguments = written::arguments(&oarlock::config::Words::new(&words))
                 .unwrap_or_else(|e| panic!("{}", e.render(false, 100)));

@@ -47,7 +47,7 @@ pub use import::{ImportProblem, Imported, PickleProblem, import_checkpoint};
 pub use load::load;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ParameterEntry, Piece, PlanEntry};
 pub use model::save_model;
-pub use retain::{Listed, Newest, list, newest, retain};
+pub use retain::{Listed, Newest, list, newest, remove_later, retain};
 pub use saver::{Contents, Deed, Saver};
 pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
 

@@ -85,6 +85,16 @@ pub fn retain(output_dir: &Path, keep: usize) -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
+/// Removes whole and damaged checkpoints of steps after `step`: those that are left of a training which another one
+/// replaces, and which would else count as newer than its own. Folders that Oarlock did not write stay.
+///
+/// # Errors
+/// When a folder cannot be read or removed.
+pub fn remove_later(output_dir: &Path, step: u64) -> Result<Vec<PathBuf>> {
+    let later = list(output_dir)?.into_iter().filter(|listed| listed.step > step && is_ours(listed));
+    later.map(|listed| remove(&listed.path).map(|()| listed.path)).collect()
+}
+
 fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     recover(output_dir, "")?;
     let named = entries(output_dir)?.into_iter();

@@ -12,7 +12,7 @@ use super::problem::{Problem, Problems};
 use super::resolve::{Setting, Settings};
 use super::shape::ScheduleArgs;
 use super::value::Value;
-use super::{model, optimizer, recompute, schedule};
+use super::{model, monitor, optimizer, recompute, schedule};
 
 /// Builds the configuration; `problems` are those found before.
 ///
@@ -34,6 +34,7 @@ pub fn build(
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = optimizer::optimizer(&settings, found);
+    let monitor = monitor::monitors(&settings, &dialects, found);
 
     let model = model::model(&settings, found);
     let held_out = match read.f64("val_size") {
@@ -120,6 +121,7 @@ pub fn build(
         eval,
         save,
         log,
+        monitor,
         shard,
         ranks,
         settings,

@@ -13,6 +13,7 @@ pub mod flags;
 pub mod keys;
 mod kwargs;
 mod model;
+pub mod monitor;
 mod optimizer;
 pub mod paths;
 pub mod plan;
@@ -32,6 +33,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use monitor::*;
 pub use plan::*;
 pub use problem::{Problem, Problems};
 pub use shape::*;
@@ -59,6 +61,7 @@ pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
+    layers.insert(0, monitor::environment(environment));
     let refused = match environment::layer(environment) {
         Ok(layer) => {
             layers.push(layer);

@@ -8,6 +8,7 @@ use oarlock_tensor::ops::optimizer::Rule;
 
 use super::dialect::Dialects;
 use super::keys::{Group, Status};
+use super::monitor::MonitorArgs;
 use super::resolve::{Setting, Settings};
 use super::shape::ScheduleArgs;
 use super::sharding::{LossScale, Recompute, ShardArgs};
@@ -28,6 +29,8 @@ pub struct TrainConfig {
     pub save: SaveArgs,
     /// Logs.
     pub log: LogArgs,
+    /// Trackers, and what DeepSpeed's engine reports.
+    pub monitor: MonitorArgs,
     /// What is divided over the ranks.
     pub shard: ShardArgs,
     /// Processes.
@@ -326,6 +329,20 @@ impl TrainConfig {
             let _ = writeln!(out, "Note: {note}");
         }
         out
+    }
+
+    /// Every value that has a meaning, for trackers: numbers and switches as such, anything else in words.
+    pub fn as_json(&self) -> serde_json::Map<String, serde_json::Value> {
+        use super::value::Value;
+        let value = |setting: &Setting| match &setting.value {
+            Value::Null => serde_json::Value::Null,
+            Value::Bool(x) => (*x).into(),
+            Value::Int(x) => (*x).into(),
+            Value::Float(x) => (*x).into(),
+            other => other.to_string().into(),
+        };
+        let used = self.settings.iter().filter(|setting| setting.key.is_used());
+        used.map(|setting| (setting.key.name.to_owned(), value(setting))).collect()
     }
 
     /// The values that somebody wrote, as YAML lines: the file `training_args.yaml`, which repeats the run.

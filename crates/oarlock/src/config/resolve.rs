@@ -244,7 +244,9 @@ fn settle(entry: &Entry, authority: Authority, settings: &mut Settings) -> Resul
         setting.origin = Origin::Written(place.clone());
         return Ok(());
     }
-    if authority == Authority::MustAgree && setting.place().is_some() && !setting.broken {
+    let is_default = |place: &Place| place.source.kind == SourceKind::Defaults;
+    let is_said = setting.place().is_some_and(|place| !is_default(place));
+    if authority == Authority::MustAgree && is_said && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());
         }

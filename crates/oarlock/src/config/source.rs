@@ -13,6 +13,8 @@ pub enum SourceKind {
     Arguments,
     /// One environment variable, as `NAME=value`.
     Environment,
+    /// What a script of another program says where nobody says anything: it yields to every other source.
+    Defaults,
 }
 
 /// A text in which settings are written.
@@ -69,6 +71,7 @@ impl fmt::Display for Place {
             SourceKind::Environment => {
                 f.write_str(self.source.text.split('=').next().unwrap_or("the environment"))
             }
+            SourceKind::Defaults => write!(f, "the defaults of {}", self.source.name),
         }
     }
 }
@@ -91,6 +94,7 @@ impl fmt::Display for Origin {
                 SourceKind::File => write!(f, "{}:{}", place.source.name, place.line()),
                 SourceKind::Arguments => f.write_str("argument"),
                 SourceKind::Environment => write!(f, "{place}"),
+                SourceKind::Defaults => write!(f, "default of {}", place.source.name),
             },
             Origin::Rule(rule) => f.write_str(rule),
             Origin::Default => f.write_str("default"),

@@ -30,6 +30,9 @@ pub const SCHEDULES: &[&str] = &[
     "OneCycle",
 ];
 
+/// MiniMind's among them.
+pub const MINIMIND_SCHEDULES: &[&str] = &["minimind_seed", "minimind", "minimind3"];
+
 /// What other programs call a key.
 pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("accumulation_steps", "gradient_accumulation_steps"),
@@ -244,7 +247,7 @@ pub const KEYS: &[Key] = &[
     key(Eval, Bool, "prediction_loss_only", "false", NoEffect("evaluation gives loss and perplexity"), "Evaluate the loss only"),
     key(Eval, Bool, "compute_accuracy", "false", Later("evaluation gives loss and perplexity"), "Token accuracy"),
     key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
-    key(Save, Bool, "overwrite_output_dir", "false", Used, "Begin anew even if the folder holds a checkpoint"),
+    key(Save, Bool, "overwrite_output_dir", "false", Used, "Begin anew even if the folder holds checkpoints; those of later steps go with the first that is saved"),
     key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),
     key(Save, Choice(&["no", "steps", "epoch"]), "save_strategy", "steps", Used, "When to save"),
     key(Save, Steps, "save_steps", "500", Used, "Steps between checkpoints"),
@@ -265,9 +268,10 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "logging_first_step", "false", Used, "Log the first step, too"),
     key(Log, Bool, "plot_loss", "false", Used, "Draw training_loss.png"),
     key(Log, Bool, "disable_tqdm", "false", Used, "Plain lines instead of a progress line"),
-    key(Log, List, "report_to", "none", Only("logs go to trainer_log.jsonl"), "Trackers to report to"),
-    key(Log, Text, "run_name", "", NoEffect("no tracker is there"), "Name of the run in trackers"),
-    key(Log, Path, "logging_dir", "", NoEffect("logs go to output_dir"), "Folder of TensorBoard logs"),
+    key(Log, List, "report_to", "none", Used, "Trackers to report to: tensorboard, wandb (offline), csv, jsonl, all, none"),
+    key(Log, Text, "run_name", "", Used, "Name of the run in wandb"),
+    key(Log, Text, "wandb_project", "huggingface", Used, "Our own: project of the run in wandb, as WANDB_PROJECT"),
+    key(Log, Path, "logging_dir", "", Used, "Folder of the files of tensorboard, csv and jsonl; unset: TENSORBOARD_LOGGING_DIR, else runs in output_dir"),
     key(Log, Text, "log_level", "passive", NoEffect("messages are few"), "Level of messages"),
     key(Log, Text, "log_level_replica", "warning", NoEffect("rank 0 speaks for all"), "Level of messages of other ranks"),
     key(Log, Bool, "log_on_each_node", "true", NoEffect("rank 0 speaks for all"), "Messages of every machine"),

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod model;
+mod monitor;
 mod optimizer;
 mod wrong;
 
@@ -289,8 +290,13 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:4:15: unknown key `a` in the FSDP configuration (docs/fsdp.md lists every key)",
         ),
         (
-            "report_to: wandb",
-            "t.yaml:4:12: `report_to: wandb` is not supported yet (logs go to trainer_log.jsonl)",
+            "report_to: mlflow",
+            "t.yaml:4:12: `report_to: mlflow` is not supported yet (there are tensorboard, wandb, csv, jsonl, all and \
+             none)",
+        ),
+        (
+            "report_to: [csv, tensorbord]",
+            "t.yaml:4:12: no tracker `tensorbord` (did you mean `tensorboard`?)",
         ),
         ("bf16: true\nfp16: true", "t.yaml:4:7: `bf16` and `fp16` exclude each other (keep one of them)"),
         (

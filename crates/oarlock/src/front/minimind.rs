@@ -38,9 +38,9 @@ enum Era {
 }
 
 impl Era {
-    /// The flags that only one of the scripts has; those of the model come first, and decide.
-    const MINIMIND2: [&str; 7] =
-        ["dim", "n_layers", "out_dir", "ddp", "local_rank", "warmup_iters", "use_flash_attn"];
+    /// The flags that only one of the scripts has; those of the model come first, and decide. A launcher may add
+    /// `--local_rank`, so that one says nothing.
+    const MINIMIND2: [&str; 6] = ["dim", "n_layers", "out_dir", "ddp", "warmup_iters", "use_flash_attn"];
     const MINIMIND3: [&str; 7] = [
         "hidden_size",
         "num_hidden_layers",
@@ -131,9 +131,9 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
     problems.into_result(|| Training { layers: vec![fixed(era), flags], notes, dry_run, print_config })
 }
 
-/// A text of lines `name: value` with the places of both.
-fn lines(name: &str, text: String) -> Vec<(Place, Place)> {
-    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
+/// Defaults as lines `name: value`, with the places of both.
+fn lines(text: String) -> Vec<(Place, Place)> {
+    let source = Arc::new(Source { kind: SourceKind::Defaults, name: COMMAND.to_owned(), text });
     let mut start = 0;
     let mut out = Vec::new();
     for line in source.text.split_inclusive('\n') {
@@ -158,7 +158,7 @@ fn entry(key: &str, place: Place, value: &str, at: Place) -> Entry {
 /// The settings that MiniMind's script writes into itself.
 fn fixed(era: Era) -> Layer {
     let own = if era == Era::Minimind2 { MINIMIND2_FIXED } else { MINIMIND3_FIXED };
-    let lines = lines("train_pretrain", format!("{own}{BOTH_FIXED}"));
+    let lines = lines(format!("{own}{BOTH_FIXED}"));
     let entries =
         lines.into_iter().map(|(key, value)| entry(key.text(), key.clone(), value.text(), value.clone()));
     Layer { authority: Authority::Replaces, entries: entries.collect() }
@@ -170,7 +170,7 @@ fn defaults(era: Era) -> Vec<(Place, Place)> {
         Some((_, newest)) if era == Era::Minimind3 => format!("{}: {newest}\n", key.name),
         _ => format!("{}: {}\n", key.name, key.default),
     };
-    lines("train_pretrain --help", FLAGS.keys.iter().map(default).collect())
+    lines(FLAGS.keys.iter().map(default).collect())
 }
 
 /// Turns flags into settings.
@@ -210,8 +210,10 @@ impl Reader<'_> {
 
     /// The flags of the model belong to one of the scripts.
     fn is_of_era(&self, name: &str) -> bool {
-        let other = if self.era == Era::Minimind2 { Era::MINIMIND3 } else { Era::MINIMIND2 };
-        !other.contains(&name)
+        match self.era {
+            Era::Minimind2 => !Era::MINIMIND3.contains(&name),
+            Era::Minimind3 => !Era::MINIMIND2.contains(&name),
+        }
     }
 
     /// What MiniMind has and this program has not.
@@ -330,7 +332,7 @@ impl Reader<'_> {
         let holds = |dir: &&str| Path::new(dir).join("tokenizer.json").is_file();
         match TOKENIZERS.into_iter().find(holds) {
             Some(dir) => {
-                let place = lines("tokenizer", format!("found: {dir}\n")).remove(0).1;
+                let place = lines(format!("tokenizer_path: {dir}\n")).remove(0).1;
                 self.put("tokenizer_path", dir, place);
             }
             None => problems.push(

@@ -10,7 +10,7 @@ use oarlock_tensor::{DType, Result, Tensor};
 use crate::model::cache::LayerCache;
 use crate::model::config::DecoderConfig;
 use crate::model::recompute::{Parts, Recompute};
-use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor, is_trained};
+use crate::nn::{Embedding, Latency, Linear, Module, RmsNorm, Unit, Visitor, is_trained};
 
 /// A decoder-only language model.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub struct Decoder {
     head: Unit<Head>,
     rope: Arc<Rope>,
     parts: Parts,
+    latency: Latency,
 }
 
 /// One layer: attention and a gated MLP, each after a norm and added to its input. Cloning gives other handles to the
@@ -42,6 +43,7 @@ struct Attention {
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     head_dim: usize,
+    latency: Latency,
 }
 
 #[derive(Clone, Debug)]
@@ -49,6 +51,7 @@ struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
+    latency: Latency,
 }
 
 /// The final norm and the output weights; those may be the embedding's.
@@ -82,6 +85,7 @@ impl Decoder {
             rope,
             config,
             parts: Parts::default(),
+            latency: Latency::default(),
         })
     }
 
@@ -104,8 +108,10 @@ impl Decoder {
     /// # Errors
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
-        let x = self.hidden(ids, mask)?;
-        self.head.run(&x, |head| ops::head_loss(&head.normed(&x)?, &head.lm_head.weight, labels))
+        self.latency.time(|| {
+            let x = self.hidden(ids, mask)?;
+            self.head.run(&x, |head| head.loss(&x, labels))
+        })
     }
 
     /// ids `[B, S]` → logits `[B, S, V]`.
@@ -153,11 +159,13 @@ impl Block {
             q_norm: head_norm()?,
             k_norm: head_norm()?,
             head_dim: config.head_dim,
+            latency: Latency::default(),
         };
         let mlp = Mlp {
             gate_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
             up_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
             down_proj: Linear::new(config.intermediate_size, hidden, config.mlp_bias, std)?,
+            latency: Latency::default(),
         };
         Ok(Block {
             input_layernorm: RmsNorm::new(hidden, config.norm_eps)?,
@@ -177,7 +185,7 @@ impl Block {
         } else {
             self.attended(x, rope, mask)?
         };
-        let h = ops::add_residual(x, &self.self_attn.o_proj.forward(&attended)?)?;
+        let h = ops::add_residual(x, &self.self_attn.project_out(&attended)?)?;
         let activated = if recompute.mlp {
             let block = self.clone();
             let forward = move |h: &Tensor| block.activated(h);
@@ -185,7 +193,7 @@ impl Block {
         } else {
             self.activated(&h)?
         };
-        ops::add_residual(&h, &self.mlp.down_proj.forward(&activated)?)
+        ops::add_residual(&h, &self.mlp.project_down(&activated)?)
     }
 
     fn forward_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
@@ -208,8 +216,14 @@ impl Block {
 
 impl Attention {
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
-        let (q, k, v) = self.project(x, rope, 0)?;
-        ops::merge_heads(&ops::attention(&q, &k, &v, mask, self.scale())?)
+        self.latency.time(|| {
+            let (q, k, v) = self.project(x, rope, 0)?;
+            ops::merge_heads(&ops::attention(&q, &k, &v, mask, self.scale())?)
+        })
+    }
+
+    fn project_out(&self, attended: &Tensor) -> Result<Tensor> {
+        self.latency.time(|| self.o_proj.forward(attended))
     }
 
     fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
@@ -241,11 +255,21 @@ impl Mlp {
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
-        ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?)
+        self.latency.time(|| ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?))
+    }
+
+    fn project_down(&self, activated: &Tensor) -> Result<Tensor> {
+        self.latency.time(|| self.down_proj.forward(activated))
     }
 }
 
 impl Head {
+    /// The product with the output weights, and the loss in the same pass.
+    fn loss(&self, x: &Tensor, labels: &Tensor) -> Result<HeadLoss> {
+        let normed = self.normed(x)?;
+        self.lm_head.latency.time(|| ops::head_loss(&normed, &self.lm_head.weight, labels))
+    }
+
     /// The residual stream after the last norm, in the dtype of the output weights.
     fn normed(&self, x: &Tensor) -> Result<Tensor> {
         let dtype = self.lm_head.weight.weight()?.dtype();
@@ -258,6 +282,10 @@ impl Module for Decoder {
         visitor.child("model.embed_tokens", &self.embed_tokens);
         visitor.child("model.layers", &self.layers);
         visitor.child("", &self.head);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
     }
 }
 
@@ -282,6 +310,10 @@ impl Module for Attention {
             }
         }
     }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
 }
 
 impl Module for Mlp {
@@ -289,6 +321,10 @@ impl Module for Mlp {
         visitor.child("gate_proj", &self.gate_proj);
         visitor.child("up_proj", &self.up_proj);
         visitor.child("down_proj", &self.down_proj);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
     }
 }
 

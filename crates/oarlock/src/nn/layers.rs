@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::{self, WeightLayout};
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
-use crate::nn::{Module, Visitor};
+use crate::nn::{Latency, Module, Visitor};
 
 /// y = x·Wᵀ + b, weight `[outputs, inputs]`.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct Linear {
     pub weight: Param,
     /// `[outputs]`.
     pub bias: Option<Param>,
+    /// Times the product, also where it is a part of another op.
+    pub latency: Latency,
 }
 
 impl Linear {
@@ -24,12 +26,13 @@ impl Linear {
         Ok(Linear {
             weight: Param::new(Shape::new(&[n_out, n_in])?, Init::Normal { std }),
             bias: bias.map(|shape| Param::new(shape, Init::Zeros)),
+            latency: Latency::default(),
         })
     }
 
     /// With a weight that another layer holds as well.
     pub fn with_weight(weight: Param) -> Linear {
-        Linear { weight, bias: None }
+        Linear { weight, bias: None, latency: Latency::default() }
     }
 
     /// x `[.., inputs]` → `[.., outputs]`.
@@ -37,7 +40,7 @@ impl Linear {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::linear(x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
+        self.latency.time(|| ops::linear(x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn))
     }
 }
 
@@ -48,6 +51,10 @@ impl Module for Linear {
             visitor.param("bias", bias);
         }
     }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
 }
 
 /// Rows of a table `[vocabulary, dim]` by token id.
@@ -55,6 +62,7 @@ impl Module for Linear {
 pub struct Embedding {
     /// `[vocabulary, dim]`.
     pub weight: Param,
+    latency: Latency,
 }
 
 impl Embedding {
@@ -63,7 +71,8 @@ impl Embedding {
     /// # Errors
     /// An impossible shape.
     pub fn new(vocab: usize, dim: usize, std: f32) -> Result<Embedding> {
-        Ok(Embedding { weight: Param::new(Shape::new(&[vocab, dim])?, Init::Normal { std }) })
+        let weight = Param::new(Shape::new(&[vocab, dim])?, Init::Normal { std });
+        Ok(Embedding { weight, latency: Latency::default() })
     }
 
     /// ids `[..]` → `[.., dim]`.
@@ -71,7 +80,7 @@ impl Embedding {
     /// # Errors
     /// An id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        ops::embedding(ids, &self.weight)
+        self.latency.time(|| ops::embedding(ids, &self.weight))
     }
 
     /// ids `[..]` → `[.., dim]` in f32: the start of a residual stream.
@@ -79,13 +88,17 @@ impl Embedding {
     /// # Errors
     /// An id outside the vocabulary.
     pub fn forward_f32(&self, ids: &Tensor) -> Result<Tensor> {
-        ops::embedding_to(ids, &self.weight, DType::F32)
+        self.latency.time(|| ops::embedding_to(ids, &self.weight, DType::F32))
     }
 }
 
 impl Module for Embedding {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
     }
 }
 
@@ -96,6 +109,7 @@ pub struct RmsNorm {
     pub weight: Param,
     /// Added to the mean square.
     pub eps: f32,
+    latency: Latency,
 }
 
 impl RmsNorm {
@@ -104,7 +118,8 @@ impl RmsNorm {
     /// # Errors
     /// An impossible shape.
     pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: Param::in_f32(Shape::new(&[dim])?, Init::Ones), eps })
+        let weight = Param::in_f32(Shape::new(&[dim])?, Init::Ones);
+        Ok(RmsNorm { weight, eps, latency: Latency::default() })
     }
 
     /// x `[.., dim]` → `[.., dim]`.
@@ -112,7 +127,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::rms_norm(x, &self.weight, self.eps)
+        self.latency.time(|| ops::rms_norm(x, &self.weight, self.eps))
     }
 
     /// As [`RmsNorm::forward`], with the output in `dtype`: from an f32 residual stream to what a block computes in.
@@ -120,12 +135,16 @@ impl RmsNorm {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        ops::rms_norm_to(x, &self.weight, self.eps, dtype)
+        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, dtype))
     }
 }
 
 impl Module for RmsNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
     }
 }

@@ -1,8 +1,10 @@
 //! What models are made of: modules that name their parameters, units, and the layers of a decoder.
 
+mod latency;
 mod layers;
 mod unit;
 
+pub use latency::Latency;
 pub use layers::{Embedding, Linear, RmsNorm};
 pub use unit::{Unit, UnitRun, is_trained};
 
@@ -12,6 +14,17 @@ use oarlock_tensor::{DType, Param};
 pub trait Module {
     /// Shows every parameter, in a fixed order, with its path below this module ("mlp.up_proj.weight").
     fn visit(&self, visitor: &mut dyn Visitor);
+
+    /// The name of its type, for reports.
+    fn kind(&self) -> &'static str {
+        let path = std::any::type_name::<Self>();
+        path.split('<').next().unwrap_or(path).rsplit("::").next().unwrap_or(path)
+    }
+
+    /// Where its forward passes are timed, if they are.
+    fn latency(&self) -> Option<&Latency> {
+        None
+    }
 }
 
 /// Walks over a model's parameters.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
 
-use crate::nn::{Module, Visitor};
+use crate::nn::{Latency, Module, Visitor};
 
 /// A module that is a unit.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub struct UnitRun(Arc<State>);
 struct State {
     hook: OnceLock<Arc<dyn UnitHook>>,
     recompute: AtomicBool,
+    latency: Latency,
 }
 
 impl UnitRun {
@@ -63,6 +64,10 @@ impl<M> Unit<M> {
     /// # Errors
     /// Whatever `forward` reports.
     pub fn run<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
+        self.run.0.latency.time(|| self.run_hooked(input, forward))
+    }
+
+    fn run_hooked<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
         let Some(hook) = self.run.0.hook.get() else { return forward(&self.module) };
         let tape = input.tape();
         hook.before_forward(tape.is_some())?;
@@ -136,5 +141,14 @@ impl<M> Deref for Unit<M> {
 impl<M: Module> Module for Unit<M> {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.unit(&self.run, &*self.module);
+    }
+
+    fn kind(&self) -> &'static str {
+        self.module.kind()
+    }
+
+    /// With the gathering of its weights.
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.run.0.latency)
     }
 }

@@ -2,11 +2,16 @@
 //!
 //! Nothing here decides anything: numbers come in, lines and files go out. Only rank 0 makes these objects.
 
+pub mod comms;
+pub mod engine;
 mod files;
+pub mod flops;
 pub mod log;
+pub mod monitor;
 pub mod plots;
 pub mod profile;
 pub mod progress;
+pub mod python;
 pub mod speed;
 pub mod state;
 

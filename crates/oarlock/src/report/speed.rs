@@ -144,6 +144,24 @@ impl PhaseTimes {
     }
 }
 
+impl std::ops::AddAssign for PhaseTimes {
+    fn add_assign(&mut self, other: PhaseTimes) {
+        for (time, more) in self.0.iter_mut().zip(other.0) {
+            *time += more;
+        }
+    }
+}
+
+impl FromIterator<(Phase, Duration)> for PhaseTimes {
+    fn from_iter<I: IntoIterator<Item = (Phase, Duration)>>(times: I) -> PhaseTimes {
+        let mut all = PhaseTimes::default();
+        for (phase, time) in times {
+            all.0[phase as usize] += time;
+        }
+        all
+    }
+}
+
 /// `data 0.4 ms (1%), forward 20.0 ms (33%), …`: phases that took no time are left out.
 impl fmt::Display for PhaseTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,13 +1,16 @@
 //! What rank 0 tells while a run goes on: the progress line, the logs, the loss curve.
 
 use std::io::Stdout;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use oarlock_comm::ProcessMemory;
+use oarlock_comm::{Communicator, ProcessMemory};
 use oarlock_tensor::Arena;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::report::engine::EngineStep;
+use crate::report::flops;
 use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
 use crate::report::plots;
 use crate::report::profile::{Held, Profiler};
@@ -15,10 +18,12 @@ use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
 use crate::report::state::TrainerState;
 use crate::train::StepReport;
+use crate::train::monitors::{Monitors, Resumed};
 
 /// Rank 0's voice. The other ranks have none.
 pub struct Journal {
     log: RunLog,
+    monitors: Monitors,
     progress: Progress<Stdout>,
     flops_per_token: f64,
     peak_flops: Option<f64>,
@@ -66,16 +71,24 @@ pub struct Told {
 }
 
 impl Journal {
-    /// Begins, or goes on after `state.global_step`.
-    pub fn new(config: &TrainConfig, state: TrainerState, flops_per_token: f64) -> Result<Journal> {
+    /// Begins, or goes on after `state.global_step` and so many samples.
+    pub fn new(
+        config: &TrainConfig,
+        communicator: &Communicator,
+        state: TrainerState,
+        samples: u64,
+        flops_per_token: f64,
+    ) -> Result<Journal> {
         let dir = &config.save.output_dir;
         let first_step = state.global_step;
+        let resumed = (first_step > 0).then_some(Resumed { step: first_step, samples });
         let log =
             if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
         log.training_args(&config.as_yaml())?;
         let profiler = config.log.profile.map(|every| Profiler::new(dir, every, first_step)).transpose()?;
         Ok(Journal {
             log,
+            monitors: Monitors::open(config, communicator, resumed)?,
             progress: Progress::stdout(config.log.plain),
             flops_per_token,
             peak_flops: None,
@@ -148,7 +161,25 @@ impl Journal {
             memory_bytes,
         })?;
         self.interval = Interval::new();
-        Ok(())
+        self.monitor_last()
+    }
+
+    /// After every step, as DeepSpeed's engine tells it.
+    pub fn engine_step(&mut self, step: &EngineStep) -> Result<()> {
+        let lines = self.monitors.stepped(step)?;
+        lines.iter().try_for_each(|line| self.message(line))
+    }
+
+    /// The profile of the model, to its file or as a message.
+    pub fn flops_profile(&mut self, file: Option<&Path>, report: &str) -> Result<()> {
+        let Some(file) = file else { return self.message(report) };
+        flops::save(file, report)?;
+        self.message(&format!("flops_profiler: the profile is in {}", file.display()))
+    }
+
+    /// Hands the newest record of the log to the monitors.
+    fn monitor_last(&mut self) -> Result<()> {
+        self.log.state().log_history.last().map_or(Ok(()), |record| self.monitors.logged(record))
     }
 
     /// After every step of `n_tokens`, when all else is told: the profile, where one is asked for and due.
@@ -175,6 +206,7 @@ impl Journal {
     /// After an evaluation.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<()> {
         self.log.evaluation(record)?;
+        self.monitor_last()?;
         let (loss, perplexity) = (record.loss, record.loss.exp());
         self.message(&format!(
             "evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}",
@@ -198,7 +230,10 @@ impl Journal {
         if steps > 0 {
             let loss = self.run.0 / self.run.1.max(1) as f64;
             self.log.finish(&Summary { loss, samples, steps })?;
+            self.monitor_last()?;
         }
+        let lines = self.monitors.finish()?;
+        lines.iter().try_for_each(|line| self.message(line))?;
         if config.log.plot_loss {
             let dir = &config.save.output_dir;
             let state = self.log.state();

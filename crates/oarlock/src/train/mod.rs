@@ -3,8 +3,10 @@
 //! Begin with `step`.
 
 mod data;
+mod flops;
 mod journal;
 mod model;
+mod monitors;
 mod optimizer;
 mod options;
 mod run;

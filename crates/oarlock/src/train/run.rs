@@ -11,17 +11,20 @@ use oarlock_tensor::ops::update;
 use crate::accelerator::Accelerator;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, save_model};
 use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
-use crate::data::{Loader, Rows, Sampler, eval_batches};
+use crate::data::{Batch, Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
 use crate::model::Decoder;
 use crate::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use crate::report::engine::EngineStep;
 use crate::report::log::EvalRecord;
-use crate::report::speed::{Phase, PhaseTimer, flops_per_token};
+use crate::report::speed::{Phase, PhaseTimer, PhaseTimes, flops_per_token};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
+use crate::train::flops;
 use crate::train::journal::{Journal, Told};
 use crate::train::model;
+use crate::train::monitors::momentum;
 use crate::train::options::{optimizer_config, recompute};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
@@ -67,6 +70,9 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn set_up(config: &'a TrainConfig, accelerator: &'a Accelerator, started: SystemTime) -> Result<Run<'a>> {
         accelerator.communicator().set_phase("setting up");
+        if let Some(comms) = &config.monitor.engine.comms_logger {
+            accelerator.communicator().record(comms.recorded.clone());
+        }
         let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(recompute(config));
@@ -111,7 +117,7 @@ impl<'a> Run<'a> {
             (decoder.n_heads * decoder.head_dim) as u64,
         );
         let mut journal = match accelerator.is_main_process() {
-            true => Some(Journal::new(config, state, flops)?),
+            true => Some(Journal::new(config, accelerator.communicator(), state, position, flops)?),
             false => None,
         };
         if let Some(journal) = &mut journal {
@@ -145,6 +151,7 @@ impl<'a> Run<'a> {
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
         for step in first..self.total_steps {
+            let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
             let window = loader.next_step()?;
             if step == first {
@@ -171,6 +178,10 @@ impl<'a> Run<'a> {
             }
             let n_tokens = (window.position - self.position) * self.data.train.row_len() as u64;
             self.position = window.position;
+            let times = self.timer.so_far().since(&before);
+            if let Some(batch) = window.batches.last() {
+                self.profile(step, batch, &times)?;
+            }
             loader.give_back(window);
             let done = step + 1;
             self.done = done;
@@ -183,6 +194,17 @@ impl<'a> Run<'a> {
                 let epoch = self.position as f64 / self.sampler.len as f64;
                 journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
                 journal.profile(n_tokens, &mut self.timer, self.accelerator.device().arena())?;
+                let updates = self.optimizer.n_steps();
+                journal.engine_step(&EngineStep {
+                    step: done,
+                    skipped: done - updates,
+                    samples: self.position,
+                    loss: report.loss(),
+                    lr: self.schedule.lr(updates),
+                    momentum: momentum(self.optimizer.engine().rule()),
+                    loss_scale: self.optimizer.loss_scale_state().map(|_| self.optimizer.loss_scale()),
+                    times,
+                })?;
             }
             self.after_step(done)?;
             if let (Some(forecast), Some(journal)) = (&mut self.forecast, &mut self.journal)
@@ -198,6 +220,21 @@ impl<'a> Run<'a> {
         self.go_on_without(saved)?;
         self.timer.enter(Phase::Other);
         Ok(())
+    }
+
+    /// The profile of the model, where it is due after `before` steps.
+    fn profile(&mut self, before: u64, batch: &Batch, times: &PhaseTimes) -> Result<()> {
+        let Some(args) =
+            self.config.monitor.engine.flops_profiler.as_ref().filter(|args| args.after_steps == before)
+        else {
+            return Ok(());
+        };
+        let accumulation = self.config.train.accumulation;
+        let begin = Instant::now();
+        let report = flops::profile(self.accelerator, &self.model, args, batch, accumulation, times)?;
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        journal.paused(begin.elapsed());
+        journal.flops_profile(args.file.as_deref(), &report)
     }
 
     /// Evaluation and checkpoints, where they are due.
@@ -267,6 +304,7 @@ impl<'a> Run<'a> {
         };
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
         let keep = self.config.save.keep;
+        let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
         let contents = Contents {
             client: ClientState {
                 step: done,
@@ -284,6 +322,9 @@ impl<'a> Run<'a> {
                 state.map_or(Ok(()), |state| Ok(state.save(dir)?))
             }),
             then: Box::new(move |_| {
+                if replaces {
+                    checkpoint::remove_later(&output, done)?;
+                }
                 keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
             }),
         };

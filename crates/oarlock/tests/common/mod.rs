@@ -98,7 +98,15 @@ impl Site {
 
     fn inside(&self, mut command: Command, words: &[&str]) -> Command {
         let launchers = ["OARLOCK_", "OMPI_", "MV2_", "MPI_", "PMI_", "SLURM_"];
-        let names = ["WORLD_SIZE", "RANK", "LOCAL_RANK", "NPROC_PER_NODE", "NNODES"];
+        let names = [
+            "WORLD_SIZE",
+            "RANK",
+            "LOCAL_RANK",
+            "NPROC_PER_NODE",
+            "NNODES",
+            "WANDB_PROJECT",
+            "TENSORBOARD_LOGGING_DIR",
+        ];
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             if names.contains(&&*name) || launchers.iter().any(|start| name.starts_with(start)) {

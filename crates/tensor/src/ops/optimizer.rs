@@ -268,7 +268,9 @@ impl Workspace {
 
     /// The first bytes of it.
     fn of(&mut self, rule: &Rule, bytes: usize) -> Result<&mut [u8]> {
-        let held = self.0.as_mut().map_or(&mut [][..], Buffer::bytes_mut);
+        // No memory, too, lies where numbers may.
+        let none: &mut [f64] = &mut [];
+        let held = self.0.as_mut().map_or(bytemuck::cast_slice_mut(none), Buffer::bytes_mut);
         let got = held.len();
         held.get_mut(..bytes).ok_or_else(|| Error::Shape {
             op: rule.name(),

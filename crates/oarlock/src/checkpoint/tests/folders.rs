@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::checkpoint::folder::TempFolder;
 use crate::checkpoint::manifest::MANIFEST;
-use crate::checkpoint::{Problem, list, load, newest, retain};
+use crate::checkpoint::{Problem, list, load, newest, remove_later, retain};
 use crate::error::Error;
 
 const TOKEN: &str = "0123456789abcdef";
@@ -164,6 +164,21 @@ fn old_ones_go_but_never_the_last_whole_one_nor_somebody_elses() {
     assert_eq!(retain(folder.path(), 0).unwrap(), [dir(4)]);
     assert_eq!(retain(folder.path(), 0).unwrap(), [] as [PathBuf; 0]);
     assert_eq!(names(folder.path()), ["checkpoint-1", "checkpoint-3", "checkpoint-5", "checkpoint-6"]);
+}
+
+#[test]
+fn those_of_a_replaced_training_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = |n: u64| folder.path().join(format!("checkpoint-{n}"));
+    fs::create_dir(dir(9)).unwrap();
+    fs::write(dir(9).join("model.safetensors"), "transformers").unwrap();
+    for n in [1, 2, 5, 7] {
+        save_pattern(&dir(n), 1, 1);
+    }
+    fs::remove_file(dir(5).join("config.json")).unwrap();
+    assert_eq!(remove_later(folder.path(), 2).unwrap(), [dir(5), dir(7)]);
+    assert_eq!(names(folder.path()), ["checkpoint-1", "checkpoint-2", "checkpoint-9"]);
+    assert_eq!(newest(folder.path()).unwrap().path, Some(dir(2)));
 }
 
 #[test]

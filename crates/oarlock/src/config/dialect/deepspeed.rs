@@ -9,6 +9,7 @@ use super::super::resolve::{Setting, Settings};
 use super::super::sharding::{
     Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict,
 };
+use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::Value;
 use super::super::written::{Entry, Layer};
 use super::{Dialect, deepspeed_keys, divides, fields, layer as empty_layer, methods};
@@ -42,8 +43,24 @@ pub fn layer(block: &Dialect, settings: &Settings, problems: &mut Problems) -> L
         }
     }
     methods::optimizer(block, settings, &mut layer, problems);
-    methods::scheduler(block, settings, &mut layer, problems);
+    if scheduler_of_script(block, settings).is_none() {
+        methods::scheduler(block, settings, &mut layer, problems);
+    }
     layer
+}
+
+/// What to say of a scheduler that has no effect. MiniMind's script sets the learning rate itself before every
+/// micro-step, so whatever DeepSpeed's scheduler sets after a step is gone by the next one.
+pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<String> {
+    let [theirs, ours] = [block.settings.said("scheduler.type")?, settings.get("lr_scheduler_type")];
+    let own = matches!(&ours.value, Value::Text(name) if MINIMIND_SCHEDULES.contains(&name.as_str()));
+    own.then(|| {
+        format!(
+            "DeepSpeed's scheduler {} has no effect: lr_scheduler_type {} sets the learning rate, as MiniMind's \
+             script does before every micro-step",
+            theirs.value, ours.value
+        )
+    })
 }
 
 /// Makes `train_batch_size` = batch of a rank x accumulation x ranks true: what was said must agree, what was not said

@@ -64,6 +64,7 @@ pub fn read(settings: &mut Settings, problems: &mut Problems) -> Dialects {
         problems.push(super::build::at(problem, &written).help("keep one of them"));
     }
     if let Some(block) = &mut dialects.deepspeed {
+        dialects.notes.extend(deepspeed::scheduler_of_script(block, settings));
         let layer = deepspeed::layer(block, settings, problems);
         resolve::add(&layer, settings, problems);
         resolve::refuse(&mut block.settings, problems);

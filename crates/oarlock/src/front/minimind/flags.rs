@@ -44,7 +44,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(1), "num_processes", "", Used, "Our own: ranks; a launcher's number must agree"),
         Key::flag(Text, "device", "", Used, "Only cpu: ranks are CPU processes"),
         Key::flag(Bool, "cpu", "false", NoEffect("ranks are CPU processes"), "Our own: train on CPU"),
-        Key::flag(Text, "wandb_project", "MiniMind-Pretrain", NoEffect("name the project when the offline run is uploaded: wandb sync -p NAME"), "Project of wandb"),
+        Key::flag(Text, "wandb_project", "MiniMind-Pretrain", Used, "Project of wandb"),
         Key::flag(Int(0), "num_workers", "1", NoEffect("tokens are read from a mapped file"), "Processes that load data"),
         Key::flag(Int(0), "warmup_iters", "0", NoEffect("MiniMind's script reads it and never uses it"), "Warm-up"),
         Key::flag(Bool, "use_flash_attn", "false", NoEffect("attention never stores its S x S scores, whatever is written"), "Flash attention"),
@@ -75,7 +75,7 @@ pub const BOTH_FIXED: &str =
     "optim: adamw_torch\nweight_decay: 0.01\nminimind_rows: true\nsave_total_limit: 1\n";
 
 /// Flags that are settings of ours under another name.
-pub const RENAMED: [(&str, &str); 14] = [
+pub const RENAMED: [(&str, &str); 15] = [
     ("dim", "model_config.hidden_size"),
     ("n_layers", "model_config.num_hidden_layers"),
     ("hidden_size", "model_config.hidden_size"),
@@ -89,6 +89,7 @@ pub const RENAMED: [(&str, &str); 14] = [
     ("learning_rate", "learning_rate"),
     ("grad_clip", "max_grad_norm"),
     ("profile", "profile"),
+    ("wandb_project", "wandb_project"),
     ("num_processes", "num_processes"),
 ];
 

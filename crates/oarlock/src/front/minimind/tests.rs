@@ -1,10 +1,12 @@
 //! Every flag of MiniMind's scripts, and what becomes of it.
 
+use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::config::{
-    Length, ModelSource, Precision, Resume, RowFormat, Shape, Steps, TrainConfig, When, keys,
+    Length, ModelSource, Placement, Precision, Resume, RowFormat, Shape, Steps, TrainConfig, When, keys,
+    written,
 };
 
 /// The command of the guide, behind the name of the script.
@@ -69,8 +71,8 @@ fn the_command_of_the_guide_is_a_training() {
         ]
     );
     let origin = |name: &str| config.origin(name).map(ToString::to_string).unwrap_or_default();
-    assert_eq!((origin("cutoff_len").as_str(), origin("seed").as_str()), ("argument", "train_pretrain:3"));
-    assert!(origin("dataset").starts_with("train_pretrain --help:"), "{}", origin("dataset"));
+    assert_eq!(origin("cutoff_len"), "argument");
+    assert_eq!([origin("seed"), origin("dataset")], ["default of train_pretrain"; 2]);
     // Hyphens, equal signs and order change nothing.
     let hyphens = GUIDE.replace("batch_size 24", "batch-size=24").replace("--n_layers", "--n-layers");
     assert_eq!(plan(&hyphens).0.as_yaml(), config.as_yaml());
@@ -98,6 +100,9 @@ fn flags_of_the_newest_script_make_the_newest_model() {
         assert_eq!(config.save.when, When::Every(Steps::Count(125)));
         assert!(!config.log.first_step);
     }
+    // What DeepSpeed's launcher adds in front decides nothing.
+    let ranks = plan("--local_rank=1 --save_dir ../out").0;
+    assert_eq!(ranks.table(), plan("--save_dir ../out").0.table());
     let (config, _) =
         plan("--hidden_size 512 --num_hidden_layers 4 --save_weight tiny --from_resume 1 --use_moe 0");
     assert_eq!(config.save.output_dir, Path::new("../out/tiny_512"));
@@ -203,6 +208,41 @@ fn accelerate_decides_over_the_precision_and_says_so() {
     assert_eq!(plan("--dtype float32").0.train.precision, Precision::F32);
 }
 
+/// A training under a launcher that says `text`, too.
+fn with_said(line: &str, text: &str) -> Result<TrainConfig, Problems> {
+    let words: Vec<String> = format!("--tokenizer_path tok {line}").split(' ').map(str::to_owned).collect();
+    let mut layers = training(&Words::new(&words), &|_| None)?.layers;
+    layers.push(written::text_of_file("launcher", text.to_owned())?);
+    train_config_of(layers, &|_| None)
+}
+
+#[test]
+fn defaults_of_the_script_yield_to_deepspeed_and_flags_do_not() {
+    let block =
+        |rest: &str| format!("num_processes: 2\ndeepspeed: {{zero_optimization: {{stage: 2}}, {rest}}}\n");
+    let auto = "train_batch_size: auto, train_micro_batch_size_per_gpu: auto, gradient_accumulation_steps: auto, \
+                gradient_clipping: auto, fp16: {enabled: auto}, bf16: {enabled: auto}, \
+                optimizer: {type: AdamW, params: {lr: auto, betas: auto, eps: auto, weight_decay: auto}}, \
+                scheduler: {type: WarmupDecayLR, params: {warmup_min_lr: auto, warmup_max_lr: auto, \
+                warmup_num_steps: auto, total_num_steps: auto}}";
+    let config = with_said(GUIDE, &block(auto)).unwrap();
+    assert_eq!((config.train.accumulation, config.train.precision), (32, Precision::Bf16));
+    assert_eq!(config.shard.gradients, Placement::Sharded);
+    // The script's own learning rate counts, and that is said.
+    assert_eq!(config.train.schedule.shape, Shape::MinimindSeed);
+    assert!(
+        config
+            .notes()
+            .iter()
+            .any(|note| note.starts_with("DeepSpeed's scheduler WarmupDecayLR has no effect"))
+    );
+    let said = "gradient_accumulation_steps: 16, optimizer: {type: AdamW, params: {weight_decay: 0.1}}";
+    let config = with_said("--dim 64", &block(said)).unwrap();
+    assert_eq!((config.train.accumulation, config.train.optimizer.weight_decay), (16, 0.1));
+    let problems = with_said("--accumulation_steps 4", &block(said)).unwrap_err().to_string();
+    assert!(problems.contains("`gradient_accumulation_steps` is 4, but launcher:2:"), "{problems}");
+}
+
 #[test]
 fn false_is_false_although_the_original_takes_it_for_true() {
     let (_, notes) = plan("--accumulation_steps 1 --use_moe False");
@@ -222,5 +262,22 @@ fn the_tables_fit_together() {
     }
     for (flag, _) in NEWEST {
         assert!(FLAGS.keys.iter().any(|key| key.name == flag), "{flag}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_words_panic(
+        words in proptest::collection::vec((0..FLAGS.keys.len(), "(|=|-|[0-9e.-]{0,20}|\\PC{0,12})"), 0..6),
+        precision in "(|no|fp16|\\PC{0,5})",
+    ) {
+        let named = |(i, value): &(usize, String)| [format!("--{}", FLAGS.keys[*i].name), value.clone()];
+        let words: Vec<String> = words.iter().flat_map(named).collect();
+        let environment = |name: &str| (name == "ACCELERATE_MIXED_PRECISION").then(|| precision.clone());
+        let plan = training(&Words::new(&words), &environment)
+            .and_then(|training| train_config_of(training.layers, &environment));
+        if let Err(problems) = plan {
+            prop_assert!(!problems.render(true, 80).is_empty());
+        }
     }
 }

@@ -180,7 +180,11 @@ impl HfConfig {
                 return Err(fields.wrong("model_type", supported));
             }
         };
-        let decoder = transformers(&fields, family, defaults)?;
+        let mut decoder = transformers(&fields, family, defaults)?;
+        if fields.text("model_type")? == Some("minimind") && !fields.has("initializer_range") {
+            // Its weights begin as torch's Linear does: uniform up to 1 / sqrt(inputs), which has this deviation.
+            decoder.init_std = (1.0 / (3.0 * decoder.hidden_size as f64).sqrt()) as f32;
+        }
         refuse_unsupported(&fields, decoder.n_layers, decoder.max_positions)?;
         decoder.check().map_err(|e| Error::bad_file(of, e.to_string()))?;
         Ok(HfConfig::new(decoder, special))

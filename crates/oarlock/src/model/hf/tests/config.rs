@@ -205,12 +205,13 @@ fn a_model_is_made_of_fields_alone() {
     let d = guide.decoder();
     assert_eq!((d.vocab_size, d.intermediate_size, d.n_heads, d.n_kv_heads), (6400, 2752, 8, 2));
     assert_eq!((d.rope.theta, d.norm_eps, d.tie_embeddings, d.qk_norm), (1e6, 1e-5, true, false));
+    assert_eq!(d.init_std, (1.0 / 3072f64.sqrt()) as f32);
     // The default is MiniMind2-Small, which its page calls 26M.
     assert_eq!(n_parameters(&made(json!({ "model_type": "minimind" }))), 25_829_888);
     let newest = made(json!({ "model_type": "minimind3" }));
     let d = newest.decoder();
     assert_eq!((d.hidden_size, d.n_kv_heads, d.head_dim, d.intermediate_size), (768, 4, 96, 2432));
-    assert!(d.qk_norm && d.norm_eps == 1e-6);
+    assert!(d.qk_norm && d.norm_eps == 1e-6 && d.init_std == 0.02);
     // What is written is a model of transformers, and reads back as the same.
     for (config, class) in [(guide, "LlamaForCausalLM"), (newest, "Qwen3ForCausalLM")] {
         let json = config.to_json(DType::BF16);

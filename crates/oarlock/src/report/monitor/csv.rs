@@ -1,0 +1,88 @@
+//! DeepSpeed's `csv_monitor`: one file for each name, with the lines `x,value` under a header.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::Monitor;
+use crate::report::files::{self, Lines};
+use crate::report::python::repr;
+use crate::report::{Result, io_error};
+
+/// The files `<folder>/<name>.csv`, with `_` for what separates the words of a name.
+#[derive(Debug)]
+pub struct Csv {
+    folder: PathBuf,
+    after: Option<u64>,
+    files: BTreeMap<String, Lines>,
+}
+
+impl Csv {
+    /// Begins anew, or goes on after `x`: lines beyond it will be written again.
+    ///
+    /// # Errors
+    /// If the folder cannot be made.
+    pub fn open(folder: &Path, after: Option<u64>) -> Result<Csv> {
+        std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+        Ok(Csv { folder: folder.to_owned(), after, files: BTreeMap::new() })
+    }
+
+    fn begin(&self, name: &str) -> Result<Lines> {
+        let path = self.folder.join(format!("{}.csv", name.replace(['/', ' '], "_")));
+        // Lines end as Python's csv module ends them.
+        let header = format!("step,{}\r\n", name.rsplit('/').next().unwrap_or(name));
+        let mut kept = header.clone();
+        if let Some(after) = self.after
+            && path.exists()
+        {
+            let text = std::fs::read_to_string(&path).map_err(io_error("read", &path))?;
+            let x = |line: &&str| line.split(',').next().and_then(|x| x.parse::<u64>().ok());
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            kept.extend(whole.filter(|line| x(line).is_some_and(|x| x <= after)));
+        }
+        files::replace(&path, kept.as_bytes())?;
+        Lines::open(&path)
+    }
+}
+
+impl Monitor for Csv {
+    fn scalars(&mut self, x: u64, values: &[(&str, f64)]) -> Result<()> {
+        for (name, value) in values {
+            let line = format!("{x},{}\r", repr(*value));
+            if let Some(lines) = self.files.get_mut(*name) {
+                lines.push(&line)?;
+            } else {
+                let mut lines = self.begin(name)?;
+                lines.push(&line)?;
+                self.files.insert((*name).to_owned(), lines);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_file_and_a_resumed_run_cuts_what_it_writes_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("out/DeepSpeedJobName");
+        let mut csv = Csv::open(&folder, None).unwrap();
+        for x in [8, 16, 24] {
+            csv.scalars(x, &[("Train/Samples/lr", 5e-5), ("loss", f64::from(x as u32))]).unwrap();
+        }
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        assert_eq!(read("Train_Samples_lr.csv"), "step,lr\r\n8,5e-05\r\n16,5e-05\r\n24,5e-05\r\n");
+        // Killed in the middle of a line.
+        std::fs::write(folder.join("loss.csv"), read("loss.csv") + "32,3").unwrap();
+        let mut csv = Csv::open(&folder, Some(16)).unwrap();
+        csv.scalars(24, &[("loss", 1.5), ("new", f64::NAN)]).unwrap();
+        assert_eq!(read("loss.csv"), "step,loss\r\n8,8.0\r\n16,16.0\r\n24,1.5\r\n");
+        assert_eq!(read("new.csv"), "step,new\r\n24,nan\r\n");
+        Csv::open(&folder, None).unwrap().scalars(8, &[("loss", 2.0)]).unwrap();
+        assert_eq!(read("loss.csv"), "step,loss\r\n8,2.0\r\n");
+        let error = Csv::open(&folder.join("new.csv"), None).unwrap_err().to_string();
+        assert!(error.starts_with("cannot create `"), "{error}");
+    }
+}

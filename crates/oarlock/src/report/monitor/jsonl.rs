@@ -1,0 +1,66 @@
+//! Scalars as lines of JSON: `{"step": x, "name": value, …}`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::Monitor;
+use crate::report::files::{self, Lines};
+use crate::report::{Result, io_error};
+
+/// One file.
+#[derive(Debug)]
+pub struct Jsonl(Lines);
+
+impl Jsonl {
+    /// Begins anew, or goes on after `x`: records beyond it will be written again.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn open(path: &Path, after: Option<u64>) -> Result<Jsonl> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+        }
+        let (Some(after), true) = (after, path.exists()) else {
+            return Ok(Jsonl(Lines::create(path)?));
+        };
+        let text = std::fs::read_to_string(path).map_err(io_error("read", path))?;
+        let x = |line: &&str| serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let kept: String = whole.filter(|line| x(line).is_some_and(|x| x <= after)).collect();
+        files::replace(path, kept.as_bytes())?;
+        Ok(Jsonl(Lines::open(path)?))
+    }
+}
+
+impl Monitor for Jsonl {
+    fn scalars(&mut self, x: u64, values: &[(&str, f64)]) -> Result<()> {
+        let mut record = Map::from_iter([("step".to_owned(), json!(x))]);
+        record.extend(values.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
+        self.0.push(&Value::Object(record).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_lines_and_a_resumed_run_writes_each_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runs/metrics.jsonl");
+        let mut jsonl = Jsonl::open(&path, None).unwrap();
+        for x in 1..=3 {
+            jsonl.scalars(x, &[("train/loss", 0.5), ("train/epoch", f64::INFINITY)]).unwrap();
+        }
+        let read = || std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, read() + "{\"step\": 4, \"tr").unwrap();
+        Jsonl::open(&path, Some(1)).unwrap().scalars(2, &[("train/loss", 0.25)]).unwrap();
+        assert_eq!(
+            read(),
+            "{\"step\":1,\"train/loss\":0.5,\"train/epoch\":null}\n{\"step\":2,\"train/loss\":0.25}\n"
+        );
+        Jsonl::open(&path, None).unwrap();
+        assert_eq!(read(), "");
+    }
+}
