@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use mutate::Mutator;
 use oarlock::checkpoint::{self, Manifest};
-use oarlock::config::{Words, train_config, written};
+use oarlock::config::accelerate::{Engine, File, meaning};
+use oarlock::config::{Problems, Words, train_config, written};
 use oarlock::data::{Source, Tokenizer};
 use oarlock::generate::{ChatTemplate, Message};
 use oarlock::model::hf::HfConfig;
@@ -86,6 +87,25 @@ fn deepspeed_configurations() {
         let yaml =
             format!("model_name_or_path: m\ndataset: d\noutput_dir: o\ndeepspeed: {}\n", path.display());
         train_file(folder, "train.yaml", yaml.as_bytes(), &[]);
+    });
+}
+
+#[test]
+fn files_of_accelerate() {
+    let seeds = ["single_node.yaml", "deepspeed_multi_node.yaml", "fsdp.yaml", "minimind_accelerate.yaml"];
+    let seeds = seeds.map(|name| read(Path::new("crates/oarlock/tests/guides").join(name)));
+    fuzz("accelerate", seeds.into(), |_, input| {
+        match File::text("c.yaml", &String::from_utf8_lossy(input)) {
+            Ok(file) => {
+                let Some(place) = file.own.get("distributed_type").place() else { return };
+                for engine in [Engine::DeepSpeed(place.clone()), Engine::Fsdp(place.clone()), Engine::Plain] {
+                    let mut problems = Problems::default();
+                    drop(meaning::entries(&file.settings, &engine, &mut problems));
+                    drop(problems.render(true, 80));
+                }
+            }
+            Err(problems) => drop((problems.to_string(), problems.render(false, 40))),
+        }
     });
 }
 

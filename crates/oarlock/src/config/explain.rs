@@ -130,13 +130,17 @@ pub fn block_tables(keys: &[Key]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::accelerate::keys as accelerate_keys;
     use super::super::dialect::{deepspeed_keys, fsdp_keys};
     use super::*;
 
     #[test]
     fn pages_of_blocks_end_with_their_tables() {
         const MARK: &str = "<!-- The rest is generated from the table of keys. -->\n";
-        for (page, keys) in [("deepspeed", deepspeed_keys::KEYS), ("fsdp", fsdp_keys::KEYS)] {
+        let accelerate = [accelerate_keys::FLAGS, accelerate_keys::FILE_ONLY].concat();
+        for (page, keys) in
+            [("deepspeed", deepspeed_keys::KEYS), ("fsdp", fsdp_keys::KEYS), ("accelerate", &accelerate)]
+        {
             let path = format!("{}/../../docs/{page}.md", env!("CARGO_MANIFEST_DIR"));
             let written = std::fs::read_to_string(&path).unwrap();
             let (prose, _) = written.split_once(MARK).unwrap();

@@ -4,8 +4,10 @@
 //! [`written`] reads texts into entries, [`resolve`] joins them into one setting for every key of the
 //! [`table`], [`dialect`] adds what blocks of other programs' configurations say, [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
 
+pub mod accelerate;
 pub mod build;
 pub mod dialect;
+pub mod environment;
 pub mod explain;
 pub mod flags;
 pub mod keys;
@@ -60,16 +62,18 @@ pub fn train_config_of(
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
     layers.insert(0, monitor::environment(environment));
-    let refused = match written::environment(environment) {
+    let refused = match environment::layer(environment) {
         Ok(layer) => {
             layers.push(layer);
             Problems::default()
         }
-        Err(problem) => problem.into(),
+        Err(problems) => problems,
     };
     let (mut settings, mut problems) = resolve::resolve(&layers);
     problems.append(refused);
     let dialects = dialect::read(&mut settings, &mut problems);
     resolve::refuse(&mut settings, &mut problems);
-    build::build(settings, dialects, problems)
+    let mut config = build::build(settings, dialects, problems)?;
+    dialect::auto::tell(&mut config);
+    Ok(config)
 }

@@ -112,6 +112,14 @@ impl Settings {
         }
     }
 
+    /// A number of either kind; 0 for none.
+    pub(super) fn f64_or_int(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Int(x) => x as f64,
+            _ => self.f64(name),
+        }
+    }
+
     /// Words, if there are any.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.value(name) {
@@ -126,6 +134,17 @@ impl Settings {
             Some(place) => problem.at(place, ""),
             None => problem,
         })
+    }
+
+    /// These, and where nobody wrote one, that of `under`, which are of the same table.
+    #[must_use]
+    pub fn over(mut self, under: &Settings) -> Settings {
+        for (setting, below) in self.0.iter_mut().zip(&under.0) {
+            if setting.place().is_none() {
+                *setting = below.clone();
+            }
+        }
+        self
     }
 
     /// The setting of a key, to be changed.

@@ -4,8 +4,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use oarlock_comm::Launched;
-
 use super::keys::{self, Kind};
 use super::problem::{Problem, Problems};
 use super::source::{Place, Source, SourceKind};
@@ -216,46 +214,4 @@ fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
     };
     let key = if flag { normal(key) } else { key.to_owned() };
     Entry { key, inner, place, value }
-}
-
-/// The settings that the environment makes: the number of ranks. `read` looks up a variable.
-///
-/// A launcher that started this rank says how many there are (see [`Launched`]); else WORLD_SIZE or NPROC_PER_NODE says
-/// how many to start.
-///
-/// # Errors
-/// If a launcher's variable makes no sense, or several machines are asked for.
-pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problem> {
-    let variable = |name: &str| {
-        let value = read(name).filter(|value| !value.trim().is_empty())?;
-        let text = format!("{name}={value}");
-        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-        let place = |bytes| Place { source: source.clone(), bytes };
-        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
-        Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
-    };
-    let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
-        Some(entry) => Problem::new(error.to_string()).at(&entry.value.place, "from the launcher"),
-        None => Problem::new(error.to_string()),
-    };
-    let ranks = match Launched::read(read) {
-        Ok(Some(launched)) => {
-            let name = launched.world_size_variable;
-            launched.on_one_machine().map_err(|error| wrong(name, &error))?;
-            variable(name)
-        }
-        Ok(None) => variable("WORLD_SIZE"),
-        Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
-        Err(error) => return Err(Problem::new(error.to_string())),
-    };
-    if ranks.is_none()
-        && let Some(nodes) = variable("NNODES")
-        && nodes.value.place.text().trim() != "1"
-    {
-        return Err(Problem::new("training on several machines is not supported yet")
-            .at(&nodes.value.place, "more than one machine")
-            .help("unset NNODES"));
-    }
-    let entries = ranks.or_else(|| variable("NPROC_PER_NODE")).into_iter().collect();
-    Ok(Layer { authority: Authority::MustAgree, entries })
 }

@@ -1,7 +1,7 @@
 //! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
 //! training that is meant, where it is one of ours.
 
-pub mod accelerate;
+mod accelerate;
 pub mod job;
 pub mod minimind;
 pub mod script;
@@ -24,6 +24,11 @@ pub struct FrontEnd {
 /// All front ends.
 pub const ALL: &[FrontEnd] = &[
     FrontEnd { names: &["accelerate"], about: "The commands of Accelerate", run: accelerate::run },
+    FrontEnd {
+        names: &["accelerate-launch"],
+        about: "The same as accelerate launch",
+        run: accelerate::run_launch,
+    },
     FrontEnd {
         names: &["train_pretrain"],
         about: "Pretrain a MiniMind with the flags of its script",

@@ -63,6 +63,9 @@ pub fn variables(launch: &Launch, place: &Place) -> Vec<(String, String)> {
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
+    if launch.alone {
+        all.clear();
+    }
     if launch.deepspeed_env {
         all.extend([
             ("LOCAL_SIZE".to_owned(), place.local_world_size().to_string()),

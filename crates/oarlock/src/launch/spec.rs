@@ -29,6 +29,8 @@ pub struct Launch {
     pub env: Vec<(String, String)>,
     /// The variables that DeepSpeed's launcher sets, too (`LOCAL_SIZE`, `CROSS_RANK`, `CROSS_SIZE`).
     pub deepspeed_env: bool,
+    /// One process that is told nothing of ranks.
+    pub alone: bool,
     /// Each rank gets `--local_rank=N` as its first argument.
     pub local_rank_argument: bool,
     /// Each rank sees one GPU, its own, and has local rank 0.
@@ -182,6 +184,7 @@ impl Launch {
             output: Output::default(),
             env: Vec::new(),
             deepspeed_env: false,
+            alone: false,
             local_rank_argument: false,
             virtual_local_rank: false,
             grace: Duration::from_secs(30),

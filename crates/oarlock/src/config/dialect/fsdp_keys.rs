@@ -20,6 +20,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "cpu_offload", "false", Used, "The same"),
     Key::flag(Text, "state_dict_type", "", Used, "FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT; unset: sharded, which any number of ranks reads"),
     Key::flag(Bool, "activation_checkpointing", "false", Used, "Recompute every unit, as gradient_checkpointing: true does"),
+    Key::flag(Bool, "activation_checkpointing_offload", "false", NoEffect("what CPU ranks keep is in main memory"), "Keep inputs of recomputed units in main memory"),
     Key::flag(Text, "backward_prefetch", "", Used, "NO_PREFETCH: gather nothing ahead; BACKWARD_PRE and BACKWARD_POST: one unit ahead"),
     Key::flag(Bool, "forward_prefetch", "false", OVERLAP, "Gather ahead in the forward pass, too"),
     Key::flag(Bool, "limit_all_gathers", "true", NoEffect("gathered parameters have a limit, always"), "Limit what is gathered"),

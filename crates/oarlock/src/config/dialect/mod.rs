@@ -2,6 +2,7 @@
 //! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
 //! divides states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
 
+pub mod auto;
 mod deepspeed;
 pub mod deepspeed_keys;
 mod fsdp;
@@ -11,6 +12,8 @@ mod methods;
 
 #[cfg(test)]
 mod tests;
+
+pub(super) use json::{file, text_of_file as text};
 
 use super::keys::{Key, nearest_of};
 use super::problem::{Problem, Problems};
@@ -153,7 +156,10 @@ impl Dialect {
 }
 
 /// Takes what is written for one setting of a block.
-fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
+///
+/// # Errors
+/// If it was written before, or is of another type.
+pub(super) fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
     let key = setting.key;
     let place = if field.value.place.bytes.is_empty() { &field.place } else { &field.value.place };
     if let Some(first) = setting.place() {

@@ -6,9 +6,15 @@ mod cluster;
 mod dump;
 mod env;
 mod estimate_memory;
+mod exported;
+mod file;
+mod launch;
+mod launch_flags;
+mod machines;
 mod merge_weights;
 mod questionnaire;
 mod scalar;
+mod strategy;
 mod test;
 mod to_fsdp2;
 mod tpu_config;
@@ -40,6 +46,11 @@ const SUBCOMMANDS: &[Subcommand] = &[
         name: "env",
         about: "Show versions, the machine and the configuration, for a report of a problem",
         run: |words, _| env::run(words),
+    },
+    Subcommand {
+        name: "launch",
+        about: "Start a training or a program on several processes",
+        run: launch::run,
     },
     Subcommand {
         name: "test",
@@ -101,6 +112,11 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
             Err(Failure::Problems(problem.help(help).into()))
         }
     }
+}
+
+/// Runs `accelerate-launch`.
+pub(super) fn run_launch(words: &[String], started: SystemTime) -> Outcome {
+    launch::run(&Words::new(words), started)
 }
 
 fn help() -> String {
@@ -175,69 +191,4 @@ fn golden() -> serde_json::Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A value that a flag of this kind takes.
-    fn value(kind: Kind) -> Option<&'static str> {
-        match kind {
-            Kind::Bool => None,
-            Kind::Choice(names) => Some(names[0]),
-            Kind::List => Some("float32"),
-            _ => Some("x"),
-        }
-    }
-
-    #[test]
-    fn every_flag_of_the_original_is_known() {
-        let commands = [
-            ("config", &questionnaire::CONFIG),
-            ("config default", &questionnaire::DEFAULT),
-            ("config update", &questionnaire::UPDATE),
-            ("env", &env::ENV),
-            ("test", &test::FLAGS),
-            ("estimate-memory", &estimate_memory::FLAGS),
-            ("merge-weights", &merge_weights::FLAGS),
-            ("to-fsdp2", &to_fsdp2::FLAGS),
-        ];
-        let golden = golden();
-        assert_eq!(golden["flags"].as_object().unwrap().len(), commands.len());
-        for (name, flags) in commands {
-            for flag in golden["flags"][name].as_array().unwrap() {
-                let flag = flag.as_str().unwrap();
-                let key = flags.keys.iter().find(|key| format!("--{}", key.name) == flag);
-                if matches!(flag, "--help" | "-h") {
-                    let parsed = flags.parse(&Words::new(&[flag.to_owned()]), &mut Problems::default());
-                    assert!(parsed.help, "{name} {flag}");
-                    continue;
-                }
-                let key = key.unwrap_or_else(|| panic!("`accelerate {name}` has no {flag}"));
-                for spelling in [flag.to_owned(), format!("--{}", key.name.replace('_', "-"))] {
-                    let mut problems = Problems::default();
-                    let words: Vec<String> =
-                        [Some(spelling), value(key.kind).map(str::to_owned)].into_iter().flatten().collect();
-                    let parsed = flags.parse(&Words::new(&words), &mut problems);
-                    assert!(problems.is_empty(), "{name} {flag}: {problems}");
-                    assert!(parsed.settings.get(key.name).is_written(), "{name} {flag}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn flags_and_operands_stand_in_any_order() {
-        for line in [
-            "model --dtypes float16 int8 --trust_remote_code",
-            "--dtypes float16,int8 --trust-remote-code model",
-            "--trust_remote_code --dtypes=float16,int8 -- model",
-        ] {
-            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let Ok(Some(parsed)) = parse(&estimate_memory::FLAGS, &Words::new(&words), 1) else {
-                panic!("{line}");
-            };
-            assert_eq!(parsed.rest.to_vec(), ["model"], "{line}");
-            assert_eq!(parsed.settings.value("dtypes").to_string(), "float16, int8", "{line}");
-            assert!(parsed.settings.bool("trust_remote_code"), "{line}");
-        }
-    }
-}
+mod tests;

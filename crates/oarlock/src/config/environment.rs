@@ -1,0 +1,112 @@
+//! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
+
+use std::sync::Arc;
+
+use oarlock_comm::Launched;
+
+use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
+use super::accelerate::{Engine, meaning};
+use super::dialect::settle;
+use super::problem::{Problem, Problems};
+use super::resolve::Settings;
+use super::source::{Place, Source, SourceKind};
+use super::value::{Field, boolean};
+use super::written::{Authority, Entry, Layer};
+use super::yaml::{Data, Node};
+
+/// What looks up a variable.
+type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
+///
+/// Any launcher says how many ranks there are; that of Accelerate says precision, accumulation, clipping and what
+/// divides the states.
+///
+/// # Errors
+/// If several machines are asked for, or a variable is not of its type.
+pub fn layer(read: &Read<'_>) -> Result<Layer, Problems> {
+    let variable = |name: &str| {
+        let value = read(name).filter(|value| !value.trim().is_empty())?;
+        let text = format!("{name}={value}");
+        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+        let place = |bytes| Place { source: source.clone(), bytes };
+        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
+        Some(Field { name: name.to_owned(), place: place(0..name.len()), value })
+    };
+    let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
+    entries.extend(accelerate(&variable)?);
+    Ok(Layer { authority: Authority::MustAgree, entries })
+}
+
+/// How many ranks there are: what a launcher says that started this one (see [`Launched`]); else WORLD_SIZE or
+/// NPROC_PER_NODE says how many to start.
+fn ranks(read: &Read<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
+    let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
+        Some(field) => Problem::new(error.to_string()).at(&field.value.place, "from the launcher"),
+        None => Problem::new(error.to_string()),
+    };
+    let ranks = match Launched::read(read) {
+        Ok(Some(launched)) => {
+            let name = launched.world_size_variable;
+            launched.on_one_machine().map_err(|error| wrong(name, &error))?;
+            variable(name)
+        }
+        Ok(None) => variable("WORLD_SIZE"),
+        Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
+        Err(error) => return Err(Problem::new(error.to_string())),
+    };
+    if ranks.is_none()
+        && let Some(nodes) = variable("NNODES")
+        && nodes.value.place.text().trim() != "1"
+    {
+        return Err(Problem::new("training on several machines is not supported yet")
+            .at(&nodes.value.place, "more than one machine")
+            .help("unset NNODES"));
+    }
+    let entry =
+        |Field { place, value, .. }| Entry { key: "num_processes".to_owned(), inner: None, place, value };
+    Ok(ranks.or_else(|| variable("NPROC_PER_NODE")).map(entry))
+}
+
+/// What Accelerate's launcher says.
+fn accelerate(variable: &dyn Fn(&str) -> Option<Field>) -> Result<Vec<Entry>, Problems> {
+    let mut problems = Problems::default();
+    let mut settings = Settings::of(FLAGS);
+    let on =
+        |name: &str| variable(name).filter(|field| boolean(field.value.place.text().trim()) == Some(true));
+    let engine = match (on("ACCELERATE_USE_DEEPSPEED"), on("ACCELERATE_USE_FSDP")) {
+        (Some(field), _) => Engine::DeepSpeed(field.place),
+        (None, Some(field)) => Engine::Fsdp(field.place),
+        (None, None) => Engine::Plain,
+    };
+    let of_engine: &[Variable] = match engine {
+        // Accumulation and clipping are among them, and count for every engine.
+        Engine::DeepSpeed(_) | Engine::Plain => OF_DEEPSPEED,
+        Engine::Fsdp(_) => OF_FSDP,
+    };
+    let precision = Variable { flag: "mixed_precision", name: PRECISION, lower: false };
+    let accumulation = OF_DEEPSPEED.iter().filter(|one| one.flag.starts_with("gradient_"));
+    let mut read: Vec<&Variable> = vec![&precision];
+    read.extend(of_engine);
+    if matches!(engine, Engine::Fsdp(_)) {
+        read.extend(accumulation);
+    }
+    for one in read {
+        if let (Some(field), Some(setting)) = (variable(one.name), settings.get_mut(one.flag))
+            && let Err(problem) = settle(setting, &field)
+        {
+            problems.push(problem);
+        }
+    }
+    let mut entries = meaning::entries(&settings, &engine, &mut problems);
+    match meaning::precision(&settings) {
+        // A precision of none is what it says where nothing was chosen.
+        Ok(precision) => entries.extend(precision.into_iter().filter(is_on)),
+        Err(problem) => problems.push(problem),
+    }
+    problems.into_result(|| entries)
+}
+
+fn is_on(entry: &Entry) -> bool {
+    matches!(&entry.value.data, Data::Scalar { text, .. } if text == "true")
+}

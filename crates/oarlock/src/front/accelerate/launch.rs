@@ -1,0 +1,485 @@
+//! `accelerate launch`: flags and the file become processes, and what is said about the training that they run.
+//! Where Accelerate does something else than what was written, what was written is done, and a note says so.
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, SystemTime};
+
+use crate::config::accelerate::{File, meaning};
+use crate::config::flags::Parsed;
+use crate::config::keys::Status;
+use crate::config::resolve::{Settings, refuse};
+use crate::config::source::SourceKind;
+use crate::config::value::boolean;
+use crate::config::written::{Authority, Entry, Layer};
+use crate::config::yaml::Data;
+use crate::config::{Problem, Problems, Words};
+use crate::console::{Failure, Outcome, say};
+use crate::front::job::{Job, Program};
+use crate::front::script::{self, Call, Script};
+use crate::launch::devices::Devices;
+use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts, Streams};
+use crate::launch::{self, Launch};
+
+use super::launch_flags::LAUNCH;
+use super::machines::{Asked, Ranks};
+use super::strategy::{self, Kind, Strategy};
+use super::{exported, file};
+
+/// This machine, as far as a launch depends on it.
+pub(super) struct Machine<'a> {
+    /// Its devices, where these GPUs alone are visible.
+    pub devices: &'a dyn Fn(Option<&str>) -> Devices,
+    /// Looks up a variable.
+    pub environment: &'a dyn Fn(&str) -> Option<String>,
+    /// Whether somebody listens on a port.
+    pub port_in_use: &'a dyn Fn(u16) -> bool,
+}
+
+/// What the words of a command mean.
+pub(super) struct Resolved {
+    pub launch: Launch,
+    pub script: Script,
+    /// What is said about a training of ours.
+    pub said: Vec<Layer>,
+    pub notes: Vec<String>,
+    /// Nobody said how many ranks there are.
+    pub is_unsaid: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
+    let parsed = LAUNCH.parse(words, &mut Problems::default());
+    if parsed.help {
+        return say(&LAUNCH.help());
+    }
+    let machine = Machine {
+        devices: &Devices::here,
+        environment: &|name| std::env::var(name).ok(),
+        port_in_use: &|port| {
+            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_millis(200))
+                .is_ok()
+        },
+    };
+    let resolved = resolve(words, &machine).map_err(Failure::Problems)?;
+    let again = ["accelerate", "launch"].map(str::to_owned).into_iter().chain(words.to_vec());
+    job(again.collect(), resolved, &parsed).map_err(Failure::Problems)?.run(started)
+}
+
+/// The job of what was resolved.
+fn job(words: Vec<String>, resolved: Resolved, parsed: &Parsed) -> Result<Job, Problems> {
+    let Resolved { launch, script, said, notes, is_unsaid } = resolved;
+    let mut job = Job::new(words, launch, script, said, parsed)?;
+    if let (Program::Training(config), true) = (&job.program, is_unsaid) {
+        // Then the training says it.
+        job.launch.nodes = Nodes::Static { ranks: vec![config.ranks.num_processes], this: 0 };
+    }
+    if job.launch.quiet {
+        job.notes.clear();
+    } else {
+        job.notes.splice(0..0, notes);
+    }
+    Ok(job)
+}
+
+/// What words mean on a machine.
+///
+/// # Errors
+/// Everything that is wrong, all at once.
+pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Problems> {
+    let mut problems = Problems::default();
+    let parsed = LAUNCH.parse(words, &mut problems);
+    let flags = &parsed.settings;
+    let file =
+        file::read(flags.text("config_file").as_deref(), machine.environment).unwrap_or_else(|found| {
+            problems.append(found);
+            None
+        });
+    let mut all = match &file {
+        Some(file) => flags.clone().over(&file.settings),
+        None => flags.clone(),
+    };
+    refuse(&mut all, &mut problems);
+    let (mut notes, mut defaulted) = (Vec::new(), Vec::new());
+    let mut strategy = strategy::choose(flags, file.as_ref(), &mut notes, &mut problems);
+    let visible = all.text("gpu_ids").filter(|ids| ids != "all");
+    let visible = visible.or_else(|| (machine.environment)("CUDA_VISIBLE_DEVICES"));
+    let devices = (machine.devices)(visible.as_deref());
+    let asked = Asked { flags, all: &all, file: file.as_ref(), devices: &devices };
+    let ranks = asked.ranks(&strategy, &mut defaulted, &mut problems);
+    several(&ranks, &mut strategy, &mut notes);
+    let (nodes, master) = asked.nodes(&ranks, &mut defaulted, &mut problems);
+
+    let mut launch = Launch::local(1);
+    launch.nodes = nodes;
+    launch.master = master;
+    let each = launch.local_ranks();
+    let stays = parsed.dry_run || parsed.print_config;
+    if let Some(problem) = asked.gpus(each, &strategy) {
+        if stays {
+            notes.push(format!("to be started here, it lacks something: {}", problem.line()));
+        } else {
+            problems.push(problem);
+        }
+    }
+    surroundings(&all, &mut launch, &mut problems);
+    let call = Call { module: all.bool("module"), no_python: all.bool("no_python") };
+    if call.module && call.no_python {
+        let problem =
+            all.problem("`--module` and `--no_python` exclude each other", &["module", "no_python"]);
+        problems.push(problem.help("a module is run by Python"));
+    }
+    let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
+    let machines = launch.place(0, 0).local_ranks.len();
+    if machines > 1 && strategy.kind == Kind::DeepSpeed {
+        let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
+        starters(&all, &command, &mut notes, &mut problems);
+    }
+    let script = match resolved {
+        Ok(script) => script,
+        Err(found) => {
+            problems.append(found);
+            return Err(problems);
+        }
+    };
+    let mut said = Vec::new();
+    match &script {
+        Script::Training(training) => {
+            said = layers(&asked, &strategy, &ranks, &training.layers, &mut notes, &mut problems);
+            launch.threads =
+                all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
+        }
+        Script::Command(_) => {
+            launch.alone = strategy.kind == Kind::Alone && machines == 1 && each == 1;
+            launch.threads = threads(&asked, &strategy, each, machine, &mut defaulted);
+            ports(&all, &mut launch, machine, stays, &mut notes, &mut problems);
+            let here = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
+            let paths = (machine.environment)("PYTHONPATH");
+            launch.env = exported::variables(&all, file.as_ref(), &strategy, paths.as_deref(), &here);
+            programs(&all, file.as_ref(), &strategy, &mut notes, &mut problems);
+        }
+    }
+    without_meaning(&all, file.as_ref(), &script, &mut notes);
+    if file.is_none() {
+        for name in ["mixed_precision", "dynamo_backend"] {
+            if flags.get(name).place().is_none() {
+                defaulted.push(format!("`--{name}` was set to a value of `'no'`"));
+            }
+        }
+        notes.insert(0, unsaid(&defaulted));
+    }
+    notes.retain(|note| !note.is_empty());
+    let is_unsaid = ranks.place.is_none() && file.is_none();
+    problems.into_result(|| Resolved { launch, script, said, notes, is_unsaid })
+}
+
+/// Several ranks of which nobody said how they stand to each other are data parallel.
+fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
+    if ranks.count < 2 || strategy.kind != Kind::Alone {
+        return;
+    }
+    strategy.kind = Kind::Ddp;
+    if strategy.cpu || ranks.place.as_ref().is_some_and(|place| place.source.kind == SourceKind::File) {
+        notes.push(format!(
+            "{} processes are asked for, so as many data parallel ranks start; Accelerate would start one process here",
+            ranks.count
+        ));
+    }
+}
+
+/// Who starts the machines of DeepSpeed.
+fn starters(
+    all: &Settings,
+    command: &dyn Fn(&str) -> String,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) {
+    let name = all.text("deepspeed_multinode_launcher");
+    match name.as_deref() {
+        Some("standard") => {}
+        Some(name) => {
+            let message = format!("`{name}` starts the machines of a hostfile, which is what `deepspeed` does");
+            problems.push(all.problem(message, &["deepspeed_multinode_launcher"]).help(format!(
+                "run `{}`, which is what Accelerate would run; or write `standard`, and start this command on each machine",
+                command(name)
+            )));
+        }
+        None => notes.push(format!(
+            "this command starts this machine only (deepspeed_multinode_launcher: standard); Accelerate would run `{}`",
+            command("pdsh")
+        )),
+    }
+}
+
+/// Restarts, output, cores.
+fn surroundings(all: &Settings, launch: &mut Launch, problems: &mut Problems) {
+    launch.restarts = Restarts {
+        max: u32::try_from(all.int("max_restarts")).unwrap_or(u32::MAX),
+        // A tenth of a second is the least that makes sense, a day the most.
+        monitor_interval: Duration::from_secs_f64(all.f64("monitor_interval").clamp(0.001, 86400.0)),
+    };
+    launch.role = all.text("role").unwrap_or_else(|| "default".to_owned());
+    launch.quiet = all.bool("quiet");
+    if all.bool("enable_cpu_affinity") {
+        launch.binding = Binding::Share;
+    }
+    let tee = all.text("tee").unwrap_or_default();
+    let tee =
+        streams(&tee).unwrap_or_else(|| {
+            let message = format!("`{tee}` says no streams");
+            problems.push(all.problem(message, &["tee"]).help(
+                "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1",
+            ));
+            PerRank::default()
+        });
+    launch.output = Output { log_dir: all.text("log_dir").map(Into::into), tee, ..Output::default() };
+}
+
+/// `3`, or `0:3,1:1`.
+fn streams(text: &str) -> Option<PerRank> {
+    let one = |text: &str| match text.trim() {
+        "0" => Some(Streams::default()),
+        "1" => Some(Streams { out: true, err: false }),
+        "2" => Some(Streams { out: false, err: true }),
+        "3" => Some(Streams { out: true, err: true }),
+        _ => None,
+    };
+    if !text.contains(':') {
+        return Some(PerRank { all: one(text)?, ranks: Vec::new() });
+    }
+    let pair = |part: &str| {
+        let (rank, streams) = part.split_once(':')?;
+        Some((rank.trim().parse().ok()?, one(streams)?))
+    };
+    Some(PerRank { all: Streams::default(), ranks: text.split(',').map(pair).collect::<Option<_>>()? })
+}
+
+/// OMP_NUM_THREADS of a program: what is said, what the environment says, on the CPU the share of the cores, else one.
+fn threads(
+    asked: &Asked,
+    strategy: &Strategy,
+    each: usize,
+    machine: &Machine,
+    defaulted: &mut Vec<String>,
+) -> Option<usize> {
+    if asked.all.said("num_cpu_threads_per_process").is_some() {
+        return Some(asked.all.usize("num_cpu_threads_per_process"));
+    }
+    if strategy.kind == Kind::DeepSpeed && !strategy.cpu {
+        return None;
+    }
+    let said = (machine.environment)("OMP_NUM_THREADS").and_then(|text| text.parse::<usize>().ok());
+    let share = asked.devices.cores / each.max(1);
+    if said.is_none() && strategy.cpu && asked.all.said("num_processes").is_some() && share > 1 {
+        defaulted.push(format!("`--num_cpu_threads_per_process` was set to `{share}`, the cores of a rank"));
+        return Some(share);
+    }
+    Some(said.unwrap_or(1).max(1))
+}
+
+/// A port that is taken: on one machine another one does.
+fn ports(
+    all: &Settings,
+    launch: &mut Launch,
+    machine: &Machine,
+    stays: bool,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) {
+    let port = launch.master.port;
+    let is_first = match &launch.nodes {
+        Nodes::Static { ranks, this } if *this == 0 => ranks.len(),
+        _ => return,
+    };
+    if stays || launch.alone || port == 0 || !(machine.port_in_use)(port) {
+        return;
+    }
+    if is_first == 1 {
+        notes.push(format!(
+            "port {port} is taken, so a free one is used; `--main_process_port 0` always does that"
+        ));
+        launch.master.port = 0;
+    } else {
+        problems.push(
+            all.problem(
+                format!("port {port} is taken, and the other machines expect rank 0 there"),
+                &["main_process_port"],
+            )
+            .help("write another one with `--main_process_port` on every machine"),
+        );
+    }
+}
+
+/// What is said about a training of ours.
+fn layers(
+    asked: &Asked,
+    strategy: &Strategy,
+    ranks: &Ranks,
+    script: &[Layer],
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> Vec<Layer> {
+    let (all, file) = (asked.all, asked.file);
+    if strategy.kind == Kind::Megatron {
+        let problem = Problem::new(
+            "Megatron-LM divides layers and matrices, and ranks of a training of ours hold whole ones",
+        );
+        let problem = strategy.place.iter().fold(problem, |problem, place| problem.at(place, ""));
+        problems.push(problem.help("choose DEEPSPEED or FSDP to divide states, gradients and parameters"));
+    }
+    if exported::parallel(all, file) {
+        parallel(all, ranks, problems);
+    }
+    if let Some(file) = file {
+        refuse(&mut file.own.clone(), problems);
+    }
+    let mut entries = meaning::entries(all, &strategy.engine(), problems);
+    if let Some(place) = &ranks.place {
+        entries.push(Entry::new("num_processes", ranks.count.to_string(), place));
+    }
+    if let Some(setting) = all.said("num_cpu_threads_per_process")
+        && let Some(place) = setting.place()
+    {
+        entries.push(Entry::new("num_threads_per_process", setting.value.to_string(), place));
+    }
+    let precision = meaning::precision(all).unwrap_or_else(|problem| {
+        problems.push(problem);
+        Vec::new()
+    });
+    // `no` in a file is what the questions write where nothing was chosen; as a flag it is said.
+    let is_flag = asked.flags.get("mixed_precision").place().is_some();
+    let precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
+    notes.extend(differs(&precision, script));
+    vec![
+        Layer { authority: Authority::Replaces, entries: precision },
+        Layer { authority: Authority::MustAgree, entries },
+    ]
+}
+
+fn is_on(entry: &Entry) -> bool {
+    matches!(&entry.value.data, Data::Scalar { text, .. } if boolean(text) == Some(true))
+}
+
+/// What to say where the training's own settings ask for another precision.
+fn differs(precision: &[Entry], script: &[Layer]) -> Option<String> {
+    let place = &precision.first()?.place;
+    let written = |entry: &&Entry| entry.key == "bf16" || entry.key == "fp16";
+    let own = script.iter().flat_map(|layer| &layer.entries).filter(written).rfind(|entry| is_on(entry))?;
+    let decides = precision.iter().find(|entry| is_on(entry)).map_or("f32", |entry| entry.key.as_str());
+    (decides != own.key).then(|| {
+        format!("{decides} ({place}) decides, as with Accelerate, over `{}: true` ({})", own.key, own.place)
+    })
+}
+
+/// Ranks that are parallel in other ways than by their data.
+fn parallel(all: &Settings, ranks: &Ranks, problems: &mut Problems) {
+    let size = |name: &str| all.usize(&format!("parallelism_config_{name}_size"));
+    for (name, what) in [("tp", "matrices"), ("cp", "sequences"), ("sp", "sequences")] {
+        if size(name) > 1 {
+            let name = format!("parallelism_config_{name}_size");
+            let message =
+                format!("`{name}` divides {what}, and ranks of a training of ours are data parallel");
+            problems
+                .push(all.problem(message, &[&name]).help("write 1, and ask for more data parallel ranks"));
+        }
+    }
+    let (replicate, shard) = (size("dp_replicate"), size("dp_shard"));
+    let names = ["parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"];
+    if replicate > 1 && shard > 1 {
+        problems.push(
+            all.problem("groups of ranks that hold the same are not taken from these keys", &names)
+                .help("write `fsdp_sharding_strategy: HYBRID_SHARD`: a group is a machine"),
+        );
+    } else if (replicate > 1 || shard > 1) && replicate.max(shard) != ranks.count {
+        let message = format!("{} ranks are described, and {} asked for", replicate.max(shard), ranks.count);
+        problems.push(all.problem(message, &names).help("write the number of ranks, or leave it out"));
+    } else if replicate > 1 {
+        let problem = all.problem("ranks that all hold the same divide nothing", &names[..1]);
+        problems
+            .push(problem.help("write `distributed_type: MULTI_GPU` or `fsdp_sharding_strategy: NO_SHARD`"));
+    }
+}
+
+/// What Accelerate makes of settings inside a program.
+fn programs(
+    all: &Settings,
+    file: Option<&File>,
+    strategy: &Strategy,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) {
+    let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).place().is_some());
+    if strategy.kind == Kind::Fsdp && from_file("fsdp_sync_module_states") {
+        let is = |name: &str| all.text(name).as_deref().and_then(boolean) == Some(true);
+        if is("fsdp_cpu_ram_efficient_loading") && !is("fsdp_sync_module_states") {
+            let names = ["fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"];
+            problems.push(
+                all.problem("`fsdp_cpu_ram_efficient_loading` needs `fsdp_sync_module_states`: only rank 0 has weights", &names)
+                    .help("write `fsdp_sync_module_states: true`"),
+            );
+        }
+    }
+    if strategy.kind == Kind::DeepSpeed && all.said("deepspeed_config_file").is_some() {
+        let named =
+            |name: &&str| file.is_some_and(|file| file.settings.get(name).is_written()) && from_file(name);
+        let by_flag = all
+            .said("mixed_precision")
+            .and_then(|s| s.place())
+            .is_some_and(|place| place.source.kind == SourceKind::Arguments);
+        let beside: Vec<&str> = [
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+            "zero_stage",
+            "offload_optimizer_device",
+            "offload_param_device",
+            "offload_optimizer_nvme_path",
+            "offload_param_nvme_path",
+            "zero3_save_16bit_model",
+            "mixed_precision",
+        ]
+        .into_iter()
+        .filter(|name| !(*name == "mixed_precision" && by_flag))
+        .filter(named)
+        .collect();
+        if let (Some(file), false) = (file, beside.is_empty()) {
+            notes.push(format!(
+                "the program's own Accelerate refuses {} in `{}` beside `deepspeed_config_file`; say it by flags, or in \
+                 the file of DeepSpeed",
+                beside.join(", "),
+                file.name
+            ));
+        }
+    }
+}
+
+/// One note on all that is known and means nothing: for a training of ours; of other programs only what is about TPUs.
+fn without_meaning(all: &Settings, file: Option<&File>, script: &Script, notes: &mut Vec<String>) {
+    let ours = matches!(script, Script::Training(_));
+    let handed_on = |name: &str| {
+        ["dynamo_", "fp8_", "megatron_lm_", "zero3_init_flag", "deepspeed_moe_"]
+            .iter()
+            .any(|part| name.starts_with(part))
+    };
+    let own = file.into_iter().flat_map(|file| file.own.iter());
+    let idle: Vec<&str> = all
+        .iter()
+        .chain(own)
+        .filter(|setting| setting.place().is_some() && matches!(setting.key.status, Status::NoEffect(_)))
+        .map(|setting| setting.key.name)
+        .filter(|name| ours || !handed_on(name))
+        .collect();
+    if !idle.is_empty() {
+        notes.push(format!("accepted without meaning here: {}", idle.join(", ")));
+    }
+}
+
+/// What was set because nobody said it, in one note.
+fn unsaid(defaulted: &[String]) -> String {
+    if defaulted.is_empty() || launch::is_rank() {
+        return String::new();
+    }
+    let lines: String = defaulted.iter().map(|line| format!("\n\t{line}")).collect();
+    format!(
+        "The following values were not passed to `accelerate launch` and had defaults used instead:{lines}\nPass them, \
+         or run `accelerate config` to write them down."
+    )
+}

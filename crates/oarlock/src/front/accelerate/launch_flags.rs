@@ -1,0 +1,13 @@
+//! The flags of `accelerate launch`.
+
+use crate::config::accelerate::keys::FLAGS;
+use crate::config::flags::Flags;
+
+/// All flags.
+pub(super) const LAUNCH: Flags = Flags {
+    command: "accelerate launch",
+    operands: "SCRIPT [arguments]",
+    about: "Starts a training of ours, or any program, on several processes.",
+    keys: FLAGS,
+    aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
+};

@@ -1,0 +1,247 @@
+//! How many ranks on how many machines, and where they meet.
+
+use crate::config::accelerate::File;
+use crate::config::resolve::Settings;
+use crate::config::source::Place;
+use crate::config::{Problem, Problems};
+use crate::front::job::too_few_gpus;
+use crate::launch::devices::Devices;
+use crate::launch::spec::{Master, Nodes};
+
+use super::strategy::{Kind, Strategy};
+
+/// The port on which rank 0 listens where none is said.
+const PORT: u16 = 29500;
+
+/// What is asked for.
+pub(super) struct Asked<'a> {
+    /// The flags alone.
+    pub flags: &'a Settings,
+    /// Flags over the file.
+    pub all: &'a Settings,
+    /// The file.
+    pub file: Option<&'a File>,
+    /// The devices of this machine that may be used.
+    pub devices: &'a Devices,
+}
+
+/// The ranks of all machines together.
+#[derive(Clone, Debug)]
+pub(super) struct Ranks {
+    /// How many.
+    pub count: usize,
+    /// Where that is said.
+    pub place: Option<Place>,
+}
+
+impl Asked<'_> {
+    /// The ranks of all machines together; `defaulted` takes what was not said.
+    pub fn ranks(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> Ranks {
+        let setting = self.all.get("num_processes");
+        let place = setting.place().filter(|_| setting.is_written()).cloned();
+        if place.is_some() && setting.broken {
+            return Ranks { count: 1, place: None };
+        }
+        let Some(said) = place else {
+            return Ranks { count: self.unsaid(strategy, defaulted, problems), place: None };
+        };
+        let count = self.all.int("num_processes");
+        if count < 1 {
+            problems.push(
+                Problem::new(format!(
+                    "`num_processes` is {count}, so the number of ranks is still to be said"
+                ))
+                .at(&said, "")
+                .help("add `--num_processes N`"),
+            );
+        } else if count < 2 && self.flags.bool("multi_gpu") && self.flags.said("num_processes").is_some() {
+            let names = ["multi_gpu", "num_processes"];
+            problems.push(
+                self.flags
+                    .problem("`--multi_gpu` is for 2 processes or more", &names)
+                    .help("leave `--multi_gpu` out, or ask for more processes"),
+            );
+        }
+        Ranks { count: usize::try_from(count).unwrap_or(1).max(1), place: Some(said) }
+    }
+
+    /// The ranks where nobody said how many: of a file one, if nothing is distributed; else one for each GPU.
+    fn unsaid(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> usize {
+        if let Some(file) = self.file {
+            if file.own.text("distributed_type").as_deref() != Some("NO") {
+                problems.push(
+                    Problem::new(format!("`{}` does not say `num_processes`", file.name))
+                        .help("write it there, or add `--num_processes N`"),
+                );
+            }
+            return 1;
+        }
+        let count = if strategy.cpu { 1 } else { self.devices.gpus.max(1) };
+        defaulted.push(format!("`--num_processes` was set to a value of `{count}`"));
+        count
+    }
+
+    /// The machines, each with its ranks.
+    pub fn nodes(
+        &self,
+        ranks: &Ranks,
+        defaulted: &mut Vec<String>,
+        problems: &mut Problems,
+    ) -> (Nodes, Master) {
+        let setting = self.all.get("num_machines");
+        if setting.place().is_none() && self.file.is_none() {
+            defaulted.push("`--num_machines` was set to a value of `1`".to_owned());
+        }
+        let machines = self.all.usize("num_machines").max(1);
+        let port = match self.all.said("main_process_port") {
+            None => PORT,
+            Some(_) => u16::try_from(self.all.int("main_process_port")).unwrap_or_else(|_| {
+                let message = format!("there is no port {}", self.all.int("main_process_port"));
+                problems.push(self.all.problem(message, &["main_process_port"]).help("ports end at 65535"));
+                PORT
+            }),
+        };
+        if machines == 1 {
+            let master = Master { addr: "127.0.0.1".to_owned(), port };
+            return (Nodes::Static { ranks: vec![ranks.count], this: 0 }, master);
+        }
+        if !ranks.count.is_multiple_of(machines) {
+            let message =
+                format!("`num_processes` ({}) is no multiple of `num_machines` ({machines})", ranks.count);
+            let help = format!(
+                "`num_processes` counts the ranks of all machines, as many on each: write {} or {}",
+                (ranks.count / machines).max(1) * machines,
+                (ranks.count / machines + 1) * machines
+            );
+            problems.push(self.all.problem(message, &["num_processes", "num_machines"]).help(help));
+        }
+        let each = (ranks.count / machines).max(1);
+        let this = self.this(machines, problems);
+        let addr = self.all.text("main_process_ip").unwrap_or_else(|| {
+            let message = format!("{machines} machines are asked for, and nobody says where they meet");
+            problems.push(
+                self.all
+                    .problem(message, &["num_machines"])
+                    .help("add `--main_process_ip ADDRESS`, the address of machine 0"),
+            );
+            String::new()
+        });
+        (self.meeting(machines, each, this, (addr.clone(), port), problems), Master { addr, port })
+    }
+
+    /// Which of the machines this is.
+    fn this(&self, machines: usize, problems: &mut Problems) -> usize {
+        let this = self.all.usize("machine_rank");
+        if self.all.said("machine_rank").is_none() && self.file.is_none() {
+            let message = format!("this is one of {machines} machines, and nobody says which");
+            problems.push(
+                self.all
+                    .problem(message, &["num_machines"])
+                    .help("add `--machine_rank N`, from 0 on machine 0"),
+            );
+        } else if this >= machines {
+            let message = format!("there is no machine {this} among {machines}");
+            problems.push(
+                self.all
+                    .problem(message, &["machine_rank", "num_machines"])
+                    .help(format!("machines count from 0 to {}", machines - 1)),
+            );
+        }
+        this.min(machines - 1)
+    }
+
+    fn meeting(
+        &self,
+        machines: usize,
+        each: usize,
+        this: usize,
+        endpoint: (String, u16),
+        problems: &mut Problems,
+    ) -> Nodes {
+        let backend = self.all.text("rdzv_backend").unwrap_or_default();
+        match backend.as_str() {
+            "c10d" => {
+                let conf = self.conf(problems);
+                Nodes::Elastic { ranks: each, count: machines..=machines, endpoint, conf }
+            }
+            "etcd" | "etcd-v2" => {
+                let message = format!("machines do not meet by `{backend}` here");
+                problems.push(self.all.problem(message, &["rdzv_backend"]).help("write static or c10d"));
+                Nodes::Static { ranks: vec![each; machines], this }
+            }
+            _ => Nodes::Static { ranks: vec![each; machines], this },
+        }
+    }
+
+    /// `key=value,key=value`.
+    fn conf(&self, problems: &mut Problems) -> Vec<(String, String)> {
+        let text = self.all.text("rdzv_conf").unwrap_or_default();
+        let mut out = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match part.split_once('=') {
+                Some((name, value)) => out.push((name.trim().to_owned(), value.trim().to_owned())),
+                None => {
+                    let message = format!("`{part}` in `rdzv_conf` is no `key=value`");
+                    problems.push(
+                        self.all.problem(message, &["rdzv_conf"]).help("as in timeout=900,join_timeout=60"),
+                    );
+                }
+            }
+        }
+        out
+    }
+
+    /// What is to be said where this machine has fewer GPUs than ranks.
+    pub fn gpus(&self, each: usize, strategy: &Strategy) -> Option<Problem> {
+        let there = self.devices.gpus;
+        if strategy.cpu || strategy.kind == Kind::Alone || each <= there {
+            return None;
+        }
+        let problem = too_few_gpus(each, there, "add `--cpu`");
+        Some(match self.all.said("gpu_ids").and_then(|setting| setting.place()) {
+            Some(place) if self.all.text("gpu_ids").as_deref() != Some("all") => {
+                problem.at(place, "of these GPUs")
+            }
+            _ => problem,
+        })
+    }
+
+    /// The command of DeepSpeed that starts the machines of a hostfile, which Accelerate would run.
+    pub fn deepspeed_command(
+        &self,
+        launcher: &str,
+        each: usize,
+        master: &Master,
+        script: &[String],
+    ) -> String {
+        let text = |name: &str| self.all.text(name);
+        let mut words = vec!["deepspeed".to_owned(), "--hostfile".to_owned()];
+        words.push(text("deepspeed_hostfile").unwrap_or_else(|| "HOSTFILE".to_owned()));
+        if launcher == "nossh" {
+            words.extend([
+                "--node_rank".to_owned(),
+                self.all.usize("machine_rank").to_string(),
+                "--no_ssh".to_owned(),
+            ]);
+        } else {
+            words.extend(["--no_local_rank", "--launcher", launcher].map(str::to_owned));
+        }
+        match (text("deepspeed_exclusion_filter"), text("deepspeed_inclusion_filter")) {
+            (Some(filter), _) => words.extend(["--exclude".to_owned(), filter]),
+            (None, Some(filter)) => words.extend(["--include".to_owned(), filter]),
+            (None, None) => words.extend(["--num_gpus".to_owned(), each.to_string()]),
+        }
+        if !master.addr.is_empty() {
+            words.extend(["--master_addr".to_owned(), master.addr.clone()]);
+        }
+        words.extend(["--master_port".to_owned(), master.port.to_string()]);
+        words.extend(
+            ["module", "no_python"]
+                .into_iter()
+                .filter(|name| self.all.bool(name))
+                .map(|name| format!("--{name}")),
+        );
+        words.extend(script.iter().cloned());
+        words.join(" ")
+    }
+}

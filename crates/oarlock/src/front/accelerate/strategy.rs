@@ -1,0 +1,152 @@
+//! What ranks run on and what divides their states: by flags, by the file, and by what was meant.
+
+use crate::config::Problems;
+use crate::config::accelerate::keys::DEEPSPEED;
+use crate::config::accelerate::{Engine, File};
+use crate::config::resolve::Settings;
+use crate::config::source::Place;
+use crate::config::value::Value;
+
+/// How ranks stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One process that knows of no other.
+    Alone,
+    /// Data parallel ranks.
+    Ddp,
+    /// DeepSpeed.
+    DeepSpeed,
+    /// FSDP.
+    Fsdp,
+    /// Megatron-LM.
+    Megatron,
+}
+
+/// What ranks run on and what divides their states.
+#[derive(Clone, Debug)]
+pub(super) struct Strategy {
+    /// How ranks stand to each other.
+    pub kind: Kind,
+    /// Where that is said.
+    pub place: Option<Place>,
+    /// They run on the CPU.
+    pub cpu: bool,
+}
+
+impl Strategy {
+    /// What divides the states of a training of ours.
+    pub fn engine(&self) -> Engine {
+        match (self.kind, &self.place) {
+            (Kind::DeepSpeed, Some(place)) => Engine::DeepSpeed(place.clone()),
+            (Kind::Fsdp, Some(place)) => Engine::Fsdp(place.clone()),
+            _ => Engine::Plain,
+        }
+    }
+}
+
+/// The flags that choose, of which one at most may stand.
+const CHOOSING: [(&str, Kind); 4] = [
+    ("multi_gpu", Kind::Ddp),
+    ("use_deepspeed", Kind::DeepSpeed),
+    ("use_fsdp", Kind::Fsdp),
+    ("use_megatron_lm", Kind::Megatron),
+];
+
+/// Chooses. Flags weigh more than the file, and what they describe more than what they call it.
+pub(super) fn choose(
+    flags: &Settings,
+    file: Option<&File>,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> Strategy {
+    let chosen: Vec<_> = CHOOSING.into_iter().filter(|(name, _)| flags.bool(name)).collect();
+    if chosen.len() > 1 {
+        let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();
+        let written: Vec<String> = names.iter().map(|name| format!("`--{name}`")).collect();
+        let problem = flags.problem(format!("{} exclude each other", written.join(" and ")), &names);
+        problems.push(problem.help("keep one of them; `--cpu` goes with each"));
+    }
+    let mut strategy = match (chosen.first(), file) {
+        (Some((name, kind)), _) => {
+            Strategy { kind: *kind, place: flags.get(name).place().cloned(), cpu: false }
+        }
+        (None, Some(file)) => of_file(file, problems),
+        (None, None) => Strategy { kind: Kind::Alone, place: None, cpu: false },
+    };
+    strategy.cpu |= flags.bool("cpu") || file.is_some_and(|file| file.own.bool("use_cpu"));
+    described(flags, &mut strategy, notes, problems);
+    if flags.bool("cpu") && strategy.kind != Kind::Alone {
+        let what = strategy.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
+        notes.push(match (chosen.first(), strategy.kind) {
+            (Some((name, _)), _) => format!(
+                "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
+            ),
+            (None, Kind::Ddp) => format!(
+                "--cpu chooses where ranks run, and there are as many{what}; Accelerate would start one process"
+            ),
+            (None, _) => format!(
+                "--cpu chooses where ranks run, and what divides their states stays{what}; Accelerate would start one \
+                 process and divide nothing"
+            ),
+        });
+    }
+    strategy
+}
+
+/// What a file chooses.
+fn of_file(file: &File, problems: &mut Problems) -> Strategy {
+    let setting = file.own.get("distributed_type");
+    let name = match &setting.value {
+        Value::Text(name) => name.as_str(),
+        _ => "NO",
+    };
+    let kind = match name {
+        "NO" => Kind::Alone,
+        "DEEPSPEED" => Kind::DeepSpeed,
+        "FSDP" => Kind::Fsdp,
+        "MEGATRON_LM" => Kind::Megatron,
+        "MULTI_CPU" | "MULTI_GPU" => Kind::Ddp,
+        _ => {
+            let message = format!("`distributed_type: {name}` asks for devices that ranks do not run on");
+            problems.push(
+                file.own
+                    .problem(message, &["distributed_type"])
+                    .help("write MULTI_GPU, or MULTI_CPU for ranks on cores"),
+            );
+            Kind::Ddp
+        }
+    };
+    Strategy { kind, place: setting.place().cloned(), cpu: name == "MULTI_CPU" }
+}
+
+/// Flags of DeepSpeed or FSDP mean DeepSpeed or FSDP.
+fn described(flags: &Settings, strategy: &mut Strategy, notes: &mut Vec<String>, problems: &mut Problems) {
+    let of_deepspeed = |name: &str| DEEPSPEED.contains(&name) && !name.starts_with("gradient_");
+    let first = |of: &dyn Fn(&str) -> bool| {
+        flags.iter().find(|setting| of(setting.key.name) && flags.said(setting.key.name).is_some())
+    };
+    let found = [
+        (first(&of_deepspeed), Kind::DeepSpeed, "use_deepspeed", "DeepSpeed"),
+        (first(&|name| name.starts_with("fsdp_")), Kind::Fsdp, "use_fsdp", "FSDP"),
+    ];
+    for (setting, kind, flag, title) in found {
+        let Some(setting) = setting.filter(|_| strategy.kind != kind) else { continue };
+        let name = setting.key.name;
+        if matches!(strategy.kind, Kind::Alone | Kind::Ddp) {
+            notes.push(format!(
+                "--{name} means {title}, so {title} it is; Accelerate divides nothing and never reads the flag without \
+                 --{flag}"
+            ));
+            strategy.kind = kind;
+            strategy.place = setting.place().cloned();
+        } else {
+            let problem =
+                flags.problem(format!("`--{name}` is of {title}, and another engine is chosen"), &[name]);
+            let problem = match &strategy.place {
+                Some(place) => problem.at(place, "chosen here"),
+                None => problem,
+            };
+            problems.push(problem.help("keep one of them"));
+        }
+    }
+}
