@@ -269,6 +269,23 @@ fn a_training_that_starts_again_goes_on_to_the_bit() {
 }
 
 #[test]
+fn ranks_are_bound_to_cores_of_their_own() {
+    let site = Site::new();
+    let script = "sed -n 's/^Cpus_allowed_list:[^0-9]*//p' /proc/self/status";
+    let lists = |flags: &str| {
+        let said = run(torchrun(&site, flags, script));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let all = lists("");
+    let bound = lists("--nproc-per-node 2 --numa-binding exclusive");
+    // Where there is one core both have it.
+    let one_core = all[0].parse::<usize>().is_ok();
+    assert_eq!(bound[0] == bound[1], one_core, "{all:?} {bound:?}");
+    assert_eq!(lists("--numa-binding exclusive"), all);
+}
+
+#[test]
 fn machines_that_meet_start_again_together() {
     let sites = [Site::new(), Site::new()];
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();

@@ -265,3 +265,17 @@ fn script(arguments: &[String]) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_a_script_begin_behind_it() {
+        let begin = |line: &str| script(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(begin("-u train.py --lr 1"), 2);
+        assert_eq!(begin("-u -m pkg.train --lr 1"), 3);
+        assert_eq!(begin("--flag of a program"), 0);
+        assert_eq!(begin(""), 0);
+    }
+}
