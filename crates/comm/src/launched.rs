@@ -192,6 +192,7 @@ impl Family {
         }
         let word = |name: &&str| Some(format!("{name}={}", lookup(name)?));
         let names = ["MASTER_ADDR", "MASTER_PORT"].iter().chain(self.run);
+        let run = names.filter_map(word).collect::<Vec<_>>().join(" ");
         let own = std::iter::once(&self.rank).chain(self.local_rank);
         Ok(Launched {
             launcher: self.launcher,
@@ -200,7 +201,7 @@ impl Family {
             world_size_variable: size_from,
             local_rank: local_rank.map_or(rank, |(_, rank)| rank),
             local_world_size,
-            run: names.filter_map(word).collect::<Vec<_>>().join(" "),
+            run: if run.is_empty() { self.launcher.into() } else { run },
             own: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
         })
     }
