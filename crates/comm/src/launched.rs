@@ -190,8 +190,9 @@ impl Family {
         if lookup("MASTER_PORT").is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
             return Err(malformed(lookup, "MASTER_PORT", "a port from 1 to 65535".into()));
         }
-        let word = |name: &&str| format!("{name}={}", lookup(name).unwrap_or_default());
+        let word = |name: &&str| Some(format!("{name}={}", lookup(name)?));
         let names = ["MASTER_ADDR", "MASTER_PORT"].iter().chain(self.run);
+        let run = names.filter_map(word).collect::<Vec<_>>().join(" ");
         let own = std::iter::once(&self.rank).chain(self.local_rank);
         Ok(Launched {
             launcher: self.launcher,
@@ -200,7 +201,7 @@ impl Family {
             world_size_variable: size_from,
             local_rank: local_rank.map_or(rank, |(_, rank)| rank),
             local_world_size,
-            run: names.map(word).collect::<Vec<_>>().join(" "),
+            run: if run.is_empty() { self.launcher.into() } else { run },
             own: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
         })
     }
