@@ -5,6 +5,7 @@
 //! [`table`], [`dialect`] adds what blocks of other programs' configurations say, [`build`] turns the settings into a [`TrainConfig`]. All problems are reported together.
 
 pub mod build;
+mod checks;
 pub mod dialect;
 pub mod explain;
 pub mod flags;
@@ -40,32 +41,25 @@ pub use written::Arguments;
 /// The configuration of `oarlock train FILE.yaml key=value …`; `environment` looks up a variable.
 ///
 /// # Errors
-/// Everything that is wrong, all at once.
+/// Everything that is wrong or not there, all at once.
 pub fn train_config(
     arguments: &Arguments,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    train_config_of(arguments.layers()?, environment)
+    train_config_of(arguments.layers()?, environment)?.complete()
 }
 
 /// The configuration that layers of settings say together, later ones over earlier ones, and then the environment.
+/// It may ask for what is not there: see [`TrainConfig::missing`].
 ///
 /// # Errors
-/// Everything that is wrong, all at once.
+/// Everything that is wrong, all at once, and then also what is not there.
 pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    let refused = match written::environment(environment) {
-        Ok(layer) => {
-            layers.push(layer);
-            Problems::default()
-        }
-        Err(problem) => problem.into(),
-    };
+    layers.push(written::environment(environment));
     let (mut settings, mut problems) = resolve::resolve(&layers);
-    problems.append(refused);
     let dialects = dialect::read(&mut settings, &mut problems);
-    resolve::refuse(&mut settings, &mut problems);
     build::build(settings, dialects, problems)
 }

@@ -216,30 +216,27 @@ fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
     Entry { key, inner, place, value }
 }
 
-/// The settings that the environment makes: the number of ranks. `read` looks up a variable.
-///
-/// A launcher sets WORLD_SIZE; without one NPROC_PER_NODE says how many ranks to start.
-///
-/// # Errors
-/// If several machines are asked for.
-pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Problem> {
-    let variable = |name: &str| {
-        let value = read(name).filter(|value| !value.trim().is_empty())?;
-        let text = format!("{name}={value}");
-        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-        let place = |bytes| Place { source: source.clone(), bytes };
-        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
-        Some(Entry { key: "num_processes".to_owned(), inner: None, place: place(0..name.len()), value })
-    };
-    let ranks = variable("WORLD_SIZE");
-    if ranks.is_none()
-        && let Some(nodes) = variable("NNODES")
-        && nodes.value.place.text().trim() != "1"
-    {
-        return Err(Problem::new("training on several machines is not supported yet")
-            .at(&nodes.value.place, "more than one machine")
-            .help("unset NNODES"));
-    }
-    let entries = ranks.or_else(|| variable("NPROC_PER_NODE")).into_iter().collect();
-    Ok(Layer { authority: Authority::MustAgree, entries })
+/// The settings that the environment makes: a launcher says in WORLD_SIZE how many ranks there are. `read` looks up a
+/// variable.
+pub fn environment(read: &dyn Fn(&str) -> Option<String>) -> Layer {
+    let ranks = variable("WORLD_SIZE", read);
+    Layer { authority: Authority::MustAgree, entries: ranks.map(number_of_ranks).into_iter().collect() }
+}
+
+/// What a variable of the environment says, if it says anything.
+pub fn variable(name: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<Node> {
+    let value = read(name).filter(|value| !value.trim().is_empty())?;
+    Some(said_by(name, value.trim()))
+}
+
+/// A value that the environment says, by a variable or in another way that has a name.
+pub fn said_by(name: &str, value: &str) -> Node {
+    let text = format!("{name}={value}");
+    let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+    Node::scalar(value, Place { bytes: name.len() + 1..source.text.len(), source })
+}
+
+/// A value as the number of ranks.
+pub fn number_of_ranks(value: Node) -> Entry {
+    Entry { key: "num_processes".to_owned(), inner: None, place: value.place.clone(), value }
 }

@@ -1,7 +1,9 @@
 //! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
 //! training that is meant, where it is one of ours.
 
+pub mod deepspeed;
 pub mod job;
+pub mod llamafactory;
 pub mod script;
 
 use std::time::SystemTime;
@@ -19,7 +21,23 @@ pub struct FrontEnd {
 }
 
 /// All front ends.
-pub const ALL: &[FrontEnd] = &[];
+pub const ALL: &[FrontEnd] = &[
+    FrontEnd {
+        names: &["deepspeed", "ds", "deepspeed.pt"],
+        about: "Start a program on the machines of a hostfile, as DeepSpeed's launcher does",
+        run: deepspeed::run,
+    },
+    FrontEnd {
+        names: &["ds_report", "dsr"],
+        about: "Say which ops this machine has, as ds_report does",
+        run: deepspeed::report,
+    },
+    FrontEnd {
+        names: &["llamafactory-cli", "lmf"],
+        about: "Train as LLaMA-Factory's command does",
+        run: llamafactory::run,
+    },
+];
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {
