@@ -1,6 +1,7 @@
 //! `deepspeed`: starts a program, or a training of ours, on this machine or on those of a hostfile, as DeepSpeed's
 //! launcher does; and `ds_report`.
 
+mod exports;
 pub mod filter;
 mod flags;
 pub mod hostfile;
@@ -19,10 +20,11 @@ use std::time::SystemTime;
 pub use flags::FLAGS;
 pub(crate) use report::report;
 
+use self::exports::Machine;
 use self::filter::Slots;
 use self::hostfile::Pool;
 use self::launch::PidFile;
-use self::multinode::{Launcher, Machine, Start};
+use self::multinode::{Launcher, Start};
 use self::remote::Remote;
 use crate::config::flags::Parsed;
 use crate::config::resolve::{self, Settings};

@@ -1,22 +1,12 @@
 //! The commands that start ranks on other machines: by ssh, pdsh, an MPI or Slurm, as DeepSpeed's runners build them.
 //! Where DeepSpeed would start its own launcher on each machine, this program is started.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
+use super::exports::{Exports, Machine, quoted, shell};
 use super::filter::{self, Slots};
 use super::hostfile::Pool;
 use crate::config::resolve::Settings;
-use crate::config::source::{Place, Source, SourceKind};
 use crate::config::{Problem, Words};
-use crate::launch::devices::Devices;
 use crate::launch::spec::Master;
-
-/// Variables that other machines get: those whose names begin so.
-const FORWARDED: [&str; 5] = ["MLFLOW", "PYTHON", "MV2", "UCX", "NCCL"];
-
-/// Variables that differ from machine to machine where this one is set.
-const OF_ONE_MACHINE: (&str, [&str; 2]) = ("AISC_JOB_NAME", ["NCCL_IB_HCA", "UCX_NET_DEVICES"]);
 
 /// How other machines are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,134 +106,6 @@ impl Launcher {
     fn name(self) -> &'static str {
         Launcher::ALL.iter().find(|(_, launcher)| *launcher == self).map_or("", |(name, _)| *name)
     }
-}
-
-/// What the launcher knows of the machine that it runs on.
-pub struct Machine<'m> {
-    /// What there is to run on.
-    pub devices: Devices,
-    /// Looks up a variable.
-    pub read: &'m dyn Fn(&str) -> Option<String>,
-    /// All variables, in their order.
-    pub variables: Vec<(String, String)>,
-    /// This program.
-    pub program: String,
-    /// The working directory.
-    pub folder: PathBuf,
-    /// The address of another machine, asked there; `None` if it does not answer.
-    pub address: &'m dyn Fn(&str, Option<i64>) -> Option<String>,
-}
-
-impl Machine<'_> {
-    /// What other machines get of the environment: variables by their names, then the lines of `.deepspeed_env`, in
-    /// the home folder and here.
-    pub fn exports(&self, mut exports: Exports) -> Result<Exports, Problem> {
-        let folder = self.folder.display().to_string();
-        let mut variables = self.variables.clone();
-        match variables.iter_mut().find(|(name, _)| name == "PYTHONPATH") {
-            Some((_, path)) => *path = format!("{folder}:{path}"),
-            None => variables.push(("PYTHONPATH".to_owned(), folder)),
-        }
-        let (job, left_out) = OF_ONE_MACHINE;
-        let differs = |name: &str| (self.read)(job).is_some() && left_out.contains(&name);
-        for (name, value) in &variables {
-            if FORWARDED.iter().any(|start| name.starts_with(start)) && !differs(name) {
-                exports.add(name, value);
-            }
-        }
-        let file = (self.read)("DS_ENV_FILE").unwrap_or_else(|| ".deepspeed_env".to_owned());
-        for folder in (self.read)("HOME").map(PathBuf::from).into_iter().chain([self.folder.clone()]) {
-            exports.add_file(&folder.join(&file))?;
-        }
-        Ok(exports)
-    }
-}
-
-/// Variables for other machines, each once.
-#[derive(Clone, Debug, Default)]
-pub struct Exports(Vec<(String, String)>);
-
-impl Exports {
-    /// Those that a launcher sets by itself.
-    pub fn of(launcher: Launcher, cpu: bool) -> Exports {
-        let mut exports = Exports::default();
-        match launcher {
-            Launcher::OpenMpi => exports.add("UCX_TLS", "tcp"),
-            Launcher::Mvapich => {
-                exports.add("MV2_SMP_USE_CMA", "0");
-                exports.add("MV2_DEBUG_SHOW_BACKTRACE", "1");
-                if !cpu {
-                    exports.add("MV2_USE_CUDA", "1");
-                }
-                exports.add("MV2_SUPPORT_DL", "1");
-                exports.add("MV2_ENABLE_AFFINITY", "0");
-                exports.add("MV2_INTER_ALLGATHER_TUNING", "5");
-                exports.add("MV2_CUDA_USE_NAIVE", "0");
-            }
-            _ => {}
-        }
-        exports
-    }
-
-    /// Adds one, in double quotes where a shell would not take it as it is.
-    pub fn add(&mut self, name: &str, value: &str) {
-        let value = value.trim();
-        let value = if value.chars().all(is_plain) { value.to_owned() } else { format!("\"{value}\"") };
-        match self.0.iter_mut().find(|(other, _)| other == name) {
-            Some((_, before)) => *before = value,
-            None => self.0.push((name.to_owned(), value)),
-        }
-    }
-
-    fn add_file(&mut self, path: &Path) -> Result<(), Problem> {
-        if !path.is_file() {
-            return Ok(());
-        }
-        let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problem::new(format!("cannot read the variables in `{name}`: {error}")))?;
-        let source = Arc::new(Source { kind: SourceKind::File, name, text });
-        let mut start = 0;
-        for line in source.text.split_inclusive('\n') {
-            let bytes = start..start + line.trim_end().len();
-            start += line.len();
-            match line.split_once('=') {
-                _ if line.trim().is_empty() || line.starts_with('#') => {}
-                Some((name, value)) => self.add(name.trim(), value),
-                None => {
-                    let place = Place { source: source.clone(), bytes };
-                    return Err(Problem::new("a line of variables is NAME=VALUE").at(&place, ""));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn words(&self, flag: &str) -> Vec<String> {
-        self.0.iter().flat_map(|(name, value)| [flag.to_owned(), format!("{name}={value}")]).collect()
-    }
-
-    fn script(&self) -> String {
-        self.0.iter().map(|(name, value)| format!("export {name}={value}; ")).collect()
-    }
-}
-
-fn is_plain(c: char) -> bool {
-    c.is_alphanumeric() || "_@%+=:,./-".contains(c)
-}
-
-/// A word for the shell of another machine, as DeepSpeed writes it where that is right.
-fn quoted(word: &str) -> String {
-    if word.chars().all(|c| is_plain(c) || c == ' ' || c == '"') && !word.is_empty() {
-        if word.contains(' ') { format!("\"{}\"", word.replace('"', "\\\"")) } else { shell(word) }
-    } else {
-        shell(word)
-    }
-}
-
-fn shell(word: &str) -> String {
-    // Only a zero byte cannot be quoted, and no argument holds one.
-    shlex::try_quote(word).map_or_else(|_| String::new(), |word| word.into_owned())
 }
 
 /// What is to be started on other machines.
@@ -399,7 +261,7 @@ impl Start<'_> {
         let per_machine = self.per_machine();
         let mut command = words(&["mpirun", "-ppn", &per_machine.to_string()]);
         command.extend(arguments);
-        for (name, value) in &exports.0 {
+        for (name, value) in exports.iter() {
             command.extend(words(&["-genv", name, value]));
         }
         let cores = self.cores(per_machine)?;
@@ -472,7 +334,7 @@ impl Start<'_> {
                 command.extend(words(&[flag, &count.to_string()]));
             }
         }
-        let exported: String = exports.0.iter().map(|(name, value)| format!(",{name}={value}")).collect();
+        let exported: String = exports.iter().map(|(name, value)| format!(",{name}={value}")).collect();
         command.push(format!("--export=ALL{exported}"));
         command.extend(self.argv.iter().cloned());
         command

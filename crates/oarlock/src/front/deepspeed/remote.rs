@@ -10,8 +10,9 @@ use std::time::Duration;
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Exit, Grace, RankGroup, StopSignals};
 
+use super::exports::{Machine, shell};
 use super::hostfile::Pool;
-use super::multinode::{Launcher, Machine};
+use super::multinode::Launcher;
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;
@@ -83,9 +84,8 @@ impl Remote {
     pub fn outline(&self) -> String {
         let mut out = format!("{} by {}:\n", job::would_start(&self.job.launch), self.launcher.program());
         for words in &self.commands {
-            let words =
-                words.iter().map(|word| shlex::try_quote(word).map_or_else(|_| word.into(), |word| word));
-            out.push_str(&format!("  {}\n", words.collect::<Vec<_>>().join(" ")));
+            let words: Vec<String> = words.iter().map(|word| shell(word)).collect();
+            out.push_str(&format!("  {}\n", words.join(" ")));
         }
         out + &job::ranks(&|node| self.launches[node].clone())
     }
