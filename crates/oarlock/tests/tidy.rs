@@ -62,7 +62,6 @@ const EDGES: &[(&str, &[&str])] = &[
         "cli",
         &[
             "checkpoint",
-            "config",
             "console",
             "data",
             "error",

@@ -9,15 +9,15 @@ use super::plan::{
     TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
-use super::resolve::{Setting, Settings};
+use super::resolve::{self, Setting, Settings};
 use super::shape::ScheduleArgs;
 use super::value::Value;
-use super::{model, monitor, optimizer, recompute, schedule};
+use super::{checks, model, monitor, optimizer, recompute, schedule};
 
 /// Builds the configuration; `problems` are those found before.
 ///
 /// # Errors
-/// All problems, old and new.
+/// All problems, old and new, and then what is not there.
 pub fn build(
     mut settings: Settings,
     mut dialects: Dialects,
@@ -28,6 +28,7 @@ pub fn build(
     let found = &mut problems;
     required(&settings, found);
     between(&settings, found);
+    checks::between(&mut settings, &dialects, found);
     let read = Reader { settings: &settings };
     let learning_rate = read.f64("learning_rate");
     let (shard, loss_scale) = dialect::shard(&mut dialects, read.int("num_processes"), found);
@@ -114,6 +115,9 @@ pub fn build(
         threads: read.count("num_threads_per_process"),
         cpu_path: Some(read.text("cpu_path").to_owned()).filter(|name| name != "auto"),
     };
+    if !problems.is_empty() {
+        problems.append(resolve::missing(&settings));
+    }
     problems.into_result(|| TrainConfig {
         model,
         data,

@@ -23,23 +23,35 @@ type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 /// divides the states.
 ///
 /// # Errors
-/// If several machines are asked for, or a variable is not of its type.
+/// If the ranks are on several machines, or a variable is not of its type.
 pub fn layer(read: &Read<'_>) -> Result<Layer, Problems> {
-    let variable = |name: &str| {
-        let value = read(name).filter(|value| !value.trim().is_empty())?;
-        let text = format!("{name}={value}");
-        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-        let place = |bytes| Place { source: source.clone(), bytes };
-        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
-        Some(Field { name: name.to_owned(), place: place(0..name.len()), value })
-    };
+    let variable = |name: &str| variable(name, read);
     let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
     entries.extend(accelerate(&variable)?);
     Ok(Layer { authority: Authority::MustAgree, entries })
 }
 
-/// How many ranks there are: what a launcher says that started this one (see [`Launched`]); else WORLD_SIZE or
-/// NPROC_PER_NODE says how many to start.
+/// What a variable says, if it says anything.
+pub fn variable(name: &str, read: &Read<'_>) -> Option<Field> {
+    let text = read(name).filter(|value| !value.trim().is_empty())?;
+    let value = said_by(name, text.trim());
+    let place = Place { bytes: 0..name.len(), source: value.place.source.clone() };
+    Some(Field { name: name.to_owned(), place, value })
+}
+
+/// A value that the environment says, by a variable or in another way that has a name.
+pub fn said_by(name: &str, value: &str) -> Node {
+    let text = format!("{name}={value}");
+    let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+    Node::scalar(value, Place { bytes: name.len() + 1..source.text.len(), source })
+}
+
+/// A value as the number of ranks.
+pub fn number_of_ranks(value: Node) -> Entry {
+    Entry { key: "num_processes".to_owned(), inner: None, place: value.place.clone(), value }
+}
+
+/// How many ranks there are: what a launcher says that started this one (see [`Launched`]), else WORLD_SIZE.
 fn ranks(read: &Read<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
     let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
         Some(field) => Problem::new(error.to_string()).at(&field.value.place, "from the launcher"),
@@ -55,17 +67,7 @@ fn ranks(read: &Read<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Op
         Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
         Err(error) => return Err(Problem::new(error.to_string())),
     };
-    if ranks.is_none()
-        && let Some(nodes) = variable("NNODES")
-        && nodes.value.place.text().trim() != "1"
-    {
-        return Err(Problem::new("training on several machines is not supported yet")
-            .at(&nodes.value.place, "more than one machine")
-            .help("unset NNODES"));
-    }
-    let entry =
-        |Field { place, value, .. }| Entry { key: "num_processes".to_owned(), inner: None, place, value };
-    Ok(ranks.or_else(|| variable("NPROC_PER_NODE")).map(entry))
+    Ok(ranks.map(|field| number_of_ranks(field.value)))
 }
 
 /// What Accelerate's launcher says.

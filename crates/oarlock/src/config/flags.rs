@@ -200,8 +200,9 @@ impl Flags {
 fn takes(key: &Key, next: &str) -> bool {
     match key.kind {
         Kind::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
-        // A negative number is a value; another word that begins like a flag is one.
-        _ => !next.starts_with('-') || next.parse::<f64>().is_ok(),
+        // A negative number is a value, and so are words with a blank between them; another word that begins like a
+        // flag is one.
+        _ => !next.starts_with('-') || next.contains(' ') || next.parse::<f64>().is_ok(),
     }
 }
 

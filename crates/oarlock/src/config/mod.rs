@@ -6,6 +6,7 @@
 
 pub mod accelerate;
 pub mod build;
+mod checks;
 pub mod dialect;
 pub mod environment;
 pub mod explain;
@@ -45,18 +46,19 @@ pub use written::Arguments;
 /// The configuration of `oarlock train FILE.yaml key=value …`; `environment` looks up a variable.
 ///
 /// # Errors
-/// Everything that is wrong, all at once.
+/// Everything that is wrong or not there, all at once.
 pub fn train_config(
     arguments: &Arguments,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<TrainConfig, Problems> {
-    train_config_of(arguments.layers()?, environment)
+    train_config_of(arguments.layers()?, environment)?.complete()
 }
 
 /// The configuration that layers of settings say together, later ones over earlier ones, and then the environment.
+/// It may ask for what is not there: see [`TrainConfig::missing`].
 ///
 /// # Errors
-/// Everything that is wrong, all at once.
+/// Everything that is wrong, all at once, and then also what is not there.
 pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
@@ -72,7 +74,6 @@ pub fn train_config_of(
     let (mut settings, mut problems) = resolve::resolve(&layers);
     problems.append(refused);
     let dialects = dialect::read(&mut settings, &mut problems);
-    resolve::refuse(&mut settings, &mut problems);
     let mut config = build::build(settings, dialects, problems)?;
     dialect::auto::tell(&mut config);
     Ok(config)

@@ -9,7 +9,8 @@ use oarlock_tensor::ops::optimizer::Rule;
 use super::dialect::Dialects;
 use super::keys::{Group, Status};
 use super::monitor::MonitorArgs;
-use super::resolve::{Setting, Settings};
+use super::problem::{Problem, Problems};
+use super::resolve::{self, Setting, Settings};
 use super::shape::ScheduleArgs;
 use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::source::Origin;
@@ -269,6 +270,24 @@ impl TrainConfig {
     /// Where the value of a key comes from; `None` for an unknown key.
     pub fn origin(&self, name: &str) -> Option<&Origin> {
         self.settings.iter().find(|setting| setting.key.name == name).map(|setting| &setting.origin)
+    }
+
+    /// A problem of the keys with these names, at the places at which they are written.
+    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
+        self.settings.problem(message, names)
+    }
+
+    /// What is asked for and is not there: the configuration can be shown, but not run.
+    pub fn missing(&self) -> Problems {
+        resolve::missing(&self.settings)
+    }
+
+    /// The configuration, if all that it asks for is there.
+    ///
+    /// # Errors
+    /// What is not there.
+    pub fn complete(self) -> Result<Self, Problems> {
+        self.missing().into_result(|| self)
     }
 
     /// What somebody wrote although it changes nothing here, each with the reason.

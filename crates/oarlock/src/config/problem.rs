@@ -164,6 +164,12 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
+impl FromIterator<Problem> for Problems {
+    fn from_iter<T: IntoIterator<Item = Problem>>(problems: T) -> Self {
+        Problems(problems.into_iter().collect())
+    }
+}
+
 impl From<Problem> for Problems {
     fn from(problem: Problem) -> Self {
         Problems(vec![problem])

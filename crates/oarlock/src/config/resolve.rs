@@ -191,16 +191,24 @@ pub fn add(layer: &Layer, settings: &mut Settings, problems: &mut Problems) {
 /// file asks for in vain.
 pub fn refuse(settings: &mut Settings, problems: &mut Problems) {
     for setting in &mut settings.0 {
-        if let Status::Later(reason) | Status::Only(reason) = setting.key.status
-            && let Origin::Written(place) = &setting.origin
-            && !setting.broken
-            && !changes_nothing(setting.key, &setting.value)
-        {
-            let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
-            problems.push(Problem::new(message).at(place, "").help(reason));
+        if let Some(problem) = absent(setting) {
+            problems.push(problem);
             setting.broken = true;
         }
     }
+}
+
+/// What was written and is not there, without refusing it: it can be shown, but not run.
+pub fn missing(settings: &Settings) -> Problems {
+    settings.iter().filter_map(absent).collect()
+}
+
+fn absent(setting: &Setting) -> Option<Problem> {
+    let (Status::Later(reason) | Status::Only(reason)) = setting.key.status else { return None };
+    let place =
+        setting.place().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
+    let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
+    Some(Problem::new(message).at(place, "").help(reason))
 }
 
 fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {

@@ -1,5 +1,5 @@
-//! THE table: every key that a training YAML of LLaMA-Factory for `stage: pt` can hold, and our own, each declared
-//! once. Help, `docs/keys.md`, checks and nearest names all read it.
+//! THE table: every key that a training YAML of LLaMA-Factory for `stage: pt` can hold, those of its other stages by
+//! which a file is still read whole, and our own, each declared once. Help, `docs/keys.md`, checks and nearest names all read it.
 
 use super::keys::Group::{Data, Eval, Log, Method, Model, Optimizer, Ranks, Save, Train};
 use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, MapOrPath, Path, Steps, Text};
@@ -185,6 +185,24 @@ pub const KEYS: &[Key] = &[
     key(Method, Bool, "use_dora", "false", Later("adapters are not there"), "Weight-decomposed LoRA"),
     key(Method, Bool, "pissa_init", "false", Later("adapters are not there"), "Start LoRA from singular vectors"),
     key(Method, Float(NotNegative), "loraplus_lr_ratio", "", Later("adapters are not there"), "Learning-rate ratio of LoRA+"),
+    key(Method, Float(NotNegative), "pref_beta", "0.1", NoEffect("no preferences are trained"), "Beta of preference losses"),
+    key(Method, Float(NotNegative), "pref_ftx", "0", NoEffect("no preferences are trained"), "Weight of the supervised loss in stage dpo"),
+    key(Method, Choice(&["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"]), "pref_loss", "sigmoid", NoEffect("no preferences are trained"), "Loss of stage dpo"),
+    key(Method, Float(NotNegative), "pref_bco_weight", "0", NoEffect("no preferences are trained"), "Weight of the classifier loss in stage dpo"),
+    key(Method, Float(BelowOne), "dpo_label_smoothing", "0", NoEffect("no preferences are trained"), "Label smoothing of stage dpo"),
+    key(Method, Float(NotNegative), "simpo_gamma", "0.5", NoEffect("no preferences are trained"), "Margin of SimPO"),
+    key(Method, Float(NotNegative), "kto_chosen_weight", "1", NoEffect("no preferences are trained"), "Weight of wanted answers in stage kto"),
+    key(Method, Float(NotNegative), "kto_rejected_weight", "1", NoEffect("no preferences are trained"), "Weight of unwanted answers in stage kto"),
+    key(Method, Int(1), "ppo_epochs", "4", NoEffect("no reward is trained on"), "Passes over a buffer in stage ppo"),
+    key(Method, Int(1), "ppo_buffer_size", "1", NoEffect("no reward is trained on"), "Size of the buffer in stage ppo"),
+    key(Method, Float(NotNegative), "ppo_target", "6", NoEffect("no reward is trained on"), "Target of the divergence in stage ppo"),
+    key(Method, Bool, "ppo_score_norm", "false", NoEffect("no reward is trained on"), "Normalise scores in stage ppo"),
+    key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("no reward is trained on"), "Whiten rewards in stage ppo"),
+    key(Method, Path, "ref_model", "", NoEffect("no preferences are trained"), "Reference model of stages dpo and ppo"),
+    key(Method, Path, "reward_model", "", NoEffect("no reward is trained on"), "Reward model of stage ppo"),
+    key(Method, Choice(&["lora", "full", "api"]), "reward_model_type", "lora", NoEffect("no reward is trained on"), "Kind of the reward model"),
+    key(Method, Int(0), "pissa_iter", "16", NoEffect("no adapter is trained"), "Steps of PiSSA"),
+    key(Method, Bool, "pissa_convert", "false", NoEffect("no adapter is trained"), "Turn PiSSA into LoRA at the end"),
     key(Method, Int(2), "quantization_bit", "", Later("quantized training is not there"), "Bits of quantized weights"),
     key(Method, Text, "quantization_method", "bnb", NoEffect("nothing is quantized"), "Method of quantization"),
     key(Method, Choice(&["fp4", "nf4"]), "quantization_type", "nf4", NoEffect("nothing is quantized"), "Data type of quantization"),

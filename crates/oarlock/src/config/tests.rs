@@ -25,7 +25,7 @@ pub(super) fn train(
         |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
     let mut layers = vec![file];
     layers.extend(arguments.layers()?);
-    train_config_of(layers, &look_up)
+    train_config_of(layers, &look_up)?.complete()
 }
 
 pub(super) fn good(text: &str) -> TrainConfig {
@@ -157,12 +157,10 @@ fn the_environment_says_how_many_ranks() {
         let config = train(&format!("{MINIMUM}{text}"), &[], environment).unwrap();
         (config.ranks.num_processes, config.origin("num_processes").unwrap().to_string())
     };
-    assert_eq!(ranks("", &[("NPROC_PER_NODE", "3")]), (3, "NPROC_PER_NODE".to_owned()));
-    assert_eq!(ranks("", &[("WORLD_SIZE", "4"), ("NPROC_PER_NODE", "2")]), (4, "WORLD_SIZE".to_owned()));
+    assert_eq!(ranks("", &[("WORLD_SIZE", "4")]), (4, "WORLD_SIZE".to_owned()));
     assert_eq!(ranks("num_processes: \"2\"", &[("WORLD_SIZE", "2")]), (2, "t.yaml:4".to_owned()));
-    assert_eq!(ranks("num_processes: 2", &[("NPROC_PER_NODE", "")]), (2, "t.yaml:4".to_owned()));
-    assert_eq!(ranks("", &[("NNODES", "1")]), (1, "default".to_owned()));
-    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3"), ("NPROC_PER_NODE", "2")];
+    assert_eq!(ranks("num_processes: 2", &[("WORLD_SIZE", " ")]), (2, "t.yaml:4".to_owned()));
+    let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3")];
     assert_eq!(ranks("", &open_mpi), (3, "OMPI_COMM_WORLD_SIZE".to_owned()));
 }
 

@@ -69,22 +69,40 @@ impl Job {
         Ok(Job { words, launch, program, notes, dry_run, print_config })
     }
 
+    /// Says what is known before anything is started, and whether it is to be started.
+    ///
+    /// # Errors
+    /// What is missing to run it, unless it is only to be shown.
+    pub(crate) fn examine(&self) -> Result<bool, Failure> {
+        if !launch::is_rank() {
+            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+        }
+        let shown = self.dry_run || self.print_config;
+        if let Program::Training(config) = &self.program {
+            if shown {
+                say(&config.table())?;
+            }
+            let mut missing = self.missing(config);
+            let can_run = missing.is_empty();
+            missing.append(paths::check(config).err().unwrap_or_default());
+            if can_run || !shown {
+                // What cannot be run here can still be shown.
+                missing.into_result(|| ()).map_err(Failure::Problems)?;
+            } else {
+                missing.iter().for_each(|one| tell(&format!("missing to run it: {}\n", one.line())));
+            }
+        }
+        Ok(!shown)
+    }
+
     /// Runs it; `started` is when this process began.
     pub(crate) fn run(&self, started: SystemTime) -> Outcome {
         let is_rank = launch::is_rank();
-        if !is_rank {
-            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
-        }
-        if let Program::Training(config) = &self.program {
-            if self.print_config {
-                say(&config.table())?;
-            }
-            paths::check(config).map_err(Failure::Problems)?;
-        }
+        let examined = self.examine();
         if self.dry_run && !is_rank {
             say(&self.outline())?;
         }
-        if self.dry_run || self.print_config {
+        if !examined? {
             return Ok(());
         }
         match &self.program {
@@ -111,36 +129,26 @@ impl Job {
 }
 
 impl Job {
-    /// What would be started, with the environment of each rank of each machine: what all have in common, then what
-    /// differs.
+    /// What it takes to run a training that is not there.
+    pub(crate) fn missing(&self, config: &TrainConfig) -> Problems {
+        let mut missing = config.missing();
+        if self.launch.machines() > 1 {
+            let message =
+                format!("a training of ours on {} machines is not supported yet", self.launch.machines());
+            let help = "ranks of one training meet in the shared memory of one machine; start all of them on one, or \
+                        let this launcher start a program of yours";
+            missing.push(config.problem(message, &["num_processes"]).help(help));
+        }
+        missing
+    }
+
+    /// What would be started.
     fn outline(&self) -> String {
         let command = match &self.program {
             Program::Training(_) => format!("oarlock {}", self.words.join(" ")),
             Program::Command(argv) => argv.join(" "),
         };
-        let first = self.launch.place(0, 0);
-        let (machines, ranks) = (first.local_ranks.len(), first.world_size());
-        let places = || {
-            let of = |node| (0..first.local_ranks[node]).map(move |local| self.launch.place(node, local));
-            (0..machines).flat_map(of)
-        };
-        let all: Vec<_> = places().map(|place| environment::variables(&self.launch, &place)).collect();
-        let same = |name: &str, value: &str| {
-            all.iter().all(|one| one.iter().any(|(other, other_value)| other == name && other_value == value))
-        };
-        let line = |keep: &dyn Fn(&str, &str) -> bool, variables: &[(String, String)]| {
-            let kept = variables.iter().filter(|(name, value)| keep(name, value));
-            kept.map(|(name, value)| format!(" {name}={value}")).collect::<String>()
-        };
-        let mut out = format!("would start {ranks} rank(s) on {machines} machine(s): {command}\n");
-        if let Some(variables) = all.first() {
-            out.push_str(&format!("  every rank:{}\n", line(&same, variables)));
-        }
-        for (place, variables) in places().zip(&all).filter(|_| ranks > 1) {
-            let own = line(&|name, value| !same(name, value), variables);
-            out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
-        }
-        out
+        format!("{}: {command}\n{}", would_start(&self.launch), ranks(&|_| self.launch.clone()))
     }
 }
 
@@ -161,6 +169,40 @@ fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Err
         config.save.resume = Resume::From(own.path);
     }
     Ok(config)
+}
+
+/// How many ranks a launch starts.
+pub(crate) fn would_start(launch: &Launch) -> String {
+    let first = launch.place(0, 0);
+    format!("would start {} rank(s) on {} machine(s)", first.world_size(), first.local_ranks.len())
+}
+
+/// The environment of each rank of each machine, given the launch of a machine: what all have in common, then what
+/// differs.
+pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
+    let first = launch_of(0).place(0, 0);
+    let mut all = Vec::new();
+    for (node, local_ranks) in first.local_ranks.iter().enumerate() {
+        let launch = launch_of(node);
+        let places = (0..*local_ranks).map(|local| launch.place(node, local));
+        all.extend(places.map(|place| (environment::variables(&launch, &place), place)));
+    }
+    let same = |name: &str, value: &str| {
+        all.iter().all(|(one, _)| one.iter().any(|(other, its)| other == name && its == value))
+    };
+    let line = |keep: &dyn Fn(&str, &str) -> bool, variables: &[(String, String)]| {
+        let kept = variables.iter().filter(|(name, value)| keep(name, value));
+        kept.map(|(name, value)| format!(" {name}={value}")).collect::<String>()
+    };
+    let mut out = String::new();
+    if let Some((variables, _)) = all.first() {
+        out.push_str(&format!("  every rank:{}\n", line(&same, variables)));
+    }
+    for (variables, place) in all.iter().filter(|_| all.len() > 1) {
+        let own = line(&|name, value| !same(name, value), variables);
+        out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
+    }
+    out
 }
 
 /// What to say where GPUs are asked for and the machine has none (or fewer).

@@ -2,7 +2,9 @@
 //! training that is meant, where it is one of ours.
 
 mod accelerate;
+pub mod deepspeed;
 pub mod job;
+pub mod llamafactory;
 pub mod minimind;
 pub mod script;
 pub mod torchrun;
@@ -38,6 +40,21 @@ pub const ALL: &[FrontEnd] = &[
         names: &["torchrun"],
         about: "Start a program as ranks, as torch's launcher does",
         run: torchrun::run,
+    },
+    FrontEnd {
+        names: &["deepspeed", "ds", "deepspeed.pt"],
+        about: "Start a program on the machines of a hostfile, as DeepSpeed's launcher does",
+        run: deepspeed::run,
+    },
+    FrontEnd {
+        names: &["ds_report", "dsr"],
+        about: "Say which ops this machine has, as ds_report does",
+        run: deepspeed::report,
+    },
+    FrontEnd {
+        names: &["llamafactory-cli", "lmf"],
+        about: "Train as LLaMA-Factory's command does",
+        run: llamafactory::run,
     },
 ];
 

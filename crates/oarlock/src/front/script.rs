@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use crate::config::written::{self, Layer};
-use crate::config::{Problem, Problems, Words};
+use crate::config::written::{self, Entry, Layer};
+use crate::config::yaml::Data;
+use crate::config::{Arguments, Problem, Problems, Words};
 use crate::front::minimind;
 
 /// What is to be started.
@@ -88,13 +89,43 @@ fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
 /// # Errors
 /// If a word is neither, or the file cannot be read.
 pub fn llama_factory(words: &Words) -> Result<Training, Problems> {
-    let arguments = written::arguments(words)?;
+    training(&written::arguments(words)?)
+}
+
+/// The training that arguments describe.
+///
+/// # Errors
+/// If the file cannot be read, or DeepSpeed is asked for without its configuration.
+pub fn training(arguments: &Arguments) -> Result<Training, Problems> {
+    let mut layers = arguments.layers()?;
+    for layer in &mut layers {
+        join_deepspeed_flags(layer)?;
+    }
     Ok(Training {
-        layers: arguments.layers()?,
+        layers,
         notes: Vec::new(),
         dry_run: arguments.dry_run,
         print_config: arguments.print_config,
     })
+}
+
+/// Scripts of DeepSpeed take `--deepspeed --deepspeed_config FILE`; our key says both in one.
+fn join_deepspeed_flags(layer: &mut Layer) -> Result<(), Problem> {
+    let is_switch = |entry: &Entry| {
+        entry.key == "deepspeed" && matches!(&entry.value.data, Data::Scalar { text, .. } if text == "true")
+    };
+    let has_file = layer.entries.iter().any(|entry| entry.key == "deepspeed_config");
+    if let Some(switch) = layer.entries.iter().find(|entry| is_switch(entry))
+        && !has_file
+    {
+        return Err(Problem::new("`--deepspeed` names no configuration")
+            .at(&switch.place, "")
+            .help("write `--deepspeed FILE.json`, or `--deepspeed --deepspeed_config FILE.json`"));
+    }
+    layer.entries.retain(|entry| !is_switch(entry));
+    let named = layer.entries.iter_mut().filter(|entry| entry.key == "deepspeed_config");
+    named.for_each(|entry| entry.key = "deepspeed".to_owned());
+    Ok(())
 }
 
 /// The Python that runs scripts: the one that PYTHON_EXEC names, as in torchrun, else the first in PATH.

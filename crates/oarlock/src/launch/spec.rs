@@ -161,6 +161,14 @@ impl Launch {
         }
     }
 
+    /// The machines, as many as may come.
+    pub fn machines(&self) -> usize {
+        match &self.nodes {
+            Nodes::Static { ranks, .. } => ranks.len(),
+            Nodes::Elastic { count, .. } => *count.end(),
+        }
+    }
+
     /// The place of a rank of a machine in the first round, as far as it is known before the machines have met: of
     /// an elastic run as if the fewest machines came, all like this one.
     pub fn place(&self, node_rank: usize, local_rank: usize) -> Place {

@@ -43,14 +43,8 @@ fn wrong_arguments_and_environment_are_named() {
         (
             "",
             &[],
-            &[("NPROC_PER_NODE", "gpu")],
-            "NPROC_PER_NODE: `num_processes` takes a whole number, at least 1, not `gpu` (the default is 1)",
-        ),
-        (
-            "",
-            &[],
-            &[("NNODES", "2")],
-            "NNODES: training on several machines is not supported yet (unset NNODES)",
+            &[("WORLD_SIZE", "gpu")],
+            "WORLD_SIZE: `num_processes` takes a whole number, at least 1, not `gpu` (the default is 1)",
         ),
     ] {
         assert_eq!(bad(text, words, environment), expected, "{text} {words:?}");

@@ -1,0 +1,295 @@
+//! What LLaMA-Factory forbids between its keys, of all stages and methods, so that a file is checked whole although not
+//! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
+//! with ZeRO-3, neat packing before stage sft.
+
+use super::dialect::Dialects;
+use super::problem::Problems;
+use super::resolve::Settings;
+use super::value::Value;
+
+/// Keys that cannot be written together.
+struct Rule {
+    /// The keys; the first is the one to change.
+    keys: &'static [&'static str],
+    /// Whether they stand so that they cannot.
+    broken: fn(&Asked) -> bool,
+    /// What is wrong.
+    message: &'static str,
+    /// What to do.
+    help: &'static str,
+}
+
+/// What is asked for.
+struct Asked<'s> {
+    settings: &'s Settings,
+    /// The stage of the DeepSpeed configuration, where there is one.
+    zero: Option<i64>,
+}
+
+impl Asked<'_> {
+    fn on(&self, name: &str) -> bool {
+        self.settings.bool(name)
+    }
+
+    fn said(&self, name: &str) -> bool {
+        self.settings.said(name).is_some()
+    }
+
+    fn is(&self, name: &str, one_of: &[&str]) -> bool {
+        self.settings.text(name).is_some_and(|text| one_of.contains(&text.as_str()))
+    }
+
+    fn sft(&self) -> bool {
+        self.is("stage", &["sft"])
+    }
+
+    fn predicts(&self) -> bool {
+        self.on("do_predict") || self.on("predict_with_generate")
+    }
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        keys: &["adapter_name_or_path", "finetuning_type"],
+        broken: |asked| asked.said("adapter_name_or_path") && !asked.is("finetuning_type", &["lora"]),
+        message: "an adapter is of finetuning_type lora only",
+        help: "write `finetuning_type: lora`, or remove adapter_name_or_path",
+    },
+    Rule {
+        keys: &["quantization_bit", "finetuning_type"],
+        broken: |asked| asked.said("quantization_bit") && !asked.is("finetuning_type", &["lora", "oft"]),
+        message: "quantized weights can only be trained through adapters",
+        help: "write `finetuning_type: lora` or `oft`, or remove quantization_bit",
+    },
+    Rule {
+        keys: &["pissa_init", "quantization_bit"],
+        broken: |asked| asked.said("quantization_bit") && asked.on("pissa_init"),
+        message: "PiSSA begins with singular vectors of weights that are not quantized",
+        help: "remove pissa_init, or make its adapter before quantizing",
+    },
+    Rule {
+        keys: &["resize_vocab", "quantization_bit"],
+        broken: |asked| asked.said("quantization_bit") && asked.on("resize_vocab"),
+        message: "a quantized embedding cannot be resized",
+        help: "remove resize_vocab or quantization_bit",
+    },
+    Rule {
+        keys: &["create_new_adapter", "quantization_bit"],
+        broken: |asked| {
+            asked.said("quantization_bit")
+                && asked.said("adapter_name_or_path")
+                && asked.on("create_new_adapter")
+        },
+        message: "a new adapter cannot be begun upon a quantized model with another one",
+        help: "remove create_new_adapter, or merge the first adapter into the model",
+    },
+    Rule {
+        keys: &["fp8", "quantization_bit"],
+        broken: |asked| asked.said("quantization_bit") && asked.on("fp8"),
+        message: "`fp8` and `quantization_bit` exclude each other",
+        help: "keep one of them",
+    },
+    Rule {
+        keys: &["predict_with_generate", "stage"],
+        broken: |asked| !asked.sft() && asked.on("predict_with_generate"),
+        message: "`predict_with_generate` belongs to stage sft",
+        help: "remove it",
+    },
+    Rule {
+        keys: &["train_on_prompt", "stage"],
+        broken: |asked| !asked.sft() && asked.on("train_on_prompt"),
+        message: "`train_on_prompt` belongs to stage sft",
+        help: "remove it; stage pt learns every token",
+    },
+    Rule {
+        keys: &["mask_history", "stage"],
+        broken: |asked| !asked.sft() && asked.on("mask_history"),
+        message: "`mask_history` belongs to stage sft",
+        help: "remove it; stage pt has no turns",
+    },
+    Rule {
+        keys: &["train_on_prompt", "mask_history"],
+        broken: |asked| asked.sft() && asked.on("train_on_prompt") && asked.on("mask_history"),
+        message: "`train_on_prompt` and `mask_history` exclude each other",
+        help: "keep one of them",
+    },
+    Rule {
+        keys: &["do_predict"],
+        broken: |asked| asked.sft() && asked.on("do_predict") && !asked.on("predict_with_generate"),
+        message: "`do_predict` without `predict_with_generate` would keep no answers",
+        help: "write `predict_with_generate: true`, too",
+    },
+    Rule {
+        keys: &["predict_with_generate", "compute_accuracy"],
+        broken: |asked| asked.on("predict_with_generate") && asked.on("compute_accuracy"),
+        message: "`predict_with_generate` and `compute_accuracy` exclude each other",
+        help: "keep one of them",
+    },
+    Rule {
+        keys: &["predict_with_generate", "deepspeed"],
+        broken: |asked| asked.on("predict_with_generate") && asked.zero == Some(3),
+        message: "`predict_with_generate` does not go with ZeRO-3",
+        help: "write stage 2, or generate after the training",
+    },
+    Rule {
+        keys: &["do_predict", "predict_with_generate", "eval_dataset"],
+        broken: |asked| {
+            asked.predicts() && !asked.said("eval_dataset") && asked.settings.f64("val_size") == 0.0
+        },
+        message: "there is nothing to predict on",
+        help: "write `eval_dataset: …` or `val_size: 0.01`",
+    },
+    Rule {
+        keys: &["load_best_model_at_end", "stage"],
+        broken: |asked| asked.is("stage", &["rm", "ppo"]) && asked.on("load_best_model_at_end"),
+        message: "stages rm and ppo know no best model",
+        help: "remove load_best_model_at_end",
+    },
+    Rule {
+        keys: &["do_train", "stage"],
+        broken: |asked| asked.is("stage", &["ppo"]) && !asked.on("do_train"),
+        message: "stage ppo cannot only evaluate",
+        help: "evaluate with stage sft",
+    },
+    Rule {
+        keys: &["shift_attn", "stage"],
+        broken: |asked| asked.is("stage", &["ppo"]) && asked.on("shift_attn"),
+        message: "stage ppo does not go with shifted sparse attention",
+        help: "remove shift_attn",
+    },
+    Rule {
+        keys: &["streaming", "max_steps"],
+        broken: |asked| asked.on("streaming") && asked.settings.int("max_steps") <= 0,
+        message: "a stream has no length: `max_steps` is needed",
+        help: "write `max_steps: …`, or remove streaming",
+    },
+    Rule {
+        keys: &["max_samples", "streaming"],
+        broken: |asked| asked.on("streaming") && asked.said("max_samples"),
+        message: "`max_samples` and `streaming` exclude each other",
+        help: "write max_steps instead of max_samples",
+    },
+    Rule {
+        keys: &["val_size", "streaming"],
+        broken: |asked| {
+            let held_out = asked.settings.f64("val_size");
+            asked.on("streaming") && held_out > 0.0 && held_out < 1.0
+        },
+        message: "a share of a stream cannot be held out",
+        help: "write `val_size` as a number of records",
+    },
+    Rule {
+        keys: &["pissa_init", "deepspeed"],
+        broken: |asked| asked.on("pissa_init") && asked.zero == Some(3),
+        message: "PiSSA needs whole weights, and ZeRO-3 divides them",
+        help: "write stage 2, or make its adapter beforehand",
+    },
+    Rule {
+        keys: &["pure_bf16", "deepspeed"],
+        broken: |asked| asked.on("pure_bf16") && asked.zero == Some(3),
+        message: "`pure_bf16` does not go with ZeRO-3",
+        help: "write `bf16: true` instead",
+    },
+    Rule {
+        keys: &["use_galore", "use_apollo", "deepspeed"],
+        broken: |asked| asked.zero.is_some() && (asked.on("use_galore") || asked.on("use_apollo")),
+        message: "GaLore and APOLLO do not go with DeepSpeed",
+        help: "remove them, or the key deepspeed",
+    },
+];
+
+/// Reports the rules that are broken. Their keys then count as reported.
+pub(super) fn between(settings: &mut Settings, dialects: &Dialects, problems: &mut Problems) {
+    let zero = dialects.deepspeed.as_ref().map(|block| block.settings.int("zero_optimization.stage"));
+    let asked = Asked { settings, zero };
+    let broken: Vec<&Rule> = RULES.iter().filter(|rule| (rule.broken)(&asked)).collect();
+    for rule in broken {
+        problems.push(settings.problem(rule.message, rule.keys).help(rule.help));
+        for name in rule.keys {
+            if let Some(setting) = settings.get_mut(name)
+                && matches!(setting.value, Value::Bool(true))
+            {
+                setting.broken = true;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MINIMUM, good, train};
+    use super::*;
+
+    /// The rules that a text breaks, by their numbers.
+    fn broken(text: &str) -> Vec<usize> {
+        let told = match train(&format!("{MINIMUM}{text}"), &[], &[]) {
+            Ok(_) => return Vec::new(),
+            Err(problems) => problems.to_string(),
+        };
+        (0..RULES.len()).filter(|i| told.contains(RULES[*i].message)).collect()
+    }
+
+    #[test]
+    fn every_rule_is_told_where_it_is_broken_and_only_there() {
+        const ZERO3: &str = "deepspeed: {zero_optimization: {stage: 3}}\n";
+        let eval = "eval_dataset: e\nstage: sft\n";
+        let mut seen = Vec::new();
+        for (text, expected) in [
+            ("adapter_name_or_path: a", &["adapter_name_or_path"][..]),
+            ("adapter_name_or_path: a\nfinetuning_type: lora", &[]),
+            ("quantization_bit: 4", &["quantization_bit"]),
+            ("quantization_bit: 4\nfinetuning_type: oft", &[]),
+            ("quantization_bit: 4\nfinetuning_type: lora\npissa_init: true", &["pissa_init"]),
+            ("quantization_bit: 4\nfinetuning_type: lora\nresize_vocab: true", &["resize_vocab"]),
+            (
+                "quantization_bit: 4\nfinetuning_type: lora\nadapter_name_or_path: a\ncreate_new_adapter: true",
+                &["create_new_adapter"],
+            ),
+            ("quantization_bit: 4\nfinetuning_type: lora\nfp8: true", &["fp8"]),
+            ("eval_dataset: e\npredict_with_generate: true", &["predict_with_generate"]),
+            ("train_on_prompt: true", &["train_on_prompt"]),
+            ("mask_history: true", &["mask_history"]),
+            ("stage: sft\nmask_history: true", &[]),
+            ("stage: sft\nmask_history: true\ntrain_on_prompt: true", &["train_on_prompt"]),
+            (&format!("{eval}do_predict: true"), &["do_predict"]),
+            (&format!("{eval}do_predict: true\npredict_with_generate: true"), &[]),
+            (
+                &format!("{eval}predict_with_generate: true\ncompute_accuracy: true"),
+                &["predict_with_generate"],
+            ),
+            (&format!("{eval}{ZERO3}predict_with_generate: true"), &["predict_with_generate"]),
+            ("stage: sft\npredict_with_generate: true", &["do_predict"]),
+            ("stage: rm\nload_best_model_at_end: true", &["load_best_model_at_end"]),
+            ("eval_dataset: e\nstage: ppo\ndo_train: false", &["do_train"]),
+            ("stage: ppo\nshift_attn: true", &["shift_attn"]),
+            ("streaming: true", &["streaming"]),
+            ("streaming: true\nmax_steps: 5\nmax_samples: 3", &["max_samples"]),
+            ("streaming: true\nmax_steps: 5\nval_size: 0.1", &["val_size"]),
+            ("streaming: true\nmax_steps: 5\nval_size: 10", &[]),
+            (&format!("{ZERO3}pissa_init: true\nfinetuning_type: lora"), &["pissa_init"]),
+            (&format!("{ZERO3}pure_bf16: true"), &["pure_bf16"]),
+            ("deepspeed: {}\nuse_galore: true", &["use_galore"]),
+            ("use_galore: true", &[]),
+        ] {
+            let broken = broken(text);
+            assert_eq!(broken.iter().map(|i| RULES[*i].keys[0]).collect::<Vec<_>>(), expected, "{text}");
+            seen.extend(broken);
+        }
+        assert!((0..RULES.len()).all(|i| seen.contains(&i)), "{seen:?}");
+    }
+
+    #[test]
+    fn all_are_told_at_once_and_each_key_once() {
+        let problems =
+            train(&format!("{MINIMUM}streaming: true\nmax_samples: 3\ntrain_on_prompt: true\n"), &[], &[])
+                .unwrap_err();
+        assert_eq!(problems.len(), 3, "{problems}");
+        assert!(!problems.to_string().contains("not supported yet"), "{problems}");
+    }
+
+    #[test]
+    fn what_is_no_restriction_here_is_none() {
+        good("neat_packing: true");
+        good("use_unsloth: true\ndeepspeed: {zero_optimization: {stage: 3}}");
+    }
+}

@@ -1,0 +1,85 @@
+//! The hostfile: a line `NAME slots=N` for each machine.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::config::Problem;
+use crate::config::source::{Place, Source, SourceKind};
+
+/// Machines with their slots, in the order of the file.
+pub type Pool = Vec<(String, usize)>;
+
+/// More slots than any machine has.
+const MOST_SLOTS: usize = 1 << 16;
+
+/// What is wrong with a hostfile.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A machine that stands twice.
+    #[error("the hostfile names `{0}` twice")]
+    Twice(String),
+    /// A line of another form.
+    #[error("`{0}` is no machine of a hostfile")]
+    BadLine(String),
+    /// No machine at all.
+    #[error("the hostfile names no machine")]
+    Empty,
+}
+
+impl Error {
+    fn help(&self) -> &'static str {
+        match self {
+            Error::Twice(_) => "write one line for each machine, with all of its slots",
+            Error::BadLine(_) | Error::Empty => {
+                "write `NAME slots=N`, as in `worker-1 slots=4`; # begins a comment"
+            }
+        }
+    }
+}
+
+/// The machines of a text, or what is wrong with it and where.
+pub fn parse(text: &str) -> Result<Pool, (Error, Range<usize>)> {
+    let mut pool = Pool::new();
+    let mut start = 0;
+    for whole in text.split_inclusive('\n') {
+        let line = whole.trim();
+        let indent = whole.len() - whole.trim_start().len();
+        let place = start + indent..start + indent + line.len();
+        start += whole.len();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        match machine(line) {
+            None => return Err((Error::BadLine(line.to_owned()), place)),
+            Some((name, _)) if pool.iter().any(|(other, _)| other == name) => {
+                return Err((Error::Twice(name.to_owned()), place));
+            }
+            Some((name, slots)) => pool.push((name.to_owned(), slots)),
+        }
+    }
+    if pool.is_empty() { Err((Error::Empty, 0..0)) } else { Ok(pool) }
+}
+
+/// `NAME slots=N`, and whatever follows the number.
+fn machine(line: &str) -> Option<(&str, usize)> {
+    let (name, rest) = line.split_once(char::is_whitespace)?;
+    let number = rest.trim_start().strip_prefix("slots=")?;
+    let digits = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+    let slots = number[..digits].parse().ok().filter(|slots| *slots <= MOST_SLOTS)?;
+    Some((name, slots))
+}
+
+/// The machines of a file; `None` if there is none.
+pub fn read(path: &Path) -> Result<Option<Pool>, Problem> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Problem::new(format!("cannot read the hostfile `{name}`: {error}")))?;
+    parse(&text).map(Some).map_err(|(error, bytes)| {
+        let source = Arc::new(Source { kind: SourceKind::File, name, text });
+        Problem::new(error.to_string()).at(&Place { source, bytes }, "").help(error.help())
+    })
+}

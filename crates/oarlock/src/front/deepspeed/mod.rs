@@ -1,0 +1,382 @@
+//! `deepspeed`: starts a program, or a training of ours, on this machine or on those of a hostfile, as DeepSpeed's
+//! launcher does; and `ds_report`.
+
+mod exports;
+pub mod filter;
+mod flags;
+pub mod hostfile;
+mod launch;
+mod multinode;
+mod remote;
+mod report;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+pub use flags::FLAGS;
+pub(crate) use report::report;
+
+use self::exports::Machine;
+use self::filter::Slots;
+use self::hostfile::Pool;
+use self::launch::PidFile;
+use self::multinode::{Launcher, Start};
+use self::remote::Remote;
+use crate::config::environment;
+use crate::config::flags::Parsed;
+use crate::config::resolve::{self, Settings};
+use crate::config::source::Place;
+use crate::config::written::{Authority, Entry, Layer};
+use crate::config::{Problem, Problems, Words};
+use crate::console::{Failure, Outcome, say};
+use crate::front::job::{Job, too_few_gpus};
+use crate::front::script::{self, Call, Script};
+use crate::launch::devices::Devices;
+use crate::launch::is_rank;
+use crate::launch::spec::Master;
+
+/// What the words come to.
+enum Plan {
+    /// Ranks of this machine.
+    Here(Box<Job>),
+    /// Other machines.
+    Elsewhere(Box<Remote>),
+    /// This process becomes a rank.
+    Become(Vec<String>),
+}
+
+/// Runs `deepspeed`.
+pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
+    let mut problems = Problems::default();
+    let parsed = FLAGS.parse(&Words::new(words), &mut problems);
+    if parsed.help || words.is_empty() {
+        say(&FLAGS.help())?;
+        return if parsed.help { Ok(()) } else { Err(Failure::Told(2)) };
+    }
+    let program = std::env::current_exe().map_err(crate::error::Error::io("find", "this program"))?;
+    let folder = std::env::current_dir().map_err(crate::error::Error::io("find", "the working directory"))?;
+    let machine = Machine {
+        // The list of visible GPUs is a filter of the slots, so all of them count first.
+        devices: Devices::here(None),
+        read: &|name| std::env::var(name).ok(),
+        variables: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        program: program.display().to_string(),
+        folder,
+        address: &address,
+    };
+    match plan(&parsed, words, problems, &machine).map_err(Failure::Problems)? {
+        Plan::Here(job) => {
+            let starts = !(is_rank() || job.dry_run || job.print_config);
+            let file = starts && parsed.settings.bool("save_pid");
+            let _file = file.then(PidFile::write).transpose()?;
+            job.run(started)
+        }
+        Plan::Elsewhere(remote) => remote.run(&machine),
+        Plan::Become(argv) => {
+            launch::become_program(&argv, launch::mpi_rank(machine.read).map_err(Failure::Problems)?)
+        }
+    }
+}
+
+/// The first address that a machine names, asked by ssh.
+fn address(host: &str, port: Option<i64>) -> Option<String> {
+    let mut command = Command::new("ssh");
+    if let Some(port) = port {
+        command.args(["-p", &port.to_string()]);
+    }
+    let output = command.args([host, "hostname", "-I"]).stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8(output.stdout).ok()?;
+    said.split_whitespace().next().filter(|_| output.status.success()).map(str::to_owned)
+}
+
+/// What the flags, the script and the machine come to; `problems` are those of the flags.
+fn plan(
+    parsed: &Parsed,
+    words: &[String],
+    mut problems: Problems,
+    machine: &Machine,
+) -> Result<Plan, Problems> {
+    let mut settings = parsed.settings.clone();
+    resolve::refuse(&mut settings, &mut problems);
+    let call = Call { module: settings.bool("module"), no_python: settings.bool("no_python") };
+    if call.module && call.no_python {
+        let problem =
+            settings.problem("`--module` and `--no_python` exclude each other", &["module", "no_python"]);
+        problems.push(problem.help("a module is run by Python; keep one of them"));
+    }
+    let script = match script::resolve(&parsed.rest, call, FLAGS.command) {
+        Ok(script) => Some(script),
+        Err(wrong) => {
+            problems.append(wrong);
+            None
+        }
+    };
+    let found = match settings.bool("mpi_rank") {
+        true => None,
+        false => match find(&mut settings, machine) {
+            Ok(found) => Some(found),
+            Err(problem) => {
+                problems.push(problem);
+                None
+            }
+        },
+    };
+    let launcher = Launcher::of(&settings).map_err(|problem| problems.push(problem)).ok();
+    let (Some(script), Some(launcher), true) = (script, launcher, problems.is_empty()) else {
+        return Err(problems);
+    };
+    match found {
+        None => Ok(Plan::Become(argv(&script, &parsed.rest, &machine.program))),
+        Some(found) => found.plan(parsed, &settings, words, script, launcher, machine),
+    }
+}
+
+/// A script as a program of its own.
+fn argv(script: &Script, words: &Words, program: &str) -> Vec<String> {
+    match script {
+        Script::Command(argv) => argv.clone(),
+        Script::Training(_) => {
+            let name = words.get(0).unwrap_or_default();
+            let command = if name.contains("train_pretrain") { "train_pretrain" } else { "train" };
+            let head = [program.to_owned(), command.to_owned()];
+            head.into_iter().chain(words.from(1).to_vec()).collect()
+        }
+    }
+}
+
+/// The machines and slots that are used.
+struct Found {
+    /// Those of the hostfile.
+    pool: Pool,
+    slots: Slots,
+    /// Whether there is a hostfile, or another list of machines.
+    listed: bool,
+    cpu: bool,
+    notes: Vec<String>,
+    /// What says the number of slots.
+    place: Place,
+}
+
+/// Finds the slots: of the list that another launcher made, of the hostfile, or of this machine.
+fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
+    let filter_text = |settings: &Settings, name: &str| settings.text(name).unwrap_or_default();
+    let mut cpu = settings.bool("cpu") || (machine.read)("DS_ACCELERATOR").is_some_and(|name| name == "cpu");
+    let mut notes = Vec::new();
+    if let Some(text) = settings.text("world_info") {
+        let slots =
+            filter::of_world(&text).map_err(|error| settings.problem(error.to_string(), &["world_info"]))?;
+        let pool = slots.iter().map(|(host, slots)| (host.clone(), slots.len())).collect();
+        let place = place(settings, &["world_info"], "the launcher");
+        return Ok(Found { pool, slots, listed: true, cpu, notes, place });
+    }
+    let path = filter_text(settings, "hostfile");
+    let hostfile = hostfile::read(Path::new(&path))?;
+    if hostfile.is_none() && settings.get("hostfile").is_written() {
+        notes.push(format!("there is no hostfile `{path}`, so this machine is used alone"));
+    }
+    let (num_nodes, num_gpus) = (settings.int("num_nodes"), settings.int("num_gpus"));
+    let filters = ["include", "exclude"];
+    if (num_nodes >= 0 || num_gpus >= 0) && filters.iter().any(|name| !filter_text(settings, name).is_empty())
+    {
+        let names = ["num_nodes", "num_gpus", "include", "exclude"];
+        let problem = settings.problem("--num_nodes and --num_gpus exclude --include and --exclude", &names);
+        return Err(problem.help("keep one kind of them"));
+    }
+    if num_gpus > MOST_SLOTS {
+        return Err(settings.problem(format!("no machine has {num_gpus} GPUs"), &["num_gpus"]));
+    }
+    let mut include = filter_text(settings, "include");
+    let exclude = filter_text(settings, "exclude");
+    let visible = (machine.read)("CUDA_VISIBLE_DEVICES").filter(|list| !list.is_empty());
+    if let (None, Some(list)) = (&hostfile, visible) {
+        if include.is_empty() && exclude.is_empty() && num_nodes <= 1 && num_gpus <= 0 {
+            include = format!("localhost:{list}");
+            notes.push(format!("CUDA_VISIBLE_DEVICES={list} counts as --include={include}"));
+        } else {
+            notes.push(format!(
+                "CUDA_VISIBLE_DEVICES={list} does not count where --include, --exclude, --num_gpus or --num_nodes \
+                 is written"
+            ));
+        }
+    }
+    let listed = hostfile.is_some();
+    let wrong = |settings: &Settings, error: filter::Error| {
+        let problem = settings.problem(error.to_string(), &filters);
+        match error {
+            filter::Error::Both | filter::Error::BadSpec(_) => {
+                problem.help("write NAME[:SLOT[,SLOT …]][@NAME…], as in worker-0@worker-1:0,2")
+            }
+            _ if listed => problem.help(format!("`{path}` lists the machines")),
+            _ => problem.help("without a hostfile there is `localhost` alone, with a slot for each GPU"),
+        }
+    };
+    let pool = match hostfile {
+        Some(pool) => pool,
+        None => {
+            if num_nodes > 1 {
+                let message =
+                    format!("{num_nodes} machines are asked for, and there is no hostfile `{path}`");
+                let problem = settings.problem(message, &["num_nodes"]);
+                return Err(
+                    problem.help("write `--hostfile FILE`, with a line `NAME slots=N` for each machine")
+                );
+            }
+            let specs = filter::specs(&include).map_err(|error| wrong(settings, error))?;
+            let named = specs.iter().flat_map(|(_, slots)| slots);
+            let asked = match usize::try_from(num_gpus) {
+                Ok(gpus @ 1..) => gpus,
+                _ => named.clone().count(),
+            };
+            let gpus = machine.devices.gpus;
+            if !cpu && (gpus == 0 && asked > 0 || num_gpus > gpus as i64) {
+                return Err(too_few_gpus(asked, gpus, "add --cpu, or set DS_ACCELERATOR=cpu"));
+            }
+            cpu |= gpus == 0;
+            let last = named.max().and_then(|slot| usize::try_from(*slot).ok());
+            // Slots of CPU ranks are what they are called.
+            let slots = match last.filter(|last| cpu && (*last as i64) < MOST_SLOTS) {
+                Some(last) => machine.devices.cores.max(last + 1),
+                None if cpu => machine.devices.cores,
+                None => gpus,
+            };
+            vec![("localhost".to_owned(), slots)]
+        }
+    };
+    let slots = filter::apply(&pool, &include, &exclude).map_err(|error| wrong(settings, error))?;
+    let slots = filter::trim(slots, num_nodes, num_gpus);
+    if slots.iter().all(|(_, slots)| slots.is_empty()) {
+        return Err(settings.problem("no slot is left to run on", &filters).help("leave at least one"));
+    }
+    if listed && let Some((host, there)) = pool.iter().find(|(_, slots)| num_gpus > *slots as i64) {
+        notes.push(format!("--num_gpus {num_gpus} counts, though `{path}` gives `{host}` {there} slot(s)"));
+    }
+    if settings.get("bind_core_list").is_written() && !settings.bool("bind_cores_to_rank") {
+        notes.push("--bind_core_list changes nothing without --bind_cores_to_rank".to_owned());
+    }
+    let default = match (listed, cpu) {
+        (true, _) => path.as_str(),
+        (false, true) => "the cores",
+        (false, false) => "the GPUs",
+    };
+    let place = place(settings, &["num_gpus", "include", "exclude", "num_nodes"], default);
+    Ok(Found { pool, slots, listed, cpu, notes, place })
+}
+
+/// More slots than any machine has.
+const MOST_SLOTS: i64 = 1 << 16;
+
+/// The place of the first of some flags that is written, or words for what else says it.
+fn place(settings: &Settings, names: &[&str], otherwise: &str) -> Place {
+    let written = names.iter().find_map(|name| settings.said(name)?.place().cloned());
+    written.unwrap_or_else(|| environment::said_by(otherwise, "").place)
+}
+
+impl Found {
+    fn plan(
+        mut self,
+        parsed: &Parsed,
+        settings: &Settings,
+        words: &[String],
+        script: Script,
+        launcher: Launcher,
+        machine: &Machine,
+    ) -> Result<Plan, Problems> {
+        let no_ssh = settings.bool("no_ssh");
+        let elsewhere = self.listed && (settings.bool("force_multi") || self.slots.len() > 1) && !no_ssh;
+        let node = self.node(settings)?;
+        if self.listed {
+            launcher.check(settings, &self.pool, &self.slots)?;
+        }
+        let master = Master {
+            addr: self.master(settings, elsewhere && !parsed.dry_run && !parsed.print_config, machine)?,
+            port: u16::try_from(settings.int("master_port"))
+                .map_err(|_| settings.problem("a port is at most 65535", &["master_port"]))?,
+        };
+        let is_training = matches!(script, Script::Training(_));
+        let launch_of = |node: usize| {
+            launch::launch(settings, &self.slots, node, &master, self.cpu).map(|mut launch| {
+                // A training of ours reads its place from the environment.
+                launch.local_rank_argument &= !is_training;
+                launch
+            })
+        };
+        let argv = argv(&script, &parsed.rest, &machine.program);
+        let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
+        let ranks = Entry::new("num_processes", total.to_string(), &self.place);
+        let said = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
+        let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
+        let mut job = Job::new(again, launch_of(node)?, script, vec![said], parsed)?;
+        job.notes.append(&mut self.notes);
+        if !elsewhere {
+            return Ok(Plan::Here(Box::new(job)));
+        }
+        let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
+        let start = Start {
+            settings,
+            pool: &self.pool,
+            slots: &self.slots,
+            script: &parsed.rest,
+            argv: &argv,
+            master: &master,
+            cpu: self.cpu,
+            machines: &machines,
+        };
+        let port = settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"));
+        let launches = (0..self.slots.len()).map(launch_of).collect::<Result<_, _>>()?;
+        Ok(Plan::Elsewhere(Box::new(Remote {
+            job,
+            launcher,
+            commands: start.commands(launcher, machine)?,
+            ending: start.ending(launcher),
+            machines: (launcher == Launcher::Mvapich).then(|| (machines.clone().into(), self.pool.clone())),
+            launches,
+            check: (!settings.bool("no_ssh_check")).then(|| self.slots[0].0.clone()),
+            port,
+        })))
+    }
+
+    /// Which machine this is.
+    fn node(&self, settings: &Settings) -> Result<usize, Problem> {
+        if !settings.bool("no_ssh") {
+            return Ok(0);
+        }
+        let node = settings.int("node_rank");
+        usize::try_from(node).ok().filter(|node| *node < self.slots.len()).ok_or_else(|| {
+            let message =
+                format!("with --no_ssh each machine is told its number, and {node} is none of them");
+            let last = self.slots.len() - 1;
+            settings
+                .problem(message, &["node_rank", "no_ssh"])
+                .help(format!("write `--node_rank N`, 0 to {last}"))
+        })
+    }
+
+    /// Where rank 0 listens: this machine, what is written, or what the first machine says of itself.
+    fn master(&mut self, settings: &Settings, asks: bool, machine: &Machine) -> Result<String, Problem> {
+        if !self.listed {
+            return Ok("127.0.0.1".to_owned());
+        }
+        if let Some(addr) = settings.text("master_addr") {
+            return Ok(addr);
+        }
+        let host = self.slots[0].0.clone();
+        if !asks {
+            self.notes.push(format!(
+                "--master_addr is not written; `{host}` stands for the address of that machine"
+            ));
+            return Ok(host);
+        }
+        let port = settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"));
+        (machine.address)(&host, port).ok_or_else(|| {
+            let problem =
+                Problem::new(format!("`ssh {host} hostname -I` gives no address of the first machine"));
+            problem.help("write `--master_addr ADDRESS`, or set up ssh without a password")
+        })
+    }
+}

@@ -1,0 +1,369 @@
+//! The commands that start ranks on other machines: by ssh, pdsh, an MPI or Slurm, as DeepSpeed's runners build them.
+//! Where DeepSpeed would start its own launcher on each machine, this program is started.
+
+use super::exports::{Exports, Machine, quoted, shell};
+use super::filter::{self, Slots};
+use super::hostfile::Pool;
+use crate::config::resolve::Settings;
+use crate::config::{Problem, Words};
+use crate::launch::spec::Master;
+
+/// How other machines are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// One ssh for each machine, our own.
+    Ssh,
+    /// pdsh, the default.
+    Pdsh,
+    /// `mpirun` of Open MPI.
+    OpenMpi,
+    /// `mpirun` of MPICH.
+    Mpich,
+    /// `mpirun` of Intel MPI.
+    Impi,
+    /// `mpirun` of MVAPICH2-GDR.
+    Mvapich,
+    /// `srun`.
+    Slurm,
+}
+
+impl Launcher {
+    /// All of them by their names.
+    pub const ALL: [(&'static str, Launcher); 7] = [
+        ("pdsh", Launcher::Pdsh),
+        ("ssh", Launcher::Ssh),
+        ("openmpi", Launcher::OpenMpi),
+        ("mpich", Launcher::Mpich),
+        ("impi", Launcher::Impi),
+        ("mvapich", Launcher::Mvapich),
+        ("slurm", Launcher::Slurm),
+    ];
+
+    /// The launcher that is asked for.
+    pub fn of(settings: &Settings) -> Result<Launcher, Problem> {
+        let name = settings.text("launcher").unwrap_or_default().to_ascii_lowercase();
+        Launcher::ALL.iter().find(|(other, _)| *other == name).map(|(_, launcher)| *launcher).ok_or_else(
+            || {
+                let names: Vec<&str> = Launcher::ALL.iter().map(|(name, _)| *name).collect();
+                let problem = settings.problem(format!("there is no launcher `{name}`"), &["launcher"]);
+                problem.help(format!("write one of {}", names.join(", ")))
+            },
+        )
+    }
+
+    /// The program that must be there.
+    pub fn program(self) -> &'static str {
+        match self {
+            Launcher::Ssh => "ssh",
+            Launcher::Pdsh => "pdsh",
+            Launcher::Slurm => "srun",
+            _ => "mpirun",
+        }
+    }
+
+    /// Whether it can start these slots.
+    pub fn check(self, settings: &Settings, pool: &Pool, slots: &Slots) -> Result<(), Problem> {
+        let name = self.name();
+        match self {
+            Launcher::Ssh | Launcher::Pdsh => Ok(()),
+            Launcher::Slurm => {
+                if let Some((host, own)) =
+                    slots.iter().find(|(_, own)| own.iter().ne(&(0..own.len()).collect::<Vec<_>>()))
+                {
+                    let message = format!("slurm counts slots and cannot choose {own:?} of `{host}`");
+                    let problem = settings.problem(message, &["include", "exclude"]);
+                    return Err(problem.help("filter whole machines, or keep the first slots of each"));
+                }
+                if slots.windows(2).any(|two| two[0].1.len() != two[1].1.len()) {
+                    let problem = settings
+                        .problem("slurm needs as many slots on every machine", &["include", "exclude"]);
+                    return Err(
+                        problem.help("filter alike on every machine, or write the same `slots=` for each")
+                    );
+                }
+                Ok(())
+            }
+            _ => {
+                let filters = ["include", "exclude", "num_nodes", "num_gpus"];
+                let written: Vec<&str> =
+                    filters.into_iter().filter(|name| settings.get(name).is_written()).collect();
+                if !written.is_empty() {
+                    let problem =
+                        settings.problem(format!("{name} starts all slots of the hostfile"), &written);
+                    return Err(
+                        problem.help("write a hostfile with what is to be used, or use --launcher pdsh")
+                    );
+                }
+                if self != Launcher::OpenMpi && pool.windows(2).any(|two| two[0].1 != two[1].1) {
+                    let problem = Problem::new(format!("{name} needs as many slots on every machine"));
+                    return Err(problem.help("write the same `slots=` for each, or use --launcher pdsh"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        Launcher::ALL.iter().find(|(_, launcher)| *launcher == self).map_or("", |(name, _)| *name)
+    }
+}
+
+/// What is to be started on other machines.
+pub struct Start<'s> {
+    /// The flags.
+    pub settings: &'s Settings,
+    /// The machines of the hostfile.
+    pub pool: &'s Pool,
+    /// The slots that are used.
+    pub slots: &'s Slots,
+    /// The script and its arguments.
+    pub script: &'s Words,
+    /// The same as a program with its arguments.
+    pub argv: &'s [String],
+    /// Where rank 0 listens.
+    pub master: &'s Master,
+    /// Whether ranks are on the CPU.
+    pub cpu: bool,
+    /// The file of machines that MVAPICH reads.
+    pub machines: &'s str,
+}
+
+impl Start<'_> {
+    /// The commands: one, or of ssh one for each machine.
+    pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Vec<Vec<String>>, Problem> {
+        let exports = machine.exports(Exports::of(launcher, self.cpu))?;
+        let text = self.settings.text("launcher_args").unwrap_or_default();
+        let arguments = shlex::split(&text).ok_or_else(|| {
+            self.settings
+                .problem(format!("`{text}` is no list of arguments"), &["launcher_args"])
+                .help("close its quotes")
+        })?;
+        Ok(match launcher {
+            Launcher::Ssh => self.ssh(machine, &exports, &arguments),
+            Launcher::Pdsh => vec![self.pdsh(machine, &exports, &arguments)],
+            Launcher::OpenMpi => vec![self.open_mpi(&exports, arguments)],
+            Launcher::Mpich => vec![self.mpich(machine, &exports, arguments)],
+            Launcher::Impi => vec![self.impi(&exports, arguments)?],
+            Launcher::Mvapich => vec![self.mvapich(&exports, arguments)],
+            Launcher::Slurm => vec![self.slurm(&exports, arguments)],
+        })
+    }
+
+    /// What ends the ranks of other machines when this process is told to end; where the launcher program does that
+    /// by itself, nothing.
+    pub fn ending(&self, launcher: Launcher) -> Vec<Vec<String>> {
+        let pattern = format!("world_info={} ", filter::world(self.slots));
+        let hosts = self.slots.iter().map(|(host, _)| host.clone());
+        let port =
+            self.settings.get("ssh_port").is_written().then(|| self.settings.int("ssh_port").to_string());
+        match launcher {
+            Launcher::Pdsh => {
+                let hosts = hosts.collect::<Vec<_>>().join(",");
+                vec![words(&["pdsh", "-S", "-w", &hosts, "pkill", "-f", &shell(&pattern)])]
+            }
+            Launcher::Ssh => hosts
+                .map(|host| {
+                    let mut command = words(&["ssh"]);
+                    command.extend(port.iter().flat_map(|port| words(&["-p", port])));
+                    command.extend(words(&[&host, "pkill", "-f", &shell(&pattern)]));
+                    command
+                })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The words that start this program on a machine.
+    fn on_machine(&self, machine: &Machine, exports: &Exports, node: &str) -> Vec<String> {
+        let on = |name: &str| self.settings.bool(name);
+        let mut command = Vec::new();
+        if let Some(script) = self.settings.text("venv_script") {
+            command.push(format!("source {};", shell(&script)));
+        }
+        command.push(exports.script());
+        command.push(format!("cd {};", shell(&machine.folder.display().to_string())));
+        command.extend([shell(&machine.program), "deepspeed".to_owned(), "--no_ssh".to_owned()]);
+        command.push(format!("--world_info={}", filter::world(self.slots)));
+        command.push(format!("--node_rank={node}"));
+        command.push(format!("--master_addr={}", self.master.addr));
+        command.push(format!("--master_port={}", self.master.port));
+        let switches = ["no_python", "module", "no_local_rank", "save_pid"];
+        command.extend(switches.iter().filter(|name| on(name)).map(|name| format!("--{name}")));
+        // The original forgets those after the log folder.
+        for name in
+            ["enable_each_rank_log", "bind_core_list", "log_level", "min_elastic_nodes", "max_elastic_nodes"]
+        {
+            if self.settings.get(name).is_written() {
+                command.push(format!("--{name}={}", shell(&self.settings.get(name).value.to_string())));
+            }
+        }
+        let switches = ["bind_cores_to_rank", "elastic_training", "quiet"];
+        command.extend(switches.iter().filter(|name| on(name)).map(|name| format!("--{name}")));
+        if self.cpu {
+            command.push("--cpu".to_owned());
+        }
+        command.extend(self.script.iter().map(quoted));
+        command
+    }
+
+    fn ssh(&self, machine: &Machine, exports: &Exports, arguments: &[String]) -> Vec<Vec<String>> {
+        let port =
+            self.settings.get("ssh_port").is_written().then(|| self.settings.int("ssh_port").to_string());
+        let one = |(node, (host, _)): (usize, &(String, Vec<usize>))| {
+            let mut command = words(&["ssh"]);
+            command.extend(port.iter().flat_map(|port| words(&["-p", port])));
+            command.extend(arguments.iter().cloned());
+            command.push(host.clone());
+            command.push(self.on_machine(machine, exports, &node.to_string()).join(" "));
+            command
+        };
+        self.slots.iter().enumerate().map(one).collect()
+    }
+
+    fn pdsh(&self, machine: &Machine, exports: &Exports, arguments: &[String]) -> Vec<String> {
+        let mut command = words(&["pdsh", "-S", "-f", "1024", "-w", &hosts(self.slots)]);
+        command.extend(arguments.iter().cloned());
+        command.extend(self.on_machine(machine, exports, "%n"));
+        command
+    }
+
+    fn open_mpi(&self, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
+        let hostfile = self.settings.text("hostfile").unwrap_or_default();
+        let mut command = words(&["mpirun", "-n", &self.total(), "-hostfile", &hostfile]);
+        command.extend(words(&["--mca", "btl", "^openib"]));
+        let says_interface = arguments
+            .windows(2)
+            .any(|two| ["-mca", "--mca"].contains(&two[0].as_str()) && two[1] == "btl_tcp_if_include");
+        if !says_interface {
+            command.extend(words(&["--mca", "btl_tcp_if_include", "eth0"]));
+        }
+        command.extend(arguments);
+        command.extend(exports.words("-x"));
+        command.extend(self.argv.iter().cloned());
+        command
+    }
+
+    fn mpich(&self, machine: &Machine, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
+        let mut command = words(&["mpirun", "-n", &self.total(), "-ppn", &self.per_machine().to_string()]);
+        command.extend(arguments);
+        command.extend(exports.words("-genv"));
+        command.extend(self.contract());
+        command.extend(words(&["-hosts", &hosts(self.pool)]));
+        command.extend(words(&[&machine.program, "deepspeed", "--mpi_rank"]));
+        let switches = ["module", "no_python"];
+        command
+            .extend(switches.iter().filter(|name| self.settings.bool(name)).map(|name| format!("--{name}")));
+        command.extend(self.script.to_vec());
+        command
+    }
+
+    fn impi(&self, exports: &Exports, arguments: Vec<String>) -> Result<Vec<String>, Problem> {
+        let per_machine = self.per_machine();
+        let mut command = words(&["mpirun", "-ppn", &per_machine.to_string()]);
+        command.extend(arguments);
+        for (name, value) in exports.iter() {
+            command.extend(words(&["-genv", name, value]));
+        }
+        let cores = self.cores(per_machine)?;
+        if let Some(cores) = &cores {
+            command.extend(words(&["-genv", "OMP_NUM_THREADS", &(cores.len() / per_machine).to_string()]));
+        }
+        command.extend(self.contract());
+        command.extend(words(&["-genv", "I_MPI_PIN", "0", "-hosts", &hosts(self.pool)]));
+        for rank in 0..per_machine * self.pool.len() {
+            let local_rank = rank % per_machine;
+            let colon = if rank == 0 { &[][..] } else { &[":"] };
+            command.extend(words(colon));
+            command.extend(words(&["-n", "1", "-env", "RANK", &rank.to_string()]));
+            command.extend(words(&["-env", "LOCAL_RANK", &local_rank.to_string()]));
+            if let Some(cores) = &cores {
+                let share = cores.len() / per_machine;
+                let own: Vec<String> = cores[share * local_rank..share * (local_rank + 1)]
+                    .iter()
+                    .map(usize::to_string)
+                    .collect();
+                command.extend(words(&["numactl", "-C", &own.join(",")]));
+            }
+            command.extend(self.argv.iter().cloned());
+        }
+        Ok(command)
+    }
+
+    /// The cores to bind ranks to, if they are to be bound.
+    fn cores(&self, per_machine: usize) -> Result<Option<Vec<usize>>, Problem> {
+        if !self.settings.bool("bind_cores_to_rank") {
+            return Ok(None);
+        }
+        let listed = self.settings.text("bind_core_list");
+        let cores = listed
+            .map_or_else(|| Some(oarlock_comm::available_cores()), |text| super::launch::core_list(&text));
+        match cores.filter(|cores| per_machine > 0 && cores.len() >= per_machine) {
+            Some(cores) => Ok(Some(cores)),
+            None => {
+                let message = format!("there is not a core for each of {per_machine} ranks");
+                let problem = self.settings.problem(message, &["bind_core_list", "bind_cores_to_rank"]);
+                Err(problem.help("write numbers and ranges that rise, as in --bind_core_list 0-7"))
+            }
+        }
+    }
+
+    fn mvapich(&self, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
+        let mut command = words(&["mpirun", "-np", &self.total(), "-ppn", &self.per_machine().to_string()]);
+        command.extend(words(&["--hostfile", self.machines]));
+        command.extend(arguments);
+        command.extend(exports.words("-env"));
+        command.extend(self.argv.iter().cloned());
+        command
+    }
+
+    fn slurm(&self, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
+        let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
+        let mut command = words(&["srun", "-n", &total.to_string()]);
+        command.extend(arguments);
+        if self.settings.get("include").is_written() || self.settings.get("exclude").is_written() {
+            command.extend(words(&[
+                "--nodelist",
+                &hosts(self.slots),
+                "--nodes",
+                &self.slots.len().to_string(),
+            ]));
+        }
+        for (flag, name) in [("--nodes", "num_nodes"), ("--gpus-per-node", "num_gpus")] {
+            let count = self.settings.int(name);
+            if count > 0 {
+                command.extend(words(&[flag, &count.to_string()]));
+            }
+        }
+        let exported: String = exports.iter().map(|(name, value)| format!(",{name}={value}")).collect();
+        command.push(format!("--export=ALL{exported}"));
+        command.extend(self.argv.iter().cloned());
+        command
+    }
+
+    /// What MPICH and its relatives are told of the contract.
+    fn contract(&self) -> Vec<String> {
+        let pairs = [
+            ("MASTER_ADDR", self.master.addr.clone()),
+            ("MASTER_PORT", self.master.port.to_string()),
+            ("WORLD_SIZE", self.total()),
+            ("LOCAL_SIZE", self.per_machine().to_string()),
+        ];
+        pairs.into_iter().flat_map(|(name, value)| words(&["-genv", name, &value])).collect()
+    }
+
+    fn total(&self) -> String {
+        self.pool.iter().map(|(_, slots)| slots).sum::<usize>().to_string()
+    }
+
+    fn per_machine(&self) -> usize {
+        self.pool.first().map_or(0, |(_, slots)| *slots)
+    }
+}
+
+fn hosts<T>(machines: &[(String, T)]) -> String {
+    machines.iter().map(|(host, _)| host.as_str()).collect::<Vec<_>>().join(",")
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}

@@ -1,0 +1,172 @@
+//! What `llamafactory-cli` answers besides training.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use oarlock_comm::{MachineMemory, available_cores};
+use oarlock_tensor::cpu::Isa;
+
+use crate::config::written::{self, Entry};
+use crate::config::yaml::Data;
+use crate::config::{Problem, Problems, Words};
+use crate::console::{Failure, Outcome, tell};
+use crate::error::{self, Error};
+use crate::launch::devices::Devices;
+
+/// Keys of LLaMA-Factory's chat, and what `oarlock chat` calls them.
+const CHAT: &[(&str, &str)] = &[
+    ("model_name_or_path", "--model"),
+    ("default_system", "--system"),
+    ("max_new_tokens", "--max-new-tokens"),
+    ("temperature", "--temperature"),
+    ("top_p", "--top-p"),
+    ("top_k", "--top-k"),
+    ("repetition_penalty", "--repetition-penalty"),
+    ("seed", "--seed"),
+];
+
+/// Keys that say nothing to `oarlock chat`, which takes the template of the model's folder: the values that change
+/// nothing, or none for all.
+const IDLE: &[(&str, &[&str])] = &[
+    ("template", &[]),
+    ("trust_remote_code", &[]),
+    ("infer_dtype", &["auto", "float32"]),
+    ("infer_backend", &["huggingface"]),
+    ("finetuning_type", &["full"]),
+];
+
+/// Talks to a model of ours.
+pub(super) fn chat(words: &Words) -> Outcome {
+    let arguments = written::arguments(words).map_err(Failure::Problems)?;
+    let layers = arguments.layers().map_err(|problem| Failure::Problems(problem.into()))?;
+    let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
+    let words = chat_words(&entries).map_err(Failure::Problems)?;
+    tell(&format!("note: this is `oarlock {}`\n", words.join(" ")));
+    let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+    // It does not return unless it fails.
+    let error = Command::new(&program).arg0("oarlock").args(words).exec();
+    Err(Error::io("run", program)(error).into())
+}
+
+/// The words of `oarlock chat` that mean the same; later entries count.
+fn chat_words(entries: &[Entry]) -> Result<Vec<String>, Problems> {
+    let mut problems = Problems::default();
+    let mut found: Vec<(&str, String)> = Vec::new();
+    for entry in entries {
+        let value = match &entry.value.data {
+            Data::Scalar { text, .. } => text.clone(),
+            _ => entry.value.describe(),
+        };
+        let idle = IDLE.iter().find(|(name, _)| *name == entry.key);
+        if let Some((_, flag)) = CHAT.iter().find(|(name, _)| *name == entry.key) {
+            found.retain(|(other, _)| other != flag);
+            found.push((flag, value));
+        } else if !idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str())) {
+            let message = format!("`{}: {value}` is not there in a chat", entry.key);
+            problems.push(Problem::new(message).at(&entry.place, "").help("remove it"));
+        }
+    }
+    match found.iter().find(|(flag, _)| *flag == "--model") {
+        None => {
+            let problem = Problem::new("`model_name_or_path` is missing");
+            problems.push(problem.help("write `model_name_or_path: …`, the folder of a model"));
+        }
+        Some((_, folder)) if !std::path::Path::new(folder).join("config.json").is_file() => {
+            let problem = Problem::new(format!("there is no model in `{folder}`"));
+            problems.push(problem.help("name a local folder with config.json; models are not downloaded"));
+        }
+        Some(_) => {}
+    }
+    let words = found.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    problems.into_result(|| std::iter::once("chat".to_owned()).chain(words).collect())
+}
+
+/// What to say to a command that is not there.
+pub(super) fn refusal(command: &str) -> String {
+    let instead = match command {
+        "export" => "`oarlock merge-weights` writes the model of a checkpoint as a folder",
+        "eval" => "a training with `do_train: false` and `eval_dataset` gives loss and perplexity",
+        "api" | "webchat" | "webui" => "`oarlock chat` talks to a model in the terminal",
+        _ => return format!("error: unknown command `{command}`; `llamafactory-cli help` lists them\n"),
+    };
+    format!("error: `llamafactory-cli {command}` is not there yet; {instead}\n")
+}
+
+/// The lines of `llamafactory-cli env`.
+pub(super) fn environment(devices: &Devices) -> error::Result<String> {
+    let kernels = Isa::detect().path();
+    let gpus = match devices.gpus {
+        0 => "0".to_owned(),
+        gpus => format!("{gpus} (not used: this version trains on CPU ranks)"),
+    };
+    let memory = MachineMemory::current()?;
+    let none = |what: &str| format!("none needed ({what})");
+    let lines = [
+        ("`llamafactory` version", format!("none; this is `oarlock` {}", env!("CARGO_PKG_VERSION"))),
+        ("Platform", format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH)),
+        ("Python version", none("one binary")),
+        ("PyTorch version", none(&format!("own kernels, {kernels}"))),
+        ("Transformers version", none("own models")),
+        ("Datasets version", none("own readers")),
+        ("Accelerate version", none("`oarlock accelerate` answers for it")),
+        ("PEFT version", "none (adapters are not there)".to_owned()),
+        ("DeepSpeed version", none("`oarlock deepspeed` answers for it")),
+        ("CPU cores", available_cores().len().to_string()),
+        ("System RAM", format!("{:.2} GB", memory.total as f64 / 1e9)),
+        ("GPU number", gpus),
+    ];
+    Ok(lines.iter().map(|(key, value)| format!("- {key}: {value}\n")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Result<Vec<String>, Problems> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let layers = written::arguments(&Words::new(&words)).unwrap().layers().unwrap();
+        chat_words(&layers.into_iter().flat_map(|layer| layer.entries).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_chat_is_translated_or_refused() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/train-llama");
+        let said = words(&format!(
+            "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
+        ));
+        assert_eq!(said.unwrap(), ["chat", "--model", model, "--temperature", "0.5"]);
+        let refused =
+            words("model_name_or_path=nowhere adapter_name_or_path=a infer_backend=vllm").unwrap_err();
+        assert_eq!(refused.len(), 3, "{refused}");
+        assert!(
+            words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_is_said_plainly() {
+        for command in ["export", "eval", "api", "webchat", "webui"] {
+            let said = refusal(command);
+            assert!(said.contains(&format!("`llamafactory-cli {command}` is not there yet; ")), "{said}");
+        }
+        assert!(refusal("trane").contains("unknown command `trane`"));
+    }
+
+    #[test]
+    fn the_environment_has_the_lines_of_the_original() {
+        let said = environment(&Devices { gpus: 0, cores: 2 }).unwrap();
+        for key in [
+            "`llamafactory` version",
+            "Platform",
+            "Python version",
+            "PyTorch version",
+            "Transformers version",
+            "Datasets version",
+            "Accelerate version",
+            "PEFT version",
+            "GPU number",
+        ] {
+            assert!(said.lines().any(|line| line.starts_with(&format!("- {key}: "))), "{key}: {said}");
+        }
+    }
+}
