@@ -11,7 +11,7 @@ use crate::launch::spec::{Master, Nodes};
 use super::strategy::{Kind, Strategy};
 
 /// The port on which rank 0 listens where none is said.
-const PORT: u16 = 29500;
+pub(super) const PORT: u16 = 29500;
 
 /// More ranks than any run has; it bounds what is made of a slip.
 const MAX_RANKS: i64 = 1 << 20;
