@@ -1,7 +1,6 @@
 //! `accelerate launch`: flags and the file become processes, and what is said about the training that they run.
 //! Where Accelerate does something else than what was written, what was written is done, and a note says so.
 
-use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, SystemTime};
 
 use crate::config::accelerate::{File, meaning};
@@ -21,7 +20,7 @@ use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts, Streams};
 use crate::launch::{self, Launch};
 
 use super::launch_flags::LAUNCH;
-use super::machines::{Asked, Ranks};
+use super::machines::{Asked, PORT, Ranks};
 use super::strategy::{self, Kind, Strategy};
 use super::{exported, file};
 
@@ -31,8 +30,6 @@ pub(super) struct Machine<'a> {
     pub devices: &'a dyn Fn(Option<&str>) -> Devices,
     /// Looks up a variable.
     pub environment: &'a dyn Fn(&str) -> Option<String>,
-    /// Whether somebody listens on a port.
-    pub port_in_use: &'a dyn Fn(u16) -> bool,
 }
 
 /// What the words of a command mean.
@@ -52,14 +49,7 @@ pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
     if parsed.help {
         return say(&LAUNCH.help());
     }
-    let machine = Machine {
-        devices: &Devices::here,
-        environment: &|name| std::env::var(name).ok(),
-        port_in_use: &|port| {
-            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_millis(200))
-                .is_ok()
-        },
-    };
+    let machine = Machine { devices: &Devices::here, environment: &|name| std::env::var(name).ok() };
     let resolved = resolve(words, &machine).map_err(Failure::Problems)?;
     let again = ["accelerate", "launch"].map(str::to_owned).into_iter().chain(words.to_vec());
     job(again.collect(), resolved, &parsed).map_err(Failure::Problems)?.run(started)
@@ -144,6 +134,10 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut said = Vec::new();
     match &script {
         Script::Training(training) => {
+            if launch.master.port == 0 {
+                // Its ranks meet in shared memory, and only see the port.
+                launch.master.port = PORT;
+            }
             said = layers(&asked, &strategy, &ranks, &training.layers, &mut notes, &mut problems);
             launch.threads =
                 all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
@@ -151,7 +145,6 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         Script::Command(_) => {
             launch.alone = strategy.kind == Kind::Alone && machines == 1 && each == 1;
             launch.threads = threads(&asked, &strategy, each, machine, &mut defaulted);
-            ports(&all, &mut launch, machine, stays, &mut notes, &mut problems);
             let here = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
             let paths = (machine.environment)("PYTHONPATH");
             launch.env = exported::variables(&all, file.as_ref(), &strategy, paths.as_deref(), &here);
@@ -274,39 +267,6 @@ fn threads(
         return Some(share);
     }
     Some(said.unwrap_or(1).max(1))
-}
-
-/// A port that is taken: on one machine another one does.
-fn ports(
-    all: &Settings,
-    launch: &mut Launch,
-    machine: &Machine,
-    stays: bool,
-    notes: &mut Vec<String>,
-    problems: &mut Problems,
-) {
-    let port = launch.master.port;
-    let is_first = match &launch.nodes {
-        Nodes::Static { ranks, this } if *this == 0 => ranks.len(),
-        _ => return,
-    };
-    if stays || launch.alone || port == 0 || !(machine.port_in_use)(port) {
-        return;
-    }
-    if is_first == 1 {
-        notes.push(format!(
-            "port {port} is taken, so a free one is used; `--main_process_port 0` always does that"
-        ));
-        launch.master.port = 0;
-    } else {
-        problems.push(
-            all.problem(
-                format!("port {port} is taken, and the other machines expect rank 0 there"),
-                &["main_process_port"],
-            )
-            .help("write another one with `--main_process_port` on every machine"),
-        );
-    }
 }
 
 /// What is said about a training of ours.

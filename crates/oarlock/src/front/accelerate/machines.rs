@@ -11,7 +11,10 @@ use crate::launch::spec::{Master, Nodes};
 use super::strategy::{Kind, Strategy};
 
 /// The port on which rank 0 listens where none is said.
-const PORT: u16 = 29500;
+pub(super) const PORT: u16 = 29500;
+
+/// More ranks than any run has; it bounds what is made of a slip.
+const MAX_RANKS: i64 = 1 << 20;
 
 /// What is asked for.
 pub(super) struct Asked<'a> {
@@ -62,7 +65,14 @@ impl Asked<'_> {
                     .help("leave `--multi_gpu` out, or ask for more processes"),
             );
         }
-        Ranks { count: usize::try_from(count).unwrap_or(1).max(1), place: Some(said) }
+        if count > MAX_RANKS {
+            problems.push(
+                Problem::new(format!("`num_processes` is {count}, and nothing has so many devices"))
+                    .at(&said, "")
+                    .help("it counts the ranks of all machines together"),
+            );
+        }
+        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(said) }
     }
 
     /// The ranks where nobody said how many: of a file one, if nothing is distributed; else one for each GPU.
@@ -108,14 +118,14 @@ impl Asked<'_> {
         if !ranks.count.is_multiple_of(machines) {
             let message =
                 format!("`num_processes` ({}) is no multiple of `num_machines` ({machines})", ranks.count);
-            let help = format!(
-                "`num_processes` counts the ranks of all machines, as many on each: write {} or {}",
-                (ranks.count / machines).max(1) * machines,
-                (ranks.count / machines + 1) * machines
-            );
+            let (less, more) = (ranks.count / machines * machines, ranks.count.next_multiple_of(machines));
+            let right = if less == 0 { more.to_string() } else { format!("{less} or {more}") };
+            let help =
+                format!("`num_processes` counts the ranks of all machines, as many on each: write {right}");
             problems.push(self.all.problem(message, &["num_processes", "num_machines"]).help(help));
         }
-        let each = (ranks.count / machines).max(1);
+        let machines = machines.min(ranks.count);
+        let each = ranks.count / machines;
         let this = self.this(machines, problems);
         let addr = self.all.text("main_process_ip").unwrap_or_else(|| {
             let message = format!("{machines} machines are asked for, and nobody says where they meet");

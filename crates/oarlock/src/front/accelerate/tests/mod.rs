@@ -20,7 +20,6 @@ struct Site {
     gpus: usize,
     cores: usize,
     variables: Vec<(String, String)>,
-    taken: Vec<u16>,
 }
 
 /// The text of a file of the guides.
@@ -31,13 +30,7 @@ fn guide(name: &str) -> PathBuf {
 impl Site {
     /// A machine with so many GPUs, and a program `env.py` beside a training `train.yaml`.
     fn new(gpus: usize) -> Site {
-        let site = Site {
-            folder: tempfile::tempdir().unwrap(),
-            gpus,
-            cores: 2,
-            variables: Vec::new(),
-            taken: Vec::new(),
-        };
+        let site = Site { folder: tempfile::tempdir().unwrap(), gpus, cores: 2, variables: Vec::new() };
         site.write("env.py", "");
         site.write("train.yaml", "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n");
         site.variables(&[])
@@ -77,7 +70,6 @@ impl Site {
                 Devices { gpus: named.min(self.gpus), cores: self.cores }
             },
             environment: &look_up,
-            port_in_use: &|port| self.taken.contains(&port),
         };
         let folder = format!("{}/", self.folder.path().display());
         resolve(&self.words(line), &machine).map_err(|problems| problems.to_string().replace(&folder, ""))

@@ -82,6 +82,18 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         ),
         (
             "",
+            "--cpu --num_processes 2 --num_machines 9999999999 --machine_rank 0 --main_process_ip h env.py",
+            "the command line: `num_processes` (2) is no multiple of `num_machines` (9999999999) (`num_processes` \
+             counts the ranks of all machines, as many on each: write 9999999999)",
+        ),
+        (
+            "",
+            "--cpu --num_processes 9999999999 env.py",
+            "the command line: `num_processes` is 9999999999, and nothing has so many devices (it counts the ranks of \
+             all machines together)",
+        ),
+        (
+            "",
             "--multi_gpu --num_processes 4 --num_machines 2 env.py",
             "the command line: this is one of 2 machines, and nobody says which (add `--machine_rank N`, from 0 on \
              machine 0)\nthe command line: 2 machines are asked for, and nobody says where they meet (add \
@@ -414,16 +426,15 @@ fn machines_meet_as_they_are_told() {
 }
 
 #[test]
-fn a_taken_port_is_left_where_it_can_be() {
-    let mut site = Site::new(8);
-    site.taken = vec![29500, 29600];
-    let resolved = site.resolve("--multi_gpu --num_processes 2 env.py");
-    assert_eq!(resolved.launch.master.port, 0);
-    assert!(resolved.notes.iter().any(|note| note.contains("port 29500 is taken")), "{:?}", resolved.notes);
-    let line = "--multi_gpu --num_processes 4 --num_machines 2 --main_process_ip h --main_process_port 29600";
-    let said = site.wrong(&format!("{line} --machine_rank 0 env.py"));
-    assert!(said.contains("port 29600 is taken, and the other machines expect rank 0 there"), "{said}");
-    assert_eq!(site.resolve(&format!("{line} --machine_rank 1 env.py")).launch.master.port, 29600);
+fn port_0_is_for_programs_to_meet_at() {
+    let site = Site::new(8);
+    let port = |script: &str| {
+        site.resolve(&format!("--multi_gpu --num_processes 2 --main_process_port 0 {script}"))
+            .launch
+            .master
+            .port
+    };
+    assert_eq!((port("env.py"), port("src/train.py train.yaml")), (0, 29500));
 }
 
 #[test]
