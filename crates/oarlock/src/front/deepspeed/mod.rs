@@ -41,7 +41,7 @@ use crate::launch::spec::Master;
 /// What the words come to.
 enum Plan {
     /// Ranks of this machine.
-    Here(Job),
+    Here(Box<Job>),
     /// Other machines.
     Elsewhere(Box<Remote>),
     /// This process becomes a rank.
@@ -313,7 +313,7 @@ impl Found {
         let mut job = Job::new(again, launch_of(node)?, script, vec![said], parsed)?;
         job.notes.append(&mut self.notes);
         if !elsewhere {
-            return Ok(Plan::Here(job));
+            return Ok(Plan::Here(Box::new(job)));
         }
         let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
         let start = Start {

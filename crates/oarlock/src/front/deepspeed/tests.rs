@@ -131,7 +131,7 @@ impl Site {
 
     fn here(&self, words: &[&str], environment: &[(&str, &str)], devices: &Devices) -> Job {
         match self.plan(words, environment, devices) {
-            Ok(Plan::Here(job)) => job,
+            Ok(Plan::Here(job)) => *job,
             Ok(_) => panic!("{words:?} does not stay here"),
             Err(problems) => panic!("{words:?}: {problems}"),
         }
