@@ -15,6 +15,7 @@ pub mod front;
 pub mod generate;
 pub mod launch;
 pub mod model;
+mod nearest;
 pub mod nn;
 pub mod rank;
 pub mod report;

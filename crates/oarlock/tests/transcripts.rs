@@ -4,7 +4,7 @@
 //! In a page `## name` begins a case, ```` ```file PATH ```` a file of it, ```` ```console ```` its commands: a line
 //! `$ COMMAND` for the shell, then what it prints on both streams, then `exit N` unless N is 0. In what is printed
 //! `[..]` stands for anything within a line and `...` for any number of lines. Each case runs in a folder of its own
-//! with `model/` (a tiny model) and `text.jsonl`; all names of the program are in PATH.
+//! with `model/` (a tiny model), `text.jsonl` and the files of `tests/guides`; all names of the program are in PATH.
 //! `OARLOCK_BLESS=1 cargo test -p oarlock --test transcripts` writes down what is printed now; read the difference.
 
 mod common;
@@ -68,13 +68,17 @@ fn said(site: &Site, links: &Path, command: &str) -> Vec<String> {
     let script = format!("PATH={}:$PATH; exec 2>&1; {command}", links.display());
     let mut shell = site.shell(&script);
     shell
-        .env("HOME", site.path("home"))
+        .env("HOME", site.path("user"))
         .env("NO_COLOR", "1")
         .env_remove("HF_HOME")
         .env_remove("XDG_CACHE_HOME");
-    for name in ["CUDA_VISIBLE_DEVICES", "FORCE_TORCHRUN", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"] {
+    for name in
+        ["FORCE_TORCHRUN", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OMP_NUM_THREADS", "PYTHON_EXEC"]
+    {
         shell.env_remove(name);
     }
+    // The pages are of a machine without GPUs.
+    shell.env("CUDA_VISIBLE_DEVICES", "");
     let said = run(shell);
     let folder = site.path("").canonicalize().unwrap().display().to_string();
     let text = said.stdout.replace(&folder, "HERE");
@@ -117,6 +121,15 @@ fn links() -> tempfile::TempDir {
     folder
 }
 
+fn copy_guides(site: &Site) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guides");
+    fs::create_dir(site.path("guides")).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, site.path("guides").join(path.file_name().unwrap())).unwrap();
+    }
+}
+
 fn page(name: &str) {
     let path: PathBuf =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/transcripts").join(name).with_extension("md");
@@ -126,6 +139,7 @@ fn page(name: &str) {
     let mut copied = 0;
     for case in parse(&page) {
         let site = Site::new();
+        copy_guides(&site);
         for (path, text) in &case.files {
             fs::create_dir_all(site.path(path).parent().unwrap()).unwrap();
             site.write(path, text);
@@ -158,6 +172,11 @@ fn page(name: &str) {
 #[test]
 fn wrong_configurations() {
     page("wrong");
+}
+
+#[test]
+fn commands_of_the_guides() {
+    page("guides");
 }
 
 #[test]

@@ -4,13 +4,14 @@
 
 use std::fmt::Write as _;
 
-use super::keys::{Key, Kind, Status, nearest_of};
+use super::keys::{Key, Kind, Status};
 use super::problem::{Problem, Problems};
 use super::resolve::{Settings, wrong_type};
 use super::source::{Origin, Place};
 use super::value;
 use super::words::Words;
 use super::yaml::Node;
+use crate::nearest::nearest_of;
 
 /// The flags of a command.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +82,14 @@ impl Flags {
                 "dry-run" => out.dry_run = true,
                 "print-config" => out.print_config = true,
                 _ => match self.find(name) {
-                    None => problems.push(self.unknown(name, &place)),
+                    None => {
+                        problems.push(self.unknown(name, &place));
+                        // The value of a flag with a slip in its name is no program to start.
+                        let meant = self.nearest(name).and_then(|near| self.find(near));
+                        let has_value = attached.is_none()
+                            && words.get(i + 1).is_some_and(|next| meant.is_some_and(|key| takes(key, next)));
+                        i += usize::from(has_value);
+                    }
                     Some(key) => {
                         let next = words.get(i + 1).filter(|next| attached.is_none() && takes(key, next));
                         let value = attached.or(next.map(|_| words.place(i + 1)));
@@ -126,6 +134,11 @@ impl Flags {
         self.keys.iter().find(|key| key.name == name)
     }
 
+    fn nearest(&self, name: &str) -> Option<&'static str> {
+        let names = self.keys.iter().map(|key| key.name).chain(OWN.iter().map(|(name, _)| *name));
+        nearest_of(&name.replace('-', "_"), names)
+    }
+
     fn settle(
         &self,
         key: &'static Key,
@@ -151,8 +164,7 @@ impl Flags {
 
     fn unknown(&self, name: &str, place: &Place) -> Problem {
         let problem = Problem::new(format!("`{}` has no flag `--{name}`", self.command)).at(place, "");
-        let names = self.keys.iter().map(|key| key.name).chain(OWN.iter().map(|(name, _)| *name));
-        match nearest_of(&name.replace('-', "_"), names) {
+        match self.nearest(name) {
             Some(near) => problem.help(format!("did you mean `--{near}`?")),
             None => problem.help(format!("`{} --help` lists them", self.command)),
         }
@@ -247,8 +259,8 @@ mod tests {
 
     #[test]
     fn wrong_flags_are_told_with_their_places() {
-        let (parsed, problems) = parse("--nproc_per_nod 2");
-        assert_eq!(parsed.rest.to_vec(), ["2"]);
+        let (parsed, problems) = parse("--nproc_per_nod 2 x");
+        assert_eq!(parsed.rest.to_vec(), ["x"]);
         assert!(problems.to_string().contains("did you mean `--nproc_per_node`?"), "{problems}");
         let (_, problems) = parse("--nproc_per_node two --role");
         assert_eq!(problems.len(), 2, "{problems}");

@@ -1,6 +1,7 @@
 //! What a key is, and how to find one. The keys themselves are the table in [`super::table`].
 
 use super::table::{KEYS, OTHER_NAMES};
+use crate::nearest::nearest_of;
 
 /// The owner of a setting: the part of the configuration that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,52 +221,9 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     nearest_of(name, KEYS.iter().map(|key| key.name))
 }
 
-/// The nearest of some names, if one is near enough to be meant: a third of its letters may differ.
-pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
-    names
-        .map(|candidate| {
-            let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
-            (distance(&lower, &letters), candidate)
-        })
-        .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(1))
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
-}
-
-/// Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut best = replace.min(last[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(before[j - 2] + 1);
-            }
-            row.push(best);
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn edits_are_counted() {
-        let count =
-            |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
-        assert_eq!(count("", "abc"), 3);
-        assert_eq!(count("abc", "abc"), 0);
-        assert_eq!(count("learning_rat", "learning_rate"), 1);
-        assert_eq!(count("laerning_rate", "learning_rate"), 1);
-        assert_eq!(count("kitten", "sitting"), 3);
-    }
 
     #[test]
     fn the_nearest_name_is_found() {

@@ -1,11 +1,12 @@
 //! Arguments inside of a setting: those of a learning-rate schedule or of an optimizer.
 
 use super::build::at;
-use super::keys::{Range, nearest_of};
+use super::keys::Range;
 use super::problem::{Problem, Problems};
 use super::resolve::Setting;
 use super::value::{self, Field};
 use super::yaml::{Data, Node};
+use crate::nearest::nearest_of;
 
 /// The arguments of something that a setting names: each is asked for by name, and whatever nobody asked for is
 /// unknown.

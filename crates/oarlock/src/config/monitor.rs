@@ -7,13 +7,13 @@ use oarlock_comm::{Operation, Recorded};
 
 use super::build::Reader;
 use super::dialect::{Dialect, Dialects};
-use super::keys::nearest_of;
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
 use super::source::{Place, Source, SourceKind};
 use super::value::Value;
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
+use crate::nearest::nearest_of;
 
 /// What a run reports.
 #[derive(Clone, Debug, Default, PartialEq)]

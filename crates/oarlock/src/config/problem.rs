@@ -1,11 +1,12 @@
 //! What is wrong with a configuration: all problems together, each with its place, its cause and what to do.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 
-use super::source::Place;
+use super::source::{Place, SourceKind};
 
 /// One thing that is wrong.
 #[derive(Debug)]
@@ -18,12 +19,20 @@ struct Parts {
     /// The first is the place of the problem; the others, of the same text, explain it.
     labels: Vec<(Place, String)>,
     source: Option<NamedSource<String>>,
+    /// The bytes of the text that are shown: all of a file, of a long command what is near the labels.
+    shown: Range<usize>,
 }
 
 impl Problem {
     /// A problem that no text shows, such as a key that is missing everywhere.
     pub fn new(message: impl Into<String>) -> Self {
-        Problem(Box::new(Parts { message: message.into(), help: None, labels: Vec::new(), source: None }))
+        Problem(Box::new(Parts {
+            message: message.into(),
+            help: None,
+            labels: Vec::new(),
+            source: None,
+            shown: 0..0,
+        }))
     }
 
     /// Adds a place and a word on it. A place in another text than the first is named in the help instead,
@@ -37,13 +46,38 @@ impl Problem {
                 self.help(format!("{place}: {}", if label.is_empty() { line } else { &label }))
             }
             _ => {
-                if self.0.source.is_none() {
-                    self.0.source = Some(NamedSource::new(&place.source.name, place.source.text.clone()));
-                }
                 self.0.labels.push((place.clone(), label.into()));
+                self.0.shown = self.window();
+                let text = place.source.text.get(self.0.shown.clone()).unwrap_or_default();
+                let [before, behind] = [self.0.shown.start > 0, self.0.shown.end < place.source.text.len()]
+                    .map(|cut| if cut { "…" } else { "" });
+                self.0.source = Some(NamedSource::new(&place.source.name, format!("{before}{text}{behind}")));
                 self
             }
         }
+    }
+
+    /// What of the text of the labels is to be shown.
+    fn window(&self) -> Range<usize> {
+        /// The bytes of a command line that need no cutting, and those beside a label that stay.
+        const SHORT: usize = 100;
+        const BESIDE: usize = 40;
+        let places = || self.0.labels.iter().map(|(place, _)| place);
+        let Some(source) = places().next().map(|place| &place.source) else { return 0..0 };
+        let text = source.text.as_str();
+        if source.kind != SourceKind::Arguments || text.len() <= SHORT {
+            return 0..text.len();
+        }
+        let first = places().map(|place| place.bytes.start).min().unwrap_or(0).saturating_sub(BESIDE);
+        let last = places().map(|place| place.bytes.end).max().unwrap_or(0).saturating_add(BESIDE);
+        // Whole words.
+        let begin = if first == 0 {
+            0
+        } else {
+            (0..=first).rev().find(|&i| text.as_bytes().get(i) == Some(&b' ')).map_or(0, |i| i + 1)
+        };
+        let end = (last..text.len()).find(|&i| text.as_bytes().get(i) == Some(&b' ')).unwrap_or(text.len());
+        begin..end
     }
 
     /// Adds what the reader can do.
@@ -94,7 +128,8 @@ impl Diagnostic for Problem {
         }
         Some(Box::new(self.0.labels.iter().map(|(place, label)| {
             let label = (!label.is_empty()).then(|| label.clone());
-            LabeledSpan::new(label, place.bytes.start, place.bytes.len())
+            let cut = if self.0.shown.start > 0 { '…'.len_utf8() } else { 0 };
+            LabeledSpan::new(label, place.bytes.start - self.0.shown.start + cut, place.bytes.len())
         })))
     }
 }

@@ -10,6 +10,7 @@ use super::table::KEYS;
 use super::value::{self, Field, Value};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::{Data, Node};
+use crate::nearest::nearest_of;
 
 /// What is written where a value is to follow from others.
 pub(super) const AUTO: &str = "auto";
@@ -305,7 +306,7 @@ pub(super) fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
             .at(place, "");
     let Data::Scalar { text, .. } = &node.data else { return problem };
     if let Kind::Choice(names) = key.kind
-        && let Some(name) = keys::nearest_of(text, names.iter().copied())
+        && let Some(name) = nearest_of(text, names.iter().copied())
     {
         return problem.help(format!("did you mean `{name}`?"));
     }
@@ -328,7 +329,10 @@ fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
         SourceKind::Environment => {
             format!("remove one of them, or write the same number for `{name}` in both")
         }
-        _ => "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
-            .to_owned(),
+        SourceKind::File => {
+            "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
+                .to_owned()
+        }
+        _ => "remove one of them, or write the same value in both".to_owned(),
     })
 }

@@ -207,9 +207,11 @@ pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
 
 /// What to say where GPUs are asked for and the machine has none (or fewer).
 pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
+    let many = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let has = if there == 0 { "none".to_owned() } else { there.to_string() };
-    Problem::new(format!("{asked} GPUs are asked for, and this machine has {has}"))
-        .help(format!("to run the same on {asked} CPU ranks: {instead}"))
+    let are = if asked == 1 { "is" } else { "are" };
+    Problem::new(format!("{} {are} asked for, and this machine has {has}", many(asked, "GPU")))
+        .help(format!("to run the same on {}: {instead}", many(asked, "CPU rank")))
 }
 
 fn ended(outcome: launch::Outcome) -> Outcome {

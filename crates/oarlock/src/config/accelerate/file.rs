@@ -2,12 +2,13 @@
 //! the prefix of their keys, and what older versions wrote.
 
 use super::super::dialect::{self, settle};
-use super::super::keys::{Kind, nearest_of};
+use super::super::keys::Kind;
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings};
 use super::super::value::{Field, Value, boolean};
 use super::super::yaml::Data;
 use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
+use crate::nearest::nearest_of;
 
 /// What a file says.
 #[derive(Clone, Debug)]

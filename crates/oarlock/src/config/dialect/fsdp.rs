@@ -1,6 +1,5 @@
 //! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
 
-use super::super::keys::nearest_of;
 use super::super::plan::Precision;
 use super::super::problem::Problems;
 use super::super::resolve::{Setting, Settings};
@@ -9,6 +8,7 @@ use super::super::source::Place;
 use super::super::value::{Field, Value, boolean};
 use super::super::yaml::Node;
 use super::{Dialect, divides, fields, fsdp_keys};
+use crate::nearest::nearest_of;
 
 /// The strategies in the order of their numbers, from 1.
 const STRATEGIES: [&str; 5] =

@@ -2,7 +2,6 @@
 //! lr_scheduler_kwargs, and the rates and moments that have keys of their own.
 
 use super::super::build::at;
-use super::super::keys::nearest_of;
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::AUTO;
 use super::super::resolve::Settings;
@@ -11,6 +10,7 @@ use super::super::value::{self, Value};
 use super::super::written::{Entry, Layer};
 use super::super::yaml::{Data, Node};
 use super::Dialect;
+use crate::nearest::nearest_of;
 
 /// An optimizer: its names in DeepSpeed, its name as `optim`, and the parameters it takes.
 struct Method {

@@ -15,7 +15,7 @@ mod tests;
 
 pub(super) use json::{file, text_of_file as text};
 
-use super::keys::{Key, nearest_of};
+use super::keys::Key;
 use super::problem::{Problem, Problems};
 use super::resolve::{self, Setting, Settings, wrong_type};
 use super::sharding::{LossScale, ShardArgs};
@@ -23,6 +23,7 @@ use super::source::Origin;
 use super::value::{self, Field, Value};
 use super::written::{Authority, Layer};
 use super::yaml::Data;
+use crate::nearest::nearest_of;
 
 /// A block of another program's configuration.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
 use super::{Part, files_of};
+use crate::nearest::edits;
 
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
 
@@ -132,20 +133,4 @@ fn listed(entries: &Map<String, Value>) -> String {
         n if n > SHOWN => format!("{}, … ({n} in all)", names.join(", ")),
         _ => names.join(", "),
     }
-}
-
-/// The Levenshtein distance.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &cb) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(ca != cb);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }

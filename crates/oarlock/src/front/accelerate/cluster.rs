@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{dump, scalar};
-use crate::config::keys::nearest_of;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::{Data, Node};
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome, say};
 use crate::error::Error;
+use crate::nearest::nearest_of;
 
 /// A value that stands in this program.
 #[derive(Clone, Copy, Debug)]

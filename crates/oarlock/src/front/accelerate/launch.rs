@@ -11,7 +11,7 @@ use crate::config::source::SourceKind;
 use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
-use crate::config::{Problem, Problems, Words};
+use crate::config::{Problem, Problems, Words, train_config_of};
 use crate::console::{Failure, Outcome, say};
 use crate::front::job::{Job, Program};
 use crate::front::script::{self, Call, Script};
@@ -161,6 +161,13 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         notes.insert(0, unsaid(&defaulted));
     }
     notes.retain(|note| !note.is_empty());
+    if let Script::Training(training) = &script
+        && !problems.is_empty()
+    {
+        // What is wrong with the training itself is told together with the rest.
+        let layers = training.layers.iter().chain(&said).cloned().collect();
+        problems.append(train_config_of(layers, machine.environment).err().unwrap_or_default());
+    }
     let is_unsaid = ranks.place.is_none() && file.is_none();
     problems.into_result(|| Resolved { launch, script, said, notes, is_unsaid })
 }

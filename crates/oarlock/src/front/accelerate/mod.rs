@@ -22,9 +22,10 @@ mod tpu_config;
 use std::time::SystemTime;
 
 use crate::config::flags::{Flags, Parsed};
-use crate::config::keys::{Key, Kind, Status, nearest_of};
+use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, say, tell};
+use crate::nearest::nearest_of;
 
 /// The version of Accelerate whose commands, files and words these are.
 pub const ACCELERATE: &str = "1.15.0";

@@ -1,0 +1,67 @@
+//! The name that somebody meant who wrote another: the nearest one, by edits.
+
+/// The nearest of some names, if one is near enough to be meant: a third of its letters may differ.
+pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
+    names
+        .map(|candidate| {
+            let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
+            // Of two that are as near, the one that has all the letters is meant: somebody left some out.
+            (distance(&lower, &letters), !is_within(&lower, &letters), candidate)
+        })
+        .filter(|(distance, _, candidate)| *distance <= (candidate.len() / 3).max(1))
+        .min_by_key(|(distance, lacks, _)| (*distance, *lacks))
+        .map(|(_, _, candidate)| candidate)
+}
+
+/// Whether `b` has all letters of `a` in their order.
+fn is_within(a: &[char], b: &[char]) -> bool {
+    let mut rest = b.iter();
+    a.iter().all(|letter| rest.any(|other| other == letter))
+}
+
+/// Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
+pub fn edits(a: &str, b: &str) -> usize {
+    let [a, b] = [a, b].map(|text| text.chars().collect::<Vec<_>>());
+    distance(&a, &b)
+}
+
+fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replace.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(before[j - 2] + 1);
+            }
+            row.push(best);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_counted() {
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("abc", "abc"), 0);
+        assert_eq!(edits("learning_rat", "learning_rate"), 1);
+        assert_eq!(edits("laerning_rate", "learning_rate"), 1);
+        assert_eq!(edits("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn who_left_letters_out_meant_the_longer_name() {
+        let names = ["warmup_type", "warmup_num_steps"];
+        assert_eq!(nearest_of("warmup_steps", names.into_iter()), Some("warmup_num_steps"));
+        assert_eq!(nearest_of("warmup_tipe", names.into_iter()), Some("warmup_type"));
+        assert_eq!(nearest_of("", names.into_iter()), None);
+    }
+}
