@@ -6,11 +6,11 @@ pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Optio
     names
         .map(|candidate| {
             let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
-            // Of two that are as near, the one that has all the letters is meant: somebody left some out.
+            // Who left letters out wrote those of the name in their order.
             (distance(&lower, &letters), !is_within(&lower, &letters), candidate)
         })
         .filter(|(distance, _, candidate)| *distance <= (candidate.len() / 3).max(1))
-        .min_by_key(|(distance, lacks, _)| (*distance, *lacks))
+        .min_by_key(|(distance, lacks, _)| (*lacks, *distance))
         .map(|(_, _, candidate)| candidate)
 }
 

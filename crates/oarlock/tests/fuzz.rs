@@ -9,6 +9,7 @@ mod mutate;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mutate::Mutator;
@@ -38,11 +39,15 @@ fn budget() -> Duration {
 
 /// Feeds a reader for its time with what becomes of the seeds. The reader gets a folder of its own and the input.
 fn fuzz(name: &str, seeds: Vec<Vec<u8>>, reader: impl Fn(&Path, &[u8])) {
+    fuzz_at_least(200, name, seeds, reader);
+}
+
+fn fuzz_at_least(least: u64, name: &str, seeds: Vec<Vec<u8>>, reader: impl Fn(&Path, &[u8])) {
     let folder = tempfile::tempdir().unwrap();
     let mut mutator = Mutator::new(name, seeds);
     let (begin, mut runs) = (Instant::now(), 0_u64);
     // However slow the machine, the seeds themselves are read.
-    while runs < 200 || begin.elapsed() < budget() {
+    while runs < least || begin.elapsed() < budget() {
         let input = mutator.next();
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| reader(folder.path(), &input)));
@@ -128,6 +133,102 @@ fn arguments_of_a_training() {
             }
         }
     });
+}
+
+/// A command with `--dry-run`, in a folder; it may fail, but neither panic nor hang.
+fn command(folder: &Path, words: &[&str], rest: &str) {
+    // No word of a command line holds a zero byte.
+    let rest = rest.replace('\0', " ");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oarlock"));
+    command.args(words).arg("--dry-run").args(rest.split(' ')).current_dir(folder).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name != "PATH") {
+        command.env_remove(name);
+    }
+    let output = command.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code().is_some_and(|code| code < 101),
+        "{words:?} {rest}: {}: {told}",
+        output.status
+    );
+}
+
+fn fuzz_command(words: &[&str], seeds: &[&str]) {
+    let seeds = seeds.iter().map(|seed| seed.as_bytes().to_vec()).collect();
+    fuzz_at_least(25, &words.join("-"), seeds, |folder, input| {
+        command(folder, words, &String::from_utf8_lossy(input));
+    });
+}
+
+#[test]
+fn words_of_torchrun() {
+    fuzz_command(
+        &["torchrun"],
+        &[
+            "--standalone --nnodes=1 --nproc-per-node=8 src/train.py --stage sft --model_name_or_path m --do_train \
+             --dataset d --output_dir o --bf16",
+            "--nnodes 1:4 --rdzv-id=job --rdzv-backend=c10d --rdzv-endpoint=host:29400 --rdzv-conf timeout=9,a=b \
+             --max-restarts 3 -r 0:1,1:2 --tee 3 --log-dir logs -m train",
+            "--master_port 29500 --nproc_per_node=auto --nnodes=2 --node_rank=1 --no-python --local-ranks-filter 0,1 x",
+        ],
+    );
+}
+
+#[test]
+fn words_of_accelerate() {
+    fuzz_command(
+        &["accelerate", "launch"],
+        &[
+            "--multi_gpu --num_processes=4 --mixed_precision=bf16 --main_process_port=29500 --deepspeed_config_file d \
+             train_pretrain_accelerate.py --epochs 3 --batch_size 24 --dim 64 --n_layers 2",
+            "--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_offload_params true --num_machines 2 \
+             --machine_rank 1 --main_process_ip 10.0.0.1 --gpu_ids 0,1 src/train.py a.yaml b=c",
+            "--use_deepspeed --zero_stage 3 --offload_optimizer_device nvme --gradient_accumulation_steps 8 --cpu x.py",
+        ],
+    );
+}
+
+#[test]
+fn words_and_hostfiles_of_deepspeed() {
+    fuzz_command(
+        &["deepspeed"],
+        &[
+            "--num_gpus 8 --num_nodes 2 --hostfile h --master_addr a --master_port=9901 src/train.py --deepspeed d.json",
+            "--include worker-0@worker-1:0,2 --launcher mpich --launcher_args -x --bind_cores_to_rank p.py -a",
+            "--cpu --exclude localhost:1 --module a.b --elastic_training --min_elastic_nodes 1 --no_local_rank",
+        ],
+    );
+    let seed = b"# machines\nworker-0 slots=4\nworker-1   slots=2\n\nhost.example.org slots=16 # big\n";
+    fuzz_at_least(25, "hostfile", vec![seed.to_vec()], |folder, input| {
+        fs::write(folder.join("h"), input).unwrap();
+        fs::write(folder.join("p.py"), "").unwrap();
+        command(folder, &["deepspeed"], "--hostfile h --include worker-0:1 p.py");
+        command(folder, &["deepspeed"], "--hostfile h --exclude worker-1:0 p.py");
+    });
+    fuzz_at_least(25, "filter", vec![b"worker-0@worker-1:0,2".to_vec()], |folder, input| {
+        fs::write(folder.join("h"), "worker-0 slots=4\nworker-1 slots=4\n").unwrap();
+        fs::write(folder.join("p.py"), "").unwrap();
+        let filter = String::from_utf8_lossy(input).replace(' ', "");
+        command(folder, &["deepspeed"], &format!("--hostfile h --include {filter} p.py"));
+    });
+}
+
+#[test]
+fn words_of_the_others() {
+    fuzz_command(
+        &["llamafactory-cli", "train"],
+        &[
+            "a.yaml stage=sft lora_rank=8 --bf16 quantization_bit=4",
+            "model_name_or_path=m dataset=d output_dir=o",
+        ],
+    );
+    fuzz_command(
+        &["train_pretrain"],
+        &[
+            "--epochs 3 --batch_size 24 --learning_rate 2e-4 --dtype bfloat16 --accumulation_steps 32 --dim 1024",
+            "--hidden_size 768 --num_hidden_layers 8 --use_moe 1 --from_resume 1 --tokenizer_path t",
+        ],
+    );
 }
 
 #[test]

@@ -170,3 +170,13 @@ fn a_finished_run_does_nothing_twice() {
     assert_eq!(missing.code, Some(1));
     assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
 }
+
+#[test]
+fn another_seed_than_that_of_the_checkpoint_is_remarked_on() {
+    let site = Site::new();
+    site.train("out", &["max_steps=2", "save_strategy=steps", "save_steps=2"]);
+    let words = ["max_steps=3", "save_strategy=steps", "save_steps=3", "seed=7"];
+    let said = site.train("out", &words);
+    let line = "warning: seed is 7, and was 42 when the checkpoint was saved";
+    assert!(said.stdout.contains(line), "{said:?}");
+}

@@ -184,7 +184,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     let shape = StepShape { batch: args.batch, len: args.cutoff_len, documents: false, eval_batch: None };
     let (mut step, mut program): (Option<DryRun>, u64) = (None, 0);
     if let Some(model) = &model {
-        program = estimate::program_bytes(model, shape, 1)?;
+        program = estimate::program_bytes(model, shape, 1, args.num_processes as usize)?;
         let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
         step = Some(decoder_step(model, dtype, &device, shape)?);
     }

@@ -18,6 +18,8 @@ use crate::nearest::nearest_of;
 pub struct Flags {
     /// How the command is called, for messages and help.
     pub command: &'static str,
+    /// Switches never take a value; else the word true or false behind one is its value.
+    pub bare_switches: bool,
     /// What follows the flags, for the help; empty if nothing may.
     pub operands: &'static str,
     /// What the command does, in a line.
@@ -87,11 +89,15 @@ impl Flags {
                         // The value of a flag with a slip in its name is no program to start.
                         let meant = self.nearest(name).and_then(|near| self.find(near));
                         let has_value = attached.is_none()
-                            && words.get(i + 1).is_some_and(|next| meant.is_some_and(|key| takes(key, next)));
+                            && words.get(i + 1).is_some_and(|next| {
+                                meant.is_some_and(|key| takes(key, next, self.bare_switches))
+                            });
                         i += usize::from(has_value);
                     }
                     Some(key) => {
-                        let next = words.get(i + 1).filter(|next| attached.is_none() && takes(key, next));
+                        let next = words
+                            .get(i + 1)
+                            .filter(|next| attached.is_none() && takes(key, next, self.bare_switches));
                         let value = attached.or(next.map(|_| words.place(i + 1)));
                         if let Err(problem) = self.settle(key, &place, value, &mut out.settings) {
                             problems.push(problem);
@@ -209,8 +215,9 @@ impl Flags {
 }
 
 /// Whether the word after a flag is its value: a switch takes one only if it is true or false.
-fn takes(key: &Key, next: &str) -> bool {
+fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
     match key.kind {
+        Kind::Bool if bare_switches => false,
         Kind::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
         // A negative number is a value, and so are words with a blank between them; another word that begins like a
         // flag is one.
@@ -228,6 +235,7 @@ mod tests {
 
     const FLAGS: Flags = Flags {
         command: "launch",
+        bare_switches: false,
         operands: "SCRIPT …",
         about: "Launches.",
         keys: &[
@@ -275,6 +283,15 @@ mod tests {
         let (parsed, _) = parse("--standalone 1");
         assert!(parsed.settings.bool("standalone"));
         assert_eq!(parsed.rest.to_vec(), ["1"]);
+    }
+
+    #[test]
+    fn a_bare_switch_takes_none() {
+        let words = ["--standalone", "true", "x"].map(str::to_owned);
+        let flags = Flags { bare_switches: true, ..FLAGS };
+        let parsed = flags.parse(&Words::new(&words), &mut Problems::default());
+        assert!(parsed.settings.bool("standalone"));
+        assert_eq!(parsed.rest.to_vec(), ["true", "x"]);
     }
 
     #[test]

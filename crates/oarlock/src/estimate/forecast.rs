@@ -14,9 +14,12 @@ use crate::config::{self, Placement, Precision, RowFormat, TrainConfig, When};
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Recompute};
 
-/// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, code
-/// that was not used before, the allocator's slack, stacks.
-const LATER_BYTES: u64 = 2 << 20;
+/// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
+/// allocator's slack, stacks.
+const LATER_BYTES: u64 = 1 << 20;
+
+/// Code that is used for the first time after the start, which the ranks of a machine share.
+const LATER_CODE_BYTES: u64 = 4 << 20;
 
 /// Windows of batches that the loader and the step hold at a time.
 const N_WINDOWS: u64 = 4;
@@ -56,7 +59,7 @@ impl Forecast {
             documents: config.data.rows == RowFormat::PackedApart,
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
-        let program = program_bytes(model, shape, config.train.accumulation)?;
+        let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
         let estimate = predict(model, device, shape, settings, program)?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
@@ -171,13 +174,14 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
 ///
 /// # Errors
 /// When /proc is not there.
-pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize) -> Result<u64> {
+pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ranks: usize) -> Result<u64> {
     let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
     let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
     // The angles of the positions lie in the model already; they are a part of what is measured.
     let angles = (shape.len * model.config().head_dim * 4) as u64;
     let measured = ProcessMemory::current()?.pss;
-    Ok(measured.max(angles) + LATER_BYTES + N_WINDOWS * rows.saturating_mul(row))
+    let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
+    Ok(measured.max(angles) + later + N_WINDOWS * rows.saturating_mul(row))
 }
 
 /// The prediction for a decoder.

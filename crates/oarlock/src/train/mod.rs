@@ -9,6 +9,7 @@ mod model;
 mod monitors;
 mod optimizer;
 mod options;
+mod resume;
 mod run;
 pub mod scale;
 pub mod schedule;

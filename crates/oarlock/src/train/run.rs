@@ -1,7 +1,7 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, save_model};
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, save_model};
 use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Batch, Loader, Rows, Sampler, eval_batches};
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ use crate::train::journal::{Journal, Told};
 use crate::train::model;
 use crate::train::monitors::momentum;
 use crate::train::options::{optimizer_config, recompute};
+use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
@@ -93,10 +94,11 @@ impl<'a> Run<'a> {
         accelerator.communicator().set_phase("loading weights");
         let mut source = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
         let mut optimizer = accelerator.prepare(&model, optimizer_config(config), source.as_mut())?;
-        let (mut position, mut done) = (0, 0);
+        let (mut position, mut done, mut reseeded) = (0, 0, None);
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &mut checkpoint {
             let client = load_undamaged(config, accelerator, dir, &mut optimizer)?;
+            reseeded = other_seeds(config, &client);
             let dir: &Path = dir;
             (position, done) = (client.consumed_samples, client.step);
             if let Some(state) = client.client.get(LOSS_SCALE) {
@@ -123,6 +125,7 @@ impl<'a> Run<'a> {
         if let Some(journal) = &mut journal {
             let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+            reseeded.iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
         Ok(Run {
@@ -443,85 +446,6 @@ fn due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
         When::Epoch => done.is_multiple_of(per_epoch) || done == total,
         When::Every(steps) => done.is_multiple_of(steps.of(total).max(1)),
     }
-}
-
-/// The checkpoint to go on from: rank 0 looks, all take the same.
-fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<PathBuf>> {
-    let output = &config.save.output_dir;
-    let found = match &config.save.resume {
-        Resume::Never => None,
-        Resume::From(dir) => Some(dir.clone()),
-        Resume::IfPresent | Resume::Newest => {
-            let newest = match accelerator.is_main_process() {
-                true => newest_whole(output)?,
-                false => None,
-            };
-            let chosen =
-                accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
-            let chosen = String::from_utf8_lossy(&chosen).into_owned();
-            (!chosen.is_empty()).then(|| PathBuf::from(chosen))
-        }
-    };
-    if found.is_none() && config.save.resume == Resume::Newest {
-        return Err(Error::Usage(format!(
-            "resume_from_checkpoint is true, but {} holds no whole checkpoint",
-            output.display()
-        )));
-    }
-    Ok(found)
-}
-
-/// The newest checkpoint that is whole; says which newer ones are not, and why.
-fn newest_whole(output: &Path) -> Result<Option<String>> {
-    let newest = checkpoint::newest(output)?;
-    for listed in &newest.skipped {
-        if let Some(problem) = &listed.problem {
-            // Where nobody listens the run goes on all the same.
-            let _ =
-                writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", listed.path.display());
-        }
-    }
-    Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))
-}
-
-/// Loads a checkpoint; where its contents are damaged and nobody named it, the newest older one that is not.
-fn load_undamaged(
-    config: &TrainConfig,
-    accelerator: &Accelerator,
-    dir: &mut PathBuf,
-    optimizer: &mut Optimizer,
-) -> Result<ClientState> {
-    let mut aside = Vec::new();
-    loop {
-        let error = match accelerator.load_state(dir, optimizer) {
-            // All ranks were told the same, so all look for another one, or none does.
-            Err(error) if !matches!(config.save.resume, Resume::From(_)) && is_damage(&error) => error,
-            loaded => return loaded,
-        };
-        aside.push(dir.clone());
-        let older = match accelerator.is_main_process() {
-            true => {
-                let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
-                whole_apart_from(&config.save.output_dir, &aside)?
-            }
-            false => None,
-        };
-        let chosen = accelerator.communicator().broadcast_bytes(0, older.unwrap_or_default().as_bytes())?;
-        if chosen.is_empty() {
-            return Err(error);
-        }
-        *dir = PathBuf::from(String::from_utf8_lossy(&chosen).into_owned());
-    }
-}
-
-fn is_damage(error: &Error) -> bool {
-    matches!(error, Error::Checkpoint(CheckpointError::NotLoaded { problem: Problem::Checksum { .. }, .. }))
-}
-
-fn whole_apart_from(output: &Path, aside: &[PathBuf]) -> Result<Option<String>> {
-    let mut listed = checkpoint::list(output)?.into_iter().rev();
-    let found = listed.find(|one| one.problem.is_none() && !one.only_model && !aside.contains(&one.path));
-    Ok(found.map(|one| one.path.to_string_lossy().into_owned()))
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {

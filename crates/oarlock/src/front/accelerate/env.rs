@@ -13,6 +13,7 @@ use crate::console::{Failure, Outcome, say};
 
 pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
+    bare_switches: false,
     operands: "",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
     keys: &[CONFIG_FILE],

@@ -16,6 +16,7 @@ use crate::nn::units_of;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate estimate-memory",
+    bare_switches: false,
     operands: "MODEL",
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
     keys: &[

@@ -6,6 +6,7 @@ use crate::config::flags::Flags;
 /// All flags.
 pub(super) const LAUNCH: Flags = Flags {
     command: "accelerate launch",
+    bare_switches: false,
     operands: "SCRIPT [arguments]",
     about: "Starts a training of ours, or any program, on several processes.",
     keys: FLAGS,

@@ -13,6 +13,7 @@ use crate::error::Error;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
+    bare_switches: false,
     operands: "CHECKPOINT OUT",
     about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\
             `oarlock merge-weights --help` has more choices.",

@@ -21,6 +21,7 @@ use crate::rank;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate test",
+    bare_switches: false,
     operands: "",
     about: "Checks that the ranks of this machine train as one would: collectives, seeds, the split of the data, losses of \
             every way to divide the model, and checkpoints.",

@@ -13,6 +13,7 @@ use crate::console::{Failure, Outcome, tell};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
+    bare_switches: false,
     operands: "",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
     keys: &[

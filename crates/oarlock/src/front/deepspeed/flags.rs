@@ -11,6 +11,7 @@ const ANY: i64 = i64::MIN;
 #[rustfmt::skip]
 pub const FLAGS: Flags = Flags {
     command: "deepspeed",
+    bare_switches: true,
     operands: "SCRIPT [arguments]",
     about: "Starts a program once for each GPU of the machines in a hostfile, or of this one.",
     keys: &[

@@ -14,6 +14,7 @@ use crate::launch::devices::Devices;
 
 const FLAGS: Flags = Flags {
     command: "ds_report",
+    bare_switches: true,
     operands: "",
     about: "Says which ops this machine has, and what surrounds them.",
     keys: &[

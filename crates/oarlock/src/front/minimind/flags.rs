@@ -12,6 +12,7 @@ const ELSEWHERE: Status = NoEffect("ranks come from the launcher");
 #[rustfmt::skip]
 pub const FLAGS: Flags = Flags {
     command: super::COMMAND,
+    bare_switches: false,
     operands: "",
     about: "Pretrains a MiniMind from scratch: MiniMind2, or minimind-3 where --hidden_size or another flag of its \
             script is given. Intervals count micro-steps, as MiniMind does.",

@@ -19,6 +19,7 @@ const fn key(
 /// The table. Each is also read from the variable `PET_<FLAG>`.
 pub(super) const FLAGS: Flags = Flags {
     command: "torchrun",
+    bare_switches: true,
     operands: "SCRIPT [arguments]",
     about: "Starts a program as many ranks on one or several machines, and again when one of them fails.",
     keys: &[

@@ -26,6 +26,7 @@ use crate::launch::devices::Devices;
 
 pub(super) const CONFIG: Flags = Flags {
     command: "accelerate config",
+    bare_switches: false,
     operands: "[default|update]",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
@@ -35,6 +36,7 @@ pub(super) const CONFIG: Flags = Flags {
 
 pub(super) const DEFAULT: Flags = Flags {
     command: "accelerate config default",
+    bare_switches: false,
     operands: "",
     about: "Writes a file for this machine without asking.",
     keys: &[
@@ -52,6 +54,7 @@ pub(super) const DEFAULT: Flags = Flags {
 
 pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
+    bare_switches: false,
     operands: "",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
     keys: &[CONFIG_FILE],
