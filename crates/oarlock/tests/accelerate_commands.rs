@@ -51,7 +51,9 @@ fn answers_in_a_pipe_make_the_default_file() {
         let said = answered(&site, &format!("{}\n", lines[..end].join("\n")));
         assert_eq!(said.code, Some(1), "{end}: {said:?}");
         assert!(
-            said.stderr.contains("the input ended at the question") && !site.path("hf").exists(),
+            said.stderr.starts_with("error: the input ended at the question")
+                && !said.stderr.contains("A number")
+                && !site.path("hf").exists(),
             "{said:?}"
         );
     }
@@ -228,7 +230,7 @@ fn under_its_links_the_program_is_the_other_command() {
     site.write("tools/accelerate", "somebody's");
     let said = run(site.oarlock(&["link-tools", "tools"]));
     assert!(
-        said.code == Some(1) && said.stderr.contains("accelerate in tools is not a link to this program"),
+        said.code == Some(1) && said.stderr.contains("in tools there is something else under accelerate"),
         "{said:?}"
     );
 }

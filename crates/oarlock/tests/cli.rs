@@ -145,6 +145,7 @@ fn wrong_data_and_models_are_named_with_file_and_line() {
     assert_refused(&said, 1, &["the prompt is empty"]);
     let said = run(site.oarlock(&["generate", "--model", "model", "--prompt", "a", "--temperature", "-1"]));
     assert_refused(&said, 1, &["temperature"]);
+    assert_eq!(said.stdout, "", "an error stands alone");
     let said = run(site.oarlock(&["chat", "--model", "model"]));
     assert_refused(&said, 1, &["has no chat template"]);
     let said = run(site.oarlock(&[

@@ -99,11 +99,17 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
 pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let begin = Instant::now();
-    if print(&args.prompt)?.is_break() {
-        return Ok(());
-    }
-    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, print)?;
-    let _: ControlFlow<()> = print("\n")?;
+    // The prompt is shown when nothing was wrong with it, so that an error stands alone.
+    let mut prompt = Some(args.prompt.as_str());
+    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, |text| {
+        if let Some(prompt) = prompt.take()
+            && print(prompt)?.is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        print(text)
+    })?;
+    let _: ControlFlow<()> = print(&format!("{}\n", prompt.unwrap_or_default()))?;
     let seconds = begin.elapsed().as_secs_f64();
     tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
     Ok(())

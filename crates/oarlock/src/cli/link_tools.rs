@@ -36,9 +36,9 @@ fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
         names.iter().copied().filter(|name| is_foreign(&folder.join(name), program)).collect();
     if !taken.is_empty() {
         return Err(Error::Usage(format!(
-            "{} in {} is not a link to this program, and stays; nothing was linked. Name another folder, or remove it",
-            taken.join(", "),
-            folder.display()
+            "nothing was linked: in {} there is something else under {}. Name another folder, or remove it",
+            folder.display(),
+            taken.join(", ")
         )));
     }
     for name in names {
@@ -85,7 +85,7 @@ mod tests {
         let error = link(&dir, Path::new("/third/oarlock"), &["torchrun", "accelerate", "ds"])
             .unwrap_err()
             .to_string();
-        assert!(error.contains("accelerate, ds in"), "{error}");
+        assert!(error.contains("something else under accelerate, ds."), "{error}");
         assert_eq!(fs::read_to_string(dir.join("accelerate")).unwrap(), "somebody's");
         assert_eq!(fs::read_link(dir.join("torchrun")).unwrap(), Path::new("/new/oarlock"));
     }

@@ -81,6 +81,11 @@ impl Settings {
         is_auto(self.get(name))
     }
 
+    /// Those for which `auto` is written.
+    pub(super) fn autos(&mut self) -> impl Iterator<Item = &mut Setting> {
+        self.0.iter_mut().filter(|setting| is_auto(setting))
+    }
+
     /// What was written, or the default.
     pub fn value(&self, name: &str) -> Value {
         let setting = self.get(name);

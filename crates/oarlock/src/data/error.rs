@@ -129,7 +129,8 @@ impl Error {
 
     /// A failed write, with advice that fits its cause.
     pub(crate) fn write(path: &Path, cause: io::Error) -> Error {
-        let folder = path.parent().unwrap_or(Path::new(".")).display();
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let folder = parent.unwrap_or(Path::new(".")).display();
         let remedy = match cause.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 format!("make room in {folder} or choose a folder on another disk")
@@ -137,8 +138,32 @@ impl Error {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 format!("make {folder} writable or choose another folder")
             }
+            io::ErrorKind::AlreadyExists => "it is no folder: choose another name".to_owned(),
             _ => format!("check that {folder} is a folder on a healthy disk"),
         };
         Error::Write { path: path.into(), cause, remedy }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_names_the_folder() {
+        let told = |path: &str, kind: io::ErrorKind| Error::write(Path::new(path), kind.into()).to_string();
+        assert!(
+            told("cache", io::ErrorKind::StorageFull)
+                .ends_with("make room in . or choose a folder on another disk")
+        );
+        assert!(
+            told("a/b", io::ErrorKind::PermissionDenied)
+                .ends_with("make a writable or choose another folder")
+        );
+        assert!(told("a/b", io::ErrorKind::Other).ends_with("check that a is a folder on a healthy disk"));
+        assert!(
+            told("text.jsonl", io::ErrorKind::AlreadyExists)
+                .ends_with("it is no folder: choose another name")
+        );
     }
 }

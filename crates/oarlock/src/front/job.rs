@@ -146,6 +146,9 @@ impl Job {
     fn outline(&self) -> String {
         let command = match &self.program {
             Program::Training(_) => format!("oarlock {}", self.words.join(" ")),
+            Program::Command(argv) if self.launch.local_rank_argument => {
+                launch::with_local_rank(argv, "N").join(" ")
+            }
             Program::Command(argv) => argv.join(" "),
         };
         format!("{}: {command}\n{}", would_start(&self.launch), ranks(&|_| self.launch.clone()))

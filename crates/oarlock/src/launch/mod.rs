@@ -19,7 +19,7 @@ use oarlock_comm::Launched;
 
 pub use failure::Failure;
 pub use logs::Message;
-pub use run::{Outcome, run};
+pub use run::{Outcome, run, with_local_rank};
 pub use spec::Launch;
 
 /// The variable that tells a rank when the command began, in microseconds since 1970.

@@ -208,14 +208,13 @@ impl Run<'_> {
 
     fn command(&self, place: &Place, error_file: &ErrorFile) -> Result<Command> {
         let launch = self.launch;
-        let (name, mut arguments) = match self.program.split_first() {
-            Some((name, arguments)) => (name, arguments.to_vec()),
-            None => return Err(Error::Usage("there is no program to start".to_owned())),
+        let program = match launch.local_rank_argument && !self.own {
+            true => with_local_rank(self.program, &place.local_rank.to_string()),
+            false => self.program.to_vec(),
         };
-        if launch.local_rank_argument && !self.own {
-            let script = script(&arguments);
-            arguments.insert(script, format!("--local_rank={}", place.local_rank));
-        }
+        let Some((name, arguments)) = program.split_first() else {
+            return Err(Error::Usage("there is no program to start".to_owned()));
+        };
         let mut command = Command::new(name);
         command.args(arguments).envs(variables(launch, place));
         if self.own {
@@ -254,6 +253,15 @@ impl Ended {
         let mut all = all.into_iter();
         Some((all.next()?, all.collect()))
     }
+}
+
+/// A program with the argument that DeepSpeed's launcher gives each rank.
+pub fn with_local_rank(program: &[String], local_rank: &str) -> Vec<String> {
+    let mut program = program.to_vec();
+    if let Some((_, arguments)) = program.split_first() {
+        program.insert(1 + script(arguments), format!("--local_rank={local_rank}"));
+    }
+    program
 }
 
 /// Where the arguments of a script begin, after what calls Python with it.

@@ -60,6 +60,20 @@ pub struct Profiler {
 }
 
 impl Profiler {
+    /// Removes the file of an earlier run, of which a new one may write none.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn forget(folder: &Path) -> Result<()> {
+        let path = folder.join(PROFILE);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(io_error("remove", &path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A profile every `every` steps, into a file of `folder`. What the file holds of steps after `step`, where the
     /// run begins or goes on, will be told again and is cut off.
     ///
@@ -67,9 +81,7 @@ impl Profiler {
     /// If the file cannot be written.
     pub fn new(folder: &Path, every: u64, step: u64) -> Result<Profiler> {
         let path = folder.join(PROFILE);
-        if step == 0 {
-            files::replace(&path, b"")?;
-        } else if path.exists() {
+        if path.exists() {
             let text = std::fs::read(&path).map_err(io_error("read", &path))?;
             files::replace(&path, kept(&String::from_utf8_lossy(&text), step).as_bytes())?;
         }

@@ -85,6 +85,9 @@ impl Journal {
         let log =
             if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
         log.training_args(&config.as_yaml())?;
+        if first_step == 0 {
+            Profiler::forget(dir)?;
+        }
         let profiler = config.log.profile.map(|every| Profiler::new(dir, every, first_step)).transpose()?;
         Ok(Journal {
             log,

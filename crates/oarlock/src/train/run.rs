@@ -126,6 +126,7 @@ impl<'a> Run<'a> {
             let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
             reseeded.iter().try_for_each(|line| journal.message(line))?;
+            schedule.unfinished().iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
         Ok(Run {

@@ -4,7 +4,7 @@
 use super::super::plan::{ModelSource, TrainConfig};
 use super::super::resolve::Settings;
 use super::super::sharding::Elems;
-use super::super::value::{Value, number};
+use super::super::value::{self, Value, number};
 use super::super::yaml::{Data, Node};
 
 /// Settings that take the value of one of ours.
@@ -48,12 +48,12 @@ pub fn tell(config: &mut TrainConfig) {
     }
     became.push(("zero_optimization.stage3_max_live_parameters".to_owned(), "1e9".to_owned()));
     let Some(block) = &mut config.dialects.deepspeed else { return };
-    for (name, text) in became {
-        if block.settings.is_auto(&name)
-            && let Some(setting) = block.settings.get_mut(&name)
-        {
-            setting.value = Value::Text(format!("auto: {text}"));
-        }
+    for setting in block.settings.autos() {
+        let text = match became.iter().find(|(name, _)| name == setting.key.name) {
+            Some((_, text)) => text.clone(),
+            None => format!("{}, default", value::default(setting.key)),
+        };
+        setting.value = Value::Text(format!("auto: {text}"));
     }
     if let Some(setting) = block.settings.get_mut("scheduler.params")
         && let Value::Map(fields) = &mut setting.value
@@ -80,13 +80,15 @@ impl Course {
         let [rate, steps, warmup, ratio] = ["learning_rate", "max_steps", "warmup_steps", "warmup_ratio"]
             .map(|name| settings.f64_or_int(name));
         let all = if steps > 0.0 { number(steps) } else { "all steps".to_owned() };
+        // Never shorter than DeepSpeed makes it.
+        let count = |steps: f64| number(steps.max(2.0));
         let share = |share: f64| match (steps > 0.0, share > 0.0) {
-            (_, false) => "0".to_owned(),
+            (_, false) => count(0.0),
             // As transformers rounds.
-            (true, true) => number((steps * share).ceil()),
+            (true, true) => count((steps * share).ceil()),
             (false, true) => format!("{} of all steps", number(share)),
         };
-        let warmup = if warmup >= 1.0 { number(warmup) } else { share(warmup.max(ratio)) };
+        let warmup = if warmup >= 1.0 { count(warmup) } else { share(warmup.max(ratio)) };
         Course { rate: number(rate), warmup, steps: all }
     }
 

@@ -222,7 +222,17 @@ fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
 /// schedule. What is "auto" or missing follows from the training.
 pub fn scheduler(block: &Dialect, settings: &Settings, layer: &mut Layer, problems: &mut Problems) {
-    let Some(kind) = block.settings.said("scheduler.type") else { return };
+    let Some(kind) = block.settings.said("scheduler.type") else {
+        if block.settings.said("scheduler.params").is_some() {
+            problems.push(
+                block
+                    .settings
+                    .problem("`scheduler.params` stands without `scheduler.type`", &["scheduler.params"])
+                    .help(format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "))),
+            );
+        }
+        return;
+    };
     let Some(place) = kind.place() else { return };
     let name = kind.value.to_string();
     if !SCHEDULES.contains(&name.as_str()) {

@@ -8,6 +8,7 @@ pub mod deepspeed_keys;
 mod fsdp;
 pub mod fsdp_keys;
 mod json;
+mod left_out;
 mod methods;
 
 #[cfg(test)]
@@ -71,6 +72,8 @@ pub fn read(settings: &mut Settings, problems: &mut Problems) -> Dialects {
         resolve::refuse(&mut block.settings, problems);
         deepspeed::batch(block, settings, problems);
     }
+    left_out::warmup(dialects.deepspeed.as_ref(), settings);
+    dialects.notes.extend(dialects.deepspeed.iter().filter_map(|block| left_out::told(block, settings)));
     if let Some(block) = &mut dialects.fsdp {
         resolve::refuse(&mut block.settings, problems);
     }

@@ -300,6 +300,13 @@ fn layers(
         refuse(&mut file.own.clone(), problems);
     }
     let mut entries = meaning::entries(all, &strategy.engine(), problems);
+    let of_deepspeed = ["gradient_accumulation_steps", "gradient_clipping"];
+    if strategy.kind != Kind::DeepSpeed {
+        let counted = entries_of(all, of_deepspeed);
+        if !counted.is_empty() {
+            notes.push(format!("with Accelerate only DeepSpeed reads {counted}; here it counts"));
+        }
+    }
     if let Some(place) = &ranks.place {
         entries.push(Entry::new("num_processes", ranks.count.to_string(), place));
     }
@@ -320,6 +327,12 @@ fn layers(
         Layer { authority: Authority::Replaces, entries: precision },
         Layer { authority: Authority::MustAgree, entries },
     ]
+}
+
+/// Those of some settings that say something, as they would be written.
+fn entries_of(all: &Settings, names: [&str; 2]) -> String {
+    let said = names.iter().filter_map(|name| all.said(name));
+    said.map(|setting| format!("--{} {}", setting.key.name, setting.value)).collect::<Vec<_>>().join(", ")
 }
 
 fn is_on(entry: &Entry) -> bool {

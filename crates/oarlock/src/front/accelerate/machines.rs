@@ -57,6 +57,8 @@ impl Asked<'_> {
                 .at(&said, "")
                 .help("add `--num_processes N`"),
             );
+            // What the training says is no second mistake.
+            return Ranks { count: 1, place: None };
         } else if count < 2 && self.flags.bool("multi_gpu") && self.flags.said("num_processes").is_some() {
             let names = ["multi_gpu", "num_processes"];
             problems.push(

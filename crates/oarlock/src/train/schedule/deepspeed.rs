@@ -8,9 +8,6 @@ use crate::config::{CycleMomentum, DeepSpeedShape, OneCycle, Warmup, WarmupType}
 /// The second beta that `OneCycle` sets beside the momentum.
 const CYCLE_BETA2: f64 = 0.99;
 
-/// The warm-up of DeepSpeed where nobody says how long it is.
-const WARMUP_STEPS: u64 = 1000;
-
 /// The steps of the way up, given the warm-up of the run; `None` for a shape without one.
 pub(super) fn warmup_steps(shape: &DeepSpeedShape, of_run: u64) -> Option<u64> {
     let own = match shape {
@@ -19,7 +16,7 @@ pub(super) fn warmup_steps(shape: &DeepSpeedShape, of_run: u64) -> Option<u64> {
         DeepSpeedShape::LrRangeTest { .. } => return None,
         DeepSpeedShape::OneCycle(cycle) => return Some(cycle.first_step_size),
     };
-    let of_run = if of_run > 0 { of_run } else { WARMUP_STEPS };
+    // As short as DeepSpeed makes it.
     Some(own.unwrap_or(of_run).max(2))
 }
 

@@ -62,8 +62,20 @@ impl Schedule {
         }
     }
 
+    /// What to say where the run ends before its warm-up does.
+    pub fn unfinished(&self) -> Option<String> {
+        (self.warmup > 0 && self.warmup >= self.total).then(|| {
+            format!(
+                "the warm-up takes {} steps, and the run ends after {}: {}",
+                self.warmup,
+                self.total,
+                self.outline()
+            )
+        })
+    }
+
     /// The course in one line: its first, its last, and at the end of the warm-up its highest learning rate.
-    pub fn outline(&self) -> String {
+    fn outline(&self) -> String {
         let last = self.total.saturating_sub(1);
         let mut steps = vec![0, self.warmup.min(last), last];
         steps.dedup();
@@ -93,6 +105,16 @@ mod tests {
             "learning rate 0.00e0 at step 1, 1.00e-3 at step 6, 2.00e-4 at step 10"
         );
         assert_eq!(schedule(Shape::Constant, 1e-3, 0, 1, 1).outline(), "learning rate 1.00e-3 at step 1");
+    }
+
+    #[test]
+    fn a_warm_up_that_the_run_does_not_finish_is_told() {
+        assert_eq!(
+            schedule(Shape::ConstantWithWarmup, 1e-3, 20, 10, 1).unfinished().unwrap(),
+            "the warm-up takes 20 steps, and the run ends after 10: learning rate 0.00e0 at step 1, 4.50e-4 at step 10"
+        );
+        assert_eq!(schedule(Shape::ConstantWithWarmup, 1e-3, 9, 10, 1).unfinished(), None);
+        assert_eq!(schedule(Shape::Constant, 1e-3, 0, 1, 1).unfinished(), None);
     }
 
     #[test]

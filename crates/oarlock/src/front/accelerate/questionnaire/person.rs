@@ -19,7 +19,14 @@ impl<R: BufRead, W: Write> Person for Lines<R, W> {
     fn words(&mut self, question: &str) -> Result<String, Silence> {
         self.output.write_all(question.as_bytes())?;
         self.output.flush()?;
-        line(&mut self.input, question)
+        match line(&mut self.input, question) {
+            // The error begins a line of its own.
+            Err(Silence::Ended(question)) => {
+                writeln!(self.output)?;
+                Err(Silence::Ended(question))
+            }
+            said => said,
+        }
     }
 
     fn choose(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, Silence> {
@@ -28,7 +35,10 @@ impl<R: BufRead, W: Write> Person for Lines<R, W> {
             writeln!(self.output, "  {i}  {choice}")?;
         }
         loop {
-            let said = self.words(&format!("A number [{default}] "))?;
+            let said = match self.words(&format!("A number [{default}] ")) {
+                Err(Silence::Ended(_)) => return Err(Silence::Ended(question.to_owned())),
+                said => said?,
+            };
             let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(said.trim()));
             match said.trim().parse::<usize>() {
                 _ if said.trim().is_empty() => return Ok(default),
@@ -198,7 +208,16 @@ mod tests {
         for (said, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
             assert_eq!(chosen(said).unwrap(), expected, "{said:?}");
         }
-        assert!(matches!(chosen("9\n"), Err(Silence::Ended(_))));
+        assert!(matches!(chosen("9\n"), Err(Silence::Ended(question)) if question == "Which?"));
+    }
+
+    #[test]
+    fn an_end_of_the_input_ends_the_line_of_the_question() {
+        let mut person = Lines { input: &b""[..], output: Vec::new() };
+        assert!(
+            matches!(person.words("How many? "), Err(Silence::Ended(question)) if question == "How many?")
+        );
+        assert_eq!(person.output, b"How many? \n");
     }
 
     #[test]

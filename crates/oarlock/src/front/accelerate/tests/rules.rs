@@ -322,6 +322,25 @@ fn precision_is_that_of_the_launch_and_accumulation_that_of_the_training() {
     assert_eq!(site.plan("--config_file c.yaml src/train.py train.yaml").train.precision, Precision::F16);
     let said = site.wrong("--gradient_accumulation_steps 2 src/train.py train.yaml");
     assert!(said.contains("`gradient_accumulation_steps` is 4, but the command line says 2"), "{said}");
+    // Accelerate hands these flags on for DeepSpeed only.
+    let note = |line: &str| {
+        site.resolve(line).notes.into_iter().find(|note| note.contains("only DeepSpeed")).unwrap_or_default()
+    };
+    let flags = "--gradient_accumulation_steps 4 --gradient_clipping 0.5 src/train.py train.yaml";
+    assert_eq!(
+        note(flags),
+        "with Accelerate only DeepSpeed reads --gradient_accumulation_steps 4, --gradient_clipping 0.5; here it counts"
+    );
+    assert_eq!(note(&format!("--use_deepspeed {flags}")), "");
+}
+
+#[test]
+fn a_number_that_is_to_be_said_is_one_mistake() {
+    let site = Site::new(0);
+    const TRAIN: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\nnum_processes: 2\n";
+    site.write("train.yaml", TRAIN);
+    let said = site.wrong("--cpu --num_processes -1 src/train.py train.yaml");
+    assert!(said.contains("still to be said") && !said.contains("`num_processes` is 2"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! What DeepSpeed's `optimizer` and `scheduler` blocks leave out. Here the training's own settings count then, where
+//! DeepSpeed would take defaults of its own; where that makes a difference, a note says so.
+
+use super::super::resolve::Settings;
+use super::super::table::MINIMIND_SCHEDULES;
+use super::super::value::{Field, Value, number};
+use super::Dialect;
+
+/// Schedules of DeepSpeed with a warm-up.
+const WARMING_UP: [&str; 3] = ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"];
+
+/// The warm-up of these where nobody says how long it is.
+const WARMUP_STEPS: f64 = 1000.0;
+
+/// The highest rate of a schedule where nobody says it.
+const WARMUP_MAX_LR: f64 = 1e-3;
+
+/// Makes the warm-up of DeepSpeed's schedules as long as it is there, where nobody says how long.
+pub fn warmup(block: Option<&Dialect>, settings: &mut Settings) {
+    let said = ["warmup_steps", "warmup_ratio"].iter().any(|name| settings.get(name).is_written())
+        || has(settings, "lr_scheduler_kwargs", "warmup_num_steps")
+        || block.is_some_and(|block| has(&block.settings, "scheduler.params", "warmup_num_steps"));
+    if is_one_of(settings, &WARMING_UP) && !said {
+        settings.derive("warmup_steps", Value::Float(WARMUP_STEPS), "DeepSpeed's default");
+    }
+}
+
+/// What to say of parameters that are not in the block and that DeepSpeed's defaults would make something else of.
+pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
+    let mut left_out: Vec<(&str, &str, f64)> = Vec::new();
+    let own_rate = is_one_of(settings, &["WarmupLR", "WarmupDecayLR", "LRRangeTest", "OneCycle"])
+        || is_one_of(settings, MINIMIND_SCHEDULES);
+    if let Some(kind) = block.settings.text("optimizer.type").map(|kind| kind.to_ascii_lowercase()) {
+        let missing = |name: &str| !block.settings.get(&format!("optimizer.params.{name}")).is_written();
+        let has_betas = ["adam", "adamw", "lamb", "lion"].contains(&kind.as_str());
+        let known = has_betas || ["sgd", "adagrad"].contains(&kind.as_str());
+        if known && missing("lr") && !own_rate {
+            left_out.push(("lr", "learning_rate", if kind == "adagrad" { 1e-2 } else { 1e-3 }));
+        }
+        if has_betas && missing("betas") {
+            left_out.extend([("betas", "adam_beta1", 0.9), ("betas", "adam_beta2", 0.999)]);
+        }
+        if has_betas && kind != "lion" && missing("eps") {
+            left_out.push(("eps", "adam_epsilon", 1e-8));
+        }
+        if known && missing("weight_decay") {
+            // AdamW of torch decays unless told otherwise.
+            let of_torch = kind.starts_with("adam") && block.settings.bool("optimizer.params.torch_adam");
+            left_out.push(("weight_decay", "weight_decay", if of_torch { 0.01 } else { 0.0 }));
+        }
+    }
+    let has_parameter = |name| has(&block.settings, "scheduler.params", name);
+    if block.settings.said("scheduler.type").is_some() {
+        if is_one_of(settings, &["WarmupLR", "WarmupDecayLR"]) && !has_parameter("warmup_max_lr") {
+            left_out.push(("warmup_max_lr", "learning_rate", WARMUP_MAX_LR));
+        }
+        if is_one_of(settings, &WARMING_UP) && !has_parameter("warmup_num_steps") {
+            let ratio = settings.f64("warmup_ratio");
+            let ours = if ratio > 0.0 { "warmup_ratio" } else { "warmup_steps" };
+            left_out.push(("warmup_num_steps", ours, WARMUP_STEPS));
+        }
+    }
+    let differing = left_out.into_iter().filter_map(|(theirs, ours, default)| {
+        let value = settings.f64_or_int(ours);
+        (value != default).then(|| {
+            format!("{theirs} ({ours}, {}; DeepSpeed's default is {})", number(value), number(default))
+        })
+    });
+    let differing: Vec<String> = differing.collect();
+    (!differing.is_empty()).then(|| {
+        format!(
+            "the DeepSpeed file leaves out what the training's settings say here: {}",
+            differing.join(", ")
+        )
+    })
+}
+
+fn is_one_of(settings: &Settings, schedules: &[&str]) -> bool {
+    settings.text("lr_scheduler_type").is_some_and(|name| schedules.contains(&name.as_str()))
+}
+
+/// Whether a mapping has a field, `auto` or not.
+fn has(settings: &Settings, mapping: &str, field: &str) -> bool {
+    let fields: &[Field] = match &settings.get(mapping).value {
+        Value::Map(fields) => fields,
+        _ => &[],
+    };
+    fields.iter().any(|found| found.name == field && !found.value.is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::plan::Steps;
+    use super::super::super::shape::ScheduleArgs;
+    use super::super::super::tests::good;
+
+    fn schedule(text: &str) -> ScheduleArgs {
+        good(text).train.schedule
+    }
+
+    #[test]
+    fn a_warm_up_that_nobody_speaks_of_is_deepspeeds() {
+        for kind in super::WARMING_UP {
+            for (param, more, expected) in [
+                // transformers fills in its own 0, of which the schedule makes 2.
+                ("warmup_num_steps: auto", "", Steps::Share(0.0)),
+                ("warmup_num_steps: auto", "warmup_ratio: 0.1", Steps::Share(0.1)),
+                ("warmup_num_steps: 0", "", Steps::Share(0.0)),
+                ("warmup_num_steps: 7", "", Steps::Count(7)),
+                ("", "", Steps::Count(1000)),
+                ("", "warmup_steps: 5", Steps::Count(5)),
+                ("", "warmup_steps: 0", Steps::Share(0.0)),
+            ] {
+                let text = format!("deepspeed: {{scheduler: {{type: {kind}, params: {{{param}}}}}}}\n{more}");
+                assert_eq!(schedule(&text).warmup, expected, "{text}");
+            }
+        }
+        assert_eq!(schedule("lr_scheduler_type: WarmupLR").warmup, Steps::Count(1000));
+        let own = schedule("lr_scheduler_type: WarmupLR\nlr_scheduler_kwargs: {warmup_num_steps: 9}");
+        assert_eq!(own.warmup, Steps::Share(0.0));
+        assert_eq!(schedule("lr_scheduler_type: linear").warmup, Steps::Share(0.0));
+    }
+
+    #[test]
+    fn defaults_that_differ_are_told() {
+        for (block, more, expected) in [
+            (
+                "optimizer: {type: AdamW}",
+                "",
+                "the DeepSpeed file leaves out what the training's settings say here: \
+                 lr (learning_rate, 5e-5; DeepSpeed's default is 0.001)",
+            ),
+            (
+                "optimizer: {type: Adam, params: {lr: 0.01, torch_adam: true}}",
+                "adam_beta2: 0.95",
+                "the DeepSpeed file leaves out what the training's settings say here: \
+                 betas (adam_beta2, 0.95; DeepSpeed's default is 0.999), \
+                 weight_decay (weight_decay, 0; DeepSpeed's default is 0.01)",
+            ),
+            (
+                "scheduler: {type: WarmupDecayLR, params: {total_num_steps: auto}}",
+                "warmup_ratio: 0.1",
+                "the DeepSpeed file leaves out what the training's settings say here: \
+                 warmup_max_lr (learning_rate, 5e-5; DeepSpeed's default is 0.001), \
+                 warmup_num_steps (warmup_ratio, 0.1; DeepSpeed's default is 1000)",
+            ),
+            ("optimizer: {type: AdamW, params: {lr: auto}}", "", ""),
+            ("optimizer: {type: AdamW}", "learning_rate: 0.001", ""),
+            (
+                "scheduler: {type: WarmupLR, params: {warmup_max_lr: auto, warmup_num_steps: auto}}",
+                "warmup_steps: 3",
+                "",
+            ),
+            ("optimizer: {type: AdamW}, scheduler: {type: WarmupLR, params: {warmup_max_lr: 1e-4}}", "", ""),
+            ("optimizer: {type: AdamW}", "lr_scheduler_type: minimind", ""),
+        ] {
+            let config = good(&format!("deepspeed: {{{block}}}\n{more}"));
+            assert_eq!(config.notes().join("\n"), expected, "{block} {more}");
+        }
+    }
+}
