@@ -91,7 +91,10 @@ impl Flags {
                         i += usize::from(has_value);
                     }
                     Some(key) => {
-                        let next = words.get(i + 1).filter(|next| attached.is_none() && takes(key, next));
+                        // The last word of a launcher is what it starts, also where that is called `true`.
+                        let program = !self.operands.is_empty() && words.get(i + 2).is_none();
+                        let takes = |next: &str| takes(key, next) && !(program && key.kind == Kind::Bool);
+                        let next = words.get(i + 1).filter(|next| attached.is_none() && takes(next));
                         let value = attached.or(next.map(|_| words.place(i + 1)));
                         if let Err(problem) = self.settle(key, &place, value, &mut out.settings) {
                             problems.push(problem);
@@ -243,6 +246,15 @@ mod tests {
         let mut problems = Problems::default();
         let parsed = FLAGS.parse(&Words::new(&words), &mut problems);
         (parsed, problems)
+    }
+
+    #[test]
+    fn a_switch_leaves_the_launcher_its_program() {
+        let (parsed, _) = parse("--standalone true");
+        assert_eq!(parsed.rest.to_vec(), ["true"]);
+        let (parsed, _) = parse("--standalone false train.py");
+        assert!(!parsed.settings.bool("standalone"));
+        assert_eq!(parsed.rest.to_vec(), ["train.py"]);
     }
 
     #[test]
