@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use oarlock_comm::{Communicator, cores_for_rank, shm};
 
+use crate::console::tell;
 use crate::error::Result;
 
 /// The communicator that the environment describes: ranks in shared memory, or a world of one.
@@ -11,7 +12,8 @@ use crate::error::Result;
 /// # Errors
 /// When the environment names a group that cannot be joined.
 pub fn join() -> Result<Communicator> {
-    Ok(shm::from_env()?.unwrap_or_else(Communicator::solo))
+    let tell = |text: &str| tell(&format!("note: {text}\n"));
+    Ok(shm::from_env_telling(&tell)?.unwrap_or_else(Communicator::solo))
 }
 
 /// The arguments of a program without `--local_rank=N`, which DeepSpeed's launcher and torch's oldest one put before

@@ -121,3 +121,19 @@ fn a_rank_that_is_killed_is_told_by_the_other() {
     assert!(said.stderr.contains(&told), "{said:?}");
     assert!(!is_alive(pid));
 }
+
+/// Variables of a run of yesterday make a rank of a command that nobody launched.
+#[test]
+fn who_waits_in_vain_says_for_whom_and_why() {
+    let site = Site::new();
+    for (rank, whom) in [(0, "ranks 1 of 2"), (1, "local rank 0")] {
+        let mut command = site.training("out", &[]);
+        deepspeed(&mut command, rank, port(8));
+        command.env("OARLOCK_JOIN_TIMEOUT", "1");
+        let said = common::run(command);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let note =
+            format!("note: rank {rank} waits for {whom}, at most 1 s; if no launcher started this process");
+        assert!(said.stderr.starts_with(&note) && said.stderr.contains("unset WORLD_SIZE"), "{said:?}");
+    }
+}

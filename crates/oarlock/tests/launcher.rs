@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -315,4 +316,61 @@ fn standard_input_reaches_a_program() {
     let mut command = site.shell(script);
     command.stdin(Stdio::null());
     assert_eq!(run(command).stdout, "hello\n");
+}
+
+#[test]
+fn trainings_in_a_row_in_one_script_all_meet() {
+    let site = Site::new();
+    let oarlock = env!("CARGO_BIN_EXE_oarlock");
+    let train = |output: &str| format!("{oarlock} train train.yaml max_steps=2 output_dir={output}");
+    let script = format!("{} && {} && {}", train("a"), train("b"), train("c"));
+    let said = run(torchrun(&site, "--nproc-per-node 2", &script));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    for output in ["a", "b", "c"] {
+        assert_eq!(site.losses(output).len(), 2, "{output}: {said:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_ends_well_and_never_joins_is_named() {
+    let site = Site::new();
+    let oarlock = env!("CARGO_BIN_EXE_oarlock");
+    let script = format!("test $RANK = 1 && exit 0; exec {oarlock} train train.yaml output_dir=out");
+    let said = run(torchrun(&site, "--nproc-per-node 2", &script));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.contains("never joined the others"), "{said:?}");
+    assert!(said.stderr.split("Root Cause").nth(1).unwrap().contains("rank      : 1 "), "{said:?}");
+}
+
+#[test]
+fn after_nohup_the_end_of_the_terminal_ends_nothing() {
+    let site = Site::new();
+    site.write("script.sh", "echo $$ > rank0; until test -e go; do sleep 0.01; done; echo done");
+    let script = "trap '' HUP; exec \"$0\" torchrun --no-python sh script.sh";
+    let running = start(site.shell(script));
+    number_in(&site, "rank0");
+    signal(running.pid(), Signal::HUP);
+    site.write("go", "");
+    let said = running.wait();
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "done\n"), "{said:?}");
+}
+
+#[test]
+fn what_cannot_be_started_as_it_is_written_is_refused() {
+    let site = Site::new();
+    site.write("script.sh", "#!/bin/sh\n");
+    let oarlock = env!("CARGO_BIN_EXE_oarlock");
+    for (words, message) in [
+        (vec!["--no-python", "./script.sh"], "chmod +x"),
+        (vec![oarlock, "train"], "write --no_python before it"),
+        (vec!["model"], "`model` is a folder, not a script"),
+    ] {
+        let said = run(site.oarlock(&[vec!["torchrun"], words].concat()));
+        assert!(said.code != Some(0) && said.stderr.contains(message), "{said:?}");
+    }
+    let mut command = site.oarlock(&["torchrun", "--no-python", "echo"]);
+    command.arg(std::ffi::OsStr::from_bytes(b"a\xff"));
+    let said = run(command);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{said:?}");
+    assert!(said.stderr.contains("not valid UTF-8"), "{said:?}");
 }

@@ -63,6 +63,10 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.pipe = None;
+        // If somebody has stopped it, it goes on.
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::CONT);
+        }
         // The end of its input ends it. It has no result to give.
         let _ = self.child.wait();
     }
@@ -130,4 +134,21 @@ fn close(file: RawFd) {
     // SAFETY: this copy of the process never returns to the code that owns the file, and no value that would close it
     // again is dropped here.
     unsafe { rustix::io::close(file) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_was_stopped_holds_nobody_up() {
+        let guard = Guard::start().unwrap();
+        let pid = Pid::from_raw(guard.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::STOP).unwrap();
+        while !std::fs::read_to_string(format!("/proc/{}/stat", guard.child.id())).unwrap().contains(") T ") {
+            std::thread::yield_now();
+        }
+        drop(guard);
+        assert!(!std::path::Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists());
+    }
 }

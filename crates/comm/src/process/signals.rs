@@ -25,7 +25,7 @@ impl StopSignals {
         StopSignals::these(&STOPPING)
     }
 
-    /// The same for signals of the caller's choice.
+    /// The same for signals of the caller's choice. SIGHUP stays ignored where this process was started so, as by nohup.
     ///
     /// # Errors
     /// When one of them cannot be caught.
@@ -38,6 +38,9 @@ impl StopSignals {
                 expected: "signals that can be caught".into(),
                 got: signal.to_string(),
             })?;
+            if signal == SIGHUP && is_ignored(signal) {
+                continue;
+            }
             let hook = signal_hook::flag::register_usize(signal, signals.received.clone(), number);
             signals.hooks.push(hook.map_err(|e| Error::system(format!("catch signal {signal}"), e))?);
         }
@@ -65,6 +68,18 @@ impl Drop for StopSignals {
             signal_hook::low_level::unregister(hook);
         });
     }
+}
+
+/// Whether this process ignores a signal, as far as the system says.
+fn is_ignored(signal: i32) -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores(&status, signal))
+}
+
+/// The same, by what /proc says about a process.
+fn ignores(status: &str, signal: i32) -> bool {
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    u32::try_from(signal - 1).is_ok_and(|bit| set.checked_shr(bit).is_some_and(|set| set & 1 == 1))
 }
 
 /// Where a signal is noted.
@@ -103,6 +118,14 @@ mod tests {
         assert_eq!(signal_of_name(" term "), Some(15));
         assert_eq!(signal_of_name("SIGNOTHING"), None);
         assert!(STOPPING.iter().all(|&signal| signal_of_name(signal_name(signal).unwrap()) == Some(signal)));
+    }
+
+    #[test]
+    fn what_a_process_ignores_is_read_by_signal() {
+        let nohup = "Name:\tx\nSigIgn:\t0000000000000001\nSigCgt:\t0000000000000002\n";
+        assert!(ignores(nohup, SIGHUP) && !ignores(nohup, SIGINT));
+        assert!(ignores("SigIgn:\t8000000000000000", 64) && !ignores("SigIgn:\t8000000000000000", 65));
+        assert!(!ignores("", SIGHUP) && !ignores("SigIgn:\tx", SIGHUP) && !ignores(nohup, 0));
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! The thread that starts the ranks, looks after them and sees to it that all have ended.
 
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use super::exit::{Ended, Exit};
@@ -50,6 +54,8 @@ pub(super) struct Rank {
     end: Option<Ended>,
     /// No process of the group is left that is a child of ours.
     gone: bool,
+    /// The guard knows of the group.
+    guarded: bool,
     resident: Option<u64>,
 }
 
@@ -66,11 +72,13 @@ impl Watch {
             command.process_group(0);
             die_with_parent(&mut command);
             let mut child = command.spawn().map_err(|e| {
-                Error::system(format!("start rank {rank} ({})", command.get_program().to_string_lossy()), e)
+                let program = command.get_program();
+                let what = format!("start rank {rank} ({})", program.to_string_lossy());
+                Error::system(what, why_not(program, &e))
             })?;
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
                 self.guard.add(pid);
-                self.ranks.push(Rank { pid, end: None, gone: false, resident: None });
+                self.ranks.push(Rank { pid, end: None, gone: false, guarded: true, resident: None });
             }
             started.push((child.id(), (child.stdout.take(), child.stderr.take())));
         }
@@ -162,11 +170,28 @@ impl Watch {
                     host.report_failure(number, &end.exit.to_string());
                 }
             }
-            if rank.gone {
-                self.guard.remove(rank.pid);
-            }
         }
+        self.tell_who_never_came();
+        self.forget_gone();
         self.ranks.iter().all(|rank| rank.end.is_some())
+    }
+
+    /// A rank that ended well before it came to the others would keep them waiting.
+    fn tell_who_never_came(&self) {
+        let Some(host) = &self.host else { return };
+        let ended = |rank: &Rank| rank.end.is_some_and(|end| end.exit.is_success());
+        if self.ranks.iter().any(ended) {
+            let ended: Vec<usize> = (0..self.ranks.len()).filter(|&rank| ended(&self.ranks[rank])).collect();
+            host.report_absent(&ended);
+        }
+    }
+
+    /// The numbers of groups that are gone may come to mean others.
+    fn forget_gone(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.gone && rank.guarded) {
+            self.guard.remove(rank.pid);
+            rank.guarded = false;
+        }
     }
 
     fn sample(&mut self) {
@@ -202,10 +227,8 @@ impl Watch {
     fn all_gone(&mut self) -> bool {
         for rank in &mut self.ranks {
             rank.collect(true);
-            if rank.gone {
-                self.guard.remove(rank.pid);
-            }
         }
+        self.forget_gone();
         self.ranks.iter().all(|rank| rank.gone)
     }
 
@@ -227,7 +250,7 @@ impl Rank {
             match rustix::process::waitpgid(self.pid, WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.pid => self.ended(Some(status), told),
                 // An orphan.
-                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return,
                 Err(_) => {
                     // It may have left its group.
@@ -256,6 +279,23 @@ impl Rank {
     }
 }
 
+/// Why a program cannot be started, and what to do.
+fn why_not(program: &OsStr, error: &io::Error) -> String {
+    let path = Path::new(program);
+    let is_path = program.as_encoded_bytes().contains(&b'/');
+    let why = match (error.kind(), error.raw_os_error().map(Errno::from_raw_os_error)) {
+        (ErrorKind::NotFound, _) if !is_path => "no folder of PATH has a program of this name",
+        (ErrorKind::NotFound, _) if path.exists() => {
+            "the file is there, but not the interpreter that its first line or its format asks for"
+        }
+        (ErrorKind::PermissionDenied, _) if path.is_dir() => "it is a folder, not a program",
+        (ErrorKind::PermissionDenied, _) if path.is_file() => "`chmod +x` makes it a program",
+        (_, Some(Errno::NOEXEC)) => "a script that is a program begins with its interpreter, as in #!/bin/sh",
+        _ => return error.to_string(),
+    };
+    format!("{error}: {why}")
+}
+
 /// Lets the kernel end the child when this thread ends, even by SIGKILL.
 fn die_with_parent(command: &mut Command) {
     let parent = rustix::process::getpid();
@@ -265,9 +305,34 @@ fn die_with_parent(command: &mut Command) {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have died before the request.
             if rustix::process::getppid() != Some(parent) {
-                return Err(rustix::io::Errno::SRCH.into());
+                return Err(Errno::SRCH.into());
             }
             Ok(())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_cannot_start_is_told_with_what_to_do() {
+        let there = tempfile::tempdir().unwrap();
+        let why = |name: &str, text: &str, mode: u32| {
+            let path = there.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            why_not(path.as_os_str(), &Command::new(&path).spawn().unwrap_err())
+        };
+        assert!(why("a", "#!/bin/sh\n", 0o644).contains("chmod +x"));
+        assert!(why("b", "#!/no/such/interpreter\n", 0o755).contains("interpreter"));
+        assert!(why("c", "echo no first line\n", 0o755).contains("#!/bin/sh"));
+        let folder = why_not(there.path().as_os_str(), &Command::new(there.path()).spawn().unwrap_err());
+        assert!(folder.contains("folder"), "{folder}");
+        let nowhere = Command::new("no-such-program").spawn().unwrap_err();
+        assert!(why_not(OsStr::new("no-such-program"), &nowhere).contains("PATH"));
     }
 }

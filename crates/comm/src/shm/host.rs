@@ -4,19 +4,20 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::FdFlags;
 
 use super::failure::Failure;
 use super::group::Member;
 use super::rendezvous;
-use super::segment::{Segment, Token};
-use super::statuses::status;
+use super::segment::{ABSENT, RUNNING, Segment, Token};
+use super::statuses::{state, status};
 use super::transport::SharedMemory;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::launched::Launched;
-use crate::ledger::RankStatus;
+use crate::ledger::{RankState, RankStatus};
 
 /// The one variable through which a rank learns of the segment: `file,rank,ranks,token`.
 const VARIABLE: &str = "OARLOCK_SHARED_MEMORY";
@@ -63,6 +64,16 @@ impl ShmHost {
         self.segment.header().failure.post(&Failure::Peer { rank, cause: cause.into() });
     }
 
+    /// Tells all ranks that one of these, whose processes have ended well, never came, if somebody is here to wait.
+    pub(crate) fn report_absent(&self, ended: &[usize]) {
+        let is = |rank: usize, state: u32| self.segment.cell(rank).state.load(Ordering::Acquire) == state;
+        if (0..self.world_size()).any(|rank| is(rank, RUNNING))
+            && let Some(&rank) = ended.iter().find(|&&rank| is(rank, ABSENT))
+        {
+            self.report_failure(rank, "it ended, with exit code 0, but never joined the others");
+        }
+    }
+
     /// What each rank was last doing.
     pub fn statuses(&self) -> Vec<RankStatus> {
         (0..self.world_size()).map(|rank| status(&self.segment, rank)).collect()
@@ -76,17 +87,32 @@ impl ShmHost {
 /// When what was handed down is not this run's segment, another process has taken the rank, a variable makes no sense,
 /// or the ranks of another launcher do not come together.
 pub fn from_env() -> Result<Option<Communicator>> {
+    from_env_telling(&|_| ())
+}
+
+/// The same, and tells once for whom it waits when that takes long.
+///
+/// # Errors
+/// As [`from_env`].
+pub fn from_env_telling(tell: &dyn Fn(&str)) -> Result<Option<Communicator>> {
     match std::env::var(VARIABLE) {
-        Ok(value) => join(&value).map(Some),
-        Err(std::env::VarError::NotPresent) => match Launched::from_env()? {
-            Some(place) if place.world_size > 1 => rendezvous::join(&place).map(Some),
-            _ => Ok(None),
-        },
-        Err(error) => Err(Error::Join(format!("{VARIABLE}: {error}"))),
+        Ok(value) => {
+            if let Some(comm) = join(&value)? {
+                return Ok(Some(comm));
+            }
+        }
+        Err(std::env::VarError::NotPresent) => {}
+        Err(error) => return Err(Error::Join(format!("{VARIABLE}: {error}"))),
+    }
+    match Launched::from_env()? {
+        Some(place) if place.world_size > 1 => rendezvous::join(&place, tell).map(Some),
+        _ => Ok(None),
     }
 }
 
-fn join(value: &str) -> Result<Communicator> {
+/// Joins the segment that the launcher handed down. `None` if an earlier program of this rank had its place, as where a
+/// script runs one training after the other: the later ones meet as under any other launcher.
+fn join(value: &str) -> Result<Option<Communicator>> {
     let malformed = || Error::Join(format!("{VARIABLE} should be file,rank,ranks,token; it is {value:?}"));
     let parts: Vec<&str> = value.split(',').collect();
     let &[file, rank, world_size, token] = parts.as_slice() else { return Err(malformed()) };
@@ -109,8 +135,12 @@ fn join(value: &str) -> Result<Communicator> {
     if rank >= world_size {
         return Err(Error::Join(format!("{VARIABLE} says rank {rank} of {world_size}")));
     }
+    let was_here = matches!(state(&segment, rank), RankState::Finished | RankState::Left | RankState::Dead);
+    if was_here && Launched::from_env()?.is_some() {
+        return Ok(None);
+    }
     let member = Member::join(Arc::new(segment), rank)?;
-    Ok(Communicator::new(Arc::new(SharedMemory::world(member))))
+    Ok(Some(Communicator::new(Arc::new(SharedMemory::world(member)))))
 }
 
 /// Ranks for the threads of this process; each thread takes one.

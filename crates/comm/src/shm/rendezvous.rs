@@ -18,6 +18,8 @@ use crate::launched::Launched;
 /// How many seconds the ranks wait for each other at the start.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+/// After this time it tells for whom it waits.
+const NOTICE: Duration = Duration::from_secs(5);
 /// How long a rank of a run that just ended may still hold the name.
 const GRACE: Duration = Duration::from_secs(2);
 /// The host tells all when the time is over; who waits for its word gives it this much more.
@@ -48,8 +50,8 @@ struct Hello {
     world_size: u64,
 }
 
-/// Joins the ranks of this machine; returns when all have.
-pub(super) fn join(place: &Launched) -> Result<Communicator> {
+/// Joins the ranks of this machine; returns when all have. `tell` hears for whom it waits, if it does for long.
+pub(super) fn join(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
     place.on_one_machine()?;
     let limit = match std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) {
         None => DEFAULT_LIMIT,
@@ -66,7 +68,7 @@ pub(super) fn join(place: &Launched) -> Result<Communicator> {
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let name = format!("oarlock-{uid}-{:016x}", digest(format!("{namespace:?} {}", place.run).as_bytes()));
     let origin = Origin::of_this_process(&place.own)?;
-    let meeting = Meeting { place, name, uid, origin, limit };
+    let meeting = Meeting { place, name, uid, origin, limit, tell };
     let member = match place.local_rank {
         0 => meeting.host()?,
         _ => meeting.guest()?,
@@ -80,6 +82,7 @@ struct Meeting<'a> {
     uid: u32,
     origin: Origin,
     limit: Duration,
+    tell: &'a dyn Fn(&str),
 }
 
 /// A connection of the host, and its rank once it has said so.
@@ -170,6 +173,7 @@ impl Meeting<'_> {
     /// Accepts until every rank has said who it is.
     fn gather(&self, listener: &Listener, peers: &mut Vec<Peer>) -> Result<()> {
         let deadline = Instant::now() + self.limit;
+        let mut notice = Some(self.notice());
         // The last who was sent away, which may explain who is missing.
         let mut refused = None;
         loop {
@@ -209,21 +213,45 @@ impl Meeting<'_> {
             if Instant::now() >= deadline {
                 return Err(self.missing(peers, refused.unwrap_or_default()));
             }
+            if notice.is_some_and(|at| Instant::now() >= at) {
+                notice = None;
+                self.tell_waits(&format!("ranks {} of {}", self.absent(peers), self.place.world_size));
+            }
             let files: Vec<_> = peers.iter().map(|peer| peer.connection.as_fd()).collect();
-            wait(&[&[listener.as_fd()], files.as_slice()].concat(), deadline);
+            wait(&[&[listener.as_fd()], files.as_slice()].concat(), notice.unwrap_or(deadline));
         }
     }
 
-    fn missing(&self, peers: &[Peer], refused: String) -> Error {
+    fn notice(&self) -> Instant {
+        Instant::now() + NOTICE.min(self.limit / 2)
+    }
+
+    fn tell_waits(&self, whom: &str) {
+        (self.tell)(&format!(
+            "rank {} waits for {whom}, at most {} s; if no launcher started this process, its variables are left over \
+             from another run: unset {} and the others of {}",
+            self.place.rank,
+            self.limit.as_secs(),
+            self.place.world_size_variable,
+            self.place.launcher,
+        ));
+    }
+
+    /// The ranks that have not come.
+    fn absent(&self, peers: &[Peer]) -> String {
         let here =
             |rank: &usize| *rank == self.place.rank || peers.iter().any(|peer| peer.rank == Some(*rank));
         let missing: Vec<String> =
             (0..self.place.world_size).filter(|rank| !here(rank)).map(|rank| rank.to_string()).collect();
+        missing.join(", ")
+    }
+
+    fn missing(&self, peers: &[Peer], refused: String) -> Error {
         Error::Join(format!(
             "after {} s these ranks have not come: {} of {}; look for their errors above, or start all ranks of \
              {}{refused}",
             self.limit.as_secs(),
-            missing.join(", "),
+            self.absent(peers),
             self.place.world_size,
             self.place.run,
         ))
@@ -336,6 +364,7 @@ impl Meeting<'_> {
         let began = Instant::now();
         let mut pause = Duration::from_millis(1);
         let mut look = began + GRACE;
+        let mut notice = Some(self.notice());
         loop {
             if let Some(connection) = Connection::open(&self.name)? {
                 return Ok(connection);
@@ -353,6 +382,10 @@ impl Meeting<'_> {
                     return Err(self.taken());
                 }
                 look = Instant::now() + GRACE;
+            }
+            if notice.is_some_and(|at| Instant::now() >= at) {
+                notice = None;
+                self.tell_waits("local rank 0");
             }
             std::thread::sleep(pause);
             pause = Duration::from_millis(50).min(pause * 2);

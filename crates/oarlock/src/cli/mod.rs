@@ -79,6 +79,13 @@ pub fn main() -> ExitCode {
     }
     let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some((front_end, words)) = front_end(&words) {
+        // A program must get its arguments as they are, or not be started.
+        if let Some(word) = arguments.iter().skip(1).find(|word| word.to_str().is_none()) {
+            console::tell(&format!(
+                "error: the argument {word:?} is not valid UTF-8; rename what it names\n"
+            ));
+            return ExitCode::from(2);
+        }
         return console::exit((front_end.run)(words, started));
     }
     let outcome = match Cli::parse_from(arguments).command {

@@ -95,9 +95,11 @@ impl Flags {
                         i += usize::from(has_value);
                     }
                     Some(key) => {
-                        let next = words
-                            .get(i + 1)
-                            .filter(|next| attached.is_none() && takes(key, next, self.bare_switches));
+                        // The last word of a launcher is what it starts, also where that is called `true`.
+                        let program = !self.operands.is_empty() && words.get(i + 2).is_none();
+                        let bare = self.bare_switches || program;
+                        let next =
+                            words.get(i + 1).filter(|next| attached.is_none() && takes(key, next, bare));
                         let value = attached.or(next.map(|_| words.place(i + 1)));
                         if let Err(problem) = self.settle(key, &place, value, &mut out.settings) {
                             problems.push(problem);
@@ -251,6 +253,15 @@ mod tests {
         let mut problems = Problems::default();
         let parsed = FLAGS.parse(&Words::new(&words), &mut problems);
         (parsed, problems)
+    }
+
+    #[test]
+    fn a_switch_leaves_the_launcher_its_program() {
+        let (parsed, _) = parse("--standalone true");
+        assert_eq!(parsed.rest.to_vec(), ["true"]);
+        let (parsed, _) = parse("--standalone false train.py");
+        assert!(!parsed.settings.bool("standalone"));
+        assert_eq!(parsed.rest.to_vec(), ["train.py"]);
     }
 
     #[test]

@@ -247,7 +247,10 @@ fn run_rank(config: &TrainConfig, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
     let result = (|| {
         // A file that changed between the start of two ranks would be a different run on each.
-        comm.agree("the configuration (did a file change just now?)", fingerprint(config))?;
+        comm.agree(
+            "the configuration (did a file change just now, or has each rank other words?)",
+            fingerprint(config),
+        )?;
         let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
         train::run(config, &accelerator, started)
     })();

@@ -1,6 +1,8 @@
 //! What a launcher starts: a program, a Python script, or one of our trainings under the name of a script of the
 //! originals.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use crate::config::written::{self, Entry, Layer};
@@ -57,7 +59,11 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
             return training.map(Script::Training);
         }
         if !call.no_python {
-            let problem = Problem::new(format!("there is no file `{name}`")).at(&words.place(0), "");
+            let problem = match Path::new(name).is_dir() {
+                true => Problem::new(format!("`{name}` is a folder, not a script")),
+                false => Problem::new(format!("there is no file `{name}`")),
+            };
+            let problem = problem.at(&words.place(0), "");
             return Err(problem
                 .help(
                     "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are \
@@ -66,6 +72,10 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
                 .into());
         }
     }
+    if call == Call::default() && is_executable(Path::new(name)) {
+        let problem = Problem::new(format!("`{name}` is a program, not a Python script"));
+        return Err(problem.at(&words.place(0), "").help("write --no_python before it").into());
+    }
     let mut argv = match (call.no_python, call.module) {
         (true, _) => Vec::new(),
         (false, false) => vec![python(), "-u".to_owned()],
@@ -73,6 +83,13 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
     };
     argv.extend(words.to_vec());
     Ok(Script::Command(argv))
+}
+
+/// Whether a file is one that the processor runs, which Python can only choke on.
+fn is_executable(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
 }
 
 /// The training that a script's name stands for.

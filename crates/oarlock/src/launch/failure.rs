@@ -125,6 +125,7 @@ impl Memory {
             Exit::Code(137) => {
                 "a shell saw a program of its own killed by signal 9, often for want of memory"
             }
+            Exit::Code(141) => "a shell saw that nobody reads its output any longer, as after `head`",
             Exit::Code(139) => "a shell saw a program of its own end by signal 11, an invalid address",
             _ => return None,
         };

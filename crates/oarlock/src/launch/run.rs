@@ -12,7 +12,7 @@ use super::cores;
 use super::elastic::{self, Elastic};
 use super::environment::{Place, threads, variables};
 use super::failure::{Failure, Memory};
-use super::logs::{ErrorFile, Logs};
+use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::port;
 use super::rounds::{Decision, Event, Known, Round, Rounds};
@@ -162,8 +162,14 @@ impl Run<'_> {
             master_port = chosen;
             note.iter().for_each(|note| self.note(note));
         }
-        // What is one machine can meet in its memory; a program that knows nothing of it is not disturbed.
-        let host = (machines == 1).then(|| ShmHost::create(n_ranks)).transpose()?.map(Arc::new);
+        // What is one machine can meet in its memory; a program that knows nothing of it is not disturbed, so not even
+        // by a machine that refuses the memory: one of ours then meets as under any launcher.
+        let host = match (machines, self.own) {
+            (1, true) => Some(ShmHost::create(n_ranks)?),
+            (1, false) => ShmHost::create(n_ranks).ok(),
+            _ => None,
+        };
+        let host = host.map(Arc::new);
         let place = |local_rank| Place {
             local_rank,
             node_rank: round.node_rank,
@@ -251,7 +257,12 @@ impl Ended {
             (0..n_ranks).filter(|rank| *rank == seen || bad(rank)).map(failure).collect();
         all.sort_by_key(|failure| (if own { 0 } else { failure.began() }, failure.local_rank != seen));
         let mut all = all.into_iter();
-        Some((all.next()?, all.collect()))
+        let mut first = all.next()?;
+        if let Some(failed) = self.ending.failed.as_ref().filter(|_| first.end.exit.is_success()) {
+            // Its end does not tell what the others missed.
+            first.message.get_or_insert_with(|| Message { text: failed.cause.to_string(), seconds: None });
+        }
+        Some((first, all.collect()))
     }
 }
 
