@@ -169,6 +169,7 @@ fn words_of_torchrun() {
              --dataset d --output_dir o --bf16",
             "--nnodes 1:4 --rdzv-id=job --rdzv-backend=c10d --rdzv-endpoint=host:29400 --rdzv-conf timeout=9,a=b \
              --max-restarts 3 -r 0:1,1:2 --tee 3 --log-dir logs -m train",
+            "--nnodes=4096 --nproc-per-node=8544233437337658 x.py",
             "--master_port 29500 --nproc_per_node=auto --nnodes=2 --node_rank=1 --no-python --local-ranks-filter 0,1 x",
         ],
     );

@@ -23,7 +23,7 @@ use crate::rank;
 
 /// Trains language models on many ranks from one binary.
 #[derive(Parser)]
-#[command(name = "oarlock", version, about, max_term_width = 100)]
+#[command(name = "oarlock", version, about, max_term_width = 100, after_help = front_ends())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -59,6 +59,15 @@ enum Command {
     LinkTools(link_tools::LinkArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
+}
+
+/// The commands of other programs, for the help.
+fn front_ends() -> String {
+    let lines = front::ALL.iter().map(|one| format!("  {:17}  {}\n", one.names[0], one.about));
+    format!(
+        "Commands of other programs (`link-tools` makes links under their names):\n{}",
+        lines.collect::<String>()
+    )
 }
 
 /// Runs the command of this process.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use super::dialect::{self, Dialects};
 use super::plan::{
-    DataArgs, EvalArgs, HeldOut, Length, LogArgs, Precision, RankArgs, Resume, RowFormat, SaveArgs, Steps,
-    TrainArgs, TrainConfig, When,
+    DataArgs, EvalArgs, HeldOut, Length, LogArgs, MOST_RANKS, Precision, RankArgs, Resume, RowFormat,
+    SaveArgs, Steps, TrainArgs, TrainConfig, When,
 };
 use super::problem::{Problem, Problems};
 use super::resolve::{self, Setting, Settings};
@@ -198,6 +198,12 @@ fn between(settings: &Settings, problems: &mut Problems) {
         problems.push(
             at(Problem::new("`bf16` and `fp16` exclude each other"), &[get("bf16"), get("fp16")])
                 .help("keep one of them"),
+        );
+    }
+    if read.usize("num_processes") > MOST_RANKS {
+        problems.push(
+            at(Problem::new(format!("`num_processes` is more than {MOST_RANKS}")), &[get("num_processes")])
+                .help("ranks are processes; write a number that the machines can start"),
         );
     }
     let (held_out, eval_dataset) = (read.f64("val_size"), !read.list("eval_dataset").is_empty());

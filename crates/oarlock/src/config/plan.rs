@@ -15,6 +15,9 @@ use super::shape::ScheduleArgs;
 use super::sharding::{LossScale, Recompute, ShardArgs};
 use super::source::Origin;
 
+/// The most ranks of a run, and of a machine, that a number is believed to mean.
+pub const MOST_RANKS: usize = 1 << 16;
+
 /// A whole training run.
 #[derive(Clone, Debug)]
 pub struct TrainConfig {

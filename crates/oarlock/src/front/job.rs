@@ -180,15 +180,22 @@ pub(crate) fn would_start(launch: &Launch) -> String {
     format!("would start {} rank(s) on {} machine(s)", first.world_size(), first.local_ranks.len())
 }
 
+/// The most ranks whose environments are shown.
+const SHOWN: usize = 256;
+
 /// The environment of each rank of each machine, given the launch of a machine: what all have in common, then what
-/// differs.
+/// differs. Of very many ranks, the first ones.
 pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
     let first = launch_of(0).place(0, 0);
     let mut all = Vec::new();
     for (node, local_ranks) in first.local_ranks.iter().enumerate() {
         let launch = launch_of(node);
-        let places = (0..*local_ranks).map(|local| launch.place(node, local));
+        let left = SHOWN.saturating_sub(all.len());
+        let places = (0..*local_ranks).take(left).map(|local| launch.place(node, local));
         all.extend(places.map(|place| (environment::variables(&launch, &place), place)));
+        if all.len() == SHOWN {
+            break;
+        }
     }
     let same = |name: &str, value: &str| {
         all.iter().all(|(one, _)| one.iter().any(|(other, its)| other == name && its == value))
@@ -204,6 +211,9 @@ pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
     for (variables, place) in all.iter().filter(|_| all.len() > 1) {
         let own = line(&|name, value| !same(name, value), variables);
         out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
+    }
+    if first.world_size() > all.len() {
+        out.push_str(&format!("  … and {} more\n", first.world_size() - all.len()));
     }
     out
 }

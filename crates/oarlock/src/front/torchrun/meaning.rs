@@ -7,7 +7,7 @@ use std::time::Duration;
 use oarlock_comm::{STOPPING, StopSignals, signal_of_name};
 
 use crate::config::resolve::Settings;
-use crate::config::{Problem, Problems};
+use crate::config::{MOST_RANKS, Problem, Problems};
 use crate::launch::Launch;
 use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
@@ -92,10 +92,10 @@ fn ranks(settings: &Settings, visible: Option<&str>) -> Result<usize, Problem> {
             .problem("the GPUs of this machine are asked for, and it has none", &[NAME])
             .help(format!("to run the same on CPU ranks: --nproc-per-node {}, one a core", devices.cores))),
         text => match text.parse::<usize>() {
-            Ok(ranks) if ranks > 0 => Ok(ranks),
+            Ok(ranks) if (1..=MOST_RANKS).contains(&ranks) => Ok(ranks),
             _ => Err(settings
                 .problem(format!("`--nproc-per-node {text}` is no number of ranks"), &[NAME])
-                .help("write a number from 1, or auto, cpu or gpu")),
+                .help(format!("write a number from 1 to {MOST_RANKS}, or auto, cpu or gpu"))),
         },
     }
 }
