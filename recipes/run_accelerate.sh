@@ -1,8 +1,12 @@
 #!/bin/sh
 # The command of MiniMind's guide on two CPU ranks, with a small model and the corpus of this repository.
-# OARLOCK names the program where it is not in PATH; further arguments are flags of train_pretrain.
+# OARLOCK names the program; else it is the one in PATH, or is built. Further arguments are flags of train_pretrain.
 set -eu
 cd "$(dirname "$0")/.."
+if [ -z "${OARLOCK:-}" ] && ! command -v oarlock > /dev/null; then
+    cargo build --release
+    OARLOCK="${CARGO_TARGET_DIR:-target}/release/oarlock"
+fi
 exec "${OARLOCK:-oarlock}" accelerate launch --config_file recipes/accelerate_config.yaml --cpu \
     train_pretrain_accelerate.py \
     --epochs 3 \
