@@ -74,7 +74,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "rank",
         ],
     ),
-    ("rank", &["error"]),
+    ("rank", &["console", "error"]),
     // It joins the errors of the modules that have their own.
     ("error", &["checkpoint", "data", "estimate", "launch", "report", "train"]),
     ("nearest", &[]),

@@ -60,7 +60,7 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
     let Some(meeting) = elastic::meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
-    meeting.note().iter().for_each(|note| run.note(note));
+    meeting.waits().iter().chain(&meeting.note()).for_each(|note| run.note(note));
     let stop = || signals.received().is_some();
     match Elastic::join(&meeting, &stop)? {
         Some(mut rounds) => run.all(&mut rounds),
@@ -110,7 +110,9 @@ impl Run<'_> {
                 (event, _) => event.clone(),
             };
             match (event, failures) {
-                (Event::Restart(reason), _) => self.note(&format!("{reason}; all ranks start again")),
+                (Event::Restart(reason), _) => {
+                    self.note(&format!("{reason}; all ranks start again when enough nodes are here"))
+                }
                 (Event::Abort(reason), _) => {
                     return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
                 }

@@ -164,6 +164,21 @@ impl Meeting {
         })
     }
 
+    /// Whom this node will wait for, and how long, if it may have to.
+    pub fn waits(&self) -> Option<String> {
+        let (least, most) = (*self.nodes.start(), *self.nodes.end());
+        let some = format!("{least} to {most} nodes");
+        let nodes = if least == most { format!("{most} nodes") } else { some };
+        (most > 1).then(|| {
+            format!(
+                "{nodes} meet at {}; the least number is awaited {} s, more of them {} s",
+                self.name(),
+                self.join_timeout.as_secs(),
+                self.last_call.as_secs()
+            )
+        })
+    }
+
     /// The secret of the run.
     pub(super) fn secret(&self) -> &str {
         self.token.as_deref().unwrap_or(&self.run_id)

@@ -43,6 +43,10 @@ fn settings_of_the_rendezvous() {
         assert!(error.starts_with(&format!("--rdzv-conf is `{wrong}`; expected")), "{error}");
     }
     assert_eq!(meeting(1..=1).note(), None);
+    // And whom it waits for, which may take long.
+    assert_eq!(meeting(1..=1).waits(), None);
+    assert!(meeting(1..=4).waits().unwrap().starts_with("1 to 4 nodes meet at "));
+    assert!(meeting(2..=2).waits().unwrap().starts_with("2 nodes meet at "));
     let variable =
         |token: &'static str| move |name: &str| (name == "OARLOCK_RDZV_TOKEN").then(|| token.into());
     let error = ours.configure("", &variable("c")).unwrap_err().to_string();
