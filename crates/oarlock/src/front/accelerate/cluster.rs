@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{dump, scalar};
+use crate::config::accelerate::keys::DISTRIBUTED_TYPES;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::{Data, Node};
 use crate::config::{Problem, Problems};
@@ -79,24 +80,6 @@ const FIELDS: &[(&str, Lit)] = &[
 
 /// Keys of older files, which become others.
 const OLD: [&str; 2] = ["fp16", "dynamo_backend"];
-
-/// What `distributed_type` may be.
-const TYPES: &[&str] = &[
-    "NO",
-    "MULTI_CPU",
-    "MULTI_GPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_SDAA",
-    "MULTI_MUSA",
-    "MULTI_XPU",
-    "MULTI_HPU",
-    "MULTI_NEURON",
-    "DEEPSPEED",
-    "FSDP",
-    "XLA",
-    "MEGATRON_LM",
-];
 
 /// A configuration: keys with values, without those that say nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -195,15 +178,13 @@ fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<()
         return Err(Problem::new(message).at(place, "").help("write LOCAL_MACHINE"));
     }
     match (said.get("distributed_type"), place("distributed_type")) {
-        (Some(Value::String(name)), _) if TYPES.contains(&name.as_str()) => Ok(()),
+        (Some(Value::String(name)), _) if DISTRIBUTED_TYPES.contains(&name.as_str()) => Ok(()),
         // `NO` without quotes is false in YAML; its meaning is plain.
         (Some(Value::Bool(false)), _) => Ok(()),
-        (Some(_), Some(place)) => {
-            Err(Problem::new("an unknown `distributed_type`")
-                .at(place, format!("one of {}", TYPES.join(", "))))
-        }
+        (Some(_), Some(place)) => Err(Problem::new("an unknown `distributed_type`")
+            .at(place, format!("one of {}", DISTRIBUTED_TYPES.join(", ")))),
         _ => Err(Problem::new(format!("`{}` does not say `distributed_type`", path.display()))
-            .help(format!("add it: one of {}", TYPES.join(", ")))),
+            .help(format!("add it: one of {}", DISTRIBUTED_TYPES.join(", ")))),
     }
 }
 
