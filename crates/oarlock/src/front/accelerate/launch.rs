@@ -120,10 +120,9 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     }
     let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
     let machines = launch.place(0, 0).local_ranks.len();
-    if machines > 1 && strategy.kind == Kind::DeepSpeed {
-        let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
-        starters(&all, &command, &mut notes, &mut problems);
-    }
+    let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
+    let several = machines > 1 && strategy.kind == Kind::DeepSpeed;
+    starters(&all, several.then_some(&command), &mut notes, &mut problems);
     let script = match resolved {
         Ok(script) => script,
         Err(found) => {
@@ -186,16 +185,27 @@ fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
     }
 }
 
-/// Who starts the machines of DeepSpeed.
+/// Who starts the machines of DeepSpeed, where there are several: `command` is what Accelerate would run then.
 fn starters(
     all: &Settings,
-    command: &dyn Fn(&str) -> String,
+    command: Option<impl Fn(&str) -> String>,
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) {
     let name = all.text("deepspeed_multinode_launcher");
+    let Some(command) = command.filter(|_| name.as_deref() != Some("standard")) else {
+        let unread = ["deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"];
+        let unread: Vec<&str> = unread.into_iter().filter(|name| all.said(name).is_some()).collect();
+        if !unread.is_empty() {
+            notes.push(format!(
+                "nobody reads {} here, nor with Accelerate: they are for launchers that start several machines \
+                 (deepspeed_multinode_launcher)",
+                unread.join(", ")
+            ));
+        }
+        return;
+    };
     match name.as_deref() {
-        Some("standard") => {}
         Some(name) => {
             let message = format!("`{name}` starts the machines of a hostfile, which is what `deepspeed` does");
             problems.push(all.problem(message, &["deepspeed_multinode_launcher"]).help(format!(
@@ -298,6 +308,16 @@ fn layers(
     }
     if let Some(file) = file {
         refuse(&mut file.own.clone(), problems);
+    }
+    if all.said("deepspeed_moe_layer_cls_names").is_some() {
+        let message = "no model of ours has mixtures of experts";
+        let problem = all.problem(message.to_owned(), &["deepspeed_moe_layer_cls_names"]);
+        problems.push(problem.help("leave the names away"));
+    }
+    if all.text("zero3_init_flag").as_deref() == Some("true")
+        && all.said("zero_stage").is_some_and(|_| all.usize("zero_stage") < 3)
+    {
+        notes.push("zero3_init_flag is for stage 3, so it is false, as with Accelerate".to_owned());
     }
     let mut entries = meaning::entries(all, &strategy.engine(), problems);
     let of_deepspeed = ["gradient_accumulation_steps", "gradient_clipping"];
@@ -434,11 +454,8 @@ fn programs(
 /// One note on all that is known and means nothing: for a training of ours; of other programs only what is about TPUs.
 fn without_meaning(all: &Settings, file: Option<&File>, script: &Script, notes: &mut Vec<String>) {
     let ours = matches!(script, Script::Training(_));
-    let handed_on = |name: &str| {
-        ["dynamo_", "fp8_", "megatron_lm_", "zero3_init_flag", "deepspeed_moe_"]
-            .iter()
-            .any(|part| name.starts_with(part))
-    };
+    let handed_on =
+        |name: &str| ["dynamo_", "fp8_", "megatron_lm_"].iter().any(|part| name.starts_with(part));
     let own = file.into_iter().flat_map(|file| file.own.iter());
     let idle: Vec<&str> = all
         .iter()

@@ -436,6 +436,14 @@ fn machines_meet_as_they_are_told() {
         ),
         "{said}"
     );
+    let said = site.wrong(&format!(
+        "{zero} --deepspeed_multinode_launcher pdsh --deepspeed_hostfile hosts --deepspeed_exclusion_filter b:1 env.py"
+    ));
+    assert!(said.contains("--launcher pdsh --exclude b:1 "), "{said}");
+    let one = "--use_deepspeed --num_processes 2 --deepspeed_hostfile hosts --deepspeed_inclusion_filter a:0";
+    let notes = site.resolve(&format!("{one} env.py")).notes;
+    let note = "nobody reads deepspeed_hostfile, deepspeed_inclusion_filter here, nor with Accelerate";
+    assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
     assert!(
         site.resolve(&format!("{zero} env.py"))
             .notes
