@@ -66,7 +66,7 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
     let (rows, len) = (4, 512);
     let model = Decoder::new(config, len)?;
     let seed = &mut SeededInit { seed: 0, device: accelerator.device().clone() };
-    let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), seed)?;
+    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), seed)?;
     let input_ids: Vec<i32> =
         (0..rows * len).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
@@ -108,11 +108,11 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
             comm.barrier()?;
             let begin = Instant::now();
             for step in 0..steps {
-                let accumulation = accelerator.accumulate(&optimizer, data.n_targets)?;
+                let accumulation = accelerator.accumulate_targets(&optimizer, data.n_targets)?;
                 let (ids, labels, mask) = accelerator.place(&data)?;
                 let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-                accelerator.backward(&loss)?;
-                accelerator.clip_grad_norm(&mut optimizer, 1.0)?;
+                accumulation.backward(&loss)?;
+                optimizer.clip_grad_norm(1.0)?;
                 optimizer.step(5e-4)?;
                 saver.poll(comm)?;
                 if saves != Saves::None && step % 3 == 0 {

@@ -55,6 +55,7 @@ fn rank(
         shard: Options { dtype, ..Options::default() },
         threads: Some(1),
         cpu_path: None,
+        ..AcceleratorConfig::default()
     };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
@@ -68,7 +69,7 @@ fn rank(
         seq,
     )?;
     model.set_recompute(recompute);
-    let mut optimizer = accelerator.prepare(
+    let mut optimizer = accelerator.hold(
         &model,
         OptimizerConfig::default(),
         &mut SeededInit { seed: 0, device: accelerator.device().clone() },
@@ -95,12 +96,12 @@ fn rank(
         }
         let recomputed = accelerator.device().profile().recomputing();
         let begin = Instant::now();
-        let accumulation = accelerator.accumulate(&optimizer, data.n_targets)?;
+        let accumulation = accelerator.accumulate_targets(&optimizer, data.n_targets)?;
         let (ids, labels, mask) = accelerator.place(&data)?;
         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-        accelerator.backward(&loss)?;
+        accumulation.backward(&loss)?;
         let backward = begin.elapsed();
-        let norm = accelerator.clip_grad_norm(&mut optimizer, 1.0)?;
+        let norm = optimizer.clip_grad_norm(1.0)?;
         optimizer.step(5e-4)?;
         let time = begin.elapsed();
         times.push(time.as_secs_f64());

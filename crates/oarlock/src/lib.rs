@@ -2,30 +2,44 @@
 //!
 //! Begin with [`Accelerator`]. ARCHITECTURE.md in the repository tells the story of a training step.
 
+// The derives name this crate from outside.
+extern crate self as oarlock;
+
 mod accelerator;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
 mod console;
 pub mod data;
+pub mod dataloader;
+pub mod deepspeed;
 mod disk;
+pub mod distributed;
 mod error;
 pub mod estimate;
 pub mod front;
 pub mod generate;
 pub mod launch;
+pub mod lr_scheduler;
 pub mod model;
 mod nearest;
+mod nested;
 pub mod nn;
+pub mod optim;
 pub mod rank;
 pub mod report;
 pub mod shard;
 pub mod train;
 
-pub use accelerator::{Accelerator, AcceleratorConfig, Accumulation};
+pub use accelerator::{
+    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
+    GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, SchedulerSteps, Stateful,
+};
 pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
+pub use nested::Nested;
+pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
 pub use train::{Optimizer, OptimizerConfig};
 

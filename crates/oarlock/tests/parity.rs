@@ -87,7 +87,7 @@ impl Golden {
         let model = Decoder::new(hf.decoder().clone(), self.rows.row_len())?;
         let mut weights = SafetensorsSource::open(&self.dir, &hf, &model)?;
         let adamw = OptimizerConfig { weight_decay, ..OptimizerConfig::default() };
-        let mut optimizer = accelerator.prepare(&model, adamw, &mut weights)?;
+        let mut optimizer = accelerator.hold(&model, adamw, &mut weights)?;
         let sampler = Sampler {
             len: self.rows.n_rows(),
             seed: 0,

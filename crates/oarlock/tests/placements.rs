@@ -70,7 +70,7 @@ fn rank(
         false => Box::new(SeededInit { seed: 3, device: accelerator.device().clone() }),
     };
     let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-    let mut optimizer = accelerator.prepare(&model, adamw, weights.as_mut()).unwrap();
+    let mut optimizer = accelerator.hold(&model, adamw, weights.as_mut()).unwrap();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let micro_batch = 4 / accumulation;
     let sampler =
@@ -275,7 +275,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
                 let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
                 let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
                 let config = OptimizerConfig { loss_scale: Some(loss_scale), ..OptimizerConfig::default() };
-                let mut optimizer = accelerator.prepare(&model, config, &mut weights).unwrap();
+                let mut optimizer = accelerator.hold(&model, config, &mut weights).unwrap();
                 let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
                 let (len, shuffle) = (data.rows.n_rows(), true);
                 let sampler = Sampler { len, seed: 7, shuffle, world, rank, micro_batch: 2, accumulation: 1 };

@@ -62,22 +62,23 @@ fn train(comm: Communicator, dtype: DType, recompute: Recompute) -> Result<(Run,
     let mut model = Decoder::new(tiny(), LEN)?;
     model.set_recompute(recompute);
     let mut init = SeededInit { seed: 3, device: accelerator.device().clone() };
-    let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut init)?;
+    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut init)?;
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let mut fresh = 0;
     for step in 0..STEPS {
         fresh = accelerator.device().arena().n_fresh();
         let window = [0, 1].map(|micro| batch(step + 10 * micro + 100 * comm.rank()));
-        let accumulation = accelerator.accumulate(&optimizer, window.iter().map(|b| b.n_targets).sum())?;
+        let accumulation =
+            accelerator.accumulate_targets(&optimizer, window.iter().map(|b| b.n_targets).sum())?;
         let mut sum = 0.0;
         for batch in &window {
             let (ids, labels, mask) = accelerator.place(batch)?;
             let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
             sum += loss.sum;
-            accelerator.backward(&loss)?;
+            accumulation.backward(&loss)?;
         }
         losses.push(sum);
-        norms.push(accelerator.clip_grad_norm(&mut optimizer, 1.0)?);
+        norms.push(optimizer.clip_grad_norm(1.0)?);
         optimizer.step(1e-2)?;
     }
     let arena = accelerator.device().arena();

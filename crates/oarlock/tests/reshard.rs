@@ -56,10 +56,12 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
     let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
-    let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut weights).unwrap();
+    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut weights).unwrap();
     let mut position = 0;
     if let Some(dir) = leg.from {
-        position = accelerator.load_state(dir, &mut optimizer).unwrap().consumed_samples;
+        position = checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut())
+            .unwrap()
+            .consumed_samples;
     }
     let read = |slice: Slice| {
         let mut values = vec![0.0; slice.elements.len()];
@@ -82,7 +84,8 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     }
     if let Some(dir) = leg.to {
         let client = ClientState { consumed_samples: position, ..ClientState::default() };
-        accelerator.save_state(dir, &optimizer, Contents::state(client)).unwrap();
+        checkpoint::save(dir, accelerator.communicator(), optimizer.engine(), Contents::state(client))
+            .unwrap();
     }
     comm.finish();
     (losses, began)

@@ -14,14 +14,20 @@ const EDGES: &[(&str, &[&str])] = &[
     ("report", &[]),
     ("data", &["nearest"]),
     ("disk", &["error"]),
-    ("nn", &[]),
+    ("nested", &["error"]),
+    ("nn", &["nested"]),
     // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
     // sharded.
     ("model", &["disk", "error", "nn", "shard"]),
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
-    ("accelerator", &["checkpoint", "data", "error", "nn", "rank", "shard", "train"]),
+    ("optim", &["config", "nn", "train"]),
+    ("lr_scheduler", &["config", "optim", "train"]),
+    ("accelerator", &["data", "error", "lr_scheduler", "nested", "nn", "optim", "rank", "shard", "train"]),
+    ("dataloader", &[]),
+    ("distributed", &[]),
+    ("deepspeed", &[]),
     (
         "train",
         &[

@@ -4,7 +4,7 @@
 //! An op keeps for its backward pass what it cannot cheaply make again: a tensor that came from an op bound by memory
 //! (a norm, an activation) is kept as a recipe and computed again when the backward pass first asks for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Error, Result};
 use crate::ops::accumulate;
@@ -15,6 +15,22 @@ use crate::tensor::Tensor;
 /// A recording of ops. Cloning gives another handle to the same recording.
 #[derive(Clone)]
 pub struct Tape(Arc<Mutex<Recording>>);
+
+/// A handle to a recording that does not keep it.
+#[derive(Clone)]
+pub struct WeakTape(Weak<Mutex<Recording>>);
+
+impl WeakTape {
+    /// Whether it is this tape.
+    pub fn is(&self, tape: &Tape) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&tape.0))
+    }
+
+    /// Whether nobody has the tape any more.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
 
 #[derive(Default)]
 struct Recording {
@@ -129,6 +145,11 @@ impl Tape {
     /// the forward pass (the head with its loss) use it.
     pub fn with_seed(seed: f32) -> Tape {
         Tape(Arc::new(Mutex::new(Recording { promised_seed: Some(seed), ..Recording::default() })))
+    }
+
+    /// A handle that does not keep it.
+    pub fn downgrade(&self) -> WeakTape {
+        WeakTape(Arc::downgrade(&self.0))
     }
 
     /// The seed that was promised to [`Tape::with_seed`].

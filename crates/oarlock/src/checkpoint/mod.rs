@@ -48,7 +48,7 @@ pub use load::load;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ParameterEntry, Piece, PlanEntry};
 pub use model::save_model;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain};
-pub use saver::{Contents, Deed, Saver};
+pub use saver::{Contents, Deed, Saver, save};
 pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
 
 /// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.

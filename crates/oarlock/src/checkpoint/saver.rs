@@ -61,6 +61,18 @@ impl Contents {
     }
 }
 
+/// Saves everything that the run needs to go on: weights, optimizer state, and what the caller keeps. The folder appears
+/// when it is complete; an older checkpoint of that name is replaced only then. All ranks call it, and it returns when
+/// the checkpoint is whole; a [`Saver`] does the same while training goes on.
+///
+/// # Errors
+/// When a file cannot be written on some rank; then nothing is left of it, and training can go on.
+pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents) -> Result<()> {
+    let mut saver = Saver::default();
+    saver.begin(dir, comm, engine, contents)?;
+    saver.finish(comm).map(|_| ())
+}
+
 /// Saves in the background, one checkpoint at a time. Each rank has one, and all ranks call the same methods in the same
 /// order. Dropping it waits for what this rank writes, and lets the save succeed if all ranks do their part.
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Models: the decoder and its settings, and their way from and to Hugging Face folders.
 
 mod cache;
+mod classifier;
 mod config;
 mod decoder;
 pub mod hf;

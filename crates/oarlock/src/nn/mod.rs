@@ -1,17 +1,30 @@
 //! What models are made of: modules that name their parameters, units, and the layers of a decoder.
 
+mod activation;
+mod attention;
+mod buffer;
+mod dropout;
 mod latency;
 mod layers;
+mod loss;
+mod norm;
+mod sequential;
+mod training;
 mod unit;
+mod wrap;
 
 pub use latency::Latency;
 pub use layers::{Embedding, Linear, RmsNorm};
+pub use oarlock_derive::Module;
+pub use oarlock_tensor::Result;
+pub(crate) use training::begin_pass;
+pub use training::{Mode, set_training};
 pub use unit::{Unit, UnitRun, is_trained};
 
 use oarlock_tensor::{DType, Param};
 
 /// A part of a model that can list its parameters.
-pub trait Module {
+pub trait Module: Send + Sync + 'static {
     /// Shows every parameter, in a fixed order, with its path below this module ("mlp.up_proj.weight").
     fn visit(&self, visitor: &mut dyn Visitor);
 
@@ -27,6 +40,18 @@ pub trait Module {
     }
 }
 
+/// A forward pass from an input to an output: what a prepared model's `forward` calls.
+pub trait Forward<I> {
+    /// What comes out.
+    type Output;
+
+    /// Computes it. Ops on tensors that are on a tape are recorded.
+    ///
+    /// # Errors
+    /// What an op reports.
+    fn forward(&self, input: &I) -> Result<Self::Output>;
+}
+
 /// Walks over a model's parameters.
 pub trait Visitor {
     /// A parameter of the module that is being visited.
@@ -37,6 +62,15 @@ pub trait Visitor {
 
     /// Everything that `inside` shows belongs to this unit.
     fn unit(&mut self, unit: &UnitRun, inside: &dyn Module);
+
+    /// What tells a layer whether it trains.
+    fn mode(&mut self, _mode: &Mode) {}
+}
+
+impl Module for Param {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("", self);
+    }
 }
 
 impl<M: Module> Module for Vec<M> {
@@ -103,6 +137,12 @@ pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
     }
     units.retain(|unit| !unit.params.is_empty() || unit.run.is_some());
     units
+}
+
+/// A model's parameters, each once, under the first name that the model shows it by.
+pub fn parameters(model: &dyn Module) -> Vec<NamedParam> {
+    let mut seen = std::collections::HashSet::new();
+    names_of(model).into_iter().filter(|named| seen.insert(named.param.id())).collect()
 }
 
 /// Every name under which a model shows a parameter, shared ones as often as they are shown.

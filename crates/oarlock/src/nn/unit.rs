@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
 
-use crate::nn::{Latency, Module, Visitor};
+use crate::nested::Nested;
+use crate::nn::{Forward, Latency, Module, Visitor};
 
 /// A module that is a unit.
 #[derive(Debug)]
@@ -59,17 +60,28 @@ impl<M> Unit<M> {
         &self.run
     }
 
+    /// The module's forward pass as this unit's.
+    ///
+    /// # Errors
+    /// What the module reports.
+    pub fn forward<I: Nested>(&self, input: &I) -> Result<M::Output>
+    where
+        M: Forward<I>,
+    {
+        self.run(input, |module| module.forward(input))
+    }
+
     /// Runs the unit's forward pass on an input: the ops recorded by `forward` are marked as this unit's.
     ///
     /// # Errors
     /// Whatever `forward` reports.
-    pub fn run<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
+    pub fn run<R>(&self, input: &impl Nested, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
         self.run.0.latency.time(|| self.run_hooked(input, forward))
     }
 
-    fn run_hooked<R>(&self, input: &Tensor, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
+    fn run_hooked<R>(&self, input: &impl Nested, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
         let Some(hook) = self.run.0.hook.get() else { return forward(&self.module) };
-        let tape = input.tape();
+        let tape = input.tensors().iter().find_map(Tensor::tape);
         hook.before_forward(tape.is_some())?;
         if let Some(tape) = &tape {
             tape.enter_unit(hook.clone());

@@ -49,6 +49,8 @@ pub struct Optimizer {
     engine: Engine,
     weight_decay: f64,
     scaler: Option<LossScaler>,
+    /// What the coming step divides the sum of gradients by.
+    divisor: f64,
     /// What the norm of the coming step's gradients says; `None` until it is known.
     found: Option<Found>,
 }
@@ -77,7 +79,7 @@ impl Optimizer {
     pub(crate) fn new(engine: Engine, config: OptimizerConfig) -> Optimizer {
         let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
         let scaler = config.loss_scale.or(in_f16).map(LossScaler::new);
-        Optimizer { engine, weight_decay: config.weight_decay, scaler, found: None }
+        Optimizer { engine, weight_decay: config.weight_decay, scaler, divisor: 1.0, found: None }
     }
 
     /// The engine that holds the model.
@@ -121,18 +123,28 @@ impl Optimizer {
         self.engine.set_rule(rule)
     }
 
-    /// See [`Accelerator::clip_grad_norm`](crate::Accelerator::clip_grad_norm).
-    pub(crate) fn clip_grad_norm(&mut self, max_norm: f64) -> Result<f64> {
+    /// The coming step, and its norm, divide the sum of all gradients by this.
+    pub(crate) fn divide_by(&mut self, divisor: f64) {
+        self.divisor = divisor;
+    }
+
+    /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and
+    /// returns the norm before that.
+    ///
+    /// # Errors
+    /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    pub fn clip_grad_norm(&mut self, max_norm: f64) -> Result<f64> {
         let found = self.engine.grad_norm()?;
         if let (Some((unit, parameter)), None) = (&found.first_bad, &self.scaler) {
             let (unit, parameter) = (unit.clone(), parameter.clone());
             return Err(Error::NotFinite { step: self.n_steps() + 1, unit, parameter });
         }
-        let norm = found.norm / self.loss_scale();
+        let scale = self.loss_scale() * self.divisor;
+        let norm = found.norm / scale;
         // torch.nn.utils.clip_grad_norm_ in f32: max_norm / (norm + 1e-6), at most 1.
         let coefficient = max_norm as f32 / (norm as f32 + 1e-6);
         let coefficient = if max_norm > 0.0 { coefficient.min(1.0) } else { 1.0 };
-        let grad_scale = (f64::from(coefficient) / self.loss_scale()) as f32;
+        let grad_scale = (f64::from(coefficient) / scale) as f32;
         self.found = Some(Found { grad_scale, first_bad: found.first_bad });
         Ok(norm)
     }
@@ -146,7 +158,9 @@ impl Optimizer {
         if self.scaler.is_some() && self.found.is_none() {
             self.clip_grad_norm(0.0)?;
         }
-        let found = self.found.take().unwrap_or(Found { grad_scale: 1.0, first_bad: None });
+        let divisor = std::mem::replace(&mut self.divisor, 1.0);
+        let found =
+            self.found.take().unwrap_or(Found { grad_scale: (1.0 / divisor) as f32, first_bad: None });
         if let Some(scaler) = &mut self.scaler {
             let verdict = scaler.update(found.first_bad.is_some());
             let verdict = verdict.map_err(|error| match &found.first_bad {

@@ -20,6 +20,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
         shard: engine_options(config, hidden_size),
         threads: config.ranks.threads,
         cpu_path,
+        ..AcceleratorConfig::default()
     })
 }
 

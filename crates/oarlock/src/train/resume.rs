@@ -63,7 +63,7 @@ pub fn load_undamaged(
 ) -> Result<ClientState> {
     let mut aside = Vec::new();
     loop {
-        let error = match accelerator.load_state(dir, optimizer) {
+        let error = match checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut()) {
             // All ranks were told the same, so all look for another one, or none does.
             Err(error) if !matches!(config.save.resume, Resume::From(_)) && is_damage(&error) => error,
             loaded => return loaded,

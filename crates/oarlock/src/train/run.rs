@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
 
         accelerator.communicator().set_phase("loading weights");
         let mut source = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
-        let mut optimizer = accelerator.prepare(&model, optimizer_config(config), source.as_mut())?;
+        let mut optimizer = accelerator.hold(&model, optimizer_config(config), source.as_mut())?;
         let (mut position, mut done, mut reseeded) = (0, 0, None);
         let mut state = first_state(config, &sampler, total_steps);
         if let Some(dir) = &mut checkpoint {

@@ -50,7 +50,8 @@ pub fn train_step(
     // All ranks agree on the targets of the whole step, so that each loss is scaled once and every token weighs the same.
     timer.enter(Phase::Data);
     phase("waiting for the other ranks");
-    let accumulation = accelerator.accumulate(optimizer, window.batches.iter().map(|b| b.n_targets).sum())?;
+    let accumulation =
+        accelerator.accumulate_targets(optimizer, window.batches.iter().map(|b| b.n_targets).sum())?;
 
     // Gradients add up in the units' flat buffers, micro-batch by micro-batch.
     phase("forward and backward");
@@ -61,7 +62,7 @@ pub fn train_step(
         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
         loss_sum += loss.sum;
         timer.enter(Phase::Backward);
-        accelerator.backward(&loss)?;
+        accumulation.backward(&loss)?;
     }
 
     // Each rank sums what it owns over all ranks; the norm is a sum over fixed blocks, so all ranks get the same bits.
@@ -69,7 +70,7 @@ pub fn train_step(
     phase("reducing gradients");
     optimizer.engine_mut().reduce_grads()?;
     timer.enter(Phase::Clip);
-    let grad_norm = accelerator.clip_grad_norm(optimizer, max_grad_norm)?;
+    let grad_norm = optimizer.clip_grad_norm(max_grad_norm)?;
 
     // One fused pass over the owned slice: master weights, moments, new working copy; then all see the new weights.
     timer.enter(Phase::Optimizer);

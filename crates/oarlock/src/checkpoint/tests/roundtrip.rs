@@ -123,7 +123,7 @@ fn the_accelerator_saves_and_loads() {
         let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let optimizer = accelerator
-            .prepare(
+            .hold(
                 model,
                 crate::train::OptimizerConfig::default(),
                 &mut SeededInit { seed: 2, device: device() },
@@ -134,10 +134,19 @@ fn the_accelerator_saves_and_loads() {
     let model = Model::new(90, true);
     let (accelerator, mut optimizer) = prepared(&model);
     fill(optimizer.engine_mut(), 11, 8);
-    accelerator.save_state(&dir, &optimizer, Contents::state(client(11))).unwrap();
+    crate::checkpoint::save(
+        &dir,
+        accelerator.communicator(),
+        optimizer.engine(),
+        Contents::state(client(11)),
+    )
+    .unwrap();
     let model = Model::new(90, true);
     let (accelerator, mut optimizer) = prepared(&model);
-    assert_eq!(accelerator.load_state(&dir, &mut optimizer).unwrap(), client(11));
+    assert_eq!(
+        crate::checkpoint::load(&dir, accelerator.communicator(), optimizer.engine_mut()).unwrap(),
+        client(11)
+    );
     assert!(is_pattern(optimizer.engine(), 8) && optimizer.n_steps() == 11);
 }
 

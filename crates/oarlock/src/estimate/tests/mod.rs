@@ -73,7 +73,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
         let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
-        let mut optimizer = accelerator.prepare(&model, OptimizerConfig::default(), &mut source).unwrap();
+        let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut source).unwrap();
         let states = accelerator.device().arena().bytes() as u64;
         let window = StepBatches { batches: vec![batch(rows, len, documents); 2], ..StepBatches::default() };
         accelerator.device().profile().enable();
@@ -158,7 +158,7 @@ fn an_update_borrows_what_the_estimate_says() {
 
             let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
             let optimizer = OptimizerConfig { rule, ..OptimizerConfig::default() };
-            let mut optimizer = accelerator.prepare(&model, optimizer, &mut source).unwrap();
+            let mut optimizer = accelerator.hold(&model, optimizer, &mut source).unwrap();
             let window = StepBatches { batches: vec![batch(rows, len, false)], ..StepBatches::default() };
             for _ in 0..3 {
                 let timer = &mut PhaseTimer::new();

@@ -5,7 +5,7 @@ use oarlock_tensor::DType;
 
 use super::checks::{Finding, Site, sampler};
 use crate::accelerator::{Accelerator, AcceleratorConfig};
-use crate::checkpoint::{ClientState, Contents};
+use crate::checkpoint::{self, ClientState, Contents};
 use crate::data::{Batch, Sampler, StepBatches};
 use crate::error::Result;
 use crate::model::{Decoder, DecoderConfig};
@@ -40,7 +40,10 @@ const TOLERANCE_16: f64 = 2e-2;
 /// As [`Accelerator::over`].
 pub fn accelerator(comm: &Communicator, dtype: DType, placements: Placements) -> Result<Accelerator> {
     let shard = Options { dtype, placements, ..Options::default() };
-    Accelerator::over(comm.clone(), &AcceleratorConfig { shard, threads: Some(1), cpu_path: None })
+    Accelerator::over(
+        comm.clone(),
+        &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
+    )
 }
 
 /// A training: a model, its optimizer and its place in the data.
@@ -58,7 +61,7 @@ impl Run {
         let model = Decoder::new(DecoderConfig::llama(VOCAB, 64, 2, LEN), LEN)?;
         let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
         let mut weights = SeededInit { seed: 42, device: accelerator.device().clone() };
-        let optimizer = accelerator.prepare(&model, adamw, &mut weights)?;
+        let optimizer = accelerator.hold(&model, adamw, &mut weights)?;
         Ok(Run { accelerator, model, optimizer, sampler, position: 0 })
     }
 
@@ -173,10 +176,17 @@ pub fn state(site: &Site) -> Result<Finding> {
         let mut run = Run::new(&site.comm, DType::F32, placements, data(site))?;
         run.steps(STEPS / 2)?;
         let kept = ClientState { consumed_samples: run.position, ..ClientState::default() };
-        run.accelerator.save_state(&folder, &run.optimizer, Contents::state(kept))?;
+        checkpoint::save(
+            &folder,
+            run.accelerator.communicator(),
+            run.optimizer.engine(),
+            Contents::state(kept),
+        )?;
         let expected = run.steps(STEPS / 2)?;
         let mut again = Run::new(&site.comm, DType::F32, placements, data(site))?;
-        again.position = again.accelerator.load_state(&folder, &mut again.optimizer)?.consumed_samples;
+        again.position =
+            checkpoint::load(&folder, again.accelerator.communicator(), again.optimizer.engine_mut())?
+                .consumed_samples;
         let losses = again.steps(STEPS / 2)?;
         if losses != expected {
             return Ok(Err(format!("{name}: after loading the losses are {losses:?}, not {expected:?}")));

@@ -1,0 +1,66 @@
+//! Gradient accumulation: which micro-batch ends a window, and with it a step.
+
+use super::Accelerator;
+use crate::error::Result;
+
+/// Where a loop stands in its window of micro-batches: Accelerate's `GradientState`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientState {
+    /// Whether the step that comes is one: optimizers and schedules do nothing otherwise.
+    pub sync_gradients: bool,
+    /// Micro-batches of the window so far.
+    pub step: usize,
+    /// Whether the batch that the loader gave last is its last.
+    pub end_of_dataloader: bool,
+    /// How many samples of this rank's last batch are real, from its first on; the others repeat samples that came
+    /// before. `None` where all are, or nobody knows.
+    pub real: Option<usize>,
+}
+
+impl Default for GradientState {
+    fn default() -> GradientState {
+        GradientState { sync_gradients: true, step: 0, end_of_dataloader: false, real: None }
+    }
+}
+
+impl Accelerator {
+    /// Runs one micro-batch of a window. In the last one of the window, or of the loader, optimizers step; in the
+    /// others `step`, `zero_grad` and schedules do nothing.
+    ///
+    /// # Errors
+    /// What `body` reports.
+    pub fn accumulate<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        {
+            let accumulation = &self.inner.config.gradient_accumulation;
+            let mut gradients = self.inner.gradients();
+            if accumulation.sync_with_dataloader && gradients.end_of_dataloader {
+                (gradients.step, gradients.sync_gradients) = (0, true);
+            } else {
+                gradients.step += 1;
+                gradients.sync_gradients = gradients.step.is_multiple_of(accumulation.num_steps.max(1));
+            }
+        }
+        body()
+    }
+
+    /// Runs micro-batches of which none ends the window.
+    ///
+    /// # Errors
+    /// What `body` reports.
+    pub fn no_sync<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let before = std::mem::replace(&mut self.inner.gradients().sync_gradients, false);
+        let result = body();
+        self.inner.gradients().sync_gradients = before;
+        result
+    }
+
+    /// Whether the coming `step` is one.
+    pub fn sync_gradients(&self) -> bool {
+        self.inner.gradients().sync_gradients
+    }
+
+    /// Where the loop stands in its window.
+    pub fn gradient_state(&self) -> GradientState {
+        *self.inner.gradients()
+    }
+}

@@ -1,0 +1,1 @@
+//! Values of all ranks: gather, reduce, pad, broadcast, over any value that holds tensors.

@@ -1,0 +1,96 @@
+//! How an accelerator runs: what `Accelerator::with` is given.
+
+use oarlock_tensor::DType;
+use oarlock_tensor::cpu::Path;
+
+use crate::shard::Options;
+
+/// How an [`Accelerator`](crate::Accelerator) runs.
+#[derive(Clone, Debug, Default)]
+pub struct AcceleratorConfig {
+    /// What is divided among the ranks, and in which dtype the model computes; master weights, moments and gradient
+    /// sums are f32 whatever that is.
+    pub shard: Options,
+    /// The dtype of the arithmetic, over that of `shard`.
+    pub mixed_precision: Option<DType>,
+    /// How micro-batches make a step.
+    pub gradient_accumulation: GradientAccumulation,
+    /// How the schedule follows the optimizer.
+    pub scheduler_steps: SchedulerSteps,
+    /// How loaders are divided among the ranks.
+    pub dataloader: DataLoaderConfiguration,
+    /// The seed of initial weights and of dropout. By default 42.
+    pub seed: Option<u64>,
+    /// Threads of this rank; by default its share of the machine's cores.
+    pub threads: Option<usize>,
+    /// The CPU path; by default the fastest.
+    pub cpu_path: Option<Path>,
+}
+
+/// How micro-batches make an optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientAccumulation {
+    /// Micro-batches of a step, on each rank.
+    pub num_steps: usize,
+    /// End the window with the loader's last batch, however many came before it.
+    pub sync_with_dataloader: bool,
+    /// What the sum of the micro-batches' gradients is divided by.
+    pub divide_by: DivideBy,
+}
+
+impl Default for GradientAccumulation {
+    fn default() -> GradientAccumulation {
+        GradientAccumulation { num_steps: 1, sync_with_dataloader: true, divide_by: DivideBy::MicroBatches }
+    }
+}
+
+impl GradientAccumulation {
+    /// Windows of `num_steps` micro-batches.
+    pub fn steps(num_steps: usize) -> GradientAccumulation {
+        GradientAccumulation { num_steps, ..GradientAccumulation::default() }
+    }
+}
+
+/// What the sum of a window's gradients is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DivideBy {
+    /// The micro-batches that there were, over all ranks: each weighs the same, also in a short last window.
+    #[default]
+    MicroBatches,
+    /// The micro-batches of a full window, as Accelerate does: a short last window weighs less.
+    NumSteps,
+}
+
+/// How a schedule follows the optimizer's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SchedulerSteps {
+    /// One step of the schedule for each step of the optimizer.
+    #[default]
+    Once,
+    /// As Accelerate without `split_batches`: one step for each process.
+    PerProcess,
+}
+
+/// How loaders are divided among the ranks. The fields are those of Accelerate's `DataLoaderConfiguration`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataLoaderConfiguration {
+    /// The batch size that a loader names is that of all ranks together, and each gets an equal piece.
+    pub split_batches: bool,
+    /// Rank 0 reads all batches and sends the others theirs. By default where the data set can only be iterated over.
+    pub dispatch_batches: Option<bool>,
+    /// Fill up the end, so that all ranks have as many full batches.
+    pub even_batches: bool,
+    /// The seed of shuffled orders; by default the accelerator's.
+    pub data_seed: Option<u64>,
+}
+
+impl Default for DataLoaderConfiguration {
+    fn default() -> DataLoaderConfiguration {
+        DataLoaderConfiguration {
+            split_batches: false,
+            dispatch_batches: None,
+            even_batches: true,
+            data_seed: None,
+        }
+    }
+}

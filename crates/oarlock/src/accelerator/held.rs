@@ -1,0 +1,109 @@
+//! A model with its optimizer as this rank holds them: what the prepared model and the prepared optimizer share.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use oarlock_comm::{Communicator, Scalar};
+
+use super::config::{DivideBy, GradientAccumulation};
+use crate::error::{Error, Result};
+use crate::nn::Module;
+use crate::train::Optimizer;
+
+/// A model with its optimizer. A model without one is held for inference: nothing of it is trained.
+pub(crate) struct Held {
+    /// The name of the model's type, for messages.
+    pub name: &'static str,
+    /// Whether it has an optimizer.
+    pub is_trained: bool,
+    /// Whether forward passes are recorded.
+    pub training: AtomicBool,
+    engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
+    window: Mutex<Window>,
+}
+
+/// What has come together since the last step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    /// The weight of this rank's backward passes.
+    weight: f64,
+    /// Whether the optimizer knows what to divide by.
+    is_closed: bool,
+}
+
+impl Held {
+    pub fn new(name: &'static str, is_trained: bool) -> Arc<Held> {
+        Arc::new(Held {
+            name,
+            is_trained,
+            training: AtomicBool::new(is_trained),
+            engine: OnceLock::new(),
+            window: Mutex::default(),
+        })
+    }
+
+    /// Puts model and engine in their place; they come when the model is prepared.
+    pub fn fill(&self, module: Arc<dyn Module>, optimizer: Optimizer) -> Result<()> {
+        let filled = self.engine.set((module, Mutex::new(optimizer)));
+        filled.map_err(|_| Error::Usage(format!("the model {} is prepared twice", self.name)))
+    }
+
+    fn engine(&self) -> Result<&(Arc<dyn Module>, Mutex<Optimizer>)> {
+        self.engine.get().ok_or_else(|| {
+            Error::Usage(format!("the optimizer of {} is used before its model is prepared", self.name))
+        })
+    }
+
+    /// The model.
+    pub fn module(&self) -> Result<&Arc<dyn Module>> {
+        Ok(&self.engine()?.0)
+    }
+
+    /// The engine with its optimizer.
+    pub fn optimizer(&self) -> Result<MutexGuard<'_, Optimizer>> {
+        // After a panic in a step the ranks no longer agree on where they are, and the next collective says so.
+        Ok(self.engine()?.1.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn is_training(&self) -> bool {
+        self.training.load(Relaxed)
+    }
+
+    /// A backward pass is over, whose loss weighs this much.
+    pub fn add(&self, weight: f64) {
+        self.window().weight += weight;
+    }
+
+    /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.
+    pub fn close(&self, comm: &Communicator, accumulation: &GradientAccumulation) -> Result<()> {
+        let mut window = self.window();
+        if window.is_closed {
+            return Ok(());
+        }
+        let mut total = [window.weight];
+        comm.all_reduce_f64(&mut total, Scalar::Sum)?;
+        if total[0] == 0.0 {
+            return Err(Error::Usage(format!(
+                "a step of {} without gradients: no rank ran `backward` since the last one",
+                self.name
+            )));
+        }
+        let divisor = match accumulation.divide_by {
+            DivideBy::MicroBatches => total[0],
+            DivideBy::NumSteps => (accumulation.num_steps.max(1) * comm.world_size()) as f64,
+        };
+        self.optimizer()?.divide_by(divisor);
+        window.is_closed = true;
+        Ok(())
+    }
+
+    /// The next window begins.
+    pub fn begin(&self) {
+        *self.window() = Window::default();
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        // Two numbers, whole at every moment.
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,1 @@
+//! Local SGD: ranks step by themselves and average their weights every few steps.

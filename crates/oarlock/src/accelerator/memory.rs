@@ -1,0 +1,1 @@
+//! Memory: freeing what was prepared, and the largest batch size that fits.

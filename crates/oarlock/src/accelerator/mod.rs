@@ -1,0 +1,224 @@
+//! The accelerator: what a training loop of one's own needs to run on many ranks.
+
+mod accumulation;
+mod collectives;
+mod config;
+pub(crate) mod held;
+mod local_sgd;
+mod memory;
+mod metrics;
+mod optimizer;
+mod passes;
+mod plugins;
+mod prepare;
+mod prepared;
+mod processes;
+mod profile;
+mod project;
+mod scheduler;
+mod seed;
+mod state;
+mod targets;
+mod tracking;
+
+pub use accumulation::GradientState;
+pub use config::{
+    AcceleratorConfig, DataLoaderConfiguration, DivideBy, GradientAccumulation, SchedulerSteps,
+};
+pub use optimizer::PreparedOptimizer;
+pub use prepare::{Plan, Prepare};
+pub use prepared::Prepared;
+pub use scheduler::PreparedScheduler;
+pub use state::Stateful;
+pub use targets::Accumulation;
+
+use std::fmt::Arguments;
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oarlock_comm::{Communicator, Scalar};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par, Tensor};
+
+use self::held::Held;
+use self::passes::Passes;
+use crate::error::{Error, Result};
+use crate::rank;
+use crate::shard::Options;
+
+/// One rank of a training run. Cloning gives another handle to the same rank.
+#[derive(Clone)]
+pub struct Accelerator {
+    comm: Communicator,
+    device: Device,
+    options: Options,
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What everything that an accelerator prepared has in common.
+pub(crate) struct Inner {
+    pub comm: Communicator,
+    pub config: AcceleratorConfig,
+    passes: Passes,
+    gradients: Mutex<GradientState>,
+    models: Mutex<Vec<Arc<Held>>>,
+    /// What checkpoints keep besides, by what it is.
+    stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
+}
+
+impl Inner {
+    /// Where the loop stands in its window; locked for a moment only.
+    pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
+        // Numbers, whole at every moment.
+        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The models that were prepared, in their order.
+    pub fn models(&self) -> Vec<Arc<Held>> {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What checkpoints keep besides, by what it is, in the order in which it came.
+    pub fn stateful(&self) -> Vec<(&'static str, Arc<dyn Stateful>)> {
+        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has checkpoints keep it.
+    pub fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
+        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
+    }
+
+    fn add_model(&self, held: Arc<Held>) {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+    }
+}
+
+/// The seed where none is given.
+const SEED: u64 = 42;
+
+impl Accelerator {
+    /// The rank that the environment makes of this process: one of a group that was launched, or a world of one.
+    ///
+    /// # Errors
+    /// When the group cannot be joined, or the CPU lacks the path asked for.
+    pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
+        Accelerator::over(rank::join()?, config)
+    }
+
+    /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.
+    ///
+    /// # Errors
+    /// As [`Accelerator::new`].
+    pub fn over(comm: Communicator, config: &AcceleratorConfig) -> Result<Accelerator> {
+        let isa = match config.cpu_path {
+            None => Isa::detect(),
+            Some(path) => Isa::force(path).ok_or_else(|| {
+                let found: Vec<_> = Isa::available().into_iter().map(|isa| isa.path().to_string()).collect();
+                Error::Usage(format!("this CPU cannot run the path {path}; it can run {}", found.join(", ")))
+            })?,
+        };
+        let threads = match config.threads {
+            Some(n) => n,
+            None => rank::default_threads(&comm),
+        };
+        let device = Device::cpu(isa, Par::threads(threads)?);
+        let mut options = config.shard.clone();
+        options.dtype = config.mixed_precision.unwrap_or(options.dtype);
+        options.check(comm.world_size())?;
+        let inner = Inner {
+            comm: comm.clone(),
+            config: config.clone(),
+            passes: Passes::default(),
+            gradients: Mutex::default(),
+            models: Mutex::default(),
+            stateful: Mutex::default(),
+        };
+        Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
+    }
+
+    /// The number of this process, from 0.
+    pub fn process_index(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of processes.
+    pub fn num_processes(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// Whether this is process 0.
+    pub fn is_main_process(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The process group.
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The dtype of the arithmetic.
+    pub fn dtype(&self) -> DType {
+        self.options.dtype
+    }
+
+    /// The seed of initial weights and of dropout.
+    pub fn seed(&self) -> u64 {
+        self.inner.config.seed.unwrap_or(SEED)
+    }
+
+    /// Runs the backward pass from a loss, one number that is the mean over a micro-batch. Gradients add up until the
+    /// optimizer steps, which takes their mean over micro-batches and ranks; a loss is never divided by hand.
+    ///
+    /// # Errors
+    /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        passes::backward(&self.inner.passes, loss, 1.0)
+    }
+
+    /// As [`Accelerator::backward`], from a loss that is a sum over `n` targets: the step divides by the targets of all
+    /// its micro-batches on all ranks, so that each weighs the same wherever it stands. In one window either every loss
+    /// is a mean or every loss is a sum.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
+        passes::backward(&self.inner.passes, loss, n as f64)
+    }
+
+    /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and
+    /// returns the norm before that; `None` while gradients accumulate.
+    ///
+    /// # Errors
+    /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
+        optimizer.clip_grad_norm(max_norm)
+    }
+
+    /// The sum of each value over all ranks.
+    ///
+    /// # Errors
+    /// When a rank failed, or the ranks gave different numbers of values.
+    pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
+        Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
+    }
+
+    /// Waits until all ranks are here.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn wait_for_everyone(&self) -> Result<()> {
+        Ok(self.comm.barrier()?)
+    }
+
+    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
+    pub fn print(&self, line: Arguments<'_>) {
+        if self.is_main_process() {
+            let _ = writeln!(std::io::stdout(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The optimizer of a prepared model: it steps when the window of micro-batches is complete, and does nothing before.
+
+use std::sync::Arc;
+
+use super::Inner;
+use super::held::Held;
+use crate::error::Result;
+use crate::optim::Pace;
+use crate::train::Stepped;
+
+/// A prepared optimizer. Cloning gives another handle.
+#[derive(Clone)]
+pub struct PreparedOptimizer {
+    pub(crate) held: Arc<Held>,
+    pace: Pace,
+    inner: Arc<Inner>,
+}
+
+impl PreparedOptimizer {
+    pub(super) fn new(held: Arc<Held>, pace: Pace, inner: Arc<Inner>) -> PreparedOptimizer {
+        PreparedOptimizer { held, pace, inner }
+    }
+
+    /// One step with the gradients of the window, averaged over its micro-batches and all ranks; the gradients are
+    /// forgotten afterwards. While they accumulate it does nothing, and says `None`. All ranks call it.
+    ///
+    /// # Errors
+    /// A window without any backward pass, a failed rank, a gradient that is not finite.
+    pub fn step(&self) -> Result<Option<Stepped>> {
+        if !self.inner.gradients().sync_gradients {
+            return Ok(None);
+        }
+        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        let stepped = self.held.optimizer()?.step(self.pace.lr())?;
+        self.held.begin();
+        self.pace.set_skipped(stepped != Stepped::Done);
+        Ok(Some(stepped))
+    }
+
+    /// Forgets the gradients, unless they accumulate. After [`PreparedOptimizer::step`] there is nothing to forget.
+    ///
+    /// # Errors
+    /// While a tensor of a unit is held outside of it.
+    pub fn zero_grad(&self) -> Result<()> {
+        if self.inner.gradients().sync_gradients {
+            self.held.optimizer()?.engine_mut().clear_grads()?;
+            self.held.begin();
+        }
+        Ok(())
+    }
+
+    /// The learning rate of the next step.
+    pub fn lr(&self) -> f64 {
+        self.pace.lr()
+    }
+
+    /// Sets the learning rate of the next step.
+    pub fn set_lr(&self, lr: f64) {
+        self.pace.set_lr(lr);
+    }
+
+    /// Whether the last step was skipped because gradients overflowed.
+    pub fn step_was_skipped(&self) -> bool {
+        self.pace.skipped()
+    }
+
+    /// The steps done; those that were skipped do not count.
+    ///
+    /// # Errors
+    /// Before its model is prepared.
+    pub fn n_steps(&self) -> Result<u64> {
+        Ok(self.held.optimizer()?.n_steps())
+    }
+
+    /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
+    /// returns the norm before that; `None` while gradients accumulate.
+    pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
+        if !self.inner.gradients().sync_gradients {
+            return Ok(None);
+        }
+        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
+    }
+}

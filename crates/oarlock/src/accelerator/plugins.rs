@@ -1,0 +1,1 @@
+//! Several DeepSpeed configurations in one process, of which one is active.

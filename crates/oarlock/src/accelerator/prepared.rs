@@ -1,0 +1,102 @@
+//! A model as a loop of one's own uses it once it is prepared.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Inner;
+use super::held::Held;
+use crate::error::Result;
+use crate::nested::Nested;
+use crate::nn::{self, Forward, Latency, Module, Visitor};
+
+/// A prepared model. Its forward passes are recorded while it trains; everything else of the model is there as before.
+/// Cloning gives another handle.
+pub struct Prepared<M> {
+    module: Arc<M>,
+    pub(crate) held: Arc<Held>,
+    inner: Arc<Inner>,
+}
+
+impl<M> Clone for Prepared<M> {
+    fn clone(&self) -> Prepared<M> {
+        Prepared { module: self.module.clone(), held: self.held.clone(), inner: self.inner.clone() }
+    }
+}
+
+impl<M: Module> Prepared<M> {
+    pub(super) fn new(module: Arc<M>, held: Arc<Held>, inner: Arc<Inner>) -> Prepared<M> {
+        let prepared = Prepared { module, held, inner };
+        nn::set_training(&*prepared.module, prepared.is_training());
+        prepared
+    }
+
+    /// The forward pass, on the device of this rank. While the model trains it is recorded for
+    /// [`Accelerator::backward`](crate::Accelerator::backward); an input that comes from another model's recorded pass
+    /// goes on in that.
+    ///
+    /// # Errors
+    /// What the model reports.
+    pub fn forward<I: Nested>(&self, input: &I) -> Result<M::Output>
+    where
+        M: Forward<I>,
+    {
+        self.call(input, |module, input| module.forward(input))
+    }
+
+    /// As [`Prepared::forward`], for any other method of the model that takes an input.
+    ///
+    /// # Errors
+    /// What `f` reports.
+    pub fn call<I: Nested, R>(&self, input: &I, f: impl FnOnce(&M, &I) -> nn::Result<R>) -> Result<R> {
+        let input = self.inner.passes.enter(&self.held, input)?;
+        nn::begin_pass(&*self.module);
+        Ok(f(&self.module, &input)?)
+    }
+
+    /// From now on forward passes are recorded, and dropout drops. A model without an optimizer is never recorded.
+    pub fn train(&self) {
+        self.set_training(true);
+    }
+
+    /// From now on nothing is recorded, and dropout does nothing. (torch's `eval` leaves recording to `no_grad`.)
+    pub fn eval(&self) {
+        self.set_training(false);
+    }
+
+    fn set_training(&self, training: bool) {
+        self.held.training.store(training, Relaxed);
+        nn::set_training(&*self.module, training);
+    }
+
+    /// Whether it is in training mode.
+    pub fn is_training(&self) -> bool {
+        self.held.is_training()
+    }
+
+    /// The model itself.
+    pub fn module(&self) -> &Arc<M> {
+        &self.module
+    }
+}
+
+impl<M> Deref for Prepared<M> {
+    type Target = M;
+    fn deref(&self) -> &M {
+        &self.module
+    }
+}
+
+impl<M: Module> Module for Prepared<M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.module.visit(visitor);
+    }
+
+    fn kind(&self) -> &'static str {
+        self.module.kind()
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        self.module.latency()
+    }
+}

@@ -1,0 +1,1 @@
+//! A Chrome trace of each rank.

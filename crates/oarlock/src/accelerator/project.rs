@@ -1,0 +1,1 @@
+//! Where a project keeps its checkpoints, and what they are called.

@@ -1,0 +1,53 @@
+//! The schedule of a prepared optimizer: it moves when the optimizer does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Inner;
+use super::config::SchedulerSteps;
+use crate::lr_scheduler::Scheduler;
+
+/// A prepared schedule. Cloning gives another handle.
+#[derive(Clone)]
+pub struct PreparedScheduler {
+    scheduler: Scheduler,
+    steps: Arc<AtomicU64>,
+    inner: Arc<Inner>,
+}
+
+impl PreparedScheduler {
+    pub(super) fn new(scheduler: Scheduler, inner: Arc<Inner>) -> PreparedScheduler {
+        PreparedScheduler { scheduler, steps: Arc::default(), inner }
+    }
+
+    /// Moves on by one step of the optimizer. While gradients accumulate, and after a step that was skipped, it stays.
+    /// Accelerate moves by the number of processes instead, which [`SchedulerSteps::PerProcess`] asks for.
+    pub fn step(&self) {
+        if !self.inner.gradients().sync_gradients || self.scheduler.pace.skipped() {
+            return;
+        }
+        let by = match self.inner.config.scheduler_steps {
+            SchedulerSteps::PerProcess if !self.inner.config.dataloader.split_batches => {
+                self.inner.comm.world_size() as u64
+            }
+            _ => 1,
+        };
+        self.set_steps(self.steps() + by);
+    }
+
+    /// The steps that it has moved.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Relaxed)
+    }
+
+    /// Goes to a place, as when a run goes on.
+    pub fn set_steps(&self, steps: u64) {
+        self.steps.store(steps, Relaxed);
+        self.scheduler.pace.set_lr((self.scheduler.lr)(steps));
+    }
+
+    /// The learning rate that it has set last: torch's `get_last_lr`.
+    pub fn last_lr(&self) -> f64 {
+        (self.scheduler.lr)(self.steps())
+    }
+}

@@ -1,0 +1,1 @@
+//! Seeds of everything that is drawn.

@@ -1,0 +1,1 @@
+//! Trackers: where a loop logs its figures.

@@ -1,0 +1,1 @@
+//! DeepSpeed's shape of a training: `initialize`, its engine, `zero`.

@@ -1,0 +1,1 @@
+//! Ranks started from code, process groups, and the bare collectives.

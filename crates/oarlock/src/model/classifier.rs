@@ -1,0 +1,1 @@
+//! A decoder with a classification head.

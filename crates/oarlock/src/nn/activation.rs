@@ -1,0 +1,1 @@
+//! Activations as layers.

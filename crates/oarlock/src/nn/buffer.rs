@@ -1,0 +1,1 @@
+//! Buffers: tensors of a model that are no parameters.

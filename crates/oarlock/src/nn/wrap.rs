@@ -1,0 +1,1 @@
+//! Which declared units move on their own: the auto-wrap policies.
