@@ -54,8 +54,7 @@ fn rank(
     let config = AcceleratorConfig {
         shard: Options { dtype, ..Options::default() },
         threads: Some(1),
-        cpu_path: None,
-        ..AcceleratorConfig::default()
+        ..AcceleratorConfig::default()..AcceleratorConfig::default()
     };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(

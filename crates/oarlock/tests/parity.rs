@@ -80,7 +80,7 @@ impl Golden {
         let settings = AcceleratorConfig {
             shard: Options { dtype, ..Options::default() },
             threads: Some(1),
-            cpu_path: None,
+            ..AcceleratorConfig::default()
         };
         let accelerator = Accelerator::over(comm.clone(), &settings)?;
         let hf = HfConfig::read(&self.dir)?;

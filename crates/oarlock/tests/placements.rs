@@ -61,7 +61,8 @@ fn rank(
     steps: usize,
     accumulation: u64,
 ) -> (Vec<(u64, u64)>, Pieces) {
-    let config = AcceleratorConfig { shard: options.clone(), threads: Some(1), cpu_path: None };
+    let config =
+        AcceleratorConfig { shard: options.clone(), threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
@@ -269,7 +270,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
             let data = &data;
             let rank = |comm: Communicator| {
                 let shard = placed(placements, DType::F16);
-                let config = AcceleratorConfig { shard, threads: Some(1), cpu_path: None };
+                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
                 let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
                 let hf = HfConfig::read(&data.dir).unwrap();
                 let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();

@@ -56,7 +56,7 @@ fn train(comm: Communicator, dtype: DType, recompute: Recompute) -> Result<(Run,
     let settings = AcceleratorConfig {
         shard: Options { dtype, ..Options::default() },
         threads: Some(1),
-        cpu_path: None,
+        ..AcceleratorConfig::default()
     };
     let accelerator = Accelerator::over(comm.clone(), &settings)?;
     let mut model = Decoder::new(tiny(), LEN)?;

@@ -51,7 +51,8 @@ type State = Vec<(Slice, Vec<u32>)>;
 
 /// The losses of a leg, and the state with which it began.
 fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Vec<u64>, State) {
-    let config = AcceleratorConfig { shard: options.clone(), threads: Some(1), cpu_path: None };
+    let config =
+        AcceleratorConfig { shard: options.clone(), threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
@@ -59,7 +60,7 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut weights).unwrap();
     let mut position = 0;
     if let Some(dir) = leg.from {
-        position = checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut())
+        position = oarlock::checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut())
             .unwrap()
             .consumed_samples;
     }
@@ -84,8 +85,13 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     }
     if let Some(dir) = leg.to {
         let client = ClientState { consumed_samples: position, ..ClientState::default() };
-        checkpoint::save(dir, accelerator.communicator(), optimizer.engine(), Contents::state(client))
-            .unwrap();
+        oarlock::checkpoint::save(
+            dir,
+            accelerator.communicator(),
+            optimizer.engine(),
+            Contents::state(client),
+        )
+        .unwrap();
     }
     comm.finish();
     (losses, began)

@@ -64,7 +64,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         (DType::BF16, 1, false, parts),
     ] {
         let shard = Options { dtype, ..Options::default() };
-        let config = AcceleratorConfig { shard, threads: Some(threads), cpu_path: None };
+        let config = AcceleratorConfig { shard, threads: Some(threads), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
@@ -140,7 +140,7 @@ fn an_update_borrows_what_the_estimate_says() {
             };
             let offload_optimizer = in_files.then_some(offload);
             let shard = Options { dtype, offload_optimizer, ..Options::default() };
-            let config = AcceleratorConfig { shard, threads: Some(1), cpu_path: None };
+            let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
             let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
             let mut model = llama(64, 2, 500, len);
             model.set_recompute(Recompute::Units { every: 1 });
