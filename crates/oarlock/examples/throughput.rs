@@ -54,7 +54,7 @@ fn rank(
     let config = AcceleratorConfig {
         shard: Options { dtype, ..Options::default() },
         threads: Some(1),
-        ..AcceleratorConfig::default()..AcceleratorConfig::default()
+        ..AcceleratorConfig::default()
     };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
