@@ -69,6 +69,18 @@ impl Held {
         self.training.load(Relaxed)
     }
 
+    /// Whether a further backward pass may add to the window.
+    pub fn check_open(&self) -> Result<()> {
+        if self.window().is_closed {
+            return Err(Error::Usage(format!(
+                "backward of {} after `clip_grad_norm` and before `step`: the norm of the step is known already; clip when \
+                 all its backward passes are done",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
     /// A backward pass is over, whose loss weighs this much.
     pub fn add(&self, weight: f64) {
         self.window().weight += weight;

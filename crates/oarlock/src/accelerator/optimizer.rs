@@ -37,12 +37,14 @@ impl PreparedOptimizer {
         Ok(Some(stepped))
     }
 
-    /// Forgets the gradients, unless they accumulate. After [`PreparedOptimizer::step`] there is nothing to forget.
+    /// Forgets the gradients of an abandoned step. [`PreparedOptimizer::step`] has forgotten its own, so in a loop this
+    /// does nothing, wherever it stands; in windows of several micro-batches it never does anything. (Accelerate's
+    /// forgets a window's gradients where it stands before the last backward pass.)
     ///
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.gradients().sync_gradients {
+        if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
             self.held.optimizer()?.engine_mut().clear_grads()?;
             self.held.begin();
         }

@@ -81,6 +81,7 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
     })?;
     let mut scale = None;
     for model in &models {
+        model.check_open()?;
         let own = model.optimizer()?.loss_scale();
         if let Some((name, scale)) = scale.replace((model.name, own))
             && scale != own
