@@ -87,6 +87,7 @@ impl Held {
     }
 
     /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.
+    #[track_caller]
     pub fn close(&self, comm: &Communicator, accumulation: &GradientAccumulation) -> Result<()> {
         let mut window = self.window();
         if window.is_closed {

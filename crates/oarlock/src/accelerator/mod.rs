@@ -195,6 +195,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    #[track_caller]
     pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
         optimizer.clip_grad_norm(max_norm)
     }
@@ -203,6 +204,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the ranks gave different numbers of values.
+    #[track_caller]
     pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
         Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
     }
@@ -211,6 +213,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
         Ok(self.comm.barrier()?)
     }

@@ -26,6 +26,7 @@ impl PreparedOptimizer {
     ///
     /// # Errors
     /// A window without any backward pass, a failed rank, a gradient that is not finite.
+    #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
@@ -76,6 +77,7 @@ impl PreparedOptimizer {
 
     /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
     /// returns the norm before that; `None` while gradients accumulate.
+    #[track_caller]
     pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);

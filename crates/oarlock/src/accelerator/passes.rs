@@ -67,8 +67,8 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
     }
     let tape = loss.tape().ok_or_else(|| {
         Error::Usage(
-            "backward: the loss comes from no recorded forward pass; run the model through its prepared form, in \
-             training mode (`model.train()`)"
+            "backward: the loss comes from no recorded forward pass; run a model that was prepared \
+             with an optimizer through its prepared form, in training mode (`model.train()`)"
                 .to_owned(),
         )
     })?;
