@@ -57,9 +57,7 @@ impl Plan {
         };
         objects.announce(&mut plan)?;
         plan.pair()?;
-        accelerator
-            .comm
-            .agree("what they prepare: models and optimizers, by name and shape", plan.digest())?;
+        plan.agree()?;
         objects.finish(&plan)
     }
 
@@ -100,26 +98,56 @@ impl Plan {
         Ok(())
     }
 
-    /// A number for what is prepared, the same on all ranks that prepare the same.
-    fn digest(&self) -> u64 {
+    /// All ranks prepare the same; where they do not, the error names the first difference.
+    #[track_caller]
+    fn agree(&self) -> Result<()> {
+        let (comm, own) = (&self.accelerator.comm, self.outline());
+        let digests = comm.all_gather_bytes(&XxHash64::oneshot(0, own.as_bytes()).to_ne_bytes())?;
+        let Some(other) = digests.iter().position(|digest| *digest != digests[0]) else { return Ok(()) };
+        let outlines = comm.all_gather_bytes(own.as_bytes())?;
+        let [first, second] = [0, other].map(|rank| String::from_utf8_lossy(&outlines[rank]).into_owned());
+        let (mut first, mut second) = (first.lines(), second.lines());
+        let (first, second) = loop {
+            match (first.next(), second.next()) {
+                (Some(first), Some(second)) if first == second => {}
+                (first, second) => break (first.unwrap_or("nothing"), second.unwrap_or("nothing")),
+            }
+        };
+        Err(Error::Usage(format!(
+            "prepare: the ranks prepare different things, first {first} on rank 0 and {second} on rank {other}; all ranks \
+             build the same model and the same optimizer"
+        )))
+    }
+
+    /// What is prepared, a line for each thing.
+    fn outline(&self) -> String {
         let mut text = String::new();
         for ((params, name), (_, optim)) in self.models.iter().zip(&self.held) {
-            let _ = write!(text, "{name};");
-            for named in params {
-                let id = &named.param.id();
-                let of_optim =
-                    optim.as_ref().map(|optim| (optim.params.contains(id), optim.undecayed.contains(id)));
-                let _ = write!(
-                    text,
-                    "{}{:?}{:?}{of_optim:?};",
-                    named.name,
-                    named.param.shape(),
-                    named.param.init()
-                );
+            let _ = writeln!(text, "the model {name}");
+            for NamedParam { name, param } in params {
+                let _ =
+                    write!(text, "the parameter \"{name}\" of shape {:?} ({:?}", param.shape(), param.init());
+                let _ = match optim {
+                    Some(optim) if optim.undecayed.contains(&param.id()) => {
+                        writeln!(text, ", without decay)")
+                    }
+                    Some(optim) if optim.params.contains(&param.id()) => writeln!(text, ")"),
+                    _ => writeln!(text, ", frozen)"),
+                };
             }
-            let _ = write!(text, "{:?};", optim.as_ref().map(|optim| (optim.config, optim.pace.base())));
+            let _ = match optim {
+                Some(Optim { config, pace, .. }) => {
+                    writeln!(
+                        text,
+                        "an optimizer {:?} of lr {} and {config:?}",
+                        config.rule.name(),
+                        pace.base()
+                    )
+                }
+                None => writeln!(text, "no optimizer"),
+            };
         }
-        XxHash64::oneshot(0, text.as_bytes())
+        text
     }
 
     /// What holds the model with these parameters.
