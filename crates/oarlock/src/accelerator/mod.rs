@@ -23,7 +23,8 @@ mod tracking;
 
 pub use accumulation::GradientState;
 pub use config::{
-    AcceleratorConfig, DataLoaderConfiguration, DivideBy, GradientAccumulation, SchedulerSteps,
+    AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, GradientAccumulation,
+    SchedulerSteps,
 };
 pub use optimizer::PreparedOptimizer;
 pub use prepare::{Plan, Prepare};
@@ -43,6 +44,7 @@ use oarlock_tensor::{DType, Device, Par, Tensor};
 use self::held::Held;
 use self::passes::Passes;
 use crate::error::{Error, Result};
+use crate::nested::Nested;
 use crate::rank;
 use crate::shard::Options;
 
@@ -58,6 +60,7 @@ pub struct Accelerator {
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    pub device: Device,
     pub config: AcceleratorConfig,
     passes: Passes,
     gradients: Mutex<GradientState>,
@@ -86,6 +89,14 @@ impl Inner {
     /// Has checkpoints keep it.
     pub fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
         self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
+    }
+
+    /// Brings the tensors of a value to this rank's device, unless the loop does that.
+    pub fn placed<I: Nested>(&self, value: &I) -> Result<I> {
+        value.map_tensors(&mut |tensor| match self.config.device_placement {
+            DevicePlacement::Automatic => Ok(tensor.to_device(&self.device)?),
+            DevicePlacement::ByHand => Ok(tensor.clone()),
+        })
     }
 
     fn add_model(&self, held: Arc<Held>) {
@@ -127,6 +138,7 @@ impl Accelerator {
         options.check(comm.world_size())?;
         let inner = Inner {
             comm: comm.clone(),
+            device: device.clone(),
             config: config.clone(),
             passes: Passes::default(),
             gradients: Mutex::default(),

@@ -49,7 +49,7 @@ impl<M: Module> Prepared<M> {
     /// # Errors
     /// What `f` reports.
     pub fn call<I: Nested, R>(&self, input: &I, f: impl FnOnce(&M, &I) -> nn::Result<R>) -> Result<R> {
-        let input = self.inner.passes.enter(&self.held, input)?;
+        let input = self.inner.passes.enter(&self.held, self.inner.placed(input)?)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)
     }
