@@ -33,7 +33,7 @@ pub mod train;
 
 pub use accelerator::{
     Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy,
-    GradientAccumulation, GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    GradientAccumulation, GradientState, Loss, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
     SchedulerSteps, Stateful,
 };
 pub use checkpoint::ClientState;

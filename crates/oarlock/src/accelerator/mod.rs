@@ -27,6 +27,7 @@ pub use config::{
     SchedulerSteps,
 };
 pub use optimizer::PreparedOptimizer;
+pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
 pub use scheduler::PreparedScheduler;
@@ -183,18 +184,18 @@ impl Accelerator {
         self.inner.config.seed.unwrap_or(SEED)
     }
 
-    /// Runs the backward pass from a loss, one number that is the mean over a micro-batch. Gradients add up until the
-    /// optimizer steps, which takes their mean over micro-batches and ranks; a loss is never divided by hand.
+    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
+    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
+    /// ranks, or over the targets of all of them; a loss is never divided by hand.
     ///
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
-    pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        passes::backward(&self.inner.passes, loss, 1.0)
+    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        passes::backward(&self.inner.passes, loss.value(), loss.weight())
     }
 
-    /// As [`Accelerator::backward`], from a loss that is a sum over `n` targets: the step divides by the targets of all
-    /// its micro-batches on all ranks, so that each weighs the same wherever it stands. In one window either every loss
-    /// is a mean or every loss is a sum.
+    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
+    /// mean or every loss is a sum.
     ///
     /// # Errors
     /// As [`Accelerator::backward`].
