@@ -23,7 +23,7 @@ mod tracking;
 
 pub use accumulation::GradientState;
 pub use config::{
-    AcceleratorConfig, DataLoaderConfiguration, DivideBy, GradientAccumulation, SchedulerSteps,
+    AcceleratorConfig, DataLoaderConfiguration, DivideBy, Ends, GradientAccumulation, SchedulerSteps,
 };
 pub use optimizer::PreparedOptimizer;
 pub use prepare::{Plan, Prepare};
