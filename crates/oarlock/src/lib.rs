@@ -32,8 +32,10 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
-    GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, SchedulerSteps, Stateful,
+    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DeviceSpecific,
+    DivideBy, GradientAccumulation, GradientState, KeyAverage, LocalSgd, LocalSteps, Pad, Plan, Prepare,
+    Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler, Reduction,
+    STARTING_BATCH_SIZE, SchedulerSteps, Stateful,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

@@ -52,6 +52,11 @@ impl Passes {
         Some(passes.swap_remove(index).models)
     }
 
+    /// Lets go of the passes that were begun.
+    pub fn forget(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Pass>> {
         // Each change leaves whole entries behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
