@@ -18,6 +18,7 @@ mod region;
 pub mod shm;
 mod solo;
 mod stats;
+mod trace;
 mod transport;
 
 pub use call::{Call, Operation, Scalar};
@@ -35,4 +36,5 @@ pub use process::{
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
+pub use trace::CollectiveEvent;
 pub use transport::{Request, Transport};
