@@ -3,6 +3,7 @@
 mod accumulation;
 mod collectives;
 mod config;
+mod environment;
 pub(crate) mod held;
 mod local_sgd;
 mod memory;
@@ -30,6 +31,7 @@ pub use config::{
 };
 pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
+pub(crate) use environment::MIXED_PRECISION;
 pub use optimizer::PreparedOptimizer;
 pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
@@ -125,12 +127,17 @@ impl Inner {
 }
 
 impl Accelerator {
-    /// The rank that the environment makes of this process: one of a group that was launched, or a world of one.
+    /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
+    /// of this process: one of a group that was launched, or a world of one. A second accelerator shares the group.
+    ///
+    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, and, as in
+    /// the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it names a number of steps.
     ///
     /// # Errors
-    /// When the group cannot be joined, or the CPU lacks the path asked for.
+    /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
     pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
-        Accelerator::over(rank::join()?, config)
+        let config = environment::apply(config)?;
+        Accelerator::over(rank::join()?, &config)
     }
 
     /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.
