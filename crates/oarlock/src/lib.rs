@@ -33,7 +33,8 @@ pub mod train;
 
 pub use accelerator::{
     Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
-    GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, SchedulerSteps, Stateful,
+    GradientState, HookHandle, Kept, LogWith, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    ProjectConfiguration, SaveModel, SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

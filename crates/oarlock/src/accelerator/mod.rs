@@ -15,6 +15,8 @@ mod prepared;
 mod processes;
 mod profile;
 mod project;
+mod save_model;
+mod saving;
 mod scheduler;
 mod seed;
 mod state;
@@ -28,9 +30,13 @@ pub use config::{
 pub use optimizer::PreparedOptimizer;
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
+pub use project::ProjectConfiguration;
+pub use save_model::{SaveModel, ShardSize};
+pub use saving::HookHandle;
 pub use scheduler::PreparedScheduler;
-pub use state::Stateful;
+pub use state::{Kept, Stateful};
 pub use targets::Accumulation;
+pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
 use std::io::Write;
@@ -42,6 +48,8 @@ use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
 use self::passes::Passes;
+use self::saving::Saving;
+use self::tracking::Trackers;
 use crate::error::{Error, Result};
 use crate::rank;
 use crate::shard::Options;
@@ -64,6 +72,8 @@ pub(crate) struct Inner {
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
     stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
+    saving: Saving,
+    trackers: Mutex<Trackers>,
 }
 
 impl Inner {
@@ -132,6 +142,8 @@ impl Accelerator {
             gradients: Mutex::default(),
             models: Mutex::default(),
             stateful: Mutex::default(),
+            saving: Saving::new(&config.project),
+            trackers: Mutex::default(),
         };
         Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
     }
