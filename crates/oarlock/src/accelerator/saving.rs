@@ -345,20 +345,29 @@ const KINDS: [(&str, &str); 4] = [
     ("custom", "objects registered for checkpointing"),
 ];
 
-/// Gives each part the state of the same place among those of its kind; `before` gets what they were.
+/// Gives each part the state of the same place among those of its kind; `before` gets what all of them were.
 fn go_on(
     parts: &[(&'static str, Arc<dyn Stateful>)],
     states: &[PartState],
     before: &mut Vec<Value>,
 ) -> std::result::Result<(), Problem> {
-    for (index, (kind, part)) in parts.iter().enumerate() {
-        let place = parts[..index].iter().filter(|(own, _)| own == kind).count();
-        let failed =
-            |error: Error| Problem::Part { what: format!("{kind} {place}"), cause: error.to_string() };
-        let state = states.iter().filter(|state| state.kind == *kind).nth(place);
-        before.push(part.state_dict().map_err(failed)?);
+    let place = |index: usize| {
+        let (kind, _) = parts[index];
+        (kind, parts[..index].iter().filter(|(own, _)| *own == kind).count())
+    };
+    let failed = |index: usize, error: Error| {
+        let (kind, place) = place(index);
+        Problem::Part { what: format!("{kind} {place}"), cause: error.to_string() }
+    };
+    // Before any of them moves: a schedule that moves sets the rate of its optimizer.
+    for (index, (_, part)) in parts.iter().enumerate() {
+        before.push(part.state_dict().map_err(|error| failed(index, error))?);
+    }
+    for (index, (_, part)) in parts.iter().enumerate() {
+        let (kind, place) = place(index);
+        let state = states.iter().filter(|state| state.kind == kind).nth(place);
         if let Some(PartState { state, .. }) = state {
-            part.load_state_dict(state).map_err(failed)?;
+            part.load_state_dict(state).map_err(|error| failed(index, error))?;
         }
     }
     Ok(())
