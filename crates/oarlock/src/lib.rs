@@ -32,14 +32,15 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
-    GradientState, HookHandle, Kept, LogWith, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
-    ProjectConfiguration, SaveModel, SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
+    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends,
+    GradientAccumulation, GradientState, HookHandle, Kept, LogWith, Loss, Plan, Prepare, Prepared,
+    PreparedOptimizer, PreparedScheduler, ProjectConfiguration, SaveModel, SchedulerSteps, ShardSize, Stateful,
+    Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
-pub use nested::Nested;
+pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
 pub use train::{Optimizer, OptimizerConfig};
