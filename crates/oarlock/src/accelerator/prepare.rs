@@ -11,6 +11,7 @@ use super::held::Held;
 use super::optimizer::PreparedOptimizer;
 use super::prepared::Prepared;
 use super::scheduler::PreparedScheduler;
+use super::state::Rate;
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{Module, NamedParam, parameters};
@@ -245,6 +246,8 @@ impl Prepare for Optim {
         let (held, _) = own.ok_or_else(|| {
             Error::Usage("prepare: an optimizer without a model in the same call".to_owned())
         })?;
+        let rate = Rate { held: held.clone(), pace: self.pace.clone() };
+        plan.accelerator.inner.add_stateful("optimizer", Arc::new(rate));
         Ok(PreparedOptimizer::new(held.clone(), self.pace, plan.accelerator.inner.clone()))
     }
 }
@@ -258,7 +261,7 @@ impl Prepare for Scheduler {
 
     fn finish(self, plan: &Plan) -> Result<PreparedScheduler> {
         let prepared = PreparedScheduler::new(self, plan.accelerator.inner.clone());
-        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.clone()));
+        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
         Ok(prepared)
     }
 }

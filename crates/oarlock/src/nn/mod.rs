@@ -18,7 +18,7 @@ pub use layers::{Embedding, Linear, RmsNorm};
 pub use oarlock_derive::Module;
 pub use oarlock_tensor::Result;
 pub(crate) use training::begin_pass;
-pub use training::{Mode, set_training};
+pub use training::{Mode, n_passes, set_passes, set_training};
 pub use unit::{Unit, UnitRun, is_trained};
 
 use oarlock_tensor::{DType, Param};

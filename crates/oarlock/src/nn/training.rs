@@ -40,6 +40,21 @@ pub(crate) fn begin_pass(model: &dyn Module) {
     }));
 }
 
+/// The forward passes that the layers of a model have been told of; 0 where none asks.
+pub fn n_passes(model: &dyn Module) -> u64 {
+    let most = AtomicU64::new(0);
+    model.visit(&mut Modes(&|mode| {
+        most.fetch_max(mode.pass(), Relaxed);
+    }));
+    most.into_inner()
+}
+
+/// Has the layers of a model go on as after so many forward passes: a run that is resumed drops what it would have
+/// dropped.
+pub fn set_passes(model: &dyn Module, passes: u64) {
+    model.visit(&mut Modes(&|mode| mode.0.pass.store(passes, Relaxed)));
+}
+
 struct Modes<'a>(&'a dyn Fn(&Mode));
 
 impl Visitor for Modes<'_> {
