@@ -3,14 +3,17 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use super::Accelerator;
 use super::held::Held;
 use super::optimizer::PreparedOptimizer;
 use super::prepared::Prepared;
 use super::scheduler::PreparedScheduler;
+use super::state::Stateful;
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
-use crate::nn::{Module, NamedParam, parameters};
+use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
 use crate::shard::{Engine, SeededInit};
 use crate::train::{Optimizer, OptimizerConfig};
@@ -114,6 +117,22 @@ impl Accelerator {
     }
 }
 
+/// The forward passes of a model, which its dropout goes by.
+struct Passes(Arc<dyn Module>);
+
+impl Stateful for Passes {
+    fn state_dict(&self) -> Result<Value> {
+        Ok(json!({ "passes": nn::n_passes(&*self.0) }))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let passes = state.get("passes").and_then(Value::as_u64);
+        let passes = passes.ok_or_else(|| Error::Usage(format!("dropout cannot go on from {state}")))?;
+        nn::set_passes(&*self.0, passes);
+        Ok(())
+    }
+}
+
 fn ids_of(model: &dyn Module) -> Vec<usize> {
     parameters(model).iter().map(|named| named.param.id()).collect()
 }
@@ -165,6 +184,10 @@ impl<M: Module> Prepare for M {
         engine
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
         held.fill(module.clone(), Optimizer::new(engine, config))?;
+        if nn::has_modes(&*module) {
+            nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
+            accelerator.inner.add_stateful("passes", Arc::new(Passes(module.clone())));
+        }
         accelerator.inner.add_model(held.clone());
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
     }
