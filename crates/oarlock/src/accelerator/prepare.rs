@@ -1,8 +1,9 @@
 //! `prepare`: any number of objects in any order, each becoming what it is on many ranks.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Accelerator;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
-use crate::shard::{Engine, SeededInit};
+use crate::shard::{Engine, SeededInit, Untouched};
 use crate::train::{Optimizer, OptimizerConfig};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
@@ -133,6 +134,22 @@ impl Stateful for Passes {
     }
 }
 
+/// The steps that have left out parameters that nobody touched.
+struct LeftOut(Arc<Held>);
+
+impl Stateful for LeftOut {
+    fn state_dict(&self) -> Result<Value> {
+        Ok(json!(self.0.optimizer()?.engine().left_out_steps()))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let counts = BTreeMap::deserialize(state)
+            .map_err(|error| Error::Usage(format!("steps that were left out cannot be {state}: {error}")))?;
+        self.0.optimizer()?.engine_mut().resume_left_out_steps(&counts);
+        Ok(())
+    }
+}
+
 fn ids_of(model: &dyn Module) -> Vec<usize> {
     parameters(model).iter().map(|named| named.param.id()).collect()
 }
@@ -187,6 +204,9 @@ impl<M: Module> Prepare for M {
         if nn::has_modes(&*module) {
             nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
             accelerator.inner.add_stateful("passes", Arc::new(Passes(module.clone())));
+        }
+        if accelerator.options.untouched == Untouched::Skip {
+            accelerator.inner.add_stateful("untouched", Arc::new(LeftOut(held.clone())));
         }
         accelerator.inner.add_model(held.clone());
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
