@@ -23,7 +23,7 @@ struct Net {
 
 impl Net {
     fn new(inputs: usize, hidden: usize) -> Net {
-        let linear = |inputs, outputs| nn::Unit::new(Linear::new(inputs, outputs, true, 0.3).unwrap());
+        let linear = |inputs, outputs| nn::Unit::new(Linear::normal(inputs, outputs, true, 0.3).unwrap());
         Net { up: linear(inputs, hidden), down: linear(hidden, inputs), mode: Mode::default() }
     }
 }
