@@ -18,6 +18,8 @@ pub(crate) struct Held {
     pub is_trained: bool,
     /// Whether forward passes are recorded.
     pub training: AtomicBool,
+    /// The norm to which every step clips the gradients, as a DeepSpeed configuration says; 0: none.
+    max_norm: f64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -32,11 +34,12 @@ struct Window {
 }
 
 impl Held {
-    pub fn new(name: &'static str, is_trained: bool) -> Arc<Held> {
+    pub fn new(name: &'static str, is_trained: bool, max_norm: f64) -> Arc<Held> {
         Arc::new(Held {
             name,
             is_trained,
             training: AtomicBool::new(is_trained),
+            max_norm,
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
@@ -108,6 +111,20 @@ impl Held {
         self.optimizer()?.divide_by(divisor);
         window.is_closed = true;
         Ok(())
+    }
+
+    /// Clips the gradients of the closed window as its DeepSpeed configuration says.
+    #[track_caller]
+    pub fn clip(&self) -> Result<()> {
+        if self.max_norm > 0.0 {
+            self.optimizer()?.clip_grad_norm(self.max_norm)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a backward pass has begun a window on this rank.
+    pub fn is_begun(&self) -> bool {
+        self.window().weight != 0.0
     }
 
     /// The next window begins.

@@ -31,7 +31,8 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
+        self.held.clip()?;
         let stepped = self.held.optimizer()?.step(self.pace.lr())?;
         self.held.begin();
         self.pace.set_skipped(stepped != Stepped::Done);
@@ -45,7 +46,7 @@ impl PreparedOptimizer {
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
+        if self.inner.accumulation().num_steps <= 1 && self.inner.gradients().sync_gradients {
             self.held.optimizer()?.engine_mut().clear_grads()?;
             self.held.begin();
         }
@@ -82,7 +83,7 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
     }
 }

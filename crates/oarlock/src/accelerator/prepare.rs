@@ -9,6 +9,7 @@ use twox_hash::XxHash64;
 use super::Accelerator;
 use super::held::Held;
 use super::optimizer::PreparedOptimizer;
+use super::plugins::Resolved;
 use super::prepared::Prepared;
 use super::scheduler::PreparedScheduler;
 use crate::error::{Error, Result};
@@ -40,22 +41,49 @@ pub trait Prepare: Sized {
 #[doc(hidden)]
 pub struct Plan {
     pub(crate) accelerator: Accelerator,
-    models: Vec<(Vec<NamedParam>, &'static str)>,
-    optimizers: Vec<Optim>,
+    pub(super) models: Vec<(Vec<NamedParam>, &'static str)>,
+    pub(super) optimizers: Vec<Optim>,
+    /// Whether each of them stands for that of a DeepSpeed configuration.
+    pub(super) is_dummy: Vec<bool>,
+    /// The steps and the warm-up of a schedule that stands for that of a DeepSpeed configuration.
+    pub(super) dummy_scheduler: Option<(u64, u64)>,
+    pub(super) has_scheduler: bool,
+    /// The samples of a rank in a batch of each loader.
+    pub(super) batch_sizes: Vec<usize>,
+    /// The hidden size of the first model that says it.
+    pub(super) hidden_size: Option<usize>,
+    /// The DeepSpeed configuration that the objects follow.
+    pub(super) deepspeed: Option<Resolved>,
     /// One for each model, when all are known; with its optimizer, if it has one.
     held: Vec<(Arc<Held>, Option<Optim>)>,
 }
 
 impl Plan {
     #[track_caller]
-    fn prepare<P: Prepare>(accelerator: &Accelerator, objects: P) -> Result<P::Prepared> {
+    fn prepare<P: Prepare>(
+        accelerator: &Accelerator,
+        objects: P,
+        deepspeed: Option<Resolved>,
+    ) -> Result<P::Prepared> {
         let mut plan = Plan {
             accelerator: accelerator.clone(),
             models: Vec::new(),
             optimizers: Vec::new(),
+            is_dummy: Vec::new(),
+            dummy_scheduler: None,
+            has_scheduler: false,
+            batch_sizes: Vec::new(),
+            hidden_size: None,
+            deepspeed,
             held: Vec::new(),
         };
         objects.announce(&mut plan)?;
+        if plan.deepspeed.is_none()
+            && let Some(resolved) = plan.resolve_plugin()?
+        {
+            plan.follow(&resolved)?;
+            plan.deepspeed = Some(resolved);
+        }
         plan.pair()?;
         plan.agree()?;
         objects.finish(&plan)
@@ -72,8 +100,12 @@ impl Plan {
                     own.len()
                 )));
             }
-            self.held
-                .push((Held::new(name, !own.is_empty()), own.first().map(|optimizer| (*optimizer).clone())));
+            if own.is_empty() {
+                self.check_stage(name)?;
+            }
+            let max_norm = self.deepspeed.as_ref().map_or(0.0, |resolved| resolved.plan.gradient_clipping);
+            let held = Held::new(name, !own.is_empty(), max_norm);
+            self.held.push((held, own.first().map(|optimizer| (*optimizer).clone())));
         }
         let all: HashSet<usize> =
             self.models.iter().flat_map(|(params, _)| params.iter().map(|named| named.param.id())).collect();
@@ -96,6 +128,26 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Tells how many samples of a loader's batch a rank gets.
+    pub fn add_batch_size(&mut self, rows: usize) {
+        self.batch_sizes.push(rows);
+    }
+
+    pub(super) fn add_optimizer(&mut self, optim: &Optim, is_dummy: bool) {
+        self.optimizers.push(optim.clone());
+        self.is_dummy.push(is_dummy);
+    }
+
+    pub(super) fn has_no_deepspeed(&self) -> bool {
+        self.deepspeed.is_none() && self.accelerator.deepspeed_plugin().is_none()
+    }
+
+    pub(super) fn finish_scheduler(&self, scheduler: Scheduler) -> PreparedScheduler {
+        let prepared = PreparedScheduler::new(scheduler, self.accelerator.inner.clone());
+        self.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.clone()));
+        prepared
     }
 
     /// All ranks prepare the same; where they do not, the error names the first difference.
@@ -169,7 +221,13 @@ impl Accelerator {
     /// Objects that do not belong together, a model that was prepared before, no memory.
     #[track_caller]
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
-        Plan::prepare(self, objects)
+        Plan::prepare(self, objects, None)
+    }
+
+    /// As [`Accelerator::prepare`], for a DeepSpeed engine, which has a configuration of its own.
+    #[track_caller]
+    pub(crate) fn prepare_as<P: Prepare>(&self, objects: P, deepspeed: Resolved) -> Result<P::Prepared> {
+        Plan::prepare(self, objects, Some(deepspeed))
     }
 }
 
@@ -194,6 +252,7 @@ impl<M: Module> Prepare for M {
                 "prepare: the models {other} and {name} share parameters; one engine holds each parameter"
             )));
         }
+        plan.hidden_size = plan.hidden_size.or(self.hidden_size());
         plan.models.push((params, name));
         Ok(())
     }
@@ -216,7 +275,7 @@ impl<M: Module> Prepare for M {
             &*module,
             &accelerator.comm,
             &accelerator.device,
-            accelerator.options.clone(),
+            plan.deepspeed.as_ref().map_or(&accelerator.options, |resolved| &resolved.options).clone(),
             config.rule,
             &decays,
             &OptimizerConfig::role,
@@ -225,6 +284,9 @@ impl<M: Module> Prepare for M {
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
         held.fill(module.clone(), Optimizer::new(engine, config))?;
         accelerator.inner.add_model(held.clone());
+        if let Some(Resolved { plan, .. }) = plan.deepspeed.as_ref().filter(|_| optim.is_some()) {
+            accelerator.inner.set_num_steps(plan.gradient_accumulation_steps);
+        }
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
     }
 }
@@ -233,7 +295,7 @@ impl Prepare for Optim {
     type Prepared = PreparedOptimizer;
 
     fn announce(&self, plan: &mut Plan) -> Result<()> {
-        plan.optimizers.push(self.clone());
+        plan.add_optimizer(self, false);
         Ok(())
     }
 
@@ -252,14 +314,13 @@ impl Prepare for Optim {
 impl Prepare for Scheduler {
     type Prepared = PreparedScheduler;
 
-    fn announce(&self, _plan: &mut Plan) -> Result<()> {
+    fn announce(&self, plan: &mut Plan) -> Result<()> {
+        plan.has_scheduler = true;
         Ok(())
     }
 
     fn finish(self, plan: &Plan) -> Result<PreparedScheduler> {
-        let prepared = PreparedScheduler::new(self, plan.accelerator.inner.clone());
-        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.clone()));
-        Ok(prepared)
+        Ok(plan.finish_scheduler(self))
     }
 }
 

@@ -122,6 +122,10 @@ impl<M: Module> Module for Prepared<M> {
         self.module.kind()
     }
 
+    fn hidden_size(&self) -> Option<usize> {
+        self.module.hidden_size()
+    }
+
     fn latency(&self) -> Option<&Latency> {
         self.module.latency()
     }
