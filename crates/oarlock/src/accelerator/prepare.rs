@@ -59,13 +59,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    #[track_caller]
-    fn prepare<P: Prepare>(
-        accelerator: &Accelerator,
-        objects: P,
-        deepspeed: Option<Resolved>,
-    ) -> Result<P::Prepared> {
-        let mut plan = Plan {
+    fn new(accelerator: &Accelerator) -> Plan {
+        Plan {
             accelerator: accelerator.clone(),
             models: Vec::new(),
             optimizers: Vec::new(),
@@ -74,9 +69,18 @@ impl Plan {
             has_scheduler: false,
             batch_sizes: Vec::new(),
             hidden_size: None,
-            deepspeed,
+            deepspeed: None,
             held: Vec::new(),
-        };
+        }
+    }
+
+    #[track_caller]
+    fn prepare<P: Prepare>(
+        accelerator: &Accelerator,
+        objects: P,
+        deepspeed: Option<Resolved>,
+    ) -> Result<P::Prepared> {
+        let mut plan = Plan { deepspeed, ..Plan::new(accelerator) };
         objects.announce(&mut plan)?;
         if plan.deepspeed.is_none()
             && let Some(resolved) = plan.resolve_plugin()?
@@ -224,6 +228,13 @@ impl Accelerator {
         Plan::prepare(self, objects, None)
     }
 
+    /// The samples of a rank in a batch of these loaders, if they are any.
+    pub(crate) fn batch_size_of(&self, loaders: &impl Prepare) -> Result<Option<usize>> {
+        let mut plan = Plan::new(self);
+        loaders.announce(&mut plan)?;
+        Ok(plan.batch_sizes.into_iter().min())
+    }
+
     /// As [`Accelerator::prepare`], for a DeepSpeed engine, which has a configuration of its own.
     #[track_caller]
     pub(crate) fn prepare_as<P: Prepare>(&self, objects: P, deepspeed: Resolved) -> Result<P::Prepared> {
@@ -321,6 +332,19 @@ impl Prepare for Scheduler {
 
     fn finish(self, plan: &Plan) -> Result<PreparedScheduler> {
         Ok(plan.finish_scheduler(self))
+    }
+}
+
+/// Nothing: no loader, say.
+impl Prepare for () {
+    type Prepared = ();
+
+    fn announce(&self, _plan: &mut Plan) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self, _plan: &Plan) -> Result<()> {
+        Ok(())
     }
 }
 

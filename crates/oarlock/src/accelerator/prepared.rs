@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_tensor::ops::HeadLoss;
 
+use oarlock_comm::Communicator;
+
 use super::Inner;
 use super::held::Held;
 use super::passes;
@@ -98,6 +100,11 @@ impl<M: Module> Prepared<M> {
     /// Whether it is in training mode.
     pub fn is_training(&self) -> bool {
         self.held.is_training()
+    }
+
+    /// The process group of the ranks that hold it.
+    pub fn communicator(&self) -> &Communicator {
+        &self.inner.comm
     }
 
     /// The model itself.
