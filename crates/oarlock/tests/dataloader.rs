@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use oarlock::data::DistributedSampler;
-use oarlock::dataloader::{Collator, DataLoader, Dataset, PreparedLoader, from_fn, stream};
+use oarlock::dataloader::{
+    Collator, DataLoader, Dataset, Items, IterableDataset, PreparedLoader, from_fn, stream,
+};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, Ends, Error, GradientAccumulation, Nested,
     Result, Stateful, Tensor,
@@ -593,4 +595,49 @@ fn nothing_gives_no_batch() {
         assert!(all(&none).is_empty() && all(&few).is_empty());
         assert_eq!((none.left_out(), few.left_out()), (0, 7));
     });
+}
+
+/// Files of which each rank reads its own.
+struct Files(Vec<Vec<usize>>);
+
+impl IterableDataset for Files {
+    type Item = usize;
+
+    fn iter(&self, _epoch: u64) -> Result<Items<usize>> {
+        Ok(Box::new(self.0.concat().into_iter().map(Ok)))
+    }
+
+    fn shard(&self, rank: usize, world: usize) -> Option<Arc<dyn IterableDataset<Item = usize>>> {
+        (self.0.len() >= world)
+            .then(|| Arc::new(Files(self.0.iter().skip(rank).step_by(world).cloned().collect())) as Arc<_>)
+    }
+}
+
+#[test]
+fn streams_that_divide_themselves_end_together() {
+    let files = || Files(vec![(0..7).collect(), (10..14).collect(), (20..22).collect()]);
+    let run = |world: usize, ends| {
+        let of = DataLoaderConfiguration { ends, ..Default::default() };
+        ranks(world, &config(of), |accelerator| {
+            let loader = DataLoader::iterable(files(), 2).collate(|ids: Vec<usize>, _| Ok(ids));
+            let loader = accelerator.prepare(loader).unwrap();
+            assert_eq!(loader.total_batch_size(), Some(2 * world));
+            let mut ends = Vec::new();
+            for batch in loader.iter().unwrap() {
+                batch.unwrap();
+                ends.push(accelerator.gradient_state().end_of_dataloader);
+            }
+            assert_eq!(ends.iter().filter(|end| **end).count(), 1);
+            assert_eq!(ends.last(), Some(&true));
+            all(&loader)
+        })
+    };
+    let together = run(2, Ends::Together);
+    assert_eq!(together[0], [[0, 1], [2, 3]]);
+    assert_eq!(together[1], [[10, 11], [12, 13]]);
+    let own = run(2, Ends::EachItsOwn);
+    assert_eq!(own[0], [vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 20], vec![21]]);
+    assert_eq!(own[1], together[1]);
+    // More ranks than files: rank 0 reads for all.
+    assert_eq!(run(4, Ends::Together)[3], [[6, 10], [1, 2]]);
 }

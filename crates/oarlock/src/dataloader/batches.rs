@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use oarlock_comm::{Communicator, Scalar};
+
 use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::Prefetch;
@@ -23,7 +25,12 @@ pub struct Batches<B> {
 /// Who reads.
 enum Reader<B> {
     /// This rank, its own batches.
-    Own { batches: Prefetch<B>, ahead: Option<Result<Given<B>>> },
+    Own {
+        batches: Prefetch<B>,
+        ahead: Option<Result<Given<B>>>,
+        /// With whom it ends, where nobody can compute when that is.
+        together: Option<Communicator>,
+    },
     /// Rank 0, those of all ranks.
     Dispatch(Dispatch<B>),
 }
@@ -50,9 +57,10 @@ impl<B: Send + 'static> Batches<B> {
                 Reader::Dispatch(Dispatch::begin(accelerator.communicator().clone(), batches))
             }
             _ => {
-                let mut batches = start(core.rank..core.rank + 1)?;
-                let ahead = own(&mut batches);
-                Reader::Own { batches, ahead }
+                let together = core.together();
+                let mut batches = start(core.first_rank()..core.first_rank() + 1)?;
+                let ahead = read(&mut batches, together.as_ref())?;
+                Reader::Own { batches, ahead, together }
             }
         };
         let around = core.accelerator.as_ref().map(|accelerator| {
@@ -65,17 +73,35 @@ impl<B: Send + 'static> Batches<B> {
     }
 }
 
-fn own<B: Send + 'static>(batches: &mut Prefetch<B>) -> Option<Result<Given<B>>> {
-    Some(batches.next()?.map(|made| Given { batch: made.batch, real: made.real, is_last: false }))
+/// The next batch of this rank; none once a rank has none.
+#[track_caller]
+fn read<B: Send + 'static>(
+    batches: &mut Prefetch<B>,
+    together: Option<&Communicator>,
+) -> Result<Option<Result<Given<B>>>> {
+    let next = batches.next();
+    let next = next.map(|made| made.map(|made| Given { batch: made.batch, real: made.real, is_last: false }));
+    if let Some(comm) = together {
+        let mut all_have = [f64::from(u8::from(next.is_some()))];
+        comm.all_reduce_f64(&mut all_have, Scalar::Min)?;
+        if all_have[0] == 0.0 {
+            return Ok(None);
+        }
+    }
+    Ok(next)
 }
 
 impl<B: Send + 'static> Reader<B> {
+    #[track_caller]
     fn next(&mut self, core: &Core<B>) -> Option<Result<Given<B>>> {
         match self {
-            Reader::Own { batches, ahead } => {
+            Reader::Own { batches, ahead, together } => {
                 let mut given = ahead.take()?;
-                *ahead = own(batches);
                 if let Ok(given) = &mut given {
+                    match read(batches, together.as_ref()) {
+                        Ok(next) => *ahead = next,
+                        Err(error) => return Some(Err(error)),
+                    }
                     given.is_last = ahead.is_none();
                 }
                 Some(given)

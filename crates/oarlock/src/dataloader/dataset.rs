@@ -130,6 +130,13 @@ pub trait IterableDataset: Send + Sync + 'static {
     fn len(&self) -> Option<usize> {
         None
     }
+
+    /// The part of a rank, where the data set can divide itself, as one of many files can: then no rank reads what is
+    /// not its own. Parts may differ in length; all ranks end with the shortest. By default every rank reads all, or
+    /// rank 0 for all, and keeps what is its own.
+    fn shard(&self, _rank: usize, _world: usize) -> Option<Arc<dyn IterableDataset<Item = Self::Item>>> {
+        None
+    }
 }
 
 /// An iterable data set from a function that begins an epoch.

@@ -313,6 +313,7 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
             rule,
             rank: division.rank,
             replica: self.replica(),
+            divided: None,
             has_batch_size: self.settings.batch_sampler.is_none(),
             seed: is_shuffled.then_some(seed),
             num_workers,

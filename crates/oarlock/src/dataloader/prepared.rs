@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+use oarlock_comm::Communicator;
 use serde_json::{Value, json};
 
 use super::batches::Batches;
 use super::collate::Collator;
+use super::dataset::Data;
 use super::plan::{Rule, Source};
 use super::position::Position;
 use super::{DataLoader, Division, Replica};
@@ -21,6 +23,8 @@ pub(super) struct Core<B> {
     pub rank: usize,
     /// Whose samples the sampler gives, where it divides the data set itself.
     pub replica: Option<Replica>,
+    /// Among how many ranks the sampler or the data set is divided by itself: the rule is then for this rank alone.
+    pub divided: Option<usize>,
     pub has_batch_size: bool,
     /// Of shuffled orders.
     pub seed: Option<u64>,
@@ -55,6 +59,17 @@ impl<B> Core<B> {
         let why =
             if self.rule.drop_last { "drop_last" } else { "no even_batches, and too few for every rank" };
         eprintln!("the data loader leaves {n} samples out of each epoch ({why})");
+    }
+
+    /// This rank, as the rule counts it.
+    pub fn first_rank(&self) -> usize {
+        if self.divided.is_some() { 0 } else { self.rank }
+    }
+
+    /// The ranks that agree batch by batch whether all have another: those of a stream that divides itself.
+    pub fn together(&self) -> Option<Communicator> {
+        let agrees = self.divided.is_some() && self.replica.is_none() && self.rule.together;
+        self.accelerator.as_ref().filter(|_| agrees).map(|accelerator| accelerator.communicator().clone())
     }
 
     /// How many samples of a batch are real, after `given` units were given with it.
@@ -112,14 +127,14 @@ impl<B> PreparedLoader<B> {
     /// # Errors
     /// An iterable data set whose length nobody knows.
     pub fn len(&self) -> Result<usize> {
-        let Core { source, rule, rank, position, .. } = &*self.core;
+        let Core { source, rule, position, .. } = &*self.core;
         let n_units = source.n_units(position.epoch())?.ok_or_else(|| {
             Error::Usage(
                 "an iterable data set has no length; count batches in the loop, or implement IterableDataset::len"
                     .to_owned(),
             )
         })?;
-        Ok(rule.n_batches(n_units, 0, *rank).saturating_sub(self.skip))
+        Ok(rule.n_batches(n_units, 0, self.core.first_rank()).saturating_sub(self.skip))
     }
 
     /// Whether this rank gets no batch.
@@ -132,7 +147,7 @@ impl<B> PreparedLoader<B> {
 
     /// Samples in one batch of all ranks together; `None` with a batch sampler.
     pub fn total_batch_size(&self) -> Option<usize> {
-        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.replica.map_or(1, |of| of.world))
+        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.divided.unwrap_or(1))
     }
 
     /// Samples of the data set; `None` where nobody knows.
@@ -182,11 +197,11 @@ where
         self.order().map(|_| ())
     }
 
-    fn finish(self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {
+    fn finish(mut self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {
         let accelerator = &plan.accelerator;
         let config = &accelerator.inner.config.dataloader;
         let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
-        let mut division = Division {
+        let division = Division {
             rank,
             world,
             split: config.split_batches,
@@ -194,36 +209,21 @@ where
             even: config.even_batches && world > 1,
             together: config.ends == Ends::Together,
         };
-        if let Some(replica) = self.replica() {
-            if (replica.rank, replica.world) != (rank, world) {
-                return Err(Error::Usage(format!(
-                    "data loader: its sampler gives the samples of rank {} of {}, and this is rank {rank} of {world}; \
-                     leave the sampler away, since `prepare` divides the data set among the ranks by itself",
-                    replica.rank, replica.world
-                )));
-            }
-            self.rule(division)?;
-            let batch = self.settings.batch_size;
-            division = Division::NONE;
-            if config.split_batches
-                && let Some(batch) = batch
-            {
-                return Err(Error::Usage(format!(
-                    "data loader: split_batches divides a batch of {batch} samples among {world} ranks, and its sampler \
-                     gives those of one rank; leave the sampler away, or split_batches"
-                )));
-            }
-        }
-        let dispatches =
-            config.dispatch_batches.unwrap_or(self.is_stream()) && world > 1 && self.replica().is_none();
+        let is_divided = self.is_divided(division, config.dispatch_batches == Some(true))?;
+        let dispatches = config.dispatch_batches.unwrap_or(self.is_stream()) && world > 1 && !is_divided;
         let seed = config.data_seed.unwrap_or(accelerator.seed());
-        let mut core = self.core(division, accelerator.device().clone(), seed)?;
+        let rule =
+            if is_divided { Division { together: division.together, ..Division::NONE } } else { division };
+        let mut core = self.core(rule, accelerator.device().clone(), seed)?;
+        (core.rank, core.divided) = (rank, is_divided.then_some(world));
         core.accelerator = Some(accelerator.clone());
         if dispatches {
             // Each rank takes part in sending, so all end together.
             core.rule.together = true;
             core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
-        } else if let Some(n) = core.source.n_samples() {
+        } else if let Some(n) = core.source.n_samples()
+            && core.together().is_none()
+        {
             accelerator.communicator().agree("the number of samples of a data set", n as u64)?;
         }
         let prepared = PreparedLoader::of(core);
@@ -232,23 +232,56 @@ where
     }
 }
 
+impl<I: Send + 'static, C> DataLoader<I, C> {
+    /// Whether the samples are those of this rank already: the sampler's, or those of a stream that divides itself,
+    /// which it does here.
+    fn is_divided(&mut self, division: Division, dispatches: bool) -> Result<bool> {
+        let Division { rank, world, split, .. } = division;
+        if let Some(replica) = self.replica() {
+            if (replica.rank, replica.world) != (rank, world) {
+                return Err(Error::Usage(format!(
+                    "data loader: its sampler gives the samples of rank {} of {}, and this is rank {rank} of {world}; \
+                     leave the sampler away, since `prepare` divides the data set among the ranks by itself",
+                    replica.rank, replica.world
+                )));
+            }
+            if split {
+                return Err(Error::Usage(format!(
+                    "data loader: split_batches divides each batch among {world} ranks, and its sampler gives the samples \
+                     of one; leave the sampler away, or split_batches"
+                )));
+            }
+            return Ok(true);
+        }
+        let shard = match &self.data {
+            Data::Stream(dataset) if world > 1 && !split && !dispatches => dataset.shard(rank, world),
+            _ => None,
+        };
+        let is_divided = shard.is_some();
+        if let Some(shard) = shard {
+            self.data = Data::Stream(shard);
+        }
+        Ok(is_divided)
+    }
+}
+
 /// Epoch and position, counted in samples: a run on another number of ranks, or with another batch size, goes on at the
 /// sample after the last one that was given.
 impl<B: Send + 'static> Stateful for PreparedLoader<B> {
     fn state_dict(&self) -> Result<Value> {
-        let Core { source, replica, seed, position, .. } = &*self.core;
+        let Core { source, divided, seed, position, .. } = &*self.core;
         let place = position.get();
         Ok(json!({
             "epoch": place.epoch,
             "given": place.given,
             "of": source.n_units(place.epoch)?,
             "seed": seed,
-            "ranks": replica.map(|of| of.world),
+            "ranks": divided,
         }))
     }
 
     fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let Core { source, replica, seed, position, .. } = &*self.core;
+        let Core { source, divided, seed, position, .. } = &*self.core;
         let refused =
             |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
         let number = |key: &str| state.get(key).and_then(Value::as_u64);
@@ -260,11 +293,7 @@ impl<B: Send + 'static> Stateful for PreparedLoader<B> {
         for (key, ours, what) in [
             ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),
             ("seed", *seed, "it was shuffled with the seed {}, and this loader is with {}"),
-            (
-                "ranks",
-                replica.map(|of| of.world as u64),
-                "its sampler was for {} ranks, and this loader's is for {}",
-            ),
+            ("ranks", divided.map(|n| n as u64), "its data divided itself among {} ranks, and now it is {}"),
         ] {
             if number(key) != ours {
                 let told = what.replacen("{}", &known(number(key), "no"), 1);
