@@ -290,13 +290,11 @@ fn the_last_batch_ends_a_window_and_loops_may_be_nested() {
             assert_eq!(ends, [(false, None), (true, fourth)]);
             assert_eq!(accelerator.gradient_state(), outer);
             // A loop that is left, too.
-            for batch in eval.iter().unwrap() {
+            if let Some(batch) = eval.iter().unwrap().next() {
                 batch.unwrap();
-                assert!(!accelerator.gradient_state().end_of_dataloader);
-                break;
             }
             assert_eq!(accelerator.gradient_state(), outer);
-            accelerator.accumulate(|| Ok(windows.push(accelerator.sync_gradients()))).unwrap();
+            windows.push(accelerator.accumulate(|| Ok(accelerator.sync_gradients())).unwrap());
         }
         assert_eq!(windows, [false, false, false, true, true]);
         assert!(!accelerator.gradient_state().end_of_dataloader);

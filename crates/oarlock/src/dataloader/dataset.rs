@@ -127,7 +127,7 @@ pub trait IterableDataset: Send + Sync + 'static {
     }
 
     /// The number of samples, where it is known.
-    fn len(&self) -> Option<usize> {
+    fn length(&self) -> Option<usize> {
         None
     }
 

@@ -119,7 +119,7 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
 
     fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
         Ok(match (&self.data, &self.order) {
-            (Data::Stream(dataset), _) => dataset.len(),
+            (Data::Stream(dataset), _) => dataset.length(),
             (Data::Map(dataset), Order::Sequential | Order::Shuffled) => Some(dataset.len()),
             (Data::Map(dataset), order) => Some(order.units(dataset.len(), epoch, 0)?.len()),
         })
@@ -128,7 +128,7 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
     fn n_samples(&self) -> Option<usize> {
         match &self.data {
             Data::Map(dataset) => Some(dataset.len()),
-            Data::Stream(dataset) => dataset.len(),
+            Data::Stream(dataset) => dataset.length(),
         }
     }
 }

@@ -130,7 +130,7 @@ impl<B> PreparedLoader<B> {
         let Core { source, rule, position, .. } = &*self.core;
         let n_units = source.n_units(position.epoch())?.ok_or_else(|| {
             Error::Usage(
-                "an iterable data set has no length; count batches in the loop, or implement IterableDataset::len"
+                "an iterable data set has no length; count batches in the loop, or implement IterableDataset::length"
                     .to_owned(),
             )
         })?;
