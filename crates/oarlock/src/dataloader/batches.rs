@@ -123,8 +123,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
             Some(Ok(given)) => {
                 // Repeats count for nothing, and neither does what a short last batch lacks.
                 self.given = self.given.saturating_add(self.core.rule.round());
-                let len =
-                    if given.is_last { self.core.source.n_units(self.epoch).ok().flatten() } else { None };
+                let len = if given.is_last { self.core.n_units(self.epoch).ok().flatten() } else { None };
                 self.core.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
                 if let Some(accelerator) = &self.core.accelerator {
                     let mut gradients = accelerator.inner.gradients();

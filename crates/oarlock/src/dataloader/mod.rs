@@ -314,6 +314,7 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
             rank: division.rank,
             replica: self.replica(),
             divided: None,
+            n_at_root: None,
             has_batch_size: self.settings.batch_sampler.is_none(),
             seed: is_shuffled.then_some(seed),
             num_workers,

@@ -23,6 +23,8 @@ pub(super) struct Core<B> {
     pub rank: usize,
     /// Whose samples the sampler gives, where it divides the data set itself.
     pub replica: Option<Replica>,
+    /// The samples of rank 0's data set, where that rank reads for all: the others' may be empty.
+    pub n_at_root: Option<usize>,
     /// Among how many ranks the sampler or the data set is divided by itself: the rule is then for this rank alone.
     pub divided: Option<usize>,
     pub has_batch_size: bool,
@@ -59,6 +61,11 @@ impl<B> Core<B> {
         let why =
             if self.rule.drop_last { "drop_last" } else { "no even_batches, and too few for every rank" };
         eprintln!("the data loader leaves {n} samples out of each epoch ({why})");
+    }
+
+    /// What an epoch is made of, all ranks together.
+    pub fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
+        self.n_at_root.map_or_else(|| self.source.n_units(epoch), |n| Ok(Some(n)))
     }
 
     /// This rank, as the rule counts it.
@@ -127,8 +134,8 @@ impl<B> PreparedLoader<B> {
     /// # Errors
     /// An iterable data set whose length nobody knows.
     pub fn len(&self) -> Result<usize> {
-        let Core { source, rule, position, .. } = &*self.core;
-        let n_units = source.n_units(position.epoch())?.ok_or_else(|| {
+        let Core { rule, position, .. } = &*self.core;
+        let n_units = self.core.n_units(position.epoch())?.ok_or_else(|| {
             Error::Usage(
                 "an iterable data set has no length; count batches in the loop, or implement IterableDataset::length"
                     .to_owned(),
@@ -152,7 +159,7 @@ impl<B> PreparedLoader<B> {
 
     /// Samples of the data set; `None` where nobody knows.
     pub fn total_dataset_length(&self) -> Option<usize> {
-        self.core.source.n_samples()
+        self.core.n_at_root.or_else(|| self.core.source.n_samples())
     }
 
     /// How many samples (with a batch sampler: batches) of the last iteration's epoch no rank got: those that
@@ -221,6 +228,12 @@ where
             // Each rank takes part in sending, so all end together.
             core.rule.together = true;
             core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
+            let mut parcel = Parcel::new(accelerator.device());
+            core.source.n_samples().pack(&mut parcel)?;
+            let n = accelerator.communicator().broadcast_bytes(0, parcel.bytes())?;
+            if self.settings.sampler.is_none() && self.settings.batch_sampler.is_none() {
+                core.n_at_root = Option::unpack(&mut Parcel::open(n, accelerator.device()))?;
+            }
         } else if let Some(n) = core.source.n_samples()
             && core.together().is_none()
         {
@@ -269,26 +282,26 @@ impl<I: Send + 'static, C> DataLoader<I, C> {
 /// sample after the last one that was given.
 impl<B: Send + 'static> Stateful for PreparedLoader<B> {
     fn state_dict(&self) -> Result<Value> {
-        let Core { source, divided, seed, position, .. } = &*self.core;
+        let Core { divided, seed, position, .. } = &*self.core;
         let place = position.get();
         Ok(json!({
             "epoch": place.epoch,
             "given": place.given,
-            "of": source.n_units(place.epoch)?,
+            "of": self.core.n_units(place.epoch)?,
             "seed": seed,
             "ranks": divided,
         }))
     }
 
     fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let Core { source, divided, seed, position, .. } = &*self.core;
+        let Core { divided, seed, position, .. } = &*self.core;
         let refused =
             |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
         let number = |key: &str| state.get(key).and_then(Value::as_u64);
         let (Some(epoch), Some(given)) = (number("epoch"), number("given")) else {
             return refused("it is no state of a data loader".to_owned());
         };
-        let n_units = source.n_units(epoch)?;
+        let n_units = self.core.n_units(epoch)?;
         let known = |n: Option<u64>, none: &str| n.map_or(none.to_owned(), |n| n.to_string());
         for (key, ours, what) in [
             ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oarlock::dataloader::{DataLoader, Items, IterableDataset};
-use oarlock::{Accelerator, DataLoaderConfiguration, Ends, Nested, Result, Tensor};
+use oarlock::{Accelerator, DataLoaderConfiguration, Ends, Nested, Result, Stateful, Tensor};
 
 use crate::{Ids, all, config, gathered, numbers, ranks, real, streamed};
 
@@ -281,4 +281,22 @@ fn any_nested_batch_is_dispatched() {
         [r#"[2, 1] [0, 1] ["é0", "é1"] Some(0.25)"#, r#"[2, 1] [4, 5] ["é4", "é5"] Some(0.25)"#]
     );
     assert_eq!(of_ranks[1], [r#"[2, 1] [2, 3] ["é2", "é3"] Some(0.25)"#, "nothing"]);
+}
+
+#[test]
+fn only_rank_0_needs_the_data_that_it_reads_for_all() {
+    let dispatched = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
+    let of_ranks = ranks(3, &config(dispatched), |accelerator| {
+        let n = if accelerator.is_main_process() { 20 } else { 0 };
+        let loader = accelerator.prepare(numbers(n, 2).shuffle(true)).unwrap();
+        assert_eq!((loader.len().unwrap(), loader.total_dataset_length()), (4, Some(20)));
+        let batches = real(accelerator, &loader);
+        let state = loader.state_dict().unwrap();
+        loader.load_state_dict(&state).unwrap();
+        (batches, state)
+    });
+    let mut samples = gathered(&of_ranks.iter().map(|rank| rank.0.clone()).collect::<Vec<_>>());
+    samples.sort_unstable();
+    assert_eq!(samples, (0..20).collect::<Ids>());
+    assert_eq!(of_ranks[0].1, of_ranks[2].1);
 }

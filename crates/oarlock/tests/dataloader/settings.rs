@@ -101,3 +101,15 @@ fn nothing_gives_no_batch() {
         assert_eq!((none.left_out(), few.left_out()), (0, 7));
     });
 }
+
+#[test]
+fn functions_are_samplers() {
+    let odd = |epoch: u64| (0..5).map(|i| (2 * i + 1 + 2 * epoch as usize) % 10).collect::<Vec<usize>>();
+    let of_ranks = ranks(2, &config(Default::default()), |accelerator| {
+        let loader = accelerator.prepare(numbers(10, 1).sampler(odd)).unwrap();
+        assert_eq!((loader.len().unwrap(), loader.total_dataset_length()), (3, Some(10)));
+        (real(accelerator, &loader), all(&loader))
+    });
+    assert_eq!(of_ranks[1].0, [(vec![3], 1), (vec![7], 1), (vec![1], 0)]);
+    assert_eq!(of_ranks[1].1, [[5], [9], [3]]);
+}
