@@ -105,15 +105,18 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
                 let units = self.order.units(dataset.len(), epoch.epoch, epoch.seed)?;
                 Ok(self.of_units(dataset.clone(), units, epoch))
             }
-            Data::Stream(dataset) => Ok(Box::new(Rounds {
-                items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
-                n_read: epoch.first,
-                dataset: dataset.clone(),
-                ready: Vec::new().into_iter(),
-                collate: self.collate.clone(),
-                device: self.device.clone(),
-                epoch,
-            })),
+            Data::Stream(dataset) => {
+                epoch.left_out.store(0, Relaxed);
+                Ok(Box::new(Rounds {
+                    items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
+                    n_read: epoch.first,
+                    dataset: dataset.clone(),
+                    ready: Vec::new().into_iter(),
+                    collate: self.collate.clone(),
+                    device: self.device.clone(),
+                    epoch,
+                }))
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use oarlock::dataloader::{DataLoader, Dataset, PreparedLoader, from_fn};
 use oarlock::{AcceleratorConfig, DataLoaderConfiguration, Error, GradientAccumulation, Result, Stateful};
 
-use crate::{Ids, all, config, gathered, numbers, ranks, real};
+use crate::{Ids, all, config, gathered, numbers, ranks, real, streamed};
 
 #[test]
 fn the_last_batch_ends_a_window_and_loops_may_be_nested() {
@@ -202,4 +202,26 @@ fn skipping_reads_nothing_and_moves_to_the_next_epoch() {
         assert_eq!(loader.epoch(), 1);
         assert_ne!(all(&loader), expected);
     });
+}
+
+#[test]
+fn a_stream_goes_on_too_whoever_reads() {
+    for dispatch in [false, true] {
+        let config =
+            config(DataLoaderConfiguration { dispatch_batches: Some(dispatch), ..Default::default() });
+        let state = ranks(2, &config, |accelerator| {
+            let loader = accelerator.prepare(streamed(31, 2).num_workers(2)).unwrap();
+            let mut batches = loader.iter().unwrap();
+            assert_eq!(batches.by_ref().take(3).map(|batch| batch.unwrap().len()).sum::<usize>(), 6);
+            loader.state_dict().unwrap()
+        });
+        let rest = ranks(3, &config, |accelerator| {
+            let loader = accelerator.prepare(streamed(31, 4)).unwrap();
+            loader.load_state_dict(&state[0]).unwrap();
+            real(accelerator, &loader)
+        });
+        assert_eq!(gathered(&rest), (12..31).collect::<Ids>());
+        // What fills the last batch up comes from the beginning.
+        assert_eq!(rest[2].last().unwrap(), &(vec![1, 2, 3, 4], 0));
+    }
 }
