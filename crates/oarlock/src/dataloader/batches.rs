@@ -44,11 +44,11 @@ pub(super) struct Given<B> {
 
 impl<B: Send + 'static> Batches<B> {
     pub(super) fn begin(core: Arc<Core<B>>, skip: usize) -> Result<Batches<B>> {
-        let (epoch, first) = core.position.begin();
+        let (epoch, first) = core.order.position.begin();
         let first = first.saturating_add(skip.saturating_mul(core.rule.round()));
         let plan = |ranks| {
-            let (rule, seed) = (core.rule, core.seed.unwrap_or_default());
-            core.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })
+            let (rule, seed) = (core.rule, core.order.seed.unwrap_or_default());
+            core.order.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })
         };
         let start = |ranks| Prefetch::start(plan(ranks)?, core.num_workers, core.depth);
         let reader = match (&core.codec, &core.accelerator) {
@@ -123,8 +123,12 @@ impl<B: Send + 'static> Iterator for Batches<B> {
             Some(Ok(given)) => {
                 // Repeats count for nothing, and neither does what a short last batch lacks.
                 self.given = self.given.saturating_add(self.core.rule.round());
-                let len = if given.is_last { self.core.n_units(self.epoch).ok().flatten() } else { None };
-                self.core.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
+                let len =
+                    if given.is_last { self.core.order.n_units(self.epoch).ok().flatten() } else { None };
+                self.core
+                    .order
+                    .position
+                    .advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
                 if let Some(accelerator) = &self.core.accelerator {
                     let mut gradients = accelerator.inner.gradients();
                     gradients.end_of_dataloader = given.is_last;
@@ -137,7 +141,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 Some(Err(error))
             }
             None => {
-                self.core.position.end(self.epoch);
+                self.core.order.position.end(self.epoch);
                 self.core.tell_left_out(self.given == 0);
                 self.leave();
                 None

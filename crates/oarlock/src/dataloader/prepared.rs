@@ -4,35 +4,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use oarlock_comm::Communicator;
-use serde_json::{Value, json};
 
 use super::batches::Batches;
 use super::collate::Collator;
 use super::dataset::Data;
-use super::plan::{Rule, Source};
-use super::position::Position;
+use super::plan::Rule;
+use super::state::Kept;
 use super::{DataLoader, Division, Replica};
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
-use crate::{Accelerator, Ends, Plan, Prepare, Stateful};
+use crate::{Accelerator, Ends, Plan, Prepare};
 
 /// What iterates: everything that a loader and its division have settled.
 pub(super) struct Core<B> {
-    pub source: Arc<dyn Source<B>>,
+    pub order: Kept<B>,
     pub rule: Rule,
     pub rank: usize,
     /// Whose samples the sampler gives, where it divides the data set itself.
     pub replica: Option<Replica>,
-    /// The samples of rank 0's data set, where that rank reads for all: the others' may be empty.
-    pub n_at_root: Option<usize>,
-    /// Among how many ranks the sampler or the data set is divided by itself: the rule is then for this rank alone.
-    pub divided: Option<usize>,
     pub has_batch_size: bool,
-    /// Of shuffled orders.
-    pub seed: Option<u64>,
     pub num_workers: usize,
     pub depth: usize,
-    pub position: Arc<Position>,
     /// Units of the last epoch that no rank got.
     pub left_out: Arc<AtomicUsize>,
     /// Whether that was told.
@@ -63,19 +55,14 @@ impl<B> Core<B> {
         eprintln!("the data loader leaves {n} samples out of each epoch ({why})");
     }
 
-    /// What an epoch is made of, all ranks together.
-    pub fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
-        self.n_at_root.map_or_else(|| self.source.n_units(epoch), |n| Ok(Some(n)))
-    }
-
     /// This rank, as the rule counts it.
     pub fn first_rank(&self) -> usize {
-        if self.divided.is_some() { 0 } else { self.rank }
+        if self.order.divided.is_some() { 0 } else { self.rank }
     }
 
     /// The ranks that agree batch by batch whether all have another: those of a stream that divides itself.
     pub fn together(&self) -> Option<Communicator> {
-        let agrees = self.divided.is_some() && self.replica.is_none() && self.rule.together;
+        let agrees = self.order.divided.is_some() && self.replica.is_none() && self.rule.together;
         self.accelerator.as_ref().filter(|_| agrees).map(|accelerator| accelerator.communicator().clone())
     }
 
@@ -134,8 +121,8 @@ impl<B> PreparedLoader<B> {
     /// # Errors
     /// An iterable data set whose length nobody knows.
     pub fn len(&self) -> Result<usize> {
-        let Core { rule, position, .. } = &*self.core;
-        let n_units = self.core.n_units(position.epoch())?.ok_or_else(|| {
+        let Core { rule, order, .. } = &*self.core;
+        let n_units = order.n_units(order.position.epoch())?.ok_or_else(|| {
             Error::Usage(
                 "an iterable data set has no length; count batches in the loop, or implement IterableDataset::length"
                     .to_owned(),
@@ -154,12 +141,12 @@ impl<B> PreparedLoader<B> {
 
     /// Samples in one batch of all ranks together; `None` with a batch sampler.
     pub fn total_batch_size(&self) -> Option<usize> {
-        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.divided.unwrap_or(1))
+        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.order.divided.unwrap_or(1))
     }
 
     /// Samples of the data set; `None` where nobody knows.
     pub fn total_dataset_length(&self) -> Option<usize> {
-        self.core.n_at_root.or_else(|| self.core.source.n_samples())
+        self.core.order.n_samples()
     }
 
     /// How many samples (with a batch sampler: batches) of the last iteration's epoch no rank got: those that
@@ -172,12 +159,12 @@ impl<B> PreparedLoader<B> {
     /// Goes to an epoch, whose order comes next. Without it each full iteration goes on to the next by itself; a loop
     /// that is left early comes back to the same epoch.
     pub fn set_epoch(&self, epoch: u64) {
-        self.core.position.set_epoch(epoch);
+        self.core.order.position.set_epoch(epoch);
     }
 
     /// The epoch of the iteration that runs, or comes next.
     pub fn epoch(&self) -> u64 {
-        self.core.position.epoch()
+        self.core.order.position.epoch()
     }
 }
 
@@ -222,26 +209,26 @@ where
         let rule =
             if is_divided { Division { together: division.together, ..Division::NONE } } else { division };
         let mut core = self.core(rule, accelerator.device().clone(), seed)?;
-        (core.rank, core.divided) = (rank, is_divided.then_some(world));
+        (core.rank, core.order.divided) = (rank, is_divided.then_some(world));
         core.accelerator = Some(accelerator.clone());
         if dispatches {
             // Each rank takes part in sending, so all end together.
             core.rule.together = true;
             core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
             let mut parcel = Parcel::new(accelerator.device());
-            core.source.n_samples().pack(&mut parcel)?;
+            core.order.n_samples().pack(&mut parcel)?;
             let n = accelerator.communicator().broadcast_bytes(0, parcel.bytes())?;
             if self.settings.sampler.is_none() && self.settings.batch_sampler.is_none() {
-                core.n_at_root = Option::unpack(&mut Parcel::open(n, accelerator.device()))?;
+                core.order.n_at_root = Option::unpack(&mut Parcel::open(n, accelerator.device()))?;
             }
-        } else if let Some(n) = core.source.n_samples()
+        } else if let Some(n) = core.order.n_samples()
             && core.together().is_none()
         {
             accelerator.communicator().agree("the number of samples of a data set", n as u64)?;
         }
-        let prepared = PreparedLoader::of(core);
-        accelerator.inner.add_stateful("dataloader", Arc::new(prepared.clone()));
-        Ok(prepared)
+        // Not the loader itself: it holds the accelerator.
+        accelerator.inner.add_stateful("dataloader", Arc::new(core.order.clone()));
+        Ok(PreparedLoader::of(core))
     }
 }
 
@@ -275,49 +262,5 @@ impl<I: Send + 'static, C> DataLoader<I, C> {
             self.data = Data::Stream(shard);
         }
         Ok(is_divided)
-    }
-}
-
-/// Epoch and position, counted in samples: a run on another number of ranks, or with another batch size, goes on at the
-/// sample after the last one that was given.
-impl<B: Send + 'static> Stateful for PreparedLoader<B> {
-    fn state_dict(&self) -> Result<Value> {
-        let Core { divided, seed, position, .. } = &*self.core;
-        let place = position.get();
-        Ok(json!({
-            "epoch": place.epoch,
-            "given": place.given,
-            "of": self.core.n_units(place.epoch)?,
-            "seed": seed,
-            "ranks": divided,
-        }))
-    }
-
-    fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let Core { divided, seed, position, .. } = &*self.core;
-        let refused =
-            |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
-        let number = |key: &str| state.get(key).and_then(Value::as_u64);
-        let (Some(epoch), Some(given)) = (number("epoch"), number("given")) else {
-            return refused("it is no state of a data loader".to_owned());
-        };
-        let n_units = self.core.n_units(epoch)?;
-        let known = |n: Option<u64>, none: &str| n.map_or(none.to_owned(), |n| n.to_string());
-        for (key, ours, what) in [
-            ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),
-            ("seed", *seed, "it was shuffled with the seed {}, and this loader is with {}"),
-            ("ranks", divided.map(|n| n as u64), "its data divided itself among {} ranks, and now it is {}"),
-        ] {
-            if number(key) != ours {
-                let told = what.replacen("{}", &known(number(key), "no"), 1);
-                return refused(told.replacen("{}", &known(ours, "no"), 1));
-            }
-        }
-        let given = usize::try_from(given).unwrap_or(usize::MAX);
-        if n_units.is_some_and(|n| given > n) {
-            return refused("it gave more samples than there are".to_owned());
-        }
-        position.resume(epoch, given);
-        Ok(())
     }
 }

@@ -113,3 +113,13 @@ fn functions_are_samplers() {
     assert_eq!(of_ranks[1].0, [(vec![3], 1), (vec![7], 1), (vec![1], 0)]);
     assert_eq!(of_ranks[1].1, [[5], [9], [3]]);
 }
+
+#[test]
+fn a_loader_does_not_keep_its_accelerator() {
+    let data = std::sync::Arc::new((0..4).collect::<Vec<usize>>());
+    ranks(1, &config(Default::default()), |accelerator| {
+        let loader = accelerator.prepare(oarlock::dataloader::DataLoader::new(data.clone(), 2)).unwrap();
+        assert_eq!(loader.iter().unwrap().count(), 2);
+    });
+    assert_eq!(std::sync::Arc::strong_count(&data), 1);
+}
