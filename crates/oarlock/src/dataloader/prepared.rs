@@ -116,7 +116,8 @@ impl<B> PreparedLoader<B> {
         PreparedLoader { core: Arc::new(core), skip: 0 }
     }
 
-    /// The number of batches that this rank gets in an epoch.
+    /// The number of batches that this rank gets in an epoch. (Of a stream that divides itself: the number that its part
+    /// has; all ranks end with the shortest.)
     ///
     /// # Errors
     /// An iterable data set whose length nobody knows.

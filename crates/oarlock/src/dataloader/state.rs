@@ -34,6 +34,11 @@ impl<B> Kept<B> {
         self.n_at_root.map_or_else(|| self.source.n_units(epoch), |n| Ok(Some(n)))
     }
 
+    /// As [`Kept::n_units`], where that is the same on all ranks.
+    fn n_common(&self, epoch: u64) -> Result<Option<usize>> {
+        if self.divided.is_some() { Ok(None) } else { self.n_units(epoch) }
+    }
+
     /// Samples of the data set.
     pub fn n_samples(&self) -> Option<usize> {
         self.n_at_root.or_else(|| self.source.n_samples())
@@ -59,7 +64,7 @@ impl<B: Send + 'static> Stateful for Kept<B> {
         Ok(json!({
             "epoch": place.epoch,
             "given": place.given,
-            "of": self.n_units(place.epoch)?,
+            "of": self.n_common(place.epoch)?,
             "seed": seed,
             "ranks": divided,
         }))
@@ -73,7 +78,7 @@ impl<B: Send + 'static> Stateful for Kept<B> {
         let (Some(epoch), Some(given)) = (number("epoch"), number("given")) else {
             return refused("it is no state of a data loader".to_owned());
         };
-        let n_units = self.n_units(epoch)?;
+        let n_units = self.n_common(epoch)?;
         let known = |n: Option<u64>, none: &str| n.map_or(none.to_owned(), |n| n.to_string());
         for (key, ours, what) in [
             ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),

@@ -235,6 +235,17 @@ fn streams_that_divide_themselves_end_together() {
             all(&loader)
         })
     };
+    let resumed = ranks(2, &config(Default::default()), |accelerator| {
+        let loader = DataLoader::iterable(files(), 1).collate(|ids: Vec<usize>, _| Ok(ids));
+        let loader = accelerator.prepare(loader).unwrap();
+        let mut batches = loader.iter().unwrap();
+        assert_eq!(batches.by_ref().take(3).count(), 3);
+        loader.load_state_dict(&loader.state_dict().unwrap()).unwrap();
+        let other = serde_json::json!({"epoch": 0, "given": 3, "ranks": 3});
+        assert!(loader.load_state_dict(&other).is_err());
+        all(&loader)
+    });
+    assert_eq!(resumed, [[[3]], [[13]]]);
     let together = run(2, Ends::Together);
     assert_eq!(together[0], [[0, 1], [2, 3]]);
     assert_eq!(together[1], [[10, 11], [12, 13]]);
