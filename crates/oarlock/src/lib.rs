@@ -196,6 +196,8 @@ pub use train::{Optimizer, OptimizerConfig};
 mod pages {
     #[doc = include_str!("../../../README.md")]
     mod readme {}
+    #[doc = include_str!("../../../docs/dataloader.md")]
+    mod dataloader {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
 }

@@ -105,21 +105,24 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
                 let units = self.order.units(dataset.len(), epoch.epoch, epoch.seed)?;
                 Ok(self.of_units(dataset.clone(), units, epoch))
             }
-            Data::Stream(dataset) => Ok(Box::new(Rounds {
-                items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
-                n_read: epoch.first,
-                dataset: dataset.clone(),
-                ready: Vec::new().into_iter(),
-                collate: self.collate.clone(),
-                device: self.device.clone(),
-                epoch,
-            })),
+            Data::Stream(dataset) => {
+                epoch.left_out.store(0, Relaxed);
+                Ok(Box::new(Rounds {
+                    items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
+                    n_read: epoch.first,
+                    dataset: dataset.clone(),
+                    ready: Vec::new().into_iter(),
+                    collate: self.collate.clone(),
+                    device: self.device.clone(),
+                    epoch,
+                }))
+            }
         }
     }
 
     fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
         Ok(match (&self.data, &self.order) {
-            (Data::Stream(dataset), _) => dataset.len(),
+            (Data::Stream(dataset), _) => dataset.length(),
             (Data::Map(dataset), Order::Sequential | Order::Shuffled) => Some(dataset.len()),
             (Data::Map(dataset), order) => Some(order.units(dataset.len(), epoch, 0)?.len()),
         })
@@ -128,7 +131,7 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
     fn n_samples(&self) -> Option<usize> {
         match &self.data {
             Data::Map(dataset) => Some(dataset.len()),
-            Data::Stream(dataset) => dataset.len(),
+            Data::Stream(dataset) => dataset.length(),
         }
     }
 }
