@@ -50,4 +50,6 @@ mod pages {
     mod readme {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/nn.md")]
+    mod nn {}
 }

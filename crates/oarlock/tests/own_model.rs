@@ -11,7 +11,6 @@ use oarlock::nn::{
     Mlp, Module, MultiHeadAttention, Param, Reduction, RmsNorm, Sequential, Silu, Unit,
 };
 use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Result, Tensor, optim};
-use oarlock_tensor::Shape;
 use serde_json::Value;
 
 fn golden(name: &str) -> PathBuf {
@@ -273,7 +272,7 @@ impl Forward<Tensor> for Custom {
 fn a_custom_op_with_a_parameter_trains_in_a_prepared_model() {
     let accelerator = alone(&AcceleratorConfig::default());
     let ones = nn::Init::Ones;
-    let model = Custom { up: Linear::new(3, 4).unwrap(), scale: Param::new(Shape::new(&[4]).unwrap(), ones) };
+    let model = Custom { up: Linear::new(3, 4).unwrap(), scale: nn::param([4], ones).unwrap() };
     let optimizer = optim::sgd(&model).lr(1.0);
     let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     let x: Vec<f32> = (0..15).map(|i| (i as f32 * 1.3).sin()).collect();

@@ -113,8 +113,7 @@ impl<M> Unit<M> {
         }
         let (again, moment) = (self.module.clone(), Moment::of(&*self.module));
         let forward = move |x: &Tensor| moment.again(|| forward(&again, x));
-        let result = self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)));
-        result
+        self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)))
     }
 }
 

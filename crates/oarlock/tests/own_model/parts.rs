@@ -2,7 +2,7 @@
 
 use oarlock::nn::{self, Buffer, Forward, Linear, Module, Unit, Wrap};
 use oarlock::optim::{self, Optim};
-use oarlock::shard::{Gather, Placements, Untouched};
+use oarlock::shard::{Gather, Offload, Placements, Untouched};
 use oarlock::{Accelerator, AcceleratorConfig, GradientAccumulation, Options, Result, Tensor};
 use oarlock_comm::Operation;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -183,6 +183,17 @@ fn stages() -> Vec<Options> {
     ]
 }
 
+/// Groups of ranks, and the optimizer's state in a file, in small pieces.
+fn special(world: usize) -> Vec<Options> {
+    let parameters = placed(Placements::PARAMETERS, Gather::Copy);
+    let file = Offload { dir: std::env::temp_dir(), sub_group_elems: 32, buffers: 3 };
+    let mut special = vec![Options { offload_optimizer: Some(file), ..parameters.clone() }];
+    if world == 4 {
+        special.push(Options { group: Some(2), ..parameters });
+    }
+    special
+}
+
 #[test]
 fn every_stage_gives_the_same_bits_whoever_touches_what() {
     for (rule, untouched) in
@@ -190,7 +201,7 @@ fn every_stage_gives_the_same_bits_whoever_touches_what() {
     {
         for world in [1, 2, 4] {
             let mut expected: Option<(Vec<f32>, Vec<f32>)> = None;
-            for options in stages() {
+            for options in stages().into_iter().chain(special(world)) {
                 let run = Run { world, micros: world, options: Options { untouched, ..options }, rule };
                 let (losses, end, _) = train(&run);
                 assert_ne!(losses[0], losses[losses.len() - 1]);
