@@ -264,3 +264,59 @@ fn buffers_come_from_files_and_parameters_are_counted_once() {
     assert!(names.contains(&"first.weight".to_owned()) && !names.contains(&"second.weight".to_owned()));
     assert!(nn::names_of(&**parts.module()).iter().any(|named| named.name == "second.weight"));
 }
+
+#[derive(Module)]
+struct Outer {
+    block: Unit<Pair>,
+}
+
+#[derive(Module)]
+struct Pair {
+    up: Unit<Linear>,
+    down: Unit<Linear>,
+}
+
+impl Forward<Tensor> for Outer {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        self.block.call(x, |pair, x| pair.down.forward(&pair.up.forward(x)?.tanh()?))
+    }
+}
+
+#[test]
+fn units_inside_of_a_dissolved_unit_train_alike_though_it_was_to_be_computed_again() {
+    let of = |wrap: Wrap| {
+        let ranks: Vec<_> = oarlock_comm::shm::threads(2)
+            .unwrap()
+            .into_iter()
+            .map(|comm| {
+                let shard = Options { wrap: wrap.clone(), ..placed(Placements::PARAMETERS, Gather::Copy) };
+                std::thread::spawn(move || -> Result<Vec<f32>> {
+                    let config =
+                        AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+                    let accelerator = Accelerator::over(comm.clone(), &config)?;
+                    let pair =
+                        Pair { up: Unit::new(Linear::new(4, 8)?), down: Unit::new(Linear::new(8, 2)?) };
+                    let outer = Outer { block: Unit::new(pair) };
+                    outer.block.unit_run().set_recompute(true);
+                    let optimizer = optim::adamw(&outer).lr(0.05);
+                    let (outer, optimizer) = accelerator.prepare((outer, optimizer))?;
+                    let mut losses = Vec::new();
+                    for step in 0..4 {
+                        let x = batch(&accelerator, 2 * step + comm.rank())?;
+                        let loss = outer.forward(&x)?.square()?.mean_all()?;
+                        accelerator.backward(&loss)?;
+                        optimizer.step()?;
+                        losses.push(loss.item()?);
+                    }
+                    comm.finish();
+                    Ok(losses)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect::<Vec<_>>()
+    };
+    let declared = of(Wrap::Declared);
+    assert_eq!(of(Wrap::Transformer(vec!["Linear".to_owned()])), declared);
+    assert_eq!(of(Wrap::None), declared);
+}
