@@ -200,4 +200,6 @@ mod pages {
     mod dataloader {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/nn.md")]
+    mod nn {}
 }
