@@ -52,4 +52,6 @@ mod pages {
     mod readme {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/accelerator.md")]
+    mod accelerator {}
 }

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use oarlock::nn::{Forward, Linear};
+use oarlock::nn::Linear;
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, Error, Options, Result, STARTING_BATCH_SIZE, Tensor, optim,
@@ -47,10 +47,16 @@ fn train(accelerator: &Accelerator) -> Result<u64> {
     let loss = net.call(&x, |net, x| net.forward(x)?.mean_all())?;
     accelerator.backward(&loss)?;
     optimizer.step()?;
+    let during = resident(accelerator)?;
+    accelerator.free_memory((net, optimizer, loss, x));
+    Ok(during)
+}
+
+/// Resident bytes of the process, while all ranks look at them.
+fn resident(accelerator: &Accelerator) -> Result<u64> {
     accelerator.wait_for_everyone()?;
     let resident = ProcessMemory::current()?.rss;
     accelerator.wait_for_everyone()?;
-    accelerator.free_memory((net, optimizer, loss, x));
     Ok(resident)
 }
 
@@ -64,9 +70,10 @@ fn memory() {
 fn what_was_prepared_is_given_back() {
     for placements in [Placements::WHOLE, Placements::OPTIMIZER, Placements::PARAMETERS] {
         let ranks = on_ranks(2, placements, |accelerator| {
-            accelerator.wait_for_everyone()?;
-            let before = ProcessMemory::current()?.rss;
-            accelerator.wait_for_everyone()?;
+            // Code and stacks that come with the first use stay, and what malloc has learnt to keep with the second.
+            train(accelerator)?;
+            train(accelerator)?;
+            let before = resident(accelerator)?;
             let during = train(accelerator)?;
             assert_eq!(
                 accelerator.device().arena().bytes(),
@@ -74,21 +81,20 @@ fn what_was_prepared_is_given_back() {
                 "the pool is empty: {:?}",
                 accelerator.device()
             );
-            accelerator.wait_for_everyone()?;
-            let after = ProcessMemory::current()?.rss;
+            let after = resident(accelerator)?;
             // As often as one likes: it does not add up.
             for _ in 0..3 {
                 train(accelerator)?;
             }
-            accelerator.wait_for_everyone()?;
-            Ok((before, during, after, ProcessMemory::current()?.rss))
+            Ok((before, during, after, resident(accelerator)?))
         });
         for rank in ranks {
             let (before, during, after, later) = rank.unwrap();
             // Weights, gradients and two moments at least once over all ranks.
             assert!(during > before + 3 * WEIGHTS, "{placements:?}: {before} {during}");
-            assert!(after < before + WEIGHTS, "{placements:?}: {before} {during} {after}");
-            assert!(later < before + WEIGHTS, "{placements:?}: {before} {during} {later}");
+            for then in [after, later] {
+                assert!(then < before + WEIGHTS / 2, "{placements:?}: {before} {during} {then}");
+            }
         }
     }
 }
