@@ -35,10 +35,10 @@ fn net(inputs: usize, outputs: usize) -> Result<Net> {
 fn weights(accelerator: &Accelerator, net: &Prepared<Net>, inputs: usize) -> Result<Vec<f32>> {
     let units: Vec<f32> = (0..inputs * inputs).map(|i| f32::from(i % (inputs + 1) == 0)).collect();
     net.eval();
-    let weights =
-        net.forward(&Tensor::from_slice(&units, [inputs, inputs], accelerator.device())?)?.to_vec()?;
+    let units = Tensor::from_slice(&units, [inputs, inputs], accelerator.device())?;
+    let weights = net.forward(&units.cast(accelerator.dtype())?)?.cast(DType::F32)?;
     net.train();
-    Ok(weights)
+    Ok(weights.to_vec()?)
 }
 
 fn on_ranks<R: Send + 'static>(
@@ -218,9 +218,9 @@ fn sample(rank: usize, step: usize) -> ([f32; 2], f32) {
 }
 
 /// Local SGD by hand, in f64: each rank steps on its own squared errors; every `every` steps, and at the end, the
-/// weights become their mean.
-fn local_sgd_by_hand(start: &[f32], world: usize, steps: usize, every: usize, lr: f64) -> Vec<Vec<f64>> {
-    let mut ranks = vec![start.iter().copied().map(f64::from).collect::<Vec<_>>(); world];
+/// weights become their mean. The weights of all ranks after each step.
+fn local_sgd_by_hand(start: &[f64], world: usize, steps: usize, every: usize, lr: f64) -> Vec<Vec<Vec<f64>>> {
+    let mut ranks = vec![start.to_vec(); world];
     let mut trace = Vec::new();
     for step in 0..steps {
         for (rank, w) in ranks.iter_mut().enumerate() {
@@ -233,9 +233,31 @@ fn local_sgd_by_hand(start: &[f32], world: usize, steps: usize, every: usize, lr
                 (0..2).map(|i| ranks.iter().map(|w| w[i]).sum::<f64>() / world as f64).collect();
             ranks.fill(mean);
         }
-        trace.push(ranks[0].clone());
+        trace.push(ranks.clone());
     }
     trace
+}
+
+#[test]
+fn what_is_computed_by_hand_is_what_accelerate_does() {
+    let golden: Value = serde_json::from_str(include_str!("golden/accelerate/processes.json")).unwrap();
+    let start: Vec<f64> = serde_json::from_value(golden["start"].clone()).unwrap();
+    let number = |key: &str| golden[key].as_u64().unwrap() as usize;
+    let ranks = golden["ranks"].as_array().unwrap();
+    let by_hand = local_sgd_by_hand(
+        &start,
+        ranks.len(),
+        number("steps"),
+        number("every"),
+        golden["lr"].as_f64().unwrap(),
+    );
+    for (rank, golden) in ranks.iter().enumerate() {
+        let golden: Vec<Vec<f64>> = serde_json::from_value(golden["local_sgd"].clone()).unwrap();
+        assert_eq!(golden.len(), by_hand.len());
+        for (golden, by_hand) in golden.iter().zip(&by_hand) {
+            assert!((0..2).all(|i| (golden[i] - by_hand[rank][i]).abs() < 1e-6), "{golden:?} {by_hand:?}");
+        }
+    }
 }
 
 fn backward(accelerator: &Accelerator, net: &Prepared<Net>, rank: usize, step: usize) -> Result<()> {
@@ -270,13 +292,13 @@ fn ranks_that_step_by_themselves_meet_at_the_mean_of_their_weights() {
             Ok(trace)
         });
         let ranks: Vec<Vec<Vec<f32>>> = ranks.into_iter().map(|rank| rank.unwrap()).collect();
-        let expected = local_sgd_by_hand(&ranks[0][0], world, STEPS, every, 0.1);
-        for (step, expected) in expected.iter().enumerate() {
-            for (w, expected) in ranks[0][step + 1].iter().zip(expected) {
-                assert!(
-                    (f64::from(*w) - expected).abs() < 1e-5,
-                    "step {step} of {world} ranks: {w}, {expected}"
-                );
+        let start: Vec<f64> = ranks[0][0].iter().copied().map(f64::from).collect();
+        for (step, expected) in local_sgd_by_hand(&start, world, STEPS, every, 0.1).iter().enumerate() {
+            for (rank, expected) in ranks.iter().zip(expected) {
+                for (w, expected) in rank[step + 1].iter().zip(expected) {
+                    let difference = f64::from(*w) - expected;
+                    assert!(difference.abs() < 1e-5, "step {step} of {world} ranks: {w}, {expected}");
+                }
             }
         }
         for rank in &ranks {
