@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
@@ -28,6 +28,17 @@ use crate::transport::{Request, Transport};
 /// returns that failure.
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
+
+/// A communicator that somebody else keeps: it does not make this rank stay in its group.
+#[derive(Clone)]
+pub struct WeakCommunicator(Weak<Inner>);
+
+impl WeakCommunicator {
+    /// The communicator, while somebody keeps it.
+    pub fn upgrade(&self) -> Option<Communicator> {
+        self.0.upgrade().map(Communicator)
+    }
+}
 
 struct Inner {
     transport: Arc<dyn Transport>,
@@ -89,6 +100,11 @@ impl Communicator {
     /// A world of one rank.
     pub fn solo() -> Communicator {
         Communicator::new(Arc::new(Solo::new()))
+    }
+
+    /// A handle that does not keep it.
+    pub fn downgrade(&self) -> WeakCommunicator {
+        WeakCommunicator(Arc::downgrade(&self.0))
     }
 
     /// This rank, from 0.
