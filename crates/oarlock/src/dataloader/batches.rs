@@ -16,7 +16,7 @@ pub struct Batches<B> {
     /// Units given to all ranks so far.
     given: usize,
     /// What the accelerator said about the loop around this one; taken when this one ends.
-    around: Option<(bool, Option<usize>)>,
+    around: Option<(bool, Option<usize>, Option<usize>)>,
     ended: bool,
 }
 
@@ -31,6 +31,7 @@ enum Reader<B> {
 /// A batch of this rank.
 pub(super) struct Given<B> {
     pub batch: B,
+    pub rows: usize,
     pub real: Option<usize>,
     pub is_last: bool,
 }
@@ -57,8 +58,8 @@ impl<B: Send + 'static> Batches<B> {
         };
         let around = core.accelerator.as_ref().map(|accelerator| {
             let mut gradients = accelerator.inner.gradients();
-            let around = (gradients.end_of_dataloader, gradients.real);
-            (gradients.end_of_dataloader, gradients.real) = (false, None);
+            let around = (gradients.end_of_dataloader, gradients.rows, gradients.real);
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = (false, None, None);
             around
         });
         Ok(Batches { core, reader, epoch, given: first, around, ended: false })
@@ -66,7 +67,12 @@ impl<B: Send + 'static> Batches<B> {
 }
 
 fn own<B: Send + 'static>(batches: &mut Prefetch<B>) -> Option<Result<Given<B>>> {
-    Some(batches.next()?.map(|made| Given { batch: made.batch, real: made.real, is_last: false }))
+    Some(batches.next()?.map(|made| Given {
+        batch: made.batch,
+        rows: made.rows,
+        real: made.real,
+        is_last: false,
+    }))
 }
 
 impl<B: Send + 'static> Reader<B> {
@@ -103,6 +109,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 if let Some(accelerator) = &self.core.accelerator {
                     let mut gradients = accelerator.inner.gradients();
                     gradients.end_of_dataloader = given.is_last;
+                    gradients.rows = Some(given.rows);
                     gradients.real = self.core.real(self.given, given.real);
                 }
                 Some(Ok(given.batch))
@@ -127,7 +134,7 @@ impl<B> Batches<B> {
         self.ended = true;
         if let (Some(around), Some(accelerator)) = (self.around.take(), &self.core.accelerator) {
             let mut gradients = accelerator.inner.gradients();
-            (gradients.end_of_dataloader, gradients.real) = around;
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = around;
         }
     }
 }
