@@ -28,7 +28,7 @@ impl Forward<Tensor> for Net {
 }
 
 fn net(inputs: usize, outputs: usize) -> Result<Net> {
-    Ok(Net { layer: nn::Unit::new(Linear::new(inputs, outputs, false, 0.3)?) })
+    Ok(Net { layer: nn::Unit::new(Linear::normal(inputs, outputs, false, 0.3)?) })
 }
 
 /// The weights, `[inputs, outputs]`: what the model makes of the unit vectors.

@@ -40,7 +40,7 @@ const WIDTH: usize = 1448;
 const WEIGHTS: u64 = 4 * (WIDTH * WIDTH) as u64;
 
 fn train(accelerator: &Accelerator) -> Result<u64> {
-    let net = Linear::new(WIDTH, WIDTH, false, 0.02)?;
+    let net = Linear::normal(WIDTH, WIDTH, false, 0.02)?;
     let optimizer = optim::adamw(&net);
     let (net, optimizer) = accelerator.prepare((net, optimizer))?;
     let x = Tensor::from_slice(&[0.5f32; WIDTH], [1, WIDTH], accelerator.device())?;
