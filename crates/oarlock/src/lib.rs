@@ -202,4 +202,6 @@ mod pages {
     mod library {}
     #[doc = include_str!("../../../docs/nn.md")]
     mod nn {}
+    #[doc = include_str!("../../../docs/accelerator.md")]
+    mod accelerator {}
 }

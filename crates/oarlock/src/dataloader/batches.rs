@@ -18,7 +18,7 @@ pub struct Batches<B> {
     /// Units given to all ranks so far.
     given: usize,
     /// What the accelerator said about the loop around this one; taken when this one ends.
-    around: Option<(bool, Option<usize>)>,
+    around: Option<(bool, Option<usize>, Option<usize>)>,
     ended: bool,
 }
 
@@ -38,6 +38,7 @@ enum Reader<B> {
 /// A batch of this rank.
 pub(super) struct Given<B> {
     pub batch: B,
+    pub rows: usize,
     pub real: Option<usize>,
     pub is_last: bool,
 }
@@ -65,8 +66,8 @@ impl<B: Send + 'static> Batches<B> {
         };
         let around = core.accelerator.as_ref().map(|accelerator| {
             let mut gradients = accelerator.inner.gradients();
-            let around = (gradients.end_of_dataloader, gradients.real);
-            (gradients.end_of_dataloader, gradients.real) = (false, None);
+            let around = (gradients.end_of_dataloader, gradients.rows, gradients.real);
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = (false, None, None);
             around
         });
         Ok(Batches { core, reader, epoch, given: first, around, ended: false })
@@ -80,7 +81,7 @@ fn read<B: Send + 'static>(
     together: Option<&Communicator>,
 ) -> Result<Option<Result<Given<B>>>> {
     let next = batches.next();
-    let next = next.map(|made| made.map(|made| Given { batch: made.batch, real: made.real, is_last: false }));
+    let next = next.map(|made| made.map(|made| Given { batch: made.batch, rows: made.rows, real: made.real, is_last: false }));
     if let Some(comm) = together {
         let mut all_have = [f64::from(u8::from(next.is_some()))];
         comm.all_reduce_f64(&mut all_have, Scalar::Min)?;
@@ -132,6 +133,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 if let Some(accelerator) = &self.core.accelerator {
                     let mut gradients = accelerator.inner.gradients();
                     gradients.end_of_dataloader = given.is_last;
+                    gradients.rows = Some(given.rows);
                     gradients.real = self.core.real(self.given, given.real);
                 }
                 Some(Ok(given.batch))
@@ -156,7 +158,7 @@ impl<B> Batches<B> {
         self.ended = true;
         if let (Some(around), Some(accelerator)) = (self.around.take(), &self.core.accelerator) {
             let mut gradients = accelerator.inner.gradients();
-            (gradients.end_of_dataloader, gradients.real) = around;
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = around;
         }
     }
 }

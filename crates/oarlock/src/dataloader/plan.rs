@@ -15,6 +15,8 @@ use crate::error::Result;
 pub(super) struct Planned<B> {
     /// The rank that it is for.
     pub rank: usize,
+    /// Its samples.
+    pub rows: usize,
     /// How many of its samples are not repeats, where some are.
     pub real: Option<usize>,
     pub job: Box<dyn FnOnce() -> Result<B> + Send>,
@@ -154,14 +156,15 @@ impl<I: Send + 'static, B: Send + 'static> Samples<I, B> {
                     Units::Batches(_) => 0,
                     _ => n_real,
                 });
-                let (dataset, units) = (dataset.clone(), units.clone());
+                let samples = units.samples(&places);
+                let rows = samples.len();
+                let dataset = dataset.clone();
                 let (collate, device) = (collate.clone(), device.clone());
                 let job = move || {
-                    let samples = units.samples(&places);
                     let items = samples.into_iter().map(|i| dataset.get(i)).collect::<Result<Vec<I>>>()?;
                     collate(items, &device)
                 };
-                Ok(Planned { rank, real, job: Box::new(job) })
+                Ok(Planned { rank, rows, real, job: Box::new(job) })
             },
         ))
     }
@@ -248,6 +251,7 @@ impl<I: Send + 'static, B: Send + 'static> Rounds<I, B> {
             let (collate, device) = (self.collate.clone(), self.device.clone());
             Planned {
                 rank,
+                rows: items.len(),
                 real: (n_real < items.len()).then_some(n_real),
                 job: Box::new(move || collate(items, &device)),
             }
