@@ -18,6 +18,7 @@ mod region;
 pub mod shm;
 mod solo;
 mod stats;
+mod trace;
 mod transport;
 
 pub use call::{Call, Operation, Scalar};
@@ -36,4 +37,5 @@ pub use ready::{Pending, Ready};
 pub use reduce::tree_fold;
 pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
+pub use trace::CollectiveEvent;
 pub use transport::{Request, Transport};

@@ -32,13 +32,16 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
-    GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, SchedulerSteps, Stateful,
+    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DevicePlacement,
+    DeviceSpecific, DivideBy, Ends, GradientAccumulation, GradientState, HookHandle, Kept, KeyAverage,
+    LocalSgd, LocalSteps, LogWith, Loss, Pad, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE,
+    SaveModel, SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
-pub use nested::Nested;
+pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
 pub use train::{Optimizer, OptimizerConfig};

@@ -3,6 +3,8 @@
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Path;
 
+use super::project::ProjectConfiguration;
+use super::tracking::LogWith;
 use crate::shard::Options;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
@@ -13,18 +15,34 @@ pub struct AcceleratorConfig {
     pub shard: Options,
     /// The dtype of the arithmetic, over that of `shard`.
     pub mixed_precision: Option<DType>,
+    /// Inputs of prepared models and batches of prepared loaders come to this rank's device by themselves.
+    pub device_placement: DevicePlacement,
     /// How micro-batches make a step.
     pub gradient_accumulation: GradientAccumulation,
     /// How the schedule follows the optimizer.
     pub scheduler_steps: SchedulerSteps,
     /// How loaders are divided among the ranks.
     pub dataloader: DataLoaderConfiguration,
+    /// Where checkpoints and logs go.
+    pub project: ProjectConfiguration,
+    /// The trackers that `Accelerator::init_trackers` begins.
+    pub log_with: Vec<LogWith>,
     /// The seed of initial weights and of dropout. By default 42.
     pub seed: Option<u64>,
     /// Threads of this rank; by default its share of the machine's cores.
     pub threads: Option<usize>,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,
+}
+
+/// Who brings tensors to the device of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DevicePlacement {
+    /// The accelerator.
+    #[default]
+    Automatic,
+    /// The loop: Accelerate's `device_placement=False`.
+    ByHand,
 }
 
 /// How micro-batches make an optimizer step.
@@ -80,8 +98,20 @@ pub struct DataLoaderConfiguration {
     pub dispatch_batches: Option<bool>,
     /// Fill up the end, so that all ranks have as many full batches.
     pub even_batches: bool,
+    /// When ranks stop whose loaders would give them different numbers of batches.
+    pub ends: Ends,
     /// The seed of shuffled orders; by default the accelerator's.
     pub data_seed: Option<u64>,
+}
+
+/// When ranks stop whose loaders would give them different numbers of batches, as can be without `even_batches`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Ends {
+    /// All together, after as many batches as the rank with the fewest has; the loader tells what was left out.
+    #[default]
+    Together,
+    /// Each when it has no more, as Accelerate does: a collective in such a loop then waits for ranks that are gone.
+    EachItsOwn,
 }
 
 impl Default for DataLoaderConfiguration {
@@ -90,6 +120,7 @@ impl Default for DataLoaderConfiguration {
             split_batches: false,
             dispatch_batches: None,
             even_batches: true,
+            ends: Ends::Together,
             data_seed: None,
         }
     }

@@ -16,6 +16,8 @@ mod prepared;
 mod processes;
 mod profile;
 mod project;
+mod save_model;
+mod saving;
 mod scheduler;
 mod seed;
 mod state;
@@ -24,19 +26,33 @@ mod tracking;
 mod weights;
 
 pub use accumulation::GradientState;
+pub use collectives::{Pad, Reduction};
 pub use config::{
-    AcceleratorConfig, DataLoaderConfiguration, DivideBy, GradientAccumulation, SchedulerSteps,
+    AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
+    SchedulerSteps,
 };
 pub(crate) use environment::MIXED_PRECISION;
+pub use local_sgd::{LocalSgd, LocalSteps};
+pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
+pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
+pub use processes::ApplyPadding;
+pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
 pub use scheduler::PreparedScheduler;
-pub use state::Stateful;
+pub use seed::DeviceSpecific;
+
+pub use project::ProjectConfiguration;
+pub use save_model::{SaveModel, ShardSize};
+pub use saving::HookHandle;
+pub use state::{Kept, Stateful};
 pub use targets::Accumulation;
+pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -44,8 +60,11 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
-use self::passes::Passes;
+use self::saving::Saving;
+use self::seed::Seed;
+use self::tracking::Trackers;
 use crate::error::{Error, Result};
+use crate::nested::Nested;
 use crate::rank;
 use crate::shard::Options;
 
@@ -61,12 +80,17 @@ pub struct Accelerator {
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    pub device: Device,
     pub config: AcceleratorConfig,
-    passes: Passes,
     gradients: Mutex<GradientState>,
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
     stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
+    /// Raised by `set_trigger` until the next check.
+    trigger: AtomicBool,
+    seed: Seed,
+    saving: Saving,
+    trackers: Mutex<Trackers>,
 }
 
 impl Inner {
@@ -91,13 +115,27 @@ impl Inner {
         self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
     }
 
+    /// Brings the tensors of a value to this rank's device, unless the loop does that.
+    pub fn placed<I: Nested>(&self, value: &I) -> Result<I> {
+        value.map_tensors(&mut |tensor| match self.config.device_placement {
+            DevicePlacement::Automatic => Ok(tensor.to_device(&self.device)?),
+            DevicePlacement::ByHand => Ok(tensor.clone()),
+        })
+    }
+
+    /// Lets go of everything that was prepared.
+    fn forget(&self) {
+        // Taken out first: what is dropped here may look at these lists.
+        let models = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
+        let stateful = std::mem::take(&mut *self.stateful.lock().unwrap_or_else(PoisonError::into_inner));
+        drop((models, stateful));
+        *self.gradients() = GradientState::default();
+    }
+
     fn add_model(&self, held: Arc<Held>) {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 }
-
-/// The seed where none is given.
-const SEED: u64 = 42;
 
 impl Accelerator {
     /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
@@ -135,11 +173,15 @@ impl Accelerator {
         options.check(comm.world_size())?;
         let inner = Inner {
             comm: comm.clone(),
+            device: device.clone(),
             config: config.clone(),
-            passes: Passes::default(),
             gradients: Mutex::default(),
             models: Mutex::default(),
             stateful: Mutex::default(),
+            trigger: AtomicBool::new(false),
+            seed: Seed::new(config.seed),
+            saving: Saving::new(&config.project),
+            trackers: Mutex::default(),
         };
         Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
     }
@@ -174,28 +216,23 @@ impl Accelerator {
         self.options.dtype
     }
 
-    /// The seed of initial weights and of dropout.
-    pub fn seed(&self) -> u64 {
-        self.inner.config.seed.unwrap_or(SEED)
-    }
-
-    /// Runs the backward pass from a loss, one number that is the mean over a micro-batch. Gradients add up until the
-    /// optimizer steps, which takes their mean over micro-batches and ranks; a loss is never divided by hand.
+    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
+    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
+    /// ranks, or over the targets of all of them; a loss is never divided by hand.
     ///
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
-    pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        passes::backward(&self.inner.passes, loss, 1.0)
+    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        passes::backward(&self.inner, loss.value(), loss.weight())
     }
 
-    /// As [`Accelerator::backward`], from a loss that is a sum over `n` targets: the step divides by the targets of all
-    /// its micro-batches on all ranks, so that each weighs the same wherever it stands. In one window either every loss
-    /// is a mean or every loss is a sum.
+    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
+    /// mean or every loss is a sum.
     ///
     /// # Errors
     /// As [`Accelerator::backward`].
     pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        passes::backward(&self.inner.passes, loss, n as f64)
+        passes::backward(&self.inner, loss, n as f64)
     }
 
     /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and
@@ -203,14 +240,27 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    #[track_caller]
     pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
         optimizer.clip_grad_norm(max_norm)
+    }
+
+    /// Cuts every element of the coming step's averaged gradients off at `-value` and `value`: torch's
+    /// `clip_grad_value_`, which Accelerate refuses with DeepSpeed and FSDP; here it is right in every placement, to the
+    /// same bits. Whether this is a step: gradients that accumulate stay as they are.
+    ///
+    /// # Errors
+    /// A `value` below 0 or NaN, a failed rank, a window without any backward pass.
+    #[track_caller]
+    pub fn clip_grad_value(&self, optimizer: &PreparedOptimizer, value: f32) -> Result<bool> {
+        optimizer.clip_grad_value(value)
     }
 
     /// The sum of each value over all ranks.
     ///
     /// # Errors
     /// When a rank failed, or the ranks gave different numbers of values.
+    #[track_caller]
     pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
         Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
     }
@@ -219,6 +269,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
         Ok(self.comm.barrier()?)
     }

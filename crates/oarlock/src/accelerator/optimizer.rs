@@ -1,10 +1,11 @@
 //! The optimizer of a prepared model: it steps when the window of micro-batches is complete, and does nothing before.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::Inner;
 use super::held::Held;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optim::Pace;
 use crate::train::Stepped;
 
@@ -26,6 +27,7 @@ impl PreparedOptimizer {
     ///
     /// # Errors
     /// A window without any backward pass, a failed rank, a gradient that is not finite.
+    #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
@@ -37,13 +39,15 @@ impl PreparedOptimizer {
         Ok(Some(stepped))
     }
 
-    /// Forgets the gradients, unless they accumulate. After [`PreparedOptimizer::step`] there is nothing to forget.
+    /// Forgets the gradients of an abandoned step. [`PreparedOptimizer::step`] has forgotten its own, so in a loop this
+    /// does nothing, wherever it stands; in windows of several micro-batches it never does anything. (Accelerate's
+    /// forgets a window's gradients where it stands before the last backward pass.)
     ///
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.gradients().sync_gradients {
-            self.held.optimizer()?.engine_mut().clear_grads()?;
+        if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
+            self.held.optimizer()?.clear_grads()?;
             self.held.begin();
         }
         Ok(())
@@ -74,11 +78,29 @@ impl PreparedOptimizer {
 
     /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
     /// returns the norm before that; `None` while gradients accumulate.
+    #[track_caller]
     pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
         self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
         self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
+    }
+
+    /// Cuts the elements of the averaged gradients off at `value`; whether there is a step that they are for.
+    #[track_caller]
+    pub(super) fn clip_grad_value(&self, value: f32) -> Result<bool> {
+        // NaN, too, is not at least 0.
+        if !matches!(value.partial_cmp(&0.0), Some(Ordering::Greater | Ordering::Equal)) {
+            return Err(Error::Usage(format!(
+                "clip_grad_value: elements are cut off at 0 or more, not at {value}"
+            )));
+        }
+        if !self.inner.gradients().sync_gradients {
+            return Ok(false);
+        }
+        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.optimizer()?.clip_grad_value(value)?;
+        Ok(true)
     }
 }

@@ -4,6 +4,7 @@
 //! with their homes. During a step `passes` opens and closes units, called through `hooks`; `reduce` sums gradients and
 //! `step` updates. `engine` is what the rest of the crate sees.
 
+mod average;
 mod column;
 mod engine;
 mod group;
@@ -22,6 +23,6 @@ mod windows;
 
 pub use engine::{Engine, GradNorm, Resident};
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
-pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements};
+pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{SeededInit, WeightSource};
 pub use state::{MASTER, Slice, Snapshot};
