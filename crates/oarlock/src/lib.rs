@@ -53,4 +53,6 @@ mod pages {
     mod readme {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/distributed.md")]
+    mod distributed {}
 }
