@@ -83,11 +83,9 @@ fn a_program() {
             });
             say(&message(result));
         }
-        Ok("elsewhere") => {
-            // A rank does not come to the same call again.
-            if std::env::var_os("RANK").is_none() {
-                say(&message(distributed::spawn_processes(2, |_| Ok(()))));
-            }
+        // A rank does not come to the same call again.
+        Ok("elsewhere") if std::env::var_os("RANK").is_none() => {
+            say(&message(distributed::spawn_processes(2, |_| Ok(()))));
         }
         Ok("nested") => {
             let result = distributed::spawn_processes(1, |_| distributed::spawn_processes(1, |_| Ok(())));

@@ -60,6 +60,7 @@ fn check(program: &str, of: impl Fn(usize) -> Vec<f32>) {
 
 #[test]
 fn the_minimal_example_does_what_torch_does() {
+    ddp_minimal::main().unwrap();
     check("minimal", |world| {
         losses(world, |rank| {
             Ok(ddp_minimal::example(rank, world, Some(&golden("minimal.safetensors")))?.to_vec())
