@@ -10,6 +10,7 @@ use oarlock::{Device, Result, Tensor, nn, optim};
 /// The rows of all ranks together.
 const ROWS: usize = 40;
 
+/// Starts the ranks.
 pub fn main() -> Result<()> {
     let world_size = 2;
     distributed::spawn(world_size, |rank| {

@@ -72,7 +72,9 @@ impl Trainer {
 
 /// What a training is given.
 pub struct Settings<'a> {
+    /// How often the data is gone through.
     pub total_epochs: u64,
+    /// Epochs from one save to the next.
     pub save_every: u64,
     /// Of each rank.
     pub batch_size: usize,
