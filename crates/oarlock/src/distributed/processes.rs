@@ -41,7 +41,7 @@ static CALLS: Mutex<Calls> = Mutex::new(Calls { counts: None, is_rank: false });
 /// Runs `f(rank)` in `n_ranks` processes, which are the ranks of a group, and waits for all of them. Each is this
 /// program anew, with the same arguments: it runs `main` up to this very call, where it runs `f` and ends. So what
 /// stands before the call runs in every rank too, and must lead there again; what stands after it runs in this process
-/// alone. Calls that this process has behind it return at once in a rank.
+/// alone. Calls that this process has behind it return at once in a rank, as if they had succeeded.
 ///
 /// Ranks have the variables of `torchrun` (`RANK`, `WORLD_SIZE`, `LOCAL_RANK` …). They read no standard input and write
 /// where this process writes. When one fails, the others are ended; nothing is left of any, also when this process is
