@@ -204,4 +204,6 @@ mod pages {
     mod nn {}
     #[doc = include_str!("../../../docs/accelerator.md")]
     mod accelerator {}
+    #[doc = include_str!("../../../docs/distributed.md")]
+    mod distributed {}
 }
