@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oarlock::checkpoint::{CheckpointError, Problem};
-use oarlock::nn::{self, Forward, Linear, Mode, Module, Visitor};
+use oarlock::nn::{self, Buffer, BufferValues, Dropout, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, Error, GradientAccumulation, Kept, Options, Prepared,
@@ -14,32 +14,39 @@ use oarlock::{
 use oarlock_comm::shm;
 use safetensors::SafeTensors;
 
+#[derive(Module)]
 struct Net {
     up: nn::Unit<Linear>,
     down: nn::Unit<Linear>,
-    /// As dropout has one.
-    mode: Mode,
+    dropout: Dropout,
+    /// How often the loop has counted; no parameter.
+    counted: Buffer,
+    ids: Buffer,
+    table: Buffer,
 }
 
 impl Net {
     fn new(inputs: usize, hidden: usize) -> Net {
-        let linear = |inputs, outputs| nn::Unit::new(Linear::new(inputs, outputs, true, 0.3).unwrap());
-        Net { up: linear(inputs, hidden), down: linear(hidden, inputs), mode: Mode::default() }
+        Net::dropping(inputs, hidden, 0.0)
     }
-}
 
-impl Module for Net {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("up", &self.up);
-        visitor.child("down", &self.down);
-        visitor.mode(&self.mode);
+    fn dropping(inputs: usize, hidden: usize, p: f32) -> Net {
+        let linear = |inputs, outputs| nn::Unit::new(Linear::new(inputs, outputs).unwrap());
+        Net {
+            up: linear(inputs, hidden),
+            down: linear(hidden, inputs),
+            dropout: Dropout::new(p),
+            counted: Buffer::new([2], vec![0.0f32, f32::NEG_INFINITY]).unwrap(),
+            ids: Buffer::new([3], vec![7i32, 8, 9]).unwrap(),
+            table: Buffer::new([1], vec![0.5f32]).unwrap().not_persistent(),
+        }
     }
 }
 
 impl Forward<Tensor> for Net {
     type Output = Tensor;
     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        let h = self.up.run(x, |up| up.forward(x))?.tanh()?;
+        let h = self.dropout.forward(&self.up.run(x, |up| up.forward(x))?.tanh()?)?;
         self.down.run(&h, |down| down.forward(&h))
     }
 }

@@ -14,7 +14,7 @@ use super::scheduler::PreparedScheduler;
 use super::state::Rate;
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
-use crate::nn::{Module, NamedParam, parameters};
+use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
 use crate::shard::{Engine, SeededInit};
 use crate::train::{Optimizer, OptimizerConfig};
@@ -225,6 +225,7 @@ impl<M: Module> Prepare for M {
         engine
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
         held.fill(module.clone(), Optimizer::new(engine, config))?;
+        nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
         accelerator.inner.add_model(held.clone());
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
     }

@@ -69,10 +69,10 @@ impl Decoder {
     pub fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Decoder> {
         config.check()?;
         let std = config.init_std;
-        let embed = Embedding::new(config.vocab_size, config.hidden_size, std)?;
+        let embed = Embedding::normal(config.vocab_size, config.hidden_size, std)?;
         let lm_head = match config.tie_embeddings {
             true => Linear::with_weight(embed.weight.clone()),
-            false => Linear::new(config.hidden_size, config.vocab_size, false, std)?,
+            false => Linear::normal(config.hidden_size, config.vocab_size, false, std)?,
         };
         let layers: Result<Vec<_>> =
             (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
@@ -152,19 +152,19 @@ impl Block {
         let (q_dim, kv_dim) = (config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim);
         let head_norm = || config.qk_norm.then(|| RmsNorm::new(config.head_dim, config.norm_eps)).transpose();
         let self_attn = Attention {
-            q_proj: Linear::new(hidden, q_dim, config.qkv_bias, std)?,
-            k_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
-            v_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
-            o_proj: Linear::new(q_dim, hidden, config.o_bias, std)?,
+            q_proj: Linear::normal(hidden, q_dim, config.qkv_bias, std)?,
+            k_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            v_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            o_proj: Linear::normal(q_dim, hidden, config.o_bias, std)?,
             q_norm: head_norm()?,
             k_norm: head_norm()?,
             head_dim: config.head_dim,
             latency: Latency::default(),
         };
         let mlp = Mlp {
-            gate_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
-            up_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
-            down_proj: Linear::new(config.intermediate_size, hidden, config.mlp_bias, std)?,
+            gate_proj: Linear::normal(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            up_proj: Linear::normal(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            down_proj: Linear::normal(config.intermediate_size, hidden, config.mlp_bias, std)?,
             latency: Latency::default(),
         };
         Ok(Block {

@@ -14,7 +14,7 @@ use oarlock_tensor::ops::update;
 use oarlock_tensor::{Device, UnitHook};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, NamedParam, units_of};
+use crate::nn::{Module, NamedParam, wrapped_units_of};
 use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
@@ -86,7 +86,7 @@ impl Engine {
             first_blocks: HashMap::new(),
             n_blocks: 0,
         };
-        let found = units_of(model);
+        let found = wrapped_units_of(model, &options.wrap);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
         for unit in &found {
             maker.count(&unit.params);
