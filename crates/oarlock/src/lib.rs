@@ -34,8 +34,8 @@ pub mod train;
 pub use accelerator::{
     Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends,
     GradientAccumulation, GradientState, HookHandle, Kept, LogWith, Loss, Plan, Prepare, Prepared,
-    PreparedOptimizer, PreparedScheduler, ProjectConfiguration, SaveModel, SchedulerSteps, ShardSize, Stateful,
-    Tracker, TrackerOptions, WandbRun,
+    PreparedOptimizer, PreparedScheduler, ProjectConfiguration, SaveModel, SchedulerSteps, ShardSize,
+    Stateful, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

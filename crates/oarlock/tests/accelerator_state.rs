@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oarlock::checkpoint::{CheckpointError, Problem};
+use oarlock::config::LossScale;
 use oarlock::nn::{self, Buffer, BufferValues, Dropout, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
@@ -113,6 +114,7 @@ impl Loop {
             }
             accelerator.reduce_sum(&mut sums)?;
             *self.best.lock() = Some(sums[0] as f32);
+            self.nets[1].counted.set(vec![(step + 1) as f32, f32::NEG_INFINITY])?;
             losses.extend(sums);
         }
         Ok(losses)
@@ -169,6 +171,8 @@ fn two_models_resume_to_the_bit_and_on_other_ranks_nearly() {
                     assert_eq!(training.schedulers[1].steps(), 3);
                     assert_eq!(training.optimizers[1].n_steps().unwrap(), 3);
                     assert_eq!(training.best.lock().unwrap(), before[4] as f32);
+                    let counted = BufferValues::Floats(vec![3.0, f32::NEG_INFINITY]);
+                    assert_eq!(training.nets[1].counted.values(), counted);
                     training.train(accelerator, 3..6).unwrap()
                 });
                 let case = format!("{world} {way:?} to {other} {other_way:?}");
@@ -253,6 +257,17 @@ fn what_does_not_fit_is_refused_on_all_ranks_and_nothing_changes() {
     });
     assert!(matches!(&before[0], Problem::Part { what, .. } if what == "custom 0"), "{}", before[0]);
     assert_eq!(before[0], before[1]);
+
+    // Buffers of another shape.
+    let problems = on_ranks(2, &config, |accelerator| {
+        let counted = Buffer::new([1], vec![0.0f32]).unwrap();
+        let (second, first) = (Net { counted, ..Net::new(4, 9) }, Net::new(4, 150));
+        let (sgd, adam) = (optim::sgd(&second), optim::adamw(&first));
+        let _prepared = accelerator.prepare((second, first, sgd, adam)).unwrap();
+        problem(accelerator.load_state(Some(&dir)).unwrap_err())
+    });
+    let expected = "the buffer \"counted\" does not go on from what was saved: it has the shape [2] there and [1] in this model";
+    assert_eq!(problems[1].to_string(), expected);
 
     // Files that are damaged or gone.
     let file = dir.join("state/rank-00001-of-00002.safetensors");
@@ -461,7 +476,9 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
             let pickle = SaveModel { safe_serialization: false, ..SaveModel::default() };
             let refused = accelerator.save_model(net, &dir.join("pickle"), &pickle).unwrap_err();
             assert!(refused.to_string().contains("runs code when it is read"), "{refused}");
-            let state = accelerator.get_state_dict(net).unwrap();
+            let mut state = accelerator.get_state_dict(net).unwrap();
+            assert!(!state.contains_key("table"));
+            assert_eq!(state.remove("ids").unwrap().to_vec::<i32>().unwrap(), [7, 8, 9]);
             state
                 .into_iter()
                 .map(|(name, t)| (name, t.sizes().to_vec(), t.to_vec::<f32>().unwrap()))
@@ -471,14 +488,14 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
     }
     let (first_dir, first) = &all[0];
     let names: Vec<&str> = first.iter().map(|(name, ..)| name.as_str()).collect();
-    assert_eq!(names, ["down.bias", "down.weight", "up.bias", "up.weight"]);
-    assert!(first[1].2.iter().any(|&x| x != 0.0) && first[1].1 == [4, 150]);
+    assert_eq!(names, ["counted", "down.bias", "down.weight", "up.bias", "up.weight"]);
+    assert!(first[2].2.iter().any(|&x| x != 0.0) && first[2].1 == [4, 150]);
     for (dir, state) in &all {
         assert_eq!(state, first, "{}", dir.display());
         let file = std::fs::read(dir.join("one/model.safetensors")).unwrap();
         let read = SafeTensors::deserialize(&file).unwrap();
         assert_eq!(read.len(), 4);
-        for (name, sizes, values) in state {
+        for (name, sizes, values) in state.iter().filter(|(name, ..)| name != "counted") {
             let tensor = read.tensor(name).unwrap();
             assert_eq!((tensor.dtype(), tensor.shape()), (safetensors::Dtype::F32, sizes.as_slice()));
             assert!(tensor.data().chunks(4).zip(values).all(|(bytes, x)| bytes == x.to_le_bytes()));
@@ -491,7 +508,7 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
     let text = std::fs::read_to_string(first_dir.join("many/model.safetensors.index.json")).unwrap();
     let index: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(index["metadata"]["total_size"], 4 * (2 * 600 + 150 + 4));
-    for (name, _, values) in first {
+    for (name, _, values) in first.iter().filter(|(name, ..)| name != "counted") {
         let shard = first_dir.join("many").join(index["weight_map"][name].as_str().unwrap());
         let file = std::fs::read(shard).unwrap();
         let read = SafeTensors::deserialize(&file).unwrap();
@@ -529,5 +546,56 @@ fn passes_of_each_rank_and_the_learning_rate_come_back() {
             nn::n_passes(&net)
         });
         assert_eq!(passes, expected);
+    }
+}
+
+#[test]
+fn dropout_drops_what_it_would_have_dropped_and_a_loss_scale_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("state");
+    let config = AcceleratorConfig {
+        mixed_precision: Some(DType::F16),
+        gradient_accumulation: GradientAccumulation::default(),
+        ..config(Placements::PARAMETERS, Gather::Copy)
+    };
+    // The first steps overflow and are skipped.
+    let scale = LossScale::Dynamic {
+        initial_power: 24,
+        window: 3,
+        hysteresis: 1,
+        consecutive_hysteresis: false,
+        min_scale: 1.0,
+    };
+    let steps = |accelerator: &Accelerator, net: &Prepared<Net>, adam: &PreparedOptimizer, n: usize| {
+        let x = Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25], [1, 4], accelerator.device()).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..n {
+            let loss = net.forward(&x).unwrap().square().unwrap().mean_all().unwrap();
+            accelerator.backward(&loss).unwrap();
+            adam.step().unwrap();
+            seen.push((loss.item().unwrap().to_bits(), adam.step_was_skipped()));
+        }
+        seen
+    };
+    let whole = on_ranks(2, &config, |accelerator| {
+        let net = Net::dropping(4, 150, 0.5);
+        let adam = optim::adamw(&net).lr(0.01).loss_scale(scale);
+        let (net, adam) = accelerator.prepare((net, adam)).unwrap();
+        let before = steps(accelerator, &net, &adam, 12);
+        accelerator.save_state(Some(&dir)).unwrap();
+        (before, steps(accelerator, &net, &adam, 5))
+    });
+    let skipped = |seen: &[(u32, bool)]| seen.iter().filter(|(_, skipped)| *skipped).count();
+    assert!((1..12).contains(&skipped(&whole[0].0)), "{whole:?}");
+    assert_ne!(whole[0].1, whole[1].1, "ranks drop otherwise");
+    let resumed = on_ranks(2, &AcceleratorConfig { seed: Some(7), ..config }, |accelerator| {
+        let net = Net::dropping(4, 150, 0.5);
+        let adam = optim::adamw(&net).lr(0.5).loss_scale(scale);
+        let (net, adam) = accelerator.prepare((net, adam)).unwrap();
+        accelerator.load_state(Some(&dir)).unwrap();
+        steps(accelerator, &net, &adam, 5)
+    });
+    for (rank, seen) in resumed.iter().enumerate() {
+        assert_eq!(*seen, whole[rank].1, "{rank}");
     }
 }

@@ -11,15 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Accelerator;
 use super::held::Held;
 use super::project::ProjectConfiguration;
 use super::state::Stateful;
+use super::{Accelerator, buffers};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
 use crate::error::{Error, Result};
-use crate::nn;
+use crate::nn::{self, Module};
 use crate::shard::Engine;
 use crate::train::Optimizer;
+
+/// The name of the run's seed in a checkpoint.
+const SEED: &str = "seed";
 
 /// Where the state of the loop lies in a checkpoint's `client`.
 const LOOP: &str = "loop";
@@ -115,8 +118,8 @@ fn lock(hooks: &Mutex<Vec<(u64, Hook)>>) -> MutexGuard<'_, Vec<(u64, Hook)>> {
 
 impl Accelerator {
     /// Saves everything that the loop needs to go on: all prepared models and optimizers, loss scales, schedules,
-    /// loaders, what was registered with [`Accelerator::register_for_checkpointing`], the place in the accumulation
-    /// window, and where random numbers are. Returns the checkpoint's folder, which is whole or absent: `dir`, or with
+    /// loaders, persistent buffers, what was registered with [`Accelerator::register_for_checkpointing`], the place in the
+    /// accumulation window, and where random numbers are. Returns the checkpoint's folder, which is whole or absent: `dir`, or with
     /// [`automatic_checkpoint_naming`](super::ProjectConfiguration::automatic_checkpoint_naming) and no `dir` the next of
     /// the project. (Accelerate takes no notice of a `dir` then.) An older checkpoint in `dir` is replaced when the new
     /// one is whole. All ranks call it.
@@ -146,7 +149,14 @@ impl Accelerator {
             (Some(limit), Some(folder)) => checkpoint::retain(folder, limit).map(|_| ()),
             _ => Ok(()),
         });
-        let contents = Contents { then, ..Contents::state(self.client_state(&models, brought)?) };
+        let client = self.client_state(&models, brought)?;
+        let modules = modules_of(&models)?;
+        let extra = Box::new(move |folder: &Path| {
+            let Some(bytes) = buffers::write(modules.iter().map(|module| &**module))? else { return Ok(()) };
+            let path = folder.join(buffers::FILE);
+            std::fs::write(&path, bytes).map_err(Error::io("write", &path))
+        });
+        let contents = Contents { extra, then, ..Contents::state(client) };
         let mut saver = Saver::default();
         let begun = saver.create(&dir, &self.comm, &contents)?;
         let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
@@ -191,6 +201,14 @@ impl Accelerator {
             checkpoint::check(&dir, &self.comm, &engines)?
         };
         let state = read_loop(checked.client_state()).map_err(refused)?;
+        let seed = checked.client_state().seeds.get(SEED).copied();
+        let modules = modules_of(&models)?;
+        let buffers = buffers::read(&dir, modules.iter().map(|module| &**module));
+        let (ours, buffers) = match buffers {
+            Ok(buffers) => (Ok(()), buffers),
+            Err(problem) => (Err(problem), Vec::new()),
+        };
+        share(&self.comm, ours)?.map_err(|(_, problem)| refused(problem))?;
         let parts = self.inner.stateful();
         self.restore_parts(&parts, &state.parts)?.map_err(refused)?;
         {
@@ -199,11 +217,15 @@ impl Accelerator {
                 locked.iter_mut().map(|optimizer| optimizer.engine_mut()).collect();
             checked.restore(&self.comm, &mut engines)?;
         }
-        for (held, kept) in models.iter().zip(&state.models) {
-            let own =
-                kept.passes.get(self.process_index()).filter(|_| kept.passes.len() == self.num_processes());
-            nn::set_passes(&**held.module()?, own.or(kept.passes.first()).copied().unwrap_or(0));
+        for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
+            let same_ranks = kept.passes.len() == self.num_processes();
+            let own = kept.passes.get(self.process_index()).filter(|_| same_ranks).or(kept.passes.first());
+            nn::seed_layers(&**module, seed.unwrap_or(self.seed()), self.process_index());
+            nn::set_passes(&**module, own.copied().unwrap_or(0));
             held.begin();
+        }
+        for (buffer, values) in buffers {
+            buffer.set(values)?;
         }
         {
             let mut gradients = self.inner.gradients();
@@ -283,7 +305,7 @@ impl Accelerator {
         for held in models {
             client.step = client.step.max(held.optimizer()?.n_steps());
         }
-        client.seeds.insert("seed".to_owned(), self.seed());
+        client.seeds.insert(SEED.to_owned(), self.seed());
         let state = serde_json::to_value(state)
             .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
         client.client.insert(LOOP.to_owned(), state);
@@ -309,6 +331,10 @@ impl Accelerator {
         }
         Ok(outcome.map(|_| ()).map_err(|(_, problem)| problem))
     }
+}
+
+fn modules_of(models: &[Arc<Held>]) -> Result<Vec<Arc<dyn Module>>> {
+    models.iter().map(|held| held.module().cloned()).collect()
 }
 
 /// The optimizers of all models.
