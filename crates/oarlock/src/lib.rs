@@ -50,6 +50,10 @@ pub use train::{Optimizer, OptimizerConfig};
 mod pages {
     #[doc = include_str!("../../../README.md")]
     mod readme {}
+    #[doc = include_str!("../../../docs/checkpoints.md")]
+    mod checkpoints {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/tracking.md")]
+    mod tracking {}
 }
