@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use oarlock::checkpoint::{CheckpointError, Problem};
 use oarlock::config::LossScale;
+use oarlock::dataloader::{DataLoader, PreparedLoader};
 use oarlock::nn::{self, Buffer, BufferValues, Dropout, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
@@ -593,9 +594,45 @@ fn dropout_drops_what_it_would_have_dropped_and_a_loss_scale_stays() {
         let adam = optim::adamw(&net).lr(0.5).loss_scale(scale);
         let (net, adam) = accelerator.prepare((net, adam)).unwrap();
         accelerator.load_state(Some(&dir)).unwrap();
+        // A checkpoint of the resumed loop is as good.
+        accelerator.save_state(Some(&dir)).unwrap();
+        accelerator.load_state(Some(&dir)).unwrap();
         steps(accelerator, &net, &adam, 5)
     });
     for (rank, seen) in resumed.iter().enumerate() {
         assert_eq!(*seen, whole[rank].1, "{rank}");
+    }
+}
+
+#[test]
+fn loaders_go_on_after_the_last_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("state");
+    let config = config(Placements::OPTIMIZER, Gather::InPlace);
+    let prepare = |accelerator: &Accelerator| {
+        let (net, samples) = (Net::new(4, 9), (0..16).collect::<Vec<i32>>());
+        let loader = DataLoader::new(samples, 2).shuffle(true);
+        accelerator.prepare((net, loader)).unwrap()
+    };
+    let given = |loader: &PreparedLoader<Tensor>, n: usize| -> Vec<i32> {
+        loader.iter().unwrap().take(n).flat_map(|batch| batch.unwrap().to_vec::<i32>().unwrap()).collect()
+    };
+    let before = on_ranks(2, &config, |accelerator| {
+        let (_net, loader) = prepare(accelerator);
+        let before = given(&loader, 2);
+        accelerator.save_state(Some(&dir)).unwrap();
+        before
+    });
+    let before: Vec<i32> = before.concat();
+    assert_eq!(before.len(), 8);
+    for world in [1, 2] {
+        let after = on_ranks(world, &config, |accelerator| {
+            let (_net, loader) = prepare(accelerator);
+            accelerator.load_state(Some(&dir)).unwrap();
+            given(&loader, 9)
+        });
+        let mut all: Vec<i32> = before.iter().copied().chain(after.concat()).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..16).collect::<Vec<i32>>(), "{world}: each sample once");
     }
 }

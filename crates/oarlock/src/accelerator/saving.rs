@@ -67,6 +67,8 @@ type Hooks = Arc<Mutex<Vec<(u64, Hook)>>>;
 /// What saving and loading remember.
 pub(crate) struct Saving {
     iteration: AtomicU64,
+    /// The seed of dropout, where a checkpoint said so.
+    seed: Mutex<Option<u64>>,
     before_save: Hooks,
     before_load: Hooks,
     n_hooks: AtomicU64,
@@ -76,6 +78,7 @@ impl Saving {
     pub fn new(project: &ProjectConfiguration) -> Saving {
         Saving {
             iteration: AtomicU64::new(project.iteration),
+            seed: Mutex::default(),
             before_save: Hooks::default(),
             before_load: Hooks::default(),
             n_hooks: AtomicU64::new(0),
@@ -88,6 +91,10 @@ impl Saving {
 
     pub fn set_iteration(&self, iteration: u64) {
         self.iteration.store(iteration, Relaxed);
+    }
+
+    fn seed(&self) -> MutexGuard<'_, Option<u64>> {
+        self.seed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, hooks: &Hooks, hook: Hook) -> HookHandle {
@@ -118,11 +125,13 @@ fn lock(hooks: &Mutex<Vec<(u64, Hook)>>) -> MutexGuard<'_, Vec<(u64, Hook)>> {
 
 impl Accelerator {
     /// Saves everything that the loop needs to go on: all prepared models and optimizers, loss scales, schedules,
-    /// loaders, persistent buffers, what was registered with [`Accelerator::register_for_checkpointing`], the place in the
-    /// accumulation window, and where random numbers are. Returns the checkpoint's folder, which is whole or absent: `dir`, or with
+    /// loaders, persistent buffers, what was registered with [`Accelerator::register_for_checkpointing`], the place in
+    /// the accumulation window, and where random numbers are. All ranks call it.
+    ///
+    /// Returns the checkpoint's folder, which is whole or absent: `dir`, or with
     /// [`automatic_checkpoint_naming`](super::ProjectConfiguration::automatic_checkpoint_naming) and no `dir` the next of
     /// the project. (Accelerate takes no notice of a `dir` then.) An older checkpoint in `dir` is replaced when the new
-    /// one is whole. All ranks call it.
+    /// one is whole.
     ///
     /// It belongs between two steps. While gradients wait for theirs it is an error, because no checkpoint keeps them;
     /// Accelerate loses them without a word, as
@@ -201,7 +210,7 @@ impl Accelerator {
             checkpoint::check(&dir, &self.comm, &engines)?
         };
         let state = read_loop(checked.client_state()).map_err(refused)?;
-        let seed = checked.client_state().seeds.get(SEED).copied();
+        let seed = checked.client_state().seeds.get(SEED).copied().unwrap_or(self.seed());
         let modules = modules_of(&models)?;
         let buffers = buffers::read(&dir, modules.iter().map(|module| &**module));
         let (ours, buffers) = match buffers {
@@ -220,13 +229,14 @@ impl Accelerator {
         for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
             let same_ranks = kept.passes.len() == self.num_processes();
             let own = kept.passes.get(self.process_index()).filter(|_| same_ranks).or(kept.passes.first());
-            nn::seed_layers(&**module, seed.unwrap_or(self.seed()), self.process_index());
+            nn::seed_layers(&**module, seed, self.process_index());
             nn::set_passes(&**module, own.copied().unwrap_or(0));
             held.begin();
         }
         for (buffer, values) in buffers {
             buffer.set(values)?;
         }
+        *self.inner.saving.seed() = Some(seed);
         {
             let mut gradients = self.inner.gradients();
             gradients.step = state.step;
@@ -238,7 +248,8 @@ impl Accelerator {
 
     /// Has [`Accelerator::save_state`] call `hook` on every rank before it writes, with the folder in which the checkpoint
     /// comes into being: what the hook puts there belongs to the checkpoint, as all its files do. Hooks of different ranks
-    /// write files of different names, or one of them writes. They may run collectives, all ranks the same.
+    /// write files of different names, or one of them writes. They may run collectives, all ranks the same. What a hook
+    /// captures lives as long as the accelerator, or until [`HookHandle::remove`].
     pub fn register_save_state_pre_hook(
         &self,
         hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
@@ -305,7 +316,8 @@ impl Accelerator {
         for held in models {
             client.step = client.step.max(held.optimizer()?.n_steps());
         }
-        client.seeds.insert(SEED.to_owned(), self.seed());
+        let seed = self.inner.saving.seed().unwrap_or(self.seed());
+        client.seeds.insert(SEED.to_owned(), seed);
         let state = serde_json::to_value(state)
             .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
         client.client.insert(LOOP.to_owned(), state);
