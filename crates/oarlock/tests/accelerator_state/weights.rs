@@ -1,5 +1,6 @@
 //! The weights alone: as tensors, and in files that others read.
 
+use oarlock::checkpoint::{MergeOptions, merge_weights};
 use oarlock::{DType, SaveModel, ShardSize};
 use safetensors::SafeTensors;
 
@@ -62,4 +63,22 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
     }
     let wrong = "ten gigabytes".parse::<ShardSize>().unwrap_err().to_string();
     assert!(wrong.starts_with("max_shard_size: \"ten gigabytes\" is no size"), "{wrong}");
+}
+
+#[test]
+fn weights_come_out_of_a_checkpoint_of_two_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, out) = (folder.path().join("state"), folder.path().join("out"));
+    let first = on_ranks(2, &config(WAYS[4].0, WAYS[4].1), |accelerator| {
+        let training = Loop::new(accelerator).unwrap();
+        accelerator.save_state(Some(&dir)).unwrap();
+        // The first in the order in which they were prepared.
+        accelerator.get_state_dict(&training.nets[1]).unwrap()["up.weight"].to_vec::<f32>().unwrap()
+    });
+    let options = MergeOptions { tag: None, dtype: None, max_shard_bytes: u64::MAX };
+    let merged = merge_weights(&dir, &out, &options).unwrap();
+    assert_eq!(merged.n_elems, 4 * 9 + 9 + 9 * 4 + 4);
+    let file = std::fs::read(out.join("model.safetensors")).unwrap();
+    let read = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(read.tensor("up.weight").unwrap().data(), bytemuck::cast_slice::<f32, u8>(&first[0]));
 }
