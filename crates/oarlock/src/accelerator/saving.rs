@@ -365,23 +365,26 @@ fn same_parts(
     parts: &[(&'static str, Arc<dyn Stateful>)],
     states: &[PartState],
 ) -> std::result::Result<(), Problem> {
-    for (kind, what) in KINDS {
+    let kinds = states.iter().map(|state| state.kind.as_str()).chain(parts.iter().map(|(kind, _)| *kind));
+    for kind in kinds {
         let found = states.iter().filter(|state| state.kind == kind).count();
         let expected = parts.iter().filter(|(own, _)| *own == kind).count();
         if found != expected {
-            return Err(Problem::OtherNumber { what: what.to_owned(), found, expected });
+            return Err(Problem::OtherNumber { what: plural(kind), found, expected });
         }
     }
     Ok(())
 }
 
-/// What the kinds of parts are called, one and several.
-const KINDS: [(&str, &str); 4] = [
-    ("optimizer", "optimizers"),
-    ("scheduler", "schedulers"),
-    ("dataloader", "data loaders"),
-    ("custom", "objects registered for checkpointing"),
-];
+/// What several parts of a kind are called.
+fn plural(kind: &str) -> String {
+    match kind {
+        "dataloader" => "data loaders".to_owned(),
+        "custom" => "objects registered for checkpointing".to_owned(),
+        "untouched" => "optimizers that skip untouched parameters".to_owned(),
+        kind => format!("{kind}s"),
+    }
+}
 
 /// Gives each part the state of the same place among those of its kind; `before` gets what all of them were.
 fn go_on(

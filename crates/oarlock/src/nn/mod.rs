@@ -33,7 +33,7 @@ pub use oarlock_tensor::ops::{
 pub use oarlock_tensor::{Init, Param, Result};
 pub use sequential::{Layer, Sequential};
 pub use training::{Mode, n_passes, set_passes, set_training};
-pub(crate) use training::{begin_pass, seed_layers};
+pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};
 pub use wrap::Wrap;
 

@@ -77,6 +77,13 @@ pub fn set_passes(model: &dyn Module, passes: u64) {
     each(model, &mut |_, mode| mode.0.pass.store(passes, Relaxed));
 }
 
+/// Whether a layer of the model asks for random numbers or for the mode.
+pub(crate) fn has_modes(model: &dyn Module) -> bool {
+    let mut any = false;
+    each(model, &mut |_, _| any = true);
+    any
+}
+
 /// Gives every layer random numbers of its own: by the run's seed, the layer's path and the rank.
 pub(crate) fn seed_layers(model: &dyn Module, seed: u64, rank: usize) {
     each(model, &mut |path, mode| {

@@ -33,6 +33,7 @@ impl Core {
         let group = &self.groups[index];
         let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
         self.open_slot_in(now, index)?;
+        now.groups[index].note_touched(&group.params);
         group.params.zero_untouched()?;
         let here = &mut now.groups[index];
         let Some(slot) = here.slot.take() else { return Ok(()) };
@@ -99,6 +100,7 @@ impl Core {
             match &group.grads {
                 Grads::None => {}
                 Grads::Whole(region) => {
+                    now.groups[index].note_touched(&group.params);
                     group.params.zero_untouched()?;
                     let Some(flat) = group.params.grads() else { continue };
                     match self.options.placements.optimizer {
@@ -119,5 +121,10 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// As [`Core::reduce_all`] for a rank that steps by itself: what no backward pass has touched has a zero gradient.
+    pub fn complete_all(&self) -> Result<()> {
+        self.groups.iter().try_for_each(|group| Ok(group.params.zero_untouched()?))
     }
 }
