@@ -1,6 +1,7 @@
 //! The accelerator: what a training loop of one's own needs to run on many ranks.
 
 mod accumulation;
+mod buffers;
 mod collectives;
 mod config;
 mod environment;
