@@ -203,9 +203,9 @@ impl Accelerator {
         &self.comm
     }
 
-    /// The dtype of the arithmetic.
+    /// The dtype of the arithmetic; with DeepSpeed plugins that of the active one.
     pub fn dtype(&self) -> DType {
-        self.options.dtype
+        self.plugin_dtype().unwrap_or(self.options.dtype)
     }
 
     /// The seed of initial weights and of dropout.

@@ -157,9 +157,7 @@ pub fn initialize<M: Module, L: Prepare>(
     // The engine clips, and keeps the norm.
     resolved.plan.gradient_clipping = 0.0;
     let num_steps = plan.gradient_accumulation_steps;
-    let accelerator = base.another_with(&AcceleratorConfig {
-        deepspeed_plugin: None,
-        deepspeed_plugins: Vec::new(),
+    let accelerator = base.without_plugins(&AcceleratorConfig {
         mixed_precision: Some(resolved.options.dtype),
         gradient_accumulation: GradientAccumulation {
             num_steps,
