@@ -442,7 +442,7 @@ mod tests {
         assert!(plan.shard.offload_optimizer.is_some());
         let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
         assert!(
-            told.starts_with("ds.json:1:34: `zero_optimization.stage` is 2, and the plugin says 3"),
+            told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
             "{told}"
         );
     }
