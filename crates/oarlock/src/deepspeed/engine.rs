@@ -123,8 +123,8 @@ impl<M: Module> DeepSpeedEngine<M> {
         self.count().boundary = Some(is_boundary);
     }
 
-    /// Runs micro-batches of which none ends the window. Here gradients are summed over the ranks at the step, whatever
-    /// the stage; where they are divided, DeepSpeed cannot wait for that, and neither says this.
+    /// Runs micro-batches of which none ends the window: `step` is not called inside. As in DeepSpeed it is for stages 0
+    /// and 1, where gradients need not leave the rank before the step.
     ///
     /// # Errors
     /// Stages 2 and 3, another `no_sync` around it, what `body` reports.
