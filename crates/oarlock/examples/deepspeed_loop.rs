@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     accelerator.print(format_args!(
         "{} micro-batches, the last losses {:.4?}",
         losses.len(),
-        losses.last_chunk::<4>()
+        &losses[losses.len().saturating_sub(4)..]
     ));
     Ok(())
 }

@@ -46,7 +46,8 @@ fn main() -> Result<()> {
     let accelerator = Accelerator::over(comm.clone(), &config(comm.world_size())?)?;
     let [first, second] = train(&accelerator)?;
     for (name, losses) in [("first", first), ("second", second)] {
-        accelerator.print(format_args!("{name}: the last losses {:.4?}", losses.last_chunk::<4>()));
+        accelerator
+            .print(format_args!("{name}: the last losses {:.4?}", &losses[losses.len().saturating_sub(4)..]));
     }
     Ok(())
 }

@@ -446,7 +446,9 @@ fn plugins(named: &[(&str, Value)]) -> AcceleratorConfig {
 
 #[test]
 fn the_first_plugin_is_active_until_another_is_selected() {
-    let accelerator = solo(plugins(&[("student", ds_config(2)), ("teacher", ds_config(3))])).unwrap();
+    let mut teacher = ds_config(3);
+    teacher["bf16"] = json!({ "enabled": true });
+    let accelerator = solo(plugins(&[("student", ds_config(2)), ("teacher", teacher)])).unwrap();
     assert_eq!(accelerator.get_active_deepspeed_plugin().unwrap().0, "student");
     let second = accelerator.another().unwrap();
     second.select_deepspeed_plugin("teacher").unwrap();
@@ -455,6 +457,9 @@ fn the_first_plugin_is_active_until_another_is_selected() {
         .deepspeed_plugin()
         .and_then(|plugin| plugin.hf_ds_config.as_ref()?.get("zero_optimization.stage"));
     assert_eq!(stage.as_deref(), Some("3"));
+    assert_eq!((accelerator.dtype(), second.dtype()), (DType::BF16, DType::BF16));
+    accelerator.select_deepspeed_plugin("student").unwrap();
+    assert_eq!(second.dtype(), DType::F32);
 }
 
 #[test]

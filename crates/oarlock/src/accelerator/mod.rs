@@ -242,9 +242,9 @@ impl Accelerator {
         &self.comm
     }
 
-    /// The dtype of the arithmetic.
+    /// The dtype of the arithmetic; with DeepSpeed plugins that of the active one.
     pub fn dtype(&self) -> DType {
-        self.options.dtype
+        self.plugin_dtype().unwrap_or(self.options.dtype)
     }
 
     /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that

@@ -237,6 +237,24 @@ impl Accelerator {
         self.inner.plugins.active().map(|(_, plugin)| plugin)
     }
 
+    /// The 16 bits that the active plugin asks for.
+    pub(super) fn plugin_dtype(&self) -> Option<DType> {
+        let config = self.deepspeed_plugin()?.hf_ds_config.as_ref()?;
+        let is_on = |key: &str| config.get(key).as_deref() == Some("true");
+        match (is_on("bf16.enabled"), is_on("fp16.enabled")) {
+            (true, _) => Some(DType::BF16),
+            (false, true) => Some(DType::F16),
+            (false, false) => None,
+        }
+    }
+
+    /// For a DeepSpeed engine: the same process group and device, and no plugin.
+    pub(crate) fn without_plugins(&self, config: &AcceleratorConfig) -> Result<Accelerator> {
+        let config =
+            AcceleratorConfig { deepspeed_plugin: None, deepspeed_plugins: Vec::new(), ..config.clone() };
+        Accelerator::build(self.comm.clone(), self.device.clone(), &config, Plugins::of(&config)?)
+    }
+
     /// A second accelerator on the same process group and device, with the same plugins: Python's `Accelerator()` when
     /// there is one already. It has a window of micro-batches of its own.
     ///

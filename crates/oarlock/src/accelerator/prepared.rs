@@ -1,6 +1,5 @@
 //! A model as a loop of one's own uses it once it is prepared.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -109,13 +108,6 @@ impl<M: Module> Prepared<M> {
 
     /// The model itself.
     pub fn module(&self) -> &Arc<M> {
-        &self.module
-    }
-}
-
-impl<M> Deref for Prepared<M> {
-    type Target = M;
-    fn deref(&self) -> &M {
         &self.module
     }
 }

@@ -10,7 +10,7 @@ use super::plan::{OptimizerArgs, Precision, Steps};
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
 use super::shape::{DeepSpeedShape, ScheduleArgs, Shape};
-use super::sharding::{Elems, LossScale, ShardArgs};
+use super::sharding::{LossScale, ShardArgs};
 use super::source::{Place, Source, SourceKind};
 use super::table::KEYS;
 use super::value::{Field, Value};
@@ -361,16 +361,9 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
     );
 }
 
-impl ShardArgs {
-    /// Whether a size follows from the hidden size of the model.
-    pub fn needs_hidden_size(&self) -> bool {
-        let sizes = [self.prefetch, self.max_live, self.persistence, self.reduce_bucket];
-        sizes.iter().any(|size| !matches!(size, Elems::Count(_)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::sharding::Elems;
     use super::*;
 
     fn plan(text: &str, ranks: usize) -> Result<DeepSpeedPlan, String> {
@@ -427,7 +420,7 @@ mod tests {
         config.fill("optimizer.params.lr", 0.25);
         let plan = config.plan(1, Some(10)).unwrap();
         assert_eq!((plan.learning_rate, plan.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
-        assert!(plan.shard.needs_hidden_size());
+        assert_eq!(plan.shard.reduce_bucket, Elems::HiddenSquared);
     }
 
     #[test]
@@ -442,7 +435,7 @@ mod tests {
         assert!(plan.shard.offload_optimizer.is_some());
         let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
         assert!(
-            told.starts_with("ds.json:1:34: `zero_optimization.stage` is 2, and the plugin says 3"),
+            told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
             "{told}"
         );
     }

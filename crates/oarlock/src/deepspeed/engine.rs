@@ -1,6 +1,5 @@
 //! The engine: a model with its optimizer and schedule, which steps them at the end of each window of micro-batches.
 
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +11,7 @@ use crate::nested::Nested;
 use crate::nn::{Forward, Module};
 use crate::train::Stepped;
 
-/// DeepSpeed's engine. Everything of the prepared model is there as well: `engine.train()`, `engine.eval()`.
+/// DeepSpeed's engine.
 ///
 /// Two engines in one process are two models that are trained in turn: each has its own window, loss scale, schedule and
 /// checkpoints. Make the second over the accelerator of the first: `InitializeArgs { accelerator:
@@ -124,8 +123,8 @@ impl<M: Module> DeepSpeedEngine<M> {
         self.count().boundary = Some(is_boundary);
     }
 
-    /// Runs micro-batches of which none ends the window. Here gradients are summed over the ranks at the step, whatever
-    /// the stage; where they are divided, DeepSpeed cannot wait for that, and neither says this.
+    /// Runs micro-batches of which none ends the window: `step` is not called inside. As in DeepSpeed it is for stages 0
+    /// and 1, where gradients need not leave the rank before the step.
     ///
     /// # Errors
     /// Stages 2 and 3, another `no_sync` around it, what `body` reports.
@@ -240,6 +239,21 @@ impl<M: Module> DeepSpeedEngine<M> {
         self.accelerator.prepare(loader)
     }
 
+    /// From now on forward passes are recorded, and dropout drops. A model without an optimizer is never recorded.
+    pub fn train(&self) {
+        self.model.train();
+    }
+
+    /// From now on nothing is recorded, and dropout does nothing.
+    pub fn eval(&self) {
+        self.model.eval();
+    }
+
+    /// The model itself.
+    pub fn module(&self) -> &Arc<M> {
+        self.model.module()
+    }
+
     /// The prepared model.
     pub fn model(&self) -> &Prepared<M> {
         &self.model
@@ -289,22 +303,5 @@ impl<M: Module> DeepSpeedEngine<M> {
         let boundary = self.count().boundary;
         *self.count() = Count { boundary, ..kept };
         self.model.held.begin();
-    }
-}
-
-impl<M> Deref for DeepSpeedEngine<M> {
-    type Target = Prepared<M>;
-    fn deref(&self) -> &Prepared<M> {
-        &self.model
-    }
-}
-
-impl<M> DeepSpeedEngine<M> {
-    /// The model itself.
-    pub fn module(&self) -> &Arc<M>
-    where
-        M: Module,
-    {
-        self.model.module()
     }
 }

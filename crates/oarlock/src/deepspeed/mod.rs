@@ -2,8 +2,20 @@
 //!
 //! ```
 //! use oarlock::deepspeed::{self, Config, InitializeArgs};
-//! use oarlock::nn::Linear;
+//! use oarlock::nn::{self, Forward, Linear, Module};
 //! use oarlock::Tensor;
+//!
+//! #[derive(Module)]
+//! struct Net {
+//!     head: Linear,
+//! }
+//!
+//! impl Forward<Tensor> for Net {
+//!     type Output = Tensor;
+//!     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+//!         self.head.forward(x)
+//!     }
+//! }
 //!
 //! # fn main() -> oarlock::Result<()> {
 //! let config = Config::from_text("ds.json", r#"{
@@ -11,7 +23,8 @@
 //!     "optimizer": { "type": "AdamW", "params": { "lr": 0.01 } },
 //!     "zero_optimization": { "stage": 2 },
 //! }"#)?;
-//! let (engine, ()) = deepspeed::initialize(InitializeArgs::new(Linear::normal(4, 1, true, 0.1)?, config))?;
+//! let net = Net { head: Linear::normal(4, 1, true, 0.1)? };
+//! let (engine, ()) = deepspeed::initialize(InitializeArgs::new(net, config))?;
 //! for _step in 0..3 {
 //!     let x = Tensor::from_slice(&[0.5f32; 8], [2, 4], engine.device())?;
 //!     let loss = engine.forward(&x)?.square()?.mean_all()?;
@@ -157,9 +170,7 @@ pub fn initialize<M: Module, L: Prepare>(
     // The engine clips, and keeps the norm.
     resolved.plan.gradient_clipping = 0.0;
     let num_steps = plan.gradient_accumulation_steps;
-    let accelerator = base.another_with(&AcceleratorConfig {
-        deepspeed_plugin: None,
-        deepspeed_plugins: Vec::new(),
+    let accelerator = base.without_plugins(&AcceleratorConfig {
         mixed_precision: Some(resolved.options.dtype),
         gradient_accumulation: GradientAccumulation {
             num_steps,

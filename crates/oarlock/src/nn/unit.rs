@@ -1,6 +1,5 @@
 //! Units: the parts of a model whose parameters move together. One word on a field makes a module a unit.
 
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -54,6 +53,11 @@ impl<M> Unit<M> {
     /// Makes a module a unit.
     pub fn new(module: M) -> Unit<M> {
         Unit { module: Arc::new(module), run: UnitRun::default() }
+    }
+
+    /// The module itself. What runs on it directly is not this unit's: its weights may be elsewhere.
+    pub fn module(&self) -> &M {
+        &self.module
     }
 
     /// How it runs.
@@ -173,13 +177,6 @@ impl<M: Module + Forward<I>, I: Nested> Forward<I> for Unit<M> {
     type Output = M::Output;
     fn forward(&self, input: &I) -> Result<M::Output> {
         self.forward(input)
-    }
-}
-
-impl<M> Deref for Unit<M> {
-    type Target = M;
-    fn deref(&self) -> &M {
-        &self.module
     }
 }
 
