@@ -1,6 +1,6 @@
 //! A model with its optimizer as this rank holds them: what the prepared model and the prepared optimizer share.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -20,6 +20,8 @@ pub(crate) struct Held {
     pub training: AtomicBool,
     /// Whether this rank steps by itself, inside of `local_sgd`.
     pub local: AtomicBool,
+    /// The seed of its random numbers, such as those of dropout.
+    pub seed: AtomicU64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -40,6 +42,7 @@ impl Held {
             is_trained,
             training: AtomicBool::new(is_trained),
             local: AtomicBool::new(false),
+            seed: AtomicU64::new(0),
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
