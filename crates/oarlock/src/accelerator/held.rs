@@ -1,6 +1,6 @@
 //! A model with its optimizer as this rank holds them: what the prepared model and the prepared optimizer share.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -22,6 +22,8 @@ pub(crate) struct Held {
     pub local: AtomicBool,
     /// The norm to which every step clips the gradients, as a DeepSpeed configuration says; 0: none.
     max_norm: f64,
+    /// The seed of its random numbers, such as those of dropout.
+    pub seed: AtomicU64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -43,6 +45,7 @@ impl Held {
             training: AtomicBool::new(is_trained),
             local: AtomicBool::new(false),
             max_norm,
+            seed: AtomicU64::new(0),
             engine: OnceLock::new(),
             window: Mutex::default(),
         })

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -314,6 +315,7 @@ impl<M: Module> Prepare for M {
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
         held.fill(module.clone(), Optimizer::new(engine, config))?;
         if nn::has_modes(&*module) {
+            held.seed.store(accelerator.seed(), Relaxed);
             nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
         }
         if accelerator.options.untouched == Untouched::Skip {

@@ -21,9 +21,6 @@ use crate::nn::{self, Module};
 use crate::shard::Engine;
 use crate::train::Optimizer;
 
-/// The name of the run's seed in a checkpoint.
-const SEED: &str = "seed";
-
 /// Where the state of the loop lies in a checkpoint's `client`.
 const LOOP: &str = "loop";
 
@@ -40,6 +37,8 @@ struct LoopState {
 struct ModelState {
     /// The name of its type.
     name: String,
+    /// The seed of its random numbers.
+    seed: u64,
     /// The forward passes on each rank, which random numbers depend on.
     passes: Vec<u64>,
 }
@@ -67,8 +66,6 @@ type Hooks = Arc<Mutex<Vec<(u64, Hook)>>>;
 /// What saving and loading remember.
 pub(crate) struct Saving {
     iteration: AtomicU64,
-    /// The seed of dropout, where a checkpoint said so.
-    seed: Mutex<Option<u64>>,
     before_save: Hooks,
     before_load: Hooks,
     n_hooks: AtomicU64,
@@ -78,7 +75,6 @@ impl Saving {
     pub fn new(project: &ProjectConfiguration) -> Saving {
         Saving {
             iteration: AtomicU64::new(project.iteration),
-            seed: Mutex::default(),
             before_save: Hooks::default(),
             before_load: Hooks::default(),
             n_hooks: AtomicU64::new(0),
@@ -91,10 +87,6 @@ impl Saving {
 
     pub fn set_iteration(&self, iteration: u64) {
         self.iteration.store(iteration, Relaxed);
-    }
-
-    fn seed(&self) -> MutexGuard<'_, Option<u64>> {
-        self.seed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, hooks: &Hooks, hook: Hook) -> HookHandle {
@@ -210,7 +202,6 @@ impl Accelerator {
             checkpoint::check(&dir, &self.comm, &engines)?
         };
         let state = read_loop(checked.client_state()).map_err(refused)?;
-        let seed = checked.client_state().seeds.get(SEED).copied().unwrap_or(self.seed());
         let modules = modules_of(&models)?;
         let buffers = buffers::read(&dir, modules.iter().map(|module| &**module));
         let (ours, buffers) = match buffers {
@@ -229,14 +220,14 @@ impl Accelerator {
         for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
             let same_ranks = kept.passes.len() == self.num_processes();
             let own = kept.passes.get(self.process_index()).filter(|_| same_ranks).or(kept.passes.first());
-            nn::seed_layers(&**module, seed, self.process_index());
+            held.seed.store(kept.seed, Relaxed);
+            nn::seed_layers(&**module, kept.seed, self.process_index());
             nn::set_passes(&**module, own.copied().unwrap_or(0));
             held.begin();
         }
         for (buffer, values) in buffers {
             buffer.set(values)?;
         }
-        *self.inner.saving.seed() = Some(seed);
         {
             let mut gradients = self.inner.gradients();
             gradients.step = state.step;
@@ -308,7 +299,11 @@ impl Accelerator {
         let passes_of =
             |index: usize| brought.iter().filter_map(|rank| rank.passes.get(index).copied()).collect();
         let kept = (models.iter().enumerate())
-            .map(|(index, held)| ModelState { name: held.name.to_owned(), passes: passes_of(index) })
+            .map(|(index, held)| ModelState {
+                name: held.name.to_owned(),
+                seed: held.seed.load(Relaxed),
+                passes: passes_of(index),
+            })
             .collect();
         let parts = brought.first_mut().map(|first| std::mem::take(&mut first.parts)).unwrap_or_default();
         let state = LoopState { step: self.inner.gradients().step, models: kept, parts };
@@ -316,8 +311,7 @@ impl Accelerator {
         for held in models {
             client.step = client.step.max(held.optimizer()?.n_steps());
         }
-        let seed = self.inner.saving.seed().unwrap_or(self.seed());
-        client.seeds.insert(SEED.to_owned(), seed);
+        client.seeds.insert("seed".to_owned(), self.seed());
         let state = serde_json::to_value(state)
             .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
         client.client.insert(LOOP.to_owned(), state);
