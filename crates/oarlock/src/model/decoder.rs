@@ -76,7 +76,7 @@ impl Decoder {
         let body = Body::new(config, n_positions)?;
         let config = &body.config;
         let lm_head = match config.tie_embeddings {
-            true => Linear::with_weight(body.embed_tokens.weight.clone()),
+            true => Linear::with_weight(body.embed_tokens.module().weight.clone()),
             false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
         let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
@@ -119,12 +119,12 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
-        let mut x = self.body.embed_tokens.forward_f32(ids)?;
+        let mut x = self.body.embed_tokens.module().forward_f32(ids)?;
         for (layer, cache) in self.body.layers.iter().zip(cache) {
-            x = layer.forward_cached(&x, &self.body.rope, cache)?;
+            x = layer.module().forward_cached(&x, &self.body.rope, cache)?;
         }
-        let x = self.head.normed(&ops::last_position(&x)?)?;
-        self.head.lm_head.forward(&x)
+        let x = self.head.module().normed(&ops::last_position(&x)?)?;
+        self.head.module().lm_head.forward(&x)
     }
 }
 

@@ -69,7 +69,7 @@ fn working_copies_follow_the_master_weights() {
         let model = Model::new(90, true);
         let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::BF16);
         load(&dir, comm, &mut engine).unwrap();
-        let weight = model.proj.weight.weight().unwrap().to_vec::<half::bf16>().unwrap();
+        let weight = model.proj.module().weight.weight().unwrap().to_vec::<half::bf16>().unwrap();
         for (i, found) in weight.iter().enumerate() {
             let expected = half::bf16::from_f32(pattern("proj.weight", "master", i, 5));
             assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()), "{i}");

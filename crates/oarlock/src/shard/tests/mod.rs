@@ -24,7 +24,7 @@ struct Chain {
 impl Chain {
     fn new(n: usize, tied: bool) -> Chain {
         let links: Vec<_> = (0..n).map(|_| Unit::new(Linear::normal(DIM, DIM, true, 0.1).unwrap())).collect();
-        let tied = tied.then(|| Unit::new(Linear::with_weight(links[0].weight.clone())));
+        let tied = tied.then(|| Unit::new(Linear::with_weight(links[0].module().weight.clone())));
         let device = Device::cpu(Isa::detect(), Par::threads(1).unwrap());
         Chain { device, links, tied }
     }
@@ -187,7 +187,7 @@ fn frozen_parameters_stay_as_they_are_and_have_no_state() {
     let train = |options: &Options| {
         let ranks = on_ranks(2, |comm| {
             let model = Chain::new(3, false);
-            model.links[1].weight.freeze();
+            model.links[1].module().weight.freeze();
             let mut engine = engine(&model, comm, options.clone());
             let before = weights(&engine);
             for at in 0..3 {
