@@ -32,8 +32,9 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DivideBy, GradientAccumulation,
-    GradientState, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, SchedulerSteps, Stateful,
+    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy,
+    GradientAccumulation, GradientState, Loss, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    SchedulerSteps, Stateful,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

@@ -62,6 +62,11 @@ impl Optim {
         }
     }
 
+    /// Whether one of these is updated.
+    pub(crate) fn updates_any(&self, params: &[NamedParam]) -> bool {
+        params.iter().any(|named| self.params.contains(&named.param.id()))
+    }
+
     /// Sets the learning rate.
     pub fn lr(self, lr: f64) -> Optim {
         self.pace.begin(lr);

@@ -245,6 +245,21 @@ impl Tensor {
         if self.device.is_dry() { Ok(None) } else { self.item().map(Some) }
     }
 
+    /// The same elements on another device; a copy, unless it is there already. Not recorded.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if self.device.same(device) {
+            return Ok(self.clone());
+        }
+        let mut copy = Tensor::uninit(self.shape, self.dtype, device, "copy")?;
+        if !device.is_dry() {
+            copy.bytes_mut()?.copy_from_slice(self.bytes()?);
+        }
+        Ok(copy)
+    }
+
     /// The tape it is on.
     pub fn tape(&self) -> Option<Tape> {
         self.var.as_ref().map(|var| var.tape().clone())

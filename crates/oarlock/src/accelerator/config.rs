@@ -13,6 +13,8 @@ pub struct AcceleratorConfig {
     pub shard: Options,
     /// The dtype of the arithmetic, over that of `shard`.
     pub mixed_precision: Option<DType>,
+    /// Inputs of prepared models and batches of prepared loaders come to this rank's device by themselves.
+    pub device_placement: DevicePlacement,
     /// How micro-batches make a step.
     pub gradient_accumulation: GradientAccumulation,
     /// How the schedule follows the optimizer.
@@ -25,6 +27,16 @@ pub struct AcceleratorConfig {
     pub threads: Option<usize>,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,
+}
+
+/// Who brings tensors to the device of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DevicePlacement {
+    /// The accelerator.
+    #[default]
+    Automatic,
+    /// The loop: Accelerate's `device_placement=False`.
+    ByHand,
 }
 
 /// How micro-batches make an optimizer step.

@@ -69,12 +69,25 @@ impl Held {
         self.training.load(Relaxed)
     }
 
+    /// Whether a further backward pass may add to the window.
+    pub fn check_open(&self) -> Result<()> {
+        if self.window().is_closed {
+            return Err(Error::Usage(format!(
+                "backward of {} after `clip_grad_norm` and before `step`: the norm of the step is known already; clip when \
+                 all its backward passes are done",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
     /// A backward pass is over, whose loss weighs this much.
     pub fn add(&self, weight: f64) {
         self.window().weight += weight;
     }
 
     /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.
+    #[track_caller]
     pub fn close(&self, comm: &Communicator, accumulation: &GradientAccumulation) -> Result<()> {
         let mut window = self.window();
         if window.is_closed {

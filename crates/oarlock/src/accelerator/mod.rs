@@ -23,9 +23,11 @@ mod tracking;
 
 pub use accumulation::GradientState;
 pub use config::{
-    AcceleratorConfig, DataLoaderConfiguration, DivideBy, GradientAccumulation, SchedulerSteps,
+    AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, GradientAccumulation,
+    SchedulerSteps,
 };
 pub use optimizer::PreparedOptimizer;
+pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
 pub use scheduler::PreparedScheduler;
@@ -43,6 +45,7 @@ use oarlock_tensor::{DType, Device, Par, Tensor};
 use self::held::Held;
 use self::passes::Passes;
 use crate::error::{Error, Result};
+use crate::nested::Nested;
 use crate::rank;
 use crate::shard::Options;
 
@@ -58,6 +61,7 @@ pub struct Accelerator {
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    pub device: Device,
     pub config: AcceleratorConfig,
     passes: Passes,
     gradients: Mutex<GradientState>,
@@ -86,6 +90,14 @@ impl Inner {
     /// Has checkpoints keep it.
     pub fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
         self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
+    }
+
+    /// Brings the tensors of a value to this rank's device, unless the loop does that.
+    pub fn placed<I: Nested>(&self, value: &I) -> Result<I> {
+        value.map_tensors(&mut |tensor| match self.config.device_placement {
+            DevicePlacement::Automatic => Ok(tensor.to_device(&self.device)?),
+            DevicePlacement::ByHand => Ok(tensor.clone()),
+        })
     }
 
     fn add_model(&self, held: Arc<Held>) {
@@ -127,6 +139,7 @@ impl Accelerator {
         options.check(comm.world_size())?;
         let inner = Inner {
             comm: comm.clone(),
+            device: device.clone(),
             config: config.clone(),
             passes: Passes::default(),
             gradients: Mutex::default(),
@@ -171,18 +184,18 @@ impl Accelerator {
         self.inner.config.seed.unwrap_or(SEED)
     }
 
-    /// Runs the backward pass from a loss, one number that is the mean over a micro-batch. Gradients add up until the
-    /// optimizer steps, which takes their mean over micro-batches and ranks; a loss is never divided by hand.
+    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
+    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
+    /// ranks, or over the targets of all of them; a loss is never divided by hand.
     ///
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
-    pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        passes::backward(&self.inner.passes, loss, 1.0)
+    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        passes::backward(&self.inner.passes, loss.value(), loss.weight())
     }
 
-    /// As [`Accelerator::backward`], from a loss that is a sum over `n` targets: the step divides by the targets of all
-    /// its micro-batches on all ranks, so that each weighs the same wherever it stands. In one window either every loss
-    /// is a mean or every loss is a sum.
+    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
+    /// mean or every loss is a sum.
     ///
     /// # Errors
     /// As [`Accelerator::backward`].
@@ -195,6 +208,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    #[track_caller]
     pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
         optimizer.clip_grad_norm(max_norm)
     }
@@ -203,6 +217,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed, or the ranks gave different numbers of values.
+    #[track_caller]
     pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
         Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
     }
@@ -211,6 +226,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// When a rank failed.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
         Ok(self.comm.barrier()?)
     }

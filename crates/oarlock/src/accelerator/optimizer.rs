@@ -26,6 +26,7 @@ impl PreparedOptimizer {
     ///
     /// # Errors
     /// A window without any backward pass, a failed rank, a gradient that is not finite.
+    #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
@@ -37,12 +38,14 @@ impl PreparedOptimizer {
         Ok(Some(stepped))
     }
 
-    /// Forgets the gradients, unless they accumulate. After [`PreparedOptimizer::step`] there is nothing to forget.
+    /// Forgets the gradients of an abandoned step. [`PreparedOptimizer::step`] has forgotten its own, so in a loop this
+    /// does nothing, wherever it stands; in windows of several micro-batches it never does anything. (Accelerate's
+    /// forgets a window's gradients where it stands before the last backward pass.)
     ///
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.gradients().sync_gradients {
+        if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
             self.held.optimizer()?.engine_mut().clear_grads()?;
             self.held.begin();
         }
@@ -74,6 +77,7 @@ impl PreparedOptimizer {
 
     /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
     /// returns the norm before that; `None` while gradients accumulate.
+    #[track_caller]
     pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::{Tape, Tensor, WeakTape};
 
 use super::held::Held;
@@ -19,15 +20,20 @@ struct Pass {
 
 impl Passes {
     /// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh
-    /// one. Where the model is not training, or is not trained, the input stays as it is.
-    pub fn enter<I: Nested>(&self, held: &Arc<Held>, input: &I) -> Result<I> {
+    /// one. Where the model is not training, or is not trained, the input stays as it is. A summed loss may make its
+    /// gradient in the forward pass, because the tape is promised where the backward pass begins.
+    pub fn enter<I: Nested>(&self, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
         if !held.is_training() || !held.is_trained {
-            return input.map_tensors(&mut |tensor| Ok(tensor.clone()));
+            return Ok(input);
         }
         let mut passes = self.lock();
         passes.retain(|pass| !pass.tape.is_gone());
         let here = input.tensors().iter().find_map(Tensor::tape);
-        let tape = here.unwrap_or_default();
+        let tape = match (here, is_summed) {
+            (Some(tape), _) => tape,
+            (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
+            (None, false) => Tape::new(),
+        };
         match passes.iter_mut().find(|pass| pass.tape.is(&tape)) {
             Some(pass) if pass.models.iter().any(|model| Arc::ptr_eq(model, held)) => {}
             Some(pass) => {
@@ -58,6 +64,37 @@ impl Passes {
     }
 }
 
+/// A loss that a backward pass starts from.
+pub trait Loss {
+    /// The one number.
+    fn value(&self) -> &Tensor;
+
+    /// What it weighs beside others in a step: 1 for a mean over a micro-batch, the number of targets for a sum.
+    fn weight(&self) -> f64;
+}
+
+/// A mean.
+impl Loss for Tensor {
+    fn value(&self) -> &Tensor {
+        self
+    }
+
+    fn weight(&self) -> f64 {
+        1.0
+    }
+}
+
+/// A sum over targets: in a step every target of all ranks weighs the same.
+impl Loss for HeadLoss {
+    fn value(&self) -> &Tensor {
+        &self.loss
+    }
+
+    fn weight(&self) -> f64 {
+        self.n_targets as f64
+    }
+}
+
 /// Runs a backward pass from a loss that weighs `weight`.
 pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()> {
     if loss.n_elems() != 1 {
@@ -67,8 +104,8 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
     }
     let tape = loss.tape().ok_or_else(|| {
         Error::Usage(
-            "backward: the loss comes from no recorded forward pass; run the model through its prepared form, in \
-             training mode (`model.train()`)"
+            "backward: the loss comes from no recorded forward pass; run a model that was prepared \
+             with an optimizer through its prepared form, in training mode (`model.train()`)"
                 .to_owned(),
         )
     })?;
@@ -81,6 +118,7 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
     })?;
     let mut scale = None;
     for model in &models {
+        model.check_open()?;
         let own = model.optimizer()?.loss_scale();
         if let Some((name, scale)) = scale.replace((model.name, own))
             && scale != own

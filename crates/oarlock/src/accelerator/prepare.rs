@@ -1,7 +1,10 @@
 //! `prepare`: any number of objects in any order, each becoming what it is on many ranks.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::sync::Arc;
+
+use twox_hash::XxHash64;
 
 use super::Accelerator;
 use super::held::Held;
@@ -37,14 +40,15 @@ pub trait Prepare: Sized {
 #[doc(hidden)]
 pub struct Plan {
     pub(crate) accelerator: Accelerator,
-    models: Vec<(Vec<usize>, &'static str)>,
+    models: Vec<(Vec<NamedParam>, &'static str)>,
     optimizers: Vec<Optim>,
     /// One for each model, when all are known; with its optimizer, if it has one.
     held: Vec<(Arc<Held>, Option<Optim>)>,
 }
 
 impl Plan {
-    pub(super) fn prepare<P: Prepare>(accelerator: &Accelerator, objects: P) -> Result<P::Prepared> {
+    #[track_caller]
+    fn prepare<P: Prepare>(accelerator: &Accelerator, objects: P) -> Result<P::Prepared> {
         let mut plan = Plan {
             accelerator: accelerator.clone(),
             models: Vec::new(),
@@ -53,14 +57,14 @@ impl Plan {
         };
         objects.announce(&mut plan)?;
         plan.pair()?;
+        plan.agree()?;
         objects.finish(&plan)
     }
 
     /// Finds the model of each optimizer.
     fn pair(&mut self) -> Result<()> {
-        for (ids, name) in &self.models {
-            let own =
-                self.optimizers.iter().filter(|optimizer| ids.iter().any(|id| optimizer.params.contains(id)));
+        for (params, name) in &self.models {
+            let own = self.optimizers.iter().filter(|optimizer| optimizer.updates_any(params));
             let own: Vec<&Optim> = own.collect();
             if own.len() > 1 {
                 return Err(Error::Usage(format!(
@@ -71,7 +75,8 @@ impl Plan {
             self.held
                 .push((Held::new(name, !own.is_empty()), own.first().map(|optimizer| (*optimizer).clone())));
         }
-        let all: HashSet<usize> = self.models.iter().flat_map(|(ids, _)| ids.iter().copied()).collect();
+        let all: HashSet<usize> =
+            self.models.iter().flat_map(|(params, _)| params.iter().map(|named| named.param.id())).collect();
         for optimizer in &self.optimizers {
             let strangers = optimizer.params.difference(&all).count();
             if strangers > 0 || optimizer.params.is_empty() {
@@ -81,8 +86,7 @@ impl Plan {
                     optimizer.params.len()
                 )));
             }
-            let owners =
-                self.models.iter().filter(|(ids, _)| ids.iter().any(|id| optimizer.params.contains(id)));
+            let owners = self.models.iter().filter(|(params, _)| optimizer.updates_any(params));
             let owners: Vec<&str> = owners.map(|(_, name)| *name).collect();
             if owners.len() > 1 {
                 return Err(Error::Usage(format!(
@@ -94,9 +98,63 @@ impl Plan {
         Ok(())
     }
 
+    /// All ranks prepare the same; where they do not, the error names the first difference.
+    #[track_caller]
+    fn agree(&self) -> Result<()> {
+        let (comm, own) = (&self.accelerator.comm, self.outline());
+        let digests = comm.all_gather_bytes(&XxHash64::oneshot(0, own.as_bytes()).to_ne_bytes())?;
+        let Some(other) = digests.iter().position(|digest| *digest != digests[0]) else { return Ok(()) };
+        let outlines = comm.all_gather_bytes(own.as_bytes())?;
+        let [first, second] = [0, other].map(|rank| String::from_utf8_lossy(&outlines[rank]).into_owned());
+        let (mut first, mut second) = (first.lines(), second.lines());
+        let (first, second) = loop {
+            match (first.next(), second.next()) {
+                (Some(first), Some(second)) if first == second => {}
+                (first, second) => break (first.unwrap_or("nothing"), second.unwrap_or("nothing")),
+            }
+        };
+        Err(Error::Usage(format!(
+            "prepare: the ranks prepare different things, first {first} on rank 0 and {second} on rank {other}; all ranks \
+             build the same model and the same optimizer"
+        )))
+    }
+
+    /// What is prepared, a line for each thing.
+    fn outline(&self) -> String {
+        let mut text = String::new();
+        for ((params, name), (_, optim)) in self.models.iter().zip(&self.held) {
+            let _ = writeln!(text, "the model {name}");
+            for NamedParam { name, param } in params {
+                let _ =
+                    write!(text, "the parameter \"{name}\" of shape {:?} ({:?}", param.shape(), param.init());
+                let _ = match optim {
+                    Some(optim) if optim.undecayed.contains(&param.id()) => {
+                        writeln!(text, ", without decay)")
+                    }
+                    Some(optim) if optim.params.contains(&param.id()) => writeln!(text, ")"),
+                    _ => writeln!(text, ", frozen)"),
+                };
+            }
+            let _ = match optim {
+                Some(Optim { config, pace, .. }) => {
+                    writeln!(
+                        text,
+                        "an optimizer {:?} of lr {} and {config:?}",
+                        config.rule.name(),
+                        pace.base()
+                    )
+                }
+                None => writeln!(text, "no optimizer"),
+            };
+        }
+        text
+    }
+
     /// What holds the model with these parameters.
-    fn held_of(&self, ids: &[usize]) -> Result<&(Arc<Held>, Option<Optim>)> {
-        let index = self.models.iter().position(|(own, _)| own == ids);
+    fn held_of(&self, params: &[NamedParam]) -> Result<&(Arc<Held>, Option<Optim>)> {
+        let first = params.first().map(|named| named.param.id());
+        let index =
+            self.models.iter().position(|(own, _)| own.first().map(|named| named.param.id()) == first);
         let held = index.and_then(|index| self.held.get(index));
         held.ok_or_else(|| Error::Usage("prepare: a model changed its parameters meanwhile".to_owned()))
     }
@@ -109,41 +167,42 @@ impl Accelerator {
     ///
     /// # Errors
     /// Objects that do not belong together, a model that was prepared before, no memory.
+    #[track_caller]
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
         Plan::prepare(self, objects)
     }
-}
-
-fn ids_of(model: &dyn Module) -> Vec<usize> {
-    parameters(model).iter().map(|named| named.param.id()).collect()
 }
 
 impl<M: Module> Prepare for M {
     type Prepared = Prepared<M>;
 
     fn announce(&self, plan: &mut Plan) -> Result<()> {
-        let (ids, name) = (ids_of(self), self.kind());
-        if parameters(self).iter().any(|named| named.param.is_settled()) {
+        let (params, name) = (parameters(self), self.kind());
+        if params.iter().any(|named| named.param.is_settled()) {
             return Err(Error::Usage(format!(
                 "prepare: the model {name} is prepared already, or shares parameters with one that is"
             )));
         }
-        if ids.is_empty() {
+        if params.is_empty() {
             return Err(Error::Usage(format!("prepare: the model {name} has no parameters")));
         }
-        if let Some((_, other)) = plan.models.iter().find(|(own, _)| own.iter().any(|id| ids.contains(id))) {
+        let ids: HashSet<usize> = params.iter().map(|named| named.param.id()).collect();
+        let shares =
+            |(own, _): &&(Vec<NamedParam>, _)| own.iter().any(|named| ids.contains(&named.param.id()));
+        if let Some((_, other)) = plan.models.iter().find(shares) {
             return Err(Error::Usage(format!(
                 "prepare: the models {other} and {name} share parameters; one engine holds each parameter"
             )));
         }
-        plan.models.push((ids, name));
+        plan.models.push((params, name));
         Ok(())
     }
 
     fn finish(self, plan: &Plan) -> Result<Prepared<M>> {
-        let (held, optim) = plan.held_of(&ids_of(&self))?;
+        let params = parameters(&self);
+        let (held, optim) = plan.held_of(&params)?;
         let accelerator = &plan.accelerator;
-        for named in parameters(&self) {
+        for named in &params {
             if optim.as_ref().is_none_or(|optim| !optim.params.contains(&named.param.id())) {
                 named.param.freeze();
             }

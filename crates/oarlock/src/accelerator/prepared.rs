@@ -4,6 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use oarlock_tensor::ops::HeadLoss;
+
 use super::Inner;
 use super::held::Held;
 use crate::error::Result;
@@ -49,7 +51,30 @@ impl<M: Module> Prepared<M> {
     /// # Errors
     /// What `f` reports.
     pub fn call<I: Nested, R>(&self, input: &I, f: impl FnOnce(&M, &I) -> nn::Result<R>) -> Result<R> {
-        let input = self.inner.passes.enter(&self.held, input)?;
+        self.run(input, false, f)
+    }
+
+    /// As [`Prepared::call`], for a loss summed over targets, such as a decoder's, which then makes its gradient in the
+    /// forward pass and spares half the work of the head. The loss goes to
+    /// [`Accelerator::backward`](crate::Accelerator::backward) as it is; scaled or added to others it is an error there.
+    ///
+    /// # Errors
+    /// What `f` reports.
+    pub fn loss<I: Nested>(
+        &self,
+        input: &I,
+        f: impl FnOnce(&M, &I) -> nn::Result<HeadLoss>,
+    ) -> Result<HeadLoss> {
+        self.run(input, true, f)
+    }
+
+    fn run<I: Nested, R>(
+        &self,
+        input: &I,
+        is_summed: bool,
+        f: impl FnOnce(&M, &I) -> nn::Result<R>,
+    ) -> Result<R> {
+        let input = self.inner.passes.enter(&self.held, self.inner.placed(input)?, is_summed)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)
     }

@@ -1,0 +1,93 @@
+//! Wrong programs: each ends with a message that says what to do, on every rank that it concerns, and none hangs.
+//!
+//! `OARLOCK_BLESS=1 cargo test -p oarlock --test misuse` writes down what is said now; read the difference.
+
+#[path = "misuse/programs.rs"]
+mod programs;
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use oarlock::Result;
+use oarlock_comm::{Communicator, shm};
+
+/// A program that is wrong.
+pub struct Wrong {
+    /// What is wrong with it.
+    title: &'static str,
+    ranks: usize,
+    program: fn(&Communicator) -> Result<()>,
+}
+
+/// What a rank of a case may take at most; only a hang takes as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long ranks wait for one that lives but does not come.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What each rank is told.
+fn told(wrong: &Wrong) -> Vec<String> {
+    let ranks = shm::threads(wrong.ranks).unwrap().into_iter().map(|comm| {
+        let (sender, receiver) = mpsc::channel();
+        let program = wrong.program;
+        std::thread::spawn(move || {
+            comm.set_timeout(PATIENCE);
+            let result = program(&comm);
+            match &result {
+                Ok(()) => comm.finish(),
+                Err(error) => comm.abort(&error.to_string()),
+            }
+            let _ =
+                sender.send(result.err().map_or_else(|| "(nothing)".to_owned(), |error| error.to_string()));
+        });
+        receiver
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let told = ranks.into_iter().enumerate().map(|(rank, told)| {
+        told.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("{}: rank {rank}: {error}", wrong.title))
+    });
+    told.collect()
+}
+
+/// A case of the page.
+fn section(wrong: &Wrong) -> String {
+    let told: Vec<String> = told(wrong).iter().map(|text| without_places(text)).collect();
+    let mut text = format!("## {}\n\n", wrong.title);
+    match told.first() {
+        Some(first) if told.iter().all(|other| other == first) => text += &format!("{first}\n"),
+        _ => told.iter().enumerate().for_each(|(rank, told)| text += &format!("- rank {rank}: {told}\n")),
+    }
+    text
+}
+
+/// Lines of sources, temporary folders and measured times are different each time.
+fn without_places(text: &str) -> String {
+    let patterns =
+        [(r"([\w/-]+\.rs):\d+(:\d+)?", "$1:.."), (r"/tmp/[\w.]+", "DIR"), (r"\d+(\.\d+)? (ms|s)\b", ".. $2")];
+    let replace = |text: String, (pattern, with): &(&str, &str)| {
+        fancy_regex::Regex::new(pattern).unwrap().replace_all(&text, *with).into_owned()
+    };
+    patterns.iter().fold(text.to_owned(), replace)
+}
+
+#[test]
+fn every_wrong_program_is_told_what_to_do() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/messages.md");
+    let all: Vec<Wrong> = programs::all();
+    assert!(all.len() >= 25, "{} programs", all.len());
+    let mut text = "# What wrong programs are told\n".to_owned();
+    for wrong in &all {
+        let section = section(wrong);
+        assert!(section.contains(' ') && !section.contains("(nothing)\n\n"), "{section}");
+        text += &format!("\n{section}");
+    }
+    if std::env::var_os("OARLOCK_BLESS").is_some() {
+        std::fs::write(&page, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&page).unwrap_or_default();
+    for (ours, page) in text.split("\n## ").zip(written.split("\n## ")) {
+        assert_eq!(ours, page);
+    }
+    assert_eq!(text, written);
+}

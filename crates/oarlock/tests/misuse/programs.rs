@@ -1,0 +1,323 @@
+//! The programs, each with one mistake.
+
+use oarlock::nn::{self, Forward, Linear, Module, Unit};
+use oarlock::shard::{Gather, Placements};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, lr_scheduler, optim};
+use oarlock_comm::Communicator;
+
+use super::Wrong;
+
+#[derive(Module)]
+struct Net {
+    up: Unit<Linear>,
+    down: Unit<Linear>,
+}
+
+impl Net {
+    fn new() -> Result<Net> {
+        Net::wide(8)
+    }
+
+    fn wide(n: usize) -> Result<Net> {
+        Ok(Net {
+            up: Unit::new(Linear::new(4, n, true, 0.3)?),
+            down: Unit::new(Linear::new(n, 1, true, 0.3)?),
+        })
+    }
+}
+
+impl Forward<Tensor> for Net {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        self.down.forward(&self.up.forward(x)?.tanh()?)
+    }
+}
+
+fn accelerator(comm: &Communicator) -> Result<Accelerator> {
+    with(comm, Options::default())
+}
+
+fn with(comm: &Communicator, shard: Options) -> Result<Accelerator> {
+    Accelerator::over(
+        comm.clone(),
+        &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
+    )
+}
+
+fn input(accelerator: &Accelerator) -> Result<Tensor> {
+    Ok(Tensor::from_slice(&[0.5f32; 8], [2, 4], accelerator.device())?)
+}
+
+pub fn all() -> Vec<Wrong> {
+    vec![
+        Wrong {
+            title: "a collective on one rank only",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                if accelerator.is_main_process() { accelerator.wait_for_everyone() } else { Ok(()) }
+            },
+        },
+        Wrong {
+            title: "another collective on another rank",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                match accelerator.is_main_process() {
+                    true => accelerator.wait_for_everyone(),
+                    false => accelerator.reduce_sum(&mut [1.0]),
+                }
+            },
+        },
+        Wrong {
+            title: "values of other lengths are reduced",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                accelerator.reduce_sum(&mut vec![1.0; 1 + accelerator.process_index()])
+            },
+        },
+        Wrong {
+            title: "a rank ends with an error while the others wait",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                if accelerator.is_main_process() {
+                    return Err(Error::Usage("no more data".to_owned()));
+                }
+                accelerator.wait_for_everyone()
+            },
+        },
+        Wrong {
+            title: "a model is prepared twice",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = accelerator.prepare(Net::new()?)?;
+                accelerator.prepare(net).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "two models of one call share a weight",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let first = Linear::new(4, 4, false, 0.1)?;
+                let second = Linear::with_weight(first.weight.clone());
+                accelerator.prepare((first, second)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "an optimizer is prepared without its model",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let (net, other) = (Net::new()?, Net::new()?);
+                accelerator.prepare((optim::adamw(&other), net)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "two optimizers update one model",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let (first, second) = (optim::adamw(&net.up), optim::sgd(&net.down));
+                accelerator.prepare((net, first, second)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "one optimizer updates two models",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let (first, second) = (Net::new()?, Net::wide(3)?);
+                let optimizer = optim::adamw(optim::Parameters::of(&first).and(&second));
+                accelerator.prepare((first, second, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a model without parameters is prepared",
+            ranks: 1,
+            program: |comm| accelerator(comm)?.prepare(Vec::<Linear>::new()).map(|_| ()),
+        },
+        Wrong {
+            title: "a model runs that was not prepared",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                Net::new()?.forward(&input(&accelerator)?)?;
+                Ok(())
+            },
+        },
+        Wrong {
+            title: "ranks prepare other models",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                accelerator.prepare(Net::wide(8 + accelerator.process_index())?).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "the same shapes under other names on another rank",
+            ranks: 2,
+            program: |comm| {
+                #[derive(Module)]
+                struct Other {
+                    first: Unit<Linear>,
+                    second: Unit<Linear>,
+                }
+                let accelerator = accelerator(comm)?;
+                let Net { up, down } = Net::new()?;
+                match accelerator.is_main_process() {
+                    true => accelerator.prepare(Net { up, down }).map(|_| ()),
+                    false => accelerator.prepare(Other { first: up, second: down }).map(|_| ()),
+                }
+            },
+        },
+        Wrong {
+            title: "backward from an evaluation",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                net.eval();
+                accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "backward through a model without an optimizer",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = accelerator.prepare(Net::new()?)?;
+                accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "backward from more than one number",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                accelerator.backward(&net.forward(&input(&accelerator)?)?)
+            },
+        },
+        Wrong {
+            title: "backward twice from one loss",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let loss = net.forward(&input(&accelerator)?)?.mean_all()?;
+                accelerator.backward(&loss)?;
+                accelerator.backward(&loss)
+            },
+        },
+        Wrong {
+            title: "backward of another accelerator's model",
+            ranks: 1,
+            program: |comm| {
+                let (first, second) = (accelerator(comm)?, accelerator(comm)?);
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = first.prepare((net, optimizer))?;
+                second.backward(&net.forward(&input(&first)?)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "backward after clipping",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let x = input(&accelerator)?;
+                accelerator.backward(&net.forward(&x)?.mean_all()?)?;
+                accelerator.clip_grad_norm(&optimizer, 1.0)?;
+                accelerator.backward(&net.forward(&x)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "a step without backward",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (_net, optimizer) = accelerator.prepare((net, optimizer))?;
+                optimizer.step().map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a loss that is not finite",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let x =
+                    input(&accelerator)?.scale(if accelerator.is_main_process() { f32::NAN } else { 1.0 })?;
+                accelerator.backward(&net.forward(&x)?.mean_all()?)?;
+                accelerator.clip_grad_norm(&optimizer, 1.0).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a unit's weight is used outside of it",
+            ranks: 2,
+            program: |comm| {
+                let options = Options {
+                    placements: Placements::PARAMETERS,
+                    gather: Gather::Copy,
+                    persistence_elems: 0,
+                    ..Options::default()
+                };
+                let accelerator = with(comm, options)?;
+                let net = accelerator.prepare(Net::new()?)?;
+                Linear::forward(&net.up, &input(&accelerator)?)?;
+                Ok(())
+            },
+        },
+        Wrong {
+            title: "rows that do not fit the layer",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = accelerator.prepare(Net::new()?)?;
+                net.forward(&Tensor::from_slice(&[0.5f32; 6], [2, 3], accelerator.device())?).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "more ranks in a group than there are",
+            ranks: 2,
+            program: |comm| with(comm, Options { group: Some(3), ..Options::default() }).map(|_| ()),
+        },
+        Wrong {
+            title: "one rank skips a step",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let scheduler = lr_scheduler::constant(&optimizer);
+                let (net, optimizer, _scheduler) = accelerator.prepare((net, optimizer, scheduler))?;
+                let x = input(&accelerator)?;
+                for step in 0..3 {
+                    accelerator.backward(&net.forward(&x)?.mean_all()?)?;
+                    if step != 1 || accelerator.is_main_process() {
+                        optimizer.step()?;
+                    }
+                }
+                accelerator.wait_for_everyone()
+            },
+        },
+    ]
+}
