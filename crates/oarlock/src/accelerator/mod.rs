@@ -20,6 +20,7 @@ mod seed;
 mod state;
 mod targets;
 mod tracking;
+mod weights;
 
 pub use accumulation::GradientState;
 pub use config::{

@@ -11,7 +11,7 @@ pub use cache::LayerCache;
 pub use config::{DecoderConfig, Family, RopeSettings};
 pub use decoder::{Block, Decoder, Head};
 pub use hf::{
-    HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies,
-    load_for_inference, save_pretrained,
+    Differences, HfConfig, LoadedModel, Naming, SafetensorsSource, SaveOptions, SpecialTokens, Strict,
+    WorkingCopies, load_for_inference, save_pretrained,
 };
 pub use recompute::Recompute;

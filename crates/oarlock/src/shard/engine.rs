@@ -130,7 +130,8 @@ impl Engine {
         Ok(Engine { core, rule, n_steps: 0, reduced: false })
     }
 
-    /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds.
+    /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds. Parameters that
+    /// the source lacks stay as they are.
     ///
     /// # Errors
     /// What the source reports.
@@ -138,8 +139,12 @@ impl Engine {
         let mut values = Vec::new();
         for group in &self.core.groups {
             let state = &group.state;
+            state.gate.wait();
             for (index, part) in group.layout.parts(state.updated.clone()) {
                 let param = &group.layout.params()[index];
+                if !source.has(&param.name) {
+                    continue;
+                }
                 for start in part.clone().step_by(CHUNK) {
                     let flat = start..part.end.min(start + CHUNK);
                     let elements = flat.start - param.place.first..flat.end - param.place.first;

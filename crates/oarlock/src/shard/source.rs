@@ -21,6 +21,11 @@ pub trait WeightSource {
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()>;
+
+    /// Whether it has values for a parameter; one that it lacks stays as it is.
+    fn has(&self, _name: &str) -> bool {
+        true
+    }
 }
 
 /// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.

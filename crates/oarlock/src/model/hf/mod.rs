@@ -14,7 +14,7 @@ pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile};
 pub use load::{LoadedModel, load_for_inference};
 pub use names::Naming;
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
-pub use weights::SafetensorsSource;
+pub use weights::{Differences, SafetensorsSource, Strict};
 
 #[cfg(test)]
 mod tests;

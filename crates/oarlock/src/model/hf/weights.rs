@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use oarlock_comm::MappedFile;
@@ -41,19 +41,84 @@ impl SafetensorsSource {
     /// # Errors
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
-        let (mut files, mut found) = (Vec::new(), BTreeMap::new());
-        for name in weight_files(dir)? {
-            let path = dir.join(name);
-            let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
-            list_tensors(&path, &map, files.len(), &mut found)?;
-            files.push(map);
+        let names = weight_files(dir)?;
+        let (files, found) = map_files(names.iter().map(|name| dir.join(name)))?;
+        let naming = config.naming();
+        let matched = match_names(model, &|name| naming.in_file(name), "config.json", &found);
+        let output = naming.in_file("lm_head.weight");
+        let mut problems = matched.problems("config.json asks for", Strict::Yes);
+        if matched.differences.missing == [output.as_str()] {
+            problems[0] = format!(
+                "lacks the output weights {output}; where they are the embedding's, set \"tie_word_embeddings\" to true in config.json"
+            );
         }
-        let tensors = match_names(dir, config, model, &found)?;
-        Ok(SafetensorsSource { files, tensors })
+        match problems.is_empty() {
+            true => Ok(SafetensorsSource { files, tensors: matched.tensors }),
+            false => Err(Error::bad_file(dir, problems.join("; it "))),
+        }
+    }
+
+    /// Opens the weights of any model: a safetensors file, or a folder of them as [`SafetensorsSource::open`] takes it,
+    /// under the names that the model shows. What the files lack keeps the values that it has; the result says what
+    /// that is.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] for a broken file and for misshapen weights; with [`Strict::Yes`] also for missing and
+    /// unexpected ones (at most five listed).
+    pub fn of_module(
+        path: &Path,
+        model: &dyn Module,
+        strict: Strict,
+    ) -> Result<(SafetensorsSource, Differences)> {
+        let (files, found) = match path.is_dir() {
+            true => map_files(weight_files(path)?.iter().map(|name| path.join(name)))?,
+            false => map_files(std::iter::once(path.to_path_buf()))?,
+        };
+        let matched = match_names(model, &str::to_owned, "the model", &found);
+        let problems = matched.problems("the model asks for", strict);
+        match problems.is_empty() {
+            true => Ok((SafetensorsSource { files, tensors: matched.tensors }, matched.differences)),
+            false => Err(Error::bad_file(path, problems.join("; it "))),
+        }
     }
 }
 
+/// Whether a model and its files must name the same weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Strict {
+    /// They must.
+    #[default]
+    Yes,
+    /// What both name is loaded.
+    No,
+}
+
+/// Where the names of a model and its files differ: torch's `missing_keys` and `unexpected_keys`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// Weights of the model that the files lack.
+    pub missing: Vec<String>,
+    /// Weights of the files that the model lacks.
+    pub unexpected: Vec<String>,
+}
+
+fn map_files(
+    paths: impl Iterator<Item = PathBuf>,
+) -> Result<(Vec<MappedFile>, BTreeMap<String, Located>)> {
+    let (mut files, mut found) = (Vec::new(), BTreeMap::new());
+    for path in paths {
+        let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+        list_tensors(&path, &map, files.len(), &mut found)?;
+        files.push(map);
+    }
+    Ok((files, found))
+}
+
 impl WeightSource for SafetensorsSource {
+    fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     fn read(
         &mut self,
         name: &str,
@@ -147,13 +212,22 @@ fn list_tensors(path: &Path, map: &[u8], file: usize, found: &mut BTreeMap<Strin
     Ok(())
 }
 
-/// Finds the weights of a model among those of the files; all that is wrong goes into one message.
+/// A model's parameters beside the weights of files.
+struct Matched {
+    /// By the names that the model uses.
+    tensors: HashMap<String, Located>,
+    differences: Differences,
+    /// What is there, but does not fit.
+    misshapen: Vec<String>,
+}
+
+/// Finds the weights of a model among those of the files; `in_file` is the name there, `asks` who says the shape.
 fn match_names(
-    dir: &Path,
-    config: &HfConfig,
     model: &dyn Module,
+    in_file: &dyn Fn(&str) -> String,
+    asks: &str,
     found: &BTreeMap<String, Located>,
-) -> Result<HashMap<String, Located>> {
+) -> Matched {
     // Each parameter with all its names, in the order in which the model shows it.
     let mut params: Vec<(usize, Shape, Vec<String>)> = Vec::new();
     for named in names_of(model) {
@@ -162,18 +236,17 @@ fn match_names(
             None => params.push((named.param.id(), *named.param.shape(), vec![named.name])),
         }
     }
-    let naming = config.naming();
     let (mut tensors, mut known) = (HashMap::new(), BTreeSet::new());
     let (mut missing, mut misshapen) = (Vec::new(), Vec::new());
     for (_, shape, names) in &params {
-        let in_file: Vec<String> = names.iter().map(|name| naming.in_file(name)).collect();
+        let in_file: Vec<String> = names.iter().map(|name| in_file(name)).collect();
         known.extend(in_file.iter().cloned());
         let Some((stored, tensor)) = in_file.iter().find_map(|name| found.get_key_value(name)) else {
             missing.push(in_file[0].clone());
             continue;
         };
         if tensor.shape != shape.sizes() {
-            misshapen.push(format!("{stored} {:?} (config.json asks for {shape:?})", tensor.shape));
+            misshapen.push(format!("{stored} {:?} ({asks} asks for {shape:?})", tensor.shape));
         } else if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             misshapen.push(format!("{stored} of {:?} (supported are F32, BF16 and F16)", tensor.dtype));
         }
@@ -181,24 +254,25 @@ fn match_names(
     }
     let strange = |name: &&String| !known.contains(*name) && !follows_from_settings(name);
     let unexpected: Vec<String> = found.keys().filter(strange).cloned().collect();
-    let mut problems = Vec::new();
-    if missing == [naming.in_file("lm_head.weight")] {
-        problems.push(format!(
-            "lacks the output weights {}; where they are the embedding's, set \"tie_word_embeddings\" to true in config.json",
-            missing[0]
-        ));
-    } else if !missing.is_empty() {
-        problems.push(format!("lacks weights that config.json asks for: {}", listed(&missing)));
-    }
-    if !unexpected.is_empty() {
-        problems.push(format!("holds weights that config.json does not ask for: {}", listed(&unexpected)));
-    }
-    if !misshapen.is_empty() {
-        problems.push(format!("holds weights that do not fit: {}", listed(&misshapen)));
-    }
-    match problems.is_empty() {
-        true => Ok(tensors),
-        false => Err(Error::bad_file(dir, problems.join("; it "))),
+    Matched { tensors, differences: Differences { missing, unexpected }, misshapen }
+}
+
+impl Matched {
+    /// What is wrong, all in one message; `ask` is "config.json asks for".
+    fn problems(&self, ask: &str, strict: Strict) -> Vec<String> {
+        let Differences { missing, unexpected } = &self.differences;
+        let mut problems = Vec::new();
+        if !missing.is_empty() && strict == Strict::Yes {
+            problems.push(format!("lacks weights that {ask}: {}", listed(missing)));
+        }
+        if !unexpected.is_empty() && strict == Strict::Yes {
+            let not = ask.replace(" asks for", " does not ask for");
+            problems.push(format!("holds weights that {not}: {}", listed(unexpected)));
+        }
+        if !self.misshapen.is_empty() {
+            problems.push(format!("holds weights that do not fit: {}", listed(&self.misshapen)));
+        }
+        problems
     }
 }
 

@@ -1,0 +1,56 @@
+//! Weights from files into a prepared model, whatever the placement: each rank reads only what it holds.
+
+use std::path::Path;
+
+use oarlock_comm::Scalar;
+
+use super::{Accelerator, Prepared};
+use crate::error::{Error, Result};
+use crate::model::{Differences, SafetensorsSource, Strict};
+use crate::nn::Module;
+
+impl Accelerator {
+    /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their
+    /// index), into a prepared model, under the names that the model shows them by: those of `state_dict` in torch for
+    /// a model whose fields are named alike. All ranks call it; the moments of the optimizer stay as they are, and
+    /// gradients that have come together are forgotten.
+    ///
+    /// # Errors
+    /// A file that one of the ranks cannot read; weights that are missing, unexpected or of another shape. The model
+    /// is then as it was.
+    #[track_caller]
+    pub fn load_model<M: Module>(&self, model: &Prepared<M>, path: impl AsRef<Path>) -> Result<()> {
+        self.load_model_with(model, path, Strict::Yes).map(|_| ())
+    }
+
+    /// As [`Accelerator::load_model`]; with [`Strict::No`], torch's `strict=False`, what the files lack stays as it is,
+    /// what the model lacks is left out, and the result says what that was.
+    ///
+    /// # Errors
+    /// As [`Accelerator::load_model`].
+    #[track_caller]
+    pub fn load_model_with<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        path: impl AsRef<Path>,
+        strict: Strict,
+    ) -> Result<Differences> {
+        let path = path.as_ref();
+        let opened = SafetensorsSource::of_module(path, &**model.module(), strict);
+        // A meeting as well: from here on no rank reads the weights that the others overwrite.
+        let mut failed = [f64::from(u8::from(opened.is_err()))];
+        self.comm.all_reduce_f64(&mut failed, Scalar::Max)?;
+        let (mut source, differences) = opened?;
+        if failed[0] != 0.0 {
+            return Err(Error::bad_file(path, "another rank could not load it; its message says why"));
+        }
+        {
+            let mut optimizer = model.held.optimizer()?;
+            let engine = optimizer.engine_mut();
+            engine.clear_grads()?;
+            engine.initialize(&mut source)?;
+        }
+        model.held.begin();
+        Ok(differences)
+    }
+}
