@@ -102,9 +102,7 @@ pub struct Differences {
     pub unexpected: Vec<String>,
 }
 
-fn map_files(
-    paths: impl Iterator<Item = PathBuf>,
-) -> Result<(Vec<MappedFile>, BTreeMap<String, Located>)> {
+fn map_files(paths: impl Iterator<Item = PathBuf>) -> Result<(Vec<MappedFile>, BTreeMap<String, Located>)> {
     let (mut files, mut found) = (Vec::new(), BTreeMap::new());
     for path in paths {
         let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;

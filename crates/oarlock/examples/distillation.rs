@@ -1,0 +1,132 @@
+//! Knowledge distillation: a small student learns from a text and from a larger teacher. The student is trained in ZeRO-2
+//! with its optimizer in main memory; the teacher is divided by ZeRO-3 and only asked.
+//!
+//! `cargo run --example distillation -- [folder with student/ and teacher/]`, or on several ranks, which divide each batch:
+//! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/distillation`
+
+use std::path::{Path, PathBuf};
+
+use oarlock::config::{DeepSpeedShape, Shape, Warmup, WarmupType};
+use oarlock::lr_scheduler::Scheduler;
+use oarlock::model::{Decoder, HfConfig};
+use oarlock::shard::Placements;
+use oarlock::{
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Options, Result, Tensor, optim,
+};
+use oarlock_tensor::ops::{self, KlReduction, KlTarget, Mask, Reduction};
+
+const LEN: usize = 32;
+const BATCH_SIZE: usize = 8;
+const NUM_EPOCHS: usize = 3;
+/// The loss is (1 - ALPHA)·cross-entropy + ALPHA·TEMPERATURE²·KL(teacher ‖ student), the latter of the distributions that
+/// logits divided by TEMPERATURE give. The square keeps the gradients of both parts alike in size.
+const ALPHA: f32 = 0.5;
+const TEMPERATURE: f32 = 2.0;
+/// A label that is not learnt.
+const IGNORED: i32 = -100;
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn main() -> Result<()> {
+    let models = std::env::args().nth(1).map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
+    let accelerator = Accelerator::new(&config())?;
+    let losses = train(&accelerator, &models)?;
+    let ends = (losses.first().copied().unwrap_or_default(), losses.last().copied().unwrap_or_default());
+    accelerator.print(format_args!(
+        "{} steps, loss {:.4} at first, {:.4} in the end",
+        losses.len(),
+        ends.0,
+        ends.1
+    ));
+    Ok(())
+}
+
+/// How the ranks run: each batch is divided among them, whatever their number.
+pub fn config() -> AcceleratorConfig {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
+    AcceleratorConfig { dataloader, ..AcceleratorConfig::default() }
+}
+
+/// Distils the teacher of a folder into its student; the loss of every step, the mean over all ranks.
+pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
+    let rows = rows()?;
+    let n_batches = rows.len() / BATCH_SIZE;
+
+    let student = model(&models.join("student"))?;
+    let optimizer = optim::adamw(&student).lr(1e-2);
+    let warmup = Warmup { min_lr: 0.0, max_lr: None, num_steps: Some(5), warmup_type: WarmupType::Log };
+    let scheduler = Scheduler::shaped(&optimizer, Shape::DeepSpeed(DeepSpeedShape::WarmupLr(warmup)), 5, 100);
+    let (student, optimizer, scheduler) = accelerator.prepare((student, optimizer, scheduler))?;
+    accelerator.load_model(&student, models.join("student"))?;
+
+    let teacher = accelerator.prepare(model(&models.join("teacher"))?)?;
+    accelerator.load_model(&teacher, models.join("teacher"))?;
+
+    teacher.eval();
+    student.train();
+    let mut losses = Vec::new();
+    let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
+    for _epoch in 0..NUM_EPOCHS {
+        for index in 0..n_batches {
+            let n = BATCH_SIZE / world;
+            let first = index * BATCH_SIZE + rank * n;
+            let (ids, labels) = collate(&rows[first..first + n], accelerator.device())?;
+
+            let taught = teacher.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let logits = student.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let loss = distillation_loss(&logits, &taught, &labels)?;
+            accelerator.backward(&loss)?;
+            accelerator.clip_grad_norm(&optimizer, 1.0)?;
+            optimizer.step()?;
+            scheduler.step();
+            optimizer.zero_grad()?;
+            let mut sum = [f64::from(loss.item()?)];
+            accelerator.reduce_sum(&mut sum)?;
+            losses.push((sum[0] / world as f64) as f32);
+        }
+    }
+    Ok(losses)
+}
+
+/// logits and taught `[B, S, V]`, labels `[B, S]` → what the student is to make small.
+fn distillation_loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let n_vocab = logits.sizes().last().copied().unwrap_or(1);
+    let [logits, taught] =
+        [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
+    let (logits, taught) = (logits?, taught?);
+    let hard = ops::cross_entropy(&logits, &labels.reshape([labels.n_elems()])?, IGNORED, Reduction::Mean)?;
+    let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax()?;
+    let taught = taught.scale(1.0 / TEMPERATURE)?.softmax()?;
+    let soft = ops::kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
+    Ok(hard.scale(1.0 - ALPHA)?.add(&soft.scale(ALPHA * TEMPERATURE * TEMPERATURE)?)?)
+}
+
+/// The decoder of a folder as transformers writes it; its weights come when it is prepared.
+fn model(folder: &Path) -> Result<Decoder> {
+    Decoder::new(HfConfig::read(folder)?.decoder().clone(), LEN)
+}
+
+/// The texts one after the other, 0 after each, bytes from 1 on, in rows of `LEN`; as many as fill batches.
+fn rows() -> Result<Vec<Vec<i32>>> {
+    let path = here("examples/reviews/train.jsonl");
+    let file = std::fs::read_to_string(&path)
+        .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+    let mut ids = Vec::new();
+    for line in file.lines() {
+        let review: serde_json::Value = serde_json::from_str(line)
+            .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+        ids.extend(review["text"].as_str().unwrap_or_default().bytes().map(|byte| i32::from(byte) + 1));
+        ids.push(0);
+    }
+    let n_rows = ids.len() / LEN / BATCH_SIZE * BATCH_SIZE;
+    Ok(ids.chunks(LEN).take(n_rows).map(<[i32]>::to_vec).collect())
+}
+
+/// Rows as ids `[B, S]` and labels `[B, S]`: at each position the token that follows.
+fn collate(rows: &[Vec<i32>], device: &Device) -> Result<(Tensor, Tensor)> {
+    let shape = [rows.len(), LEN];
+    let labels: Vec<i32> = rows.iter().flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect();
+    Ok((Tensor::from_slice(&rows.concat(), shape, device)?, Tensor::from_slice(&labels, shape, device)?))
+}
