@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use oarlock::config::{DeepSpeedShape, Shape, Warmup, WarmupType};
 use oarlock::lr_scheduler::Scheduler;
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::shard::Placements;
+
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Options, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Result, Tensor, optim,
 };
 use oarlock_tensor::ops::{self, KlReduction, KlTarget, Mask, Reduction};
 
@@ -76,7 +76,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
 
             let taught = teacher.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
             let logits = student.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
-            let loss = distillation_loss(&logits, &taught, &labels)?;
+            let loss = loss(&logits, &taught, &labels)?;
             accelerator.backward(&loss)?;
             accelerator.clip_grad_norm(&optimizer, 1.0)?;
             optimizer.step()?;
@@ -91,7 +91,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
 }
 
 /// logits and taught `[B, S, V]`, labels `[B, S]` → what the student is to make small.
-fn distillation_loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor> {
+pub fn loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let n_vocab = logits.sizes().last().copied().unwrap_or(1);
     let [logits, taught] =
         [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
