@@ -1,9 +1,10 @@
 //! A loop and a model of one's own: the same training in every placement and on any number of ranks.
 
 use oarlock::nn::{self, Forward, Linear, Module};
-use oarlock::shard::Placements;
+use oarlock::shard::{Gather, Lifetime, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, GradientAccumulation, Options, Result, Tensor, lr_scheduler, optim,
+    Accelerator, AcceleratorConfig, GradientAccumulation, Options, Prepared, Result, Tensor, lr_scheduler,
+    optim,
 };
 
 #[derive(Module)]
@@ -20,10 +21,23 @@ impl Forward<Tensor> for Net {
     }
 }
 
+/// How a batch becomes a loss.
+type LossOf = fn(&Prepared<Net>, &Tensor, &Tensor) -> Result<Tensor>;
+
+fn of_one_pass(net: &Prepared<Net>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    Ok(net.forward(x)?.sub(y)?.square()?.mean_all()?)
+}
+
+/// The same loss through two passes that meet.
+fn of_two_passes(net: &Prepared<Net>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let half = net.forward(x)?.sub(y)?;
+    Ok(half.mul(&net.forward(x)?.sub(y)?)?.mean_all()?)
+}
+
 /// Losses of each rank of `world`, which divide each batch of 8 rows among them.
-fn train(world: usize, placements: Placements, accumulation: usize) -> Vec<Vec<f32>> {
+fn train(world: usize, shard: &Options, accumulation: usize, loss: LossOf) -> Vec<Vec<f32>> {
     let config = AcceleratorConfig {
-        shard: Options { placements, ..Options::default() },
+        shard: shard.clone(),
         gradient_accumulation: GradientAccumulation::steps(accumulation),
         threads: Some(1),
         ..AcceleratorConfig::default()
@@ -34,7 +48,8 @@ fn train(world: usize, placements: Placements, accumulation: usize) -> Vec<Vec<f
         .map(|comm| {
             let config = config.clone();
             std::thread::spawn(move || {
-                let losses = rank(&Accelerator::over(comm.clone(), &config).unwrap(), accumulation).unwrap();
+                let losses =
+                    rank(&Accelerator::over(comm.clone(), &config).unwrap(), accumulation, loss).unwrap();
                 comm.finish();
                 losses
             })
@@ -43,7 +58,7 @@ fn train(world: usize, placements: Placements, accumulation: usize) -> Vec<Vec<f
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-fn rank(accelerator: &Accelerator, accumulation: usize) -> Result<Vec<f32>> {
+fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Result<Vec<f32>> {
     let net = Net {
         up: nn::Unit::new(Linear::new(4, 16, true, 0.3)?),
         down: nn::Unit::new(Linear::new(16, 1, true, 0.3)?),
@@ -64,7 +79,7 @@ fn rank(accelerator: &Accelerator, accumulation: usize) -> Result<Vec<f32>> {
             let x = Tensor::from_slice(&x, [rows, 4], accelerator.device())?;
             let y = Tensor::from_slice(&y, [rows, 1], accelerator.device())?;
             accelerator.accumulate(|| {
-                let loss = net.forward(&x)?.sub(&y)?.square()?.mean_all()?;
+                let loss = loss_of(&net, &x, &y)?;
                 accelerator.backward(&loss)?;
                 accelerator.clip_grad_norm(&optimizer, 1.0)?;
                 optimizer.step()?;
@@ -82,20 +97,30 @@ fn rank(accelerator: &Accelerator, accumulation: usize) -> Result<Vec<f32>> {
     Ok(losses)
 }
 
+/// All ways to hold a model.
+fn ways() -> Vec<Options> {
+    let all = [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
+    let in_place = all.map(|placements| Options { placements, ..Options::default() });
+    let copied =
+        in_place.clone().map(|options| Options { gather: Gather::Copy, persistence_elems: 0, ..options });
+    let kept = Options { lifetime: Lifetime::ForwardToBackward, ..copied[3].clone() };
+    in_place.into_iter().chain(copied).chain([kept]).collect()
+}
+
 #[test]
 fn a_loop_trains_alike_in_every_placement_and_on_any_number_of_ranks() {
-    let expected = train(1, Placements::WHOLE, 1).remove(0);
+    let expected = train(1, &Options::default(), 1, of_one_pass).remove(0);
     assert!(expected[9] < 0.5 * expected[0], "{expected:?}");
-    for placements in
-        [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS]
-    {
+    for options in ways() {
         for (world, accumulation) in [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2)] {
-            for losses in train(world, placements, accumulation) {
-                for (ours, expected) in losses.iter().zip(&expected) {
-                    assert!(
-                        (ours - expected).abs() < 1e-5,
-                        "{placements:?} {world} {accumulation}: {losses:?}"
-                    );
+            for loss in [of_one_pass, of_two_passes] {
+                for losses in train(world, &options, accumulation, loss) {
+                    for (ours, expected) in losses.iter().zip(&expected) {
+                        assert!(
+                            (ours - expected).abs() < 1e-5,
+                            "{options:?} {world} {accumulation}: {losses:?}"
+                        );
+                    }
                 }
             }
         }

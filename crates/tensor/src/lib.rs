@@ -31,5 +31,5 @@ pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, Place, Store};
 pub use profile::{OpTime, Profile};
 pub use rope_table::{RopeScaling, RopeTable, Yarn, inverse_frequencies};
 pub use shape::{IntoShape, MAX_DIMS, Shape};
-pub use tape::{Gradients, Tape, UnitHook, WeakTape};
+pub use tape::{Gradients, Tape, UnitHook};
 pub use tensor::Tensor;

@@ -1,10 +1,11 @@
 //! The tape: the ops of a forward pass in order, so that a backward pass can run them in reverse.
 //!
 //! A tensor that is on a tape carries its place there, and so do the results of ops on it; there is no global state.
-//! An op keeps for its backward pass what it cannot cheaply make again: a tensor that came from an op bound by memory
+//! Where an op takes tensors of two tapes, the tapes become one. An op keeps for its backward pass what it cannot cheaply make again: a tensor that came from an op bound by memory
 //! (a norm, an activation) is kept as a recipe and computed again when the backward pass first asks for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::ops::accumulate;
@@ -14,23 +15,36 @@ use crate::tensor::Tensor;
 
 /// A recording of ops. Cloning gives another handle to the same recording.
 #[derive(Clone)]
-pub struct Tape(Arc<Mutex<Recording>>);
+pub struct Tape(Arc<Mutex<State>>);
 
-/// A handle to a recording that does not keep it.
+enum State {
+    Recording(Recording),
+    /// It goes on in another tape.
+    Joined(Joined),
+}
+
+/// Where a tape went.
 #[derive(Clone)]
-pub struct WeakTape(Weak<Mutex<Recording>>);
+struct Joined {
+    into: Tape,
+    /// How many nodes stood there before its own.
+    offset: usize,
+    /// The runs of both at that moment.
+    run: usize,
+    into_run: usize,
+}
 
-impl WeakTape {
-    /// Whether it is this tape.
-    pub fn is(&self, tape: &Tape) -> bool {
-        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&tape.0))
-    }
-
-    /// Whether nobody has the tape any more.
-    pub fn is_gone(&self) -> bool {
-        self.0.strong_count() == 0
+impl Joined {
+    /// A place on the tape that was joined, on the other one.
+    fn place(&self, id: VarId) -> VarId {
+        // No tape is ever run so often: a place of an earlier run stays one.
+        let run = if id.run == self.run { self.into_run } else { usize::MAX };
+        VarId { run, node: id.node + self.offset, ..id }
     }
 }
+
+/// What somebody hangs on a recording.
+type Tag = Arc<dyn Any + Send + Sync>;
 
 #[derive(Default)]
 struct Recording {
@@ -40,10 +54,19 @@ struct Recording {
     run: usize,
     /// Where the ops of the unit that is being recorded begin.
     unit_first: usize,
+    tags: Vec<Tag>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State::Recording(Recording::default())
+    }
 }
 
 #[derive(Default)]
 struct Node {
+    /// What the places that it knows are counted from: not 0 where it came from a tape that was joined.
+    base: usize,
     /// Taken when the backward pass has run it.
     op: Option<Step>,
     inputs: Vec<Option<VarId>>,
@@ -144,21 +167,86 @@ impl Tape {
     /// An empty tape whose backward pass will be seeded with exactly `seed`: ops that make their gradient already in
     /// the forward pass (the head with its loss) use it.
     pub fn with_seed(seed: f32) -> Tape {
-        Tape(Arc::new(Mutex::new(Recording { promised_seed: Some(seed), ..Recording::default() })))
+        let recording = Recording { promised_seed: Some(seed), ..Recording::default() };
+        Tape(Arc::new(Mutex::new(State::Recording(recording))))
     }
 
-    /// A handle that does not keep it.
-    pub fn downgrade(&self) -> WeakTape {
-        WeakTape(Arc::downgrade(&self.0))
+    /// Hangs something on what is recorded now, until it is run backward; a tape that is joined brings its own along.
+    pub fn tag(&self, tag: Arc<dyn Any + Send + Sync>) {
+        self.with(|recording| recording.tags.push(tag));
+    }
+
+    /// What hangs on it.
+    pub fn tags(&self) -> Vec<Arc<dyn Any + Send + Sync>> {
+        self.with(|recording| recording.tags.clone())
     }
 
     /// The seed that was promised to [`Tape::with_seed`].
     pub fn seed(&self) -> Option<f32> {
-        self.lock().promised_seed
+        self.with(|recording| recording.promised_seed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Recording> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change leaves a whole recording behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works on what is recorded, wherever that is by now.
+    fn with<R>(&self, f: impl FnOnce(&mut Recording) -> R) -> R {
+        let mut tape = self.clone();
+        loop {
+            let next = match &mut *tape.state() {
+                State::Recording(recording) => return f(recording),
+                State::Joined(joined) => joined.into.clone(),
+            };
+            tape = next;
+        }
+    }
+
+    /// The tape that it is by now, and what has become of a place on it.
+    fn resolve(&self, mut id: Option<VarId>) -> (Tape, Option<VarId>) {
+        let mut tape = self.clone();
+        loop {
+            let joined = match &*tape.state() {
+                State::Recording(_) => None,
+                State::Joined(joined) => Some(joined.clone()),
+            };
+            let Some(joined) = joined else { return (tape, id) };
+            id = id.map(|id| joined.place(id));
+            tape = joined.into;
+        }
+    }
+
+    /// Whether both are one.
+    fn is(&self, other: &Tape) -> bool {
+        Arc::ptr_eq(&self.resolve(None).0.0, &other.resolve(None).0.0)
+    }
+
+    /// Makes this tape and another one: what is on the other comes after what is on this one.
+    fn join(&self, other: &Tape) -> Result<()> {
+        let (to, from) = (self.resolve(None).0, other.resolve(None).0);
+        if Arc::ptr_eq(&to.0, &from.0) {
+            return Ok(());
+        }
+        if to.seed() != from.seed() {
+            return Err(Error::Usage(
+                "a loss that makes its gradient in the forward pass cannot be joined with another pass; compute it on a \
+                 tape without a promised seed"
+                    .to_string(),
+            ));
+        }
+        let moved = from.with(std::mem::take);
+        let joined = to.with(|recording| {
+            let offset = recording.nodes.len();
+            recording
+                .nodes
+                .extend(moved.nodes.into_iter().map(|node| Node { base: node.base + offset, ..node }));
+            recording.unit_first = recording.nodes.len();
+            recording.tags.extend(moved.tags);
+            Joined { into: to.clone(), offset, run: moved.run, into_run: recording.run }
+        });
+        *from.state() = State::Joined(joined);
+        Ok(())
     }
 
     /// Puts a tensor on the tape: ops on it are recorded, but it gets no gradient itself.
@@ -168,28 +256,32 @@ impl Tape {
 
     /// Puts a tensor on the tape as a leaf: [`Tape::backward`] keeps its gradient for [`Gradients::of`].
     pub fn leaf(&self, tensor: &Tensor) -> Tensor {
-        let id = self.lock().push(Step::Leaf, Vec::new(), 1);
-        tensor.clone().on(Var { tape: self.clone(), id: Some(id) })
+        let tape = self.resolve(None).0;
+        let id = tape.with(|recording| recording.push(Step::Leaf, Vec::new(), 1));
+        tensor.clone().on(Var { tape, id: Some(id) })
     }
 
     /// Marks that the ops from here on belong to a unit.
     pub fn enter_unit(&self, hook: Arc<dyn UnitHook>) {
-        let mut recording = self.lock();
-        recording.push(Step::UnitEnter(hook), Vec::new(), 0);
-        recording.unit_first = recording.nodes.len();
+        self.mark(Step::UnitEnter(hook));
     }
 
     /// Marks that the unit entered last ends here.
     pub fn leave_unit(&self, hook: Arc<dyn UnitHook>) {
-        let mut recording = self.lock();
-        recording.push(Step::UnitLeave(hook), Vec::new(), 0);
-        recording.unit_first = recording.nodes.len();
+        self.mark(Step::UnitLeave(hook));
+    }
+
+    fn mark(&self, step: Step) {
+        self.with(|recording| {
+            recording.push(step, Vec::new(), 0);
+            recording.unit_first = recording.nodes.len();
+        });
     }
 
     /// Lets the gradient of a leaf of this run begin with `sum` instead of nothing.
     pub(crate) fn begin_sum(&self, leaf: &Tensor, sum: Option<Tensor>) -> Result<()> {
         let id = self.place_of(leaf)?;
-        self.lock().nodes[id.node].grads[id.output] = sum;
+        self.with(|recording| recording.nodes[id.node].grads[id.output] = sum);
         Ok(())
     }
 
@@ -198,13 +290,14 @@ impl Tape {
         let Some(Var { tape, id: Some(id) }) = &root.var else {
             return Err(Error::Usage("backward: nothing that the loss depends on is trained".to_string()));
         };
-        if !Arc::ptr_eq(&tape.0, &self.0) {
+        let (tape, id) = tape.resolve(Some(*id));
+        if !tape.is(self) {
             return Err(Error::Usage("backward: the loss was recorded on another tape".to_string()));
         }
-        if id.run != self.lock().run {
-            return Err(Error::Usage("backward: the tape has already been run backward".to_string()));
+        match id {
+            Some(id) if id.run == self.with(|recording| recording.run) => Ok(id),
+            _ => Err(Error::Usage("backward: the tape has already been run backward".to_string())),
         }
-        Ok(*id)
     }
 
     /// Runs the backward pass from `root`, whose gradient is `seed` in every element, and empties the tape.
@@ -247,7 +340,7 @@ impl Tape {
     }
 
     fn run_backward(&self, root: VarId, grad: Tensor) -> Result<Gradients> {
-        let mut recording = self.lock().take();
+        let mut recording = self.with(Recording::take);
         let slot = &mut recording.nodes[root.node].grads[root.output];
         *slot = Some(accumulate::add_to(slot.take(), grad)?);
         let mut leaves = Vec::new();
@@ -261,8 +354,9 @@ impl Tape {
                 Some(Step::Op(op)) => {
                     let grads = std::mem::take(&mut node.grads);
                     if grads.iter().any(Option::is_some) {
-                        let inputs = std::mem::take(&mut node.inputs);
-                        op.backward(grads, &mut Backward { nodes: &mut recording.nodes, inputs: &inputs })?;
+                        let (inputs, base) = (std::mem::take(&mut node.inputs), node.base);
+                        let nodes = &mut recording.nodes;
+                        op.backward(grads, &mut Backward { nodes, inputs: &inputs, base })?;
                     }
                 }
                 None => {}
@@ -282,7 +376,7 @@ impl Recording {
     /// Adds a node; the result is the place of its first output.
     fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>, n_outputs: usize) -> VarId {
         let slots = || (0..n_outputs).map(|_| None).collect::<Vec<_>>();
-        self.nodes.push(Node { op: Some(op), inputs, grads: slots(), replayed: slots() });
+        self.nodes.push(Node { base: 0, op: Some(op), inputs, grads: slots(), replayed: slots() });
         VarId { run: self.run, node: self.nodes.len() - 1, output: 0 }
     }
 
@@ -304,7 +398,8 @@ impl Gradients {
     /// The gradient of a leaf; `None` when the root does not depend on it.
     pub fn of(&self, leaf: &Tensor) -> Option<&Tensor> {
         let var = leaf.var.as_ref()?;
-        let id = var.id.filter(|id| id.run == self.run && Arc::ptr_eq(&var.tape.0, &self.tape.0))?;
+        let (tape, id) = var.tape.resolve(var.id);
+        let id = id.filter(|id| id.run == self.run && tape.is(&self.tape))?;
         self.leaves.iter().find(|(node, _)| *node == id.node)?.1.as_ref()
     }
 }
@@ -319,16 +414,13 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// `None` when no input is on a tape.
     pub fn new(inputs: &[&Tensor], params: &[&Param]) -> Result<Option<Recorder>> {
-        let mut tape: Option<&Tape> = None;
-        for var in inputs.iter().filter_map(|t| t.var.as_ref()) {
-            if tape.is_some_and(|t| !Arc::ptr_eq(&t.0, &var.tape.0)) {
-                return Err(Error::Usage("an op's inputs are on two different tapes".to_string()));
-            }
-            tape = Some(&var.tape);
-        }
-        let Some(tape) = tape else { return Ok(None) };
-        let inputs: Vec<_> = inputs.iter().map(|t| t.var.as_ref().and_then(|v| v.id)).collect();
-        let run = tape.lock().run;
+        let mut vars = inputs.iter().filter_map(|t| t.var.as_ref());
+        let Some(first) = vars.next() else { return Ok(None) };
+        vars.try_for_each(|var| first.tape.join(&var.tape))?;
+        let tape = first.tape.resolve(None).0;
+        let place = |t: &&Tensor| t.var.as_ref().and_then(|var| var.tape.resolve(var.id).1);
+        let inputs: Vec<_> = inputs.iter().map(place).collect();
+        let run = tape.with(|recording| recording.run);
         if inputs.iter().flatten().any(|id| id.run != run) {
             return Err(Error::Usage(
                 "an op's input was recorded before the tape was last run backward: put it on the tape again"
@@ -339,7 +431,7 @@ impl Recorder {
         for param in params {
             needs_grad |= param.trainable()?;
         }
-        Ok(Some(Recorder { tape: tape.clone(), inputs, needs_grad }))
+        Ok(Some(Recorder { tape, inputs, needs_grad }))
     }
 
     /// Records the op if `trains`, whatever its inputs: for parameters that it reaches without naming them.
@@ -364,17 +456,15 @@ impl Recorder {
 
     /// Keeps a tensor for the backward pass.
     pub fn save(&self, tensor: &Tensor) -> Saved {
-        if let Some(Var { id: Some(id), .. }) = &tensor.var {
-            let recording = self.tape.lock();
-            // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
-            if let Some(Step::Op(op)) = &recording.nodes[id.node].op
-                && id.node >= recording.unit_first
-                && op.can_replay(id.output)
-            {
-                return Saved::Replay(*id);
-            }
-        }
-        Saved::Kept(tensor.detach())
+        // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
+        let is_recipe = |id: &VarId| {
+            self.tape.with(|recording| match &recording.nodes[id.node].op {
+                Some(Step::Op(op)) => id.node >= recording.unit_first && op.can_replay(id.output),
+                _ => false,
+            })
+        };
+        let id = tensor.var.as_ref().and_then(|var| var.tape.resolve(var.id).1);
+        id.filter(is_recipe).map_or_else(|| Saved::Kept(tensor.detach()), Saved::Replay)
     }
 
     /// Keeps a tensor only where that takes no memory: as a recipe.
@@ -396,7 +486,9 @@ impl Recorder {
 
     /// Records the op and puts its outputs on the tape.
     pub fn finish<const N: usize>(self, outputs: [Tensor; N], op: impl Function + 'static) -> [Tensor; N] {
-        let node = self.needs_grad.then(|| self.tape.lock().push(Step::Op(Box::new(op)), self.inputs, N));
+        let inputs = self.inputs;
+        let push = |recording: &mut Recording| recording.push(Step::Op(Box::new(op)), inputs, N);
+        let node = self.needs_grad.then(|| self.tape.with(push));
         let mut output = 0;
         outputs.map(|tensor| {
             let id = node.map(|node| VarId { output, ..node });
@@ -410,9 +502,16 @@ impl Recorder {
 pub(crate) struct Backward<'a> {
     nodes: &'a mut Vec<Node>,
     inputs: &'a [Option<VarId>],
+    /// What the places in `inputs` and in what the op kept are counted from.
+    base: usize,
 }
 
 impl Backward<'_> {
+    /// The output that an input is.
+    fn input(&self, index: usize) -> Option<(usize, usize)> {
+        self.inputs[index].map(|id| (id.node + self.base, id.output))
+    }
+
     /// Whether anybody wants the gradient of input `index`.
     pub fn needs(&self, index: usize) -> bool {
         self.inputs[index].is_some()
@@ -420,38 +519,40 @@ impl Backward<'_> {
 
     /// A tensor that was kept.
     pub fn get(&mut self, saved: &Saved) -> Result<Tensor> {
-        let id = match saved {
+        let (index, output) = match saved {
             Saved::Kept(tensor) => return Ok(tensor.clone()),
-            Saved::Replay(id) => *id,
+            Saved::Replay(id) => (id.node + self.base, id.output),
         };
-        if let Some(tensor) = &self.nodes[id.node].replayed[id.output] {
+        if let Some(tensor) = &self.nodes[index].replayed[output] {
             return Ok(tensor.clone());
         }
-        let Some(Step::Op(op)) = self.nodes[id.node].op.take() else {
+        let Some(Step::Op(op)) = self.nodes[index].op.take() else {
             return Err(Error::Usage(
                 "the op that made a kept tensor has already been run backward".to_string(),
             ));
         };
-        let tensor = op.replay(id.output, self);
-        let node = &mut self.nodes[id.node];
+        let base = std::mem::replace(&mut self.base, self.nodes[index].base);
+        let tensor = op.replay(output, self);
+        self.base = base;
+        let node = &mut self.nodes[index];
         node.op = Some(Step::Op(op));
         let tensor = tensor?;
-        node.replayed[id.output] = Some(tensor.clone());
+        node.replayed[output] = Some(tensor.clone());
         Ok(tensor)
     }
 
     /// Adds to the gradient of input `index`; nothing happens when nobody wants it.
     pub fn give(&mut self, index: usize, grad: Tensor) -> Result<()> {
-        let Some(id) = self.inputs[index] else { return Ok(()) };
-        let slot = &mut self.nodes[id.node].grads[id.output];
+        let Some((node, output)) = self.input(index) else { return Ok(()) };
+        let slot = &mut self.nodes[node].grads[output];
         *slot = Some(accumulate::add_to(slot.take(), grad)?);
         Ok(())
     }
 
     /// Takes what has come so far of the gradient of input `index`, for an op that goes on with the sum.
     pub fn take(&mut self, index: usize) -> Option<Tensor> {
-        let id = self.inputs[index]?;
-        self.nodes[id.node].grads[id.output].take()
+        let (node, output) = self.input(index)?;
+        self.nodes[node].grads[output].take()
     }
 
     /// The gradient of input `index` for an op that can add into it: what has come so far, to be added to, or fresh
@@ -462,8 +563,8 @@ impl Backward<'_> {
 
     /// As [`Backward::slot`], for an input of another shape.
     pub fn slot_of(&mut self, index: usize, shape: Shape, like: &Tensor) -> Result<(Tensor, Store)> {
-        if let Some(id) = self.inputs[index] {
-            let slot = &mut self.nodes[id.node].grads[id.output];
+        if let Some((node, output)) = self.input(index) {
+            let slot = &mut self.nodes[node].grads[output];
             if slot.as_ref().is_some_and(Tensor::is_unique)
                 && let Some(sum) = slot.take()
             {

@@ -44,7 +44,6 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
-use self::passes::Passes;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
@@ -64,7 +63,6 @@ pub(crate) struct Inner {
     pub comm: Communicator,
     pub device: Device,
     pub config: AcceleratorConfig,
-    passes: Passes,
     gradients: Mutex<GradientState>,
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
@@ -142,7 +140,6 @@ impl Accelerator {
             comm: comm.clone(),
             device: device.clone(),
             config: config.clone(),
-            passes: Passes::default(),
             gradients: Mutex::default(),
             models: Mutex::default(),
             stateful: Mutex::default(),
@@ -192,7 +189,7 @@ impl Accelerator {
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
     pub fn backward(&self, loss: &impl Loss) -> Result<()> {
-        passes::backward(&self.inner.passes, loss.value(), loss.weight())
+        passes::backward(&self.inner, loss.value(), loss.weight())
     }
 
     /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
@@ -201,7 +198,7 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::backward`].
     pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        passes::backward(&self.inner.passes, loss, n as f64)
+        passes::backward(&self.inner, loss, n as f64)
     }
 
     /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and

@@ -1,67 +1,53 @@
-//! Passes on their way: which models a tape goes through, so that `backward` knows whose gradients it makes.
+//! Recorded passes: a tape knows through which models it goes, so that `backward` knows whose gradients it makes.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use oarlock_tensor::ops::HeadLoss;
-use oarlock_tensor::{Tape, Tensor, WeakTape};
+use oarlock_tensor::{Tape, Tensor};
 
+use super::Inner;
 use super::held::Held;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 
-/// The passes that have been begun and not yet run backward.
-#[derive(Default)]
-pub(super) struct Passes(Mutex<Vec<Pass>>);
-
+/// A model that a tape goes through, and what prepared it.
 struct Pass {
-    tape: WeakTape,
-    models: Vec<Arc<Held>>,
+    model: Arc<Held>,
+    inner: Arc<Inner>,
 }
 
-impl Passes {
-    /// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh
-    /// one. Where the model is not training, or is not trained, the input stays as it is. A summed loss may make its
-    /// gradient in the forward pass, because the tape is promised where the backward pass begins.
-    pub fn enter<I: Nested>(&self, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
-        if !held.is_training() || !held.is_trained {
-            return Ok(input);
-        }
-        let mut passes = self.lock();
-        passes.retain(|pass| !pass.tape.is_gone());
-        let here = input.tensors().iter().find_map(Tensor::tape);
-        let tape = match (here, is_summed) {
-            (Some(tape), _) => tape,
-            (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
-            (None, false) => Tape::new(),
-        };
-        match passes.iter_mut().find(|pass| pass.tape.is(&tape)) {
-            Some(pass) if pass.models.iter().any(|model| Arc::ptr_eq(model, held)) => {}
-            Some(pass) => {
-                tape.enter_unit(held.optimizer()?.engine().pass_hook());
-                pass.models.push(held.clone());
-            }
-            None => {
-                tape.enter_unit(held.optimizer()?.engine().pass_hook());
-                passes.push(Pass { tape: tape.downgrade(), models: vec![held.clone()] });
-            }
-        }
-        input.map_tensors(&mut |tensor| match tensor.tape() {
-            Some(_) => Ok(tensor.clone()),
-            None => Ok(tape.input(tensor)),
-        })
+/// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh one.
+/// Where the model is not training, or is not trained, the input stays as it is. A summed loss may make its gradient in
+/// the forward pass, because the tape is promised where the backward pass begins.
+pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
+    if !held.is_training() || !held.is_trained {
+        return Ok(input);
     }
+    let here = input.tensors().iter().find_map(Tensor::tape);
+    let tape = match (here, is_summed) {
+        (Some(tape), _) => tape,
+        (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
+        (None, false) => Tape::new(),
+    };
+    if !passes_of(&tape).iter().any(|pass| Arc::ptr_eq(&pass.model, held)) {
+        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone() }));
+        tape.enter_unit(held.optimizer()?.engine().pass_hook());
+    }
+    input.map_tensors(&mut |tensor| match tensor.tape() {
+        Some(_) => Ok(tensor.clone()),
+        None => Ok(tape.input(tensor)),
+    })
+}
 
-    /// Takes the pass of a tape out: the models whose gradients its backward pass makes.
-    pub fn leave(&self, tape: &Tape) -> Option<Vec<Arc<Held>>> {
-        let mut passes = self.lock();
-        let index = passes.iter().position(|pass| pass.tape.is(tape))?;
-        Some(passes.swap_remove(index).models)
+/// The passes that a tape has recorded, each model once.
+fn passes_of(tape: &Tape) -> Vec<Arc<Pass>> {
+    let mut passes: Vec<Arc<Pass>> = Vec::new();
+    for pass in tape.tags().into_iter().filter_map(|tag| tag.downcast::<Pass>().ok()) {
+        if !passes.iter().any(|other| Arc::ptr_eq(&other.model, &pass.model)) {
+            passes.push(pass);
+        }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Pass>> {
-        // Each change leaves whole entries behind.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    passes
 }
 
 /// A loss that a backward pass starts from.
@@ -96,7 +82,7 @@ impl Loss for HeadLoss {
 }
 
 /// Runs a backward pass from a loss that weighs `weight`.
-pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()> {
+pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -109,15 +95,21 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
                 .to_owned(),
         )
     })?;
-    let models = passes.leave(&tape).ok_or_else(|| {
-        Error::Usage(
-            "backward: this accelerator recorded no pass for this loss; it was run backward already, or it comes from \
-             a model that another accelerator prepared, whose backward it needs"
+    let passes = passes_of(&tape);
+    if passes.is_empty() {
+        return Err(Error::Usage(
+            "backward: no prepared model has recorded a pass for this loss, or it was run backward already"
                 .to_owned(),
-        )
-    })?;
+        ));
+    }
+    if let Some(pass) = passes.iter().find(|pass| !Arc::ptr_eq(&pass.inner, inner)) {
+        return Err(Error::Usage(format!(
+            "backward: the loss comes from the model {}, which another accelerator prepared; call the `backward` of that one",
+            pass.model.name
+        )));
+    }
     let mut scale = None;
-    for model in &models {
+    for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
         model.check_open()?;
         let own = model.optimizer()?.loss_scale();
         if let Some((name, scale)) = scale.replace((model.name, own))
@@ -131,6 +123,6 @@ pub(super) fn backward(passes: &Passes, loss: &Tensor, weight: f64) -> Result<()
     }
     let scale = scale.map_or(1.0, |(_, scale)| scale);
     tape.backward(loss, scale as f32)?;
-    models.iter().for_each(|model| model.add(weight));
+    passes.iter().for_each(|pass| pass.model.add(weight));
     Ok(())
 }

@@ -8,6 +8,7 @@ use oarlock_tensor::ops::HeadLoss;
 
 use super::Inner;
 use super::held::Held;
+use super::passes;
 use crate::error::Result;
 use crate::nested::Nested;
 use crate::nn::{self, Forward, Latency, Module, Visitor};
@@ -74,7 +75,7 @@ impl<M: Module> Prepared<M> {
         is_summed: bool,
         f: impl FnOnce(&M, &I) -> nn::Result<R>,
     ) -> Result<R> {
-        let input = self.inner.passes.enter(&self.held, self.inner.placed(input)?, is_summed)?;
+        let input = passes::enter(&self.inner, &self.held, self.inner.placed(input)?, is_summed)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)
     }
