@@ -2,13 +2,13 @@
 //! bench/distillation runs it.
 //!
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/release/examples/distillation_cost student-stage=2 [key=value ..]`
-//! with the keys dtype, threads, warmup, steps, batch, seq, student-hidden, student-layers, teacher-hidden, teacher-layers
+//! with the keys gather, dtype, threads, warmup, steps, batch, seq, student-hidden, student-layers, teacher-hidden, teacher-layers
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::shard::Placements;
+use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, optim};
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
@@ -31,13 +31,17 @@ impl Settings {
         Ok(Settings(pairs.collect::<Result<_>>()?))
     }
 
+    fn word<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
+        self.0.get(key).map_or(default, String::as_str)
+    }
+
     fn number(&self, key: &str, default: usize) -> Result<usize> {
         let Some(value) = self.0.get(key) else { return Ok(default) };
         value.parse().map_err(|_| Error::Usage(format!("{key}={value}: give a number")))
     }
 
     fn dtype(&self) -> Result<DType> {
-        match self.0.get("dtype").map_or("f32", String::as_str) {
+        match self.word("dtype", "f32") {
             "f32" => Ok(DType::F32),
             "bf16" => Ok(DType::BF16),
             other => Err(Error::Usage(format!("dtype={other}: give f32 or bf16"))),
@@ -72,14 +76,19 @@ fn main() -> Result<()> {
         3 => Placements::PARAMETERS,
         other => return Err(Error::Usage(format!("student-stage={other}: give 2 or 3"))),
     };
+    let gather = match settings.word("gather", "in-place") {
+        "in-place" => Gather::InPlace,
+        "copy" => Gather::Copy,
+        other => return Err(Error::Usage(format!("gather={other}: give in-place or copy"))),
+    };
     let accelerator = Accelerator::new(&AcceleratorConfig {
-        shard: Options { placements: stage, ..Options::default() },
+        shard: Options { placements: stage, gather, ..Options::default() },
         ..config.clone()
     })?;
     let second = Accelerator::over(
         accelerator.communicator().clone(),
         &AcceleratorConfig {
-            shard: Options { placements: Placements::PARAMETERS, ..Options::default() },
+            shard: Options { placements: Placements::PARAMETERS, gather, ..Options::default() },
             ..config
         },
     )?;
