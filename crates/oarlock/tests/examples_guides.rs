@@ -1,10 +1,14 @@
 //! The examples of the guides give the same losses on any number of ranks, and those of the same programs in Python.
 
+use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use oarlock::{Accelerator, AcceleratorConfig, Result};
 use serde_json::Value;
 
+mod common;
 #[path = "../examples/distillation.rs"]
 #[allow(dead_code)]
 mod distillation;
@@ -19,7 +23,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn read(name: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(golden(name).join("golden.json")).unwrap()).unwrap()
+    serde_json::from_str(&fs::read_to_string(golden(name).join("golden.json")).unwrap()).unwrap()
 }
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -76,4 +80,59 @@ fn distil(world: usize) -> Vec<Vec<f32>> {
     on_ranks(world, &distillation::config(), |accelerator| {
         distillation::train(accelerator, &golden("distillation"))
     })
+}
+
+/// The program of an example. `cargo test` builds them all, unless it is told to build a few tests only.
+fn built(name: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_oarlock")).with_file_name("examples").join(name);
+    if !program.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--offline", "--package", "oarlock", "--example", name]);
+        cargo.arg("--target-dir").arg(program.ancestors().nth(3).unwrap());
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().unwrap().success(), "{name} could not be built");
+    }
+    program
+}
+
+#[test]
+fn the_examples_run_as_they_stand() {
+    for (name, end) in [("distillation", "36 steps, loss 7.1383 at first, 2.9300 in the end")] {
+        let (site, program) = (common::Site::new(), built(name));
+        let program = program.to_str().unwrap();
+        for words in [&["--standalone", "--nproc-per-node", "1"], &["--standalone", "--nproc-per-node", "2"]] {
+            let mut command = site.oarlock(&["torchrun"]);
+            command.args(words).args(["--no-python", program]);
+            let said = common::run(command);
+            assert_eq!(said.code, Some(0), "{name}: {said:?}");
+            assert_eq!(said.stdout.lines().last(), Some(end), "{name}: {said:?}");
+        }
+    }
+}
+
+/// The page for those who come from Python quotes code that compiles: every line of its middle column stands in the file
+/// that the last column names, but for its white space.
+#[test]
+fn the_page_from_python_quotes_code_that_is_there() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let page = fs::read_to_string(docs.join("from-python.md")).unwrap();
+    let compact = |text: &str| text.split_whitespace().collect::<String>();
+    let mut files: HashMap<PathBuf, String> = HashMap::new();
+    let mut quoted = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        // A pipe inside a cell is written with a backslash.
+        let row = row.replace("\\|", "\0");
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, ours, source] = cells[..] else { panic!("{row}: a row has three cells") };
+        let Some(file) = source.split("](").nth(1).and_then(|rest| rest.split(')').next()) else { continue };
+        let file = files.entry(docs.join(file)).or_insert_with_key(|file| compact(&fs::read_to_string(file).unwrap()));
+        for line in ours.split('`').skip(1).step_by(2) {
+            let line = compact(&line.replace('\0', "|"));
+            assert!(file.contains(&line), "{source} has no line {line}");
+            quoted += 1;
+        }
+    }
+    assert!(quoted > 60, "only {quoted} lines are quoted");
 }
