@@ -101,6 +101,7 @@ fn nested_of(input: DeriveInput) -> syn::Result<Code> {
         }
         Data::Union(_) => return Err(syn::Error::new_spanned(own, "Nested cannot be derived for unions")),
     };
+    let (pack, unpack) = packing(own, &input.data);
     let mut bounded = input.generics.clone();
     for parameter in bounded.type_params_mut() {
         parameter.bounds.push(syn::parse_quote!(::oarlock::Nested));
@@ -115,23 +116,86 @@ fn nested_of(input: DeriveInput) -> syn::Result<Code> {
             ) -> ::oarlock::Result<Self> {
                 Ok(match self { #(#arms)* })
             }
+
+            fn pack(&self, parcel: &mut ::oarlock::Parcel) -> ::oarlock::Result<()> {
+                #pack
+            }
+
+            fn unpack(parcel: &mut ::oarlock::Parcel) -> ::oarlock::Result<Self> {
+                #unpack
+            }
         }
     })
 }
 
-/// One shape of a value: its fields taken apart, mapped, and put together.
-fn arm(path: Code, fields: &Fields) -> Code {
-    let names: Vec<Ident> = fields
-        .iter()
-        .enumerate()
-        .map(|(index, field)| field.ident.clone().unwrap_or_else(|| format_ident!("field_{index}")))
-        .collect();
-    let names: Punctuated<Ident, Token![,]> = names.into_iter().collect();
-    let mapped = names.iter().map(|name| quote! { let #name = ::oarlock::Nested::map_tensors(#name, f)?; });
-    let whole = match fields {
+/// How a value is written for another rank and read there: the number of its variant, then field after field.
+fn packing(own: &Ident, data: &Data) -> (Code, Code) {
+    let shapes: Vec<(Code, &Fields)> = match data {
+        Data::Struct(data) => vec![(quote! { #own }, &data.fields)],
+        Data::Enum(data) => data
+            .variants
+            .iter()
+            .map(|variant| {
+                let name = &variant.ident;
+                (quote! { #own::#name }, &variant.fields)
+            })
+            .collect(),
+        Data::Union(_) => Vec::new(),
+    };
+    let (mut packs, mut unpacks) = (Vec::new(), Vec::new());
+    for (number, (path, fields)) in shapes.iter().enumerate() {
+        let names = names(fields);
+        let (pattern, list) = (whole(path, fields, &names), names.iter());
+        packs.push(quote! {
+            #pattern => {
+                parcel.put_len(#number);
+                #(::oarlock::Nested::pack(#list, parcel)?;)*
+            }
+        });
+        let list = names.iter();
+        unpacks.push(quote! {
+            #number => {
+                #(let #list = ::oarlock::Nested::unpack(parcel)?;)*
+                #pattern
+            }
+        });
+    }
+    let pack = quote! {
+        match self { #(#packs)* }
+        Ok(())
+    };
+    let unpack = quote! {
+        Ok(match parcel.take_len()? {
+            #(#unpacks)*
+            _ => return Err(::oarlock::Error::Usage(
+                "a value came from another rank in another form than expected".to_owned()
+            )),
+        })
+    };
+    (pack, unpack)
+}
+
+/// The fields as variables.
+fn names(fields: &Fields) -> Punctuated<Ident, Token![,]> {
+    let name = |(index, field): (usize, &Field)| {
+        field.ident.clone().unwrap_or_else(|| format_ident!("field_{index}"))
+    };
+    fields.iter().enumerate().map(name).collect()
+}
+
+/// A shape, as a pattern and as an expression.
+fn whole(path: &Code, fields: &Fields, names: &Punctuated<Ident, Token![,]>) -> Code {
+    match fields {
         Fields::Named(_) => quote! { #path { #names } },
         Fields::Unnamed(_) => quote! { #path(#names) },
         Fields::Unit => quote! { #path },
-    };
+    }
+}
+
+/// One shape of a value: its fields taken apart, mapped, and put together.
+fn arm(path: Code, fields: &Fields) -> Code {
+    let names = names(fields);
+    let mapped = names.iter().map(|name| quote! { let #name = ::oarlock::Nested::map_tensors(#name, f)?; });
+    let whole = whole(&path, fields, &names);
     quote! { #whole => { #(#mapped)* #whole } }
 }

@@ -32,14 +32,14 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy,
+    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends,
     GradientAccumulation, GradientState, Loss, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
     SchedulerSteps, Stateful,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
-pub use nested::Nested;
+pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
 pub use train::{Optimizer, OptimizerConfig};

@@ -92,8 +92,20 @@ pub struct DataLoaderConfiguration {
     pub dispatch_batches: Option<bool>,
     /// Fill up the end, so that all ranks have as many full batches.
     pub even_batches: bool,
+    /// When ranks stop whose loaders would give them different numbers of batches.
+    pub ends: Ends,
     /// The seed of shuffled orders; by default the accelerator's.
     pub data_seed: Option<u64>,
+}
+
+/// When ranks stop whose loaders would give them different numbers of batches, as can be without `even_batches`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Ends {
+    /// All together, after as many batches as the rank with the fewest has; the loader tells what was left out.
+    #[default]
+    Together,
+    /// Each when it has no more, as Accelerate does: a collective in such a loop then waits for ranks that are gone.
+    EachItsOwn,
 }
 
 impl Default for DataLoaderConfiguration {
@@ -102,6 +114,7 @@ impl Default for DataLoaderConfiguration {
             split_batches: false,
             dispatch_batches: None,
             even_batches: true,
+            ends: Ends::Together,
             data_seed: None,
         }
     }

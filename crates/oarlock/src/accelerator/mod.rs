@@ -24,7 +24,7 @@ mod weights;
 
 pub use accumulation::GradientState;
 pub use config::{
-    AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, GradientAccumulation,
+    AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
 };
 pub use optimizer::PreparedOptimizer;

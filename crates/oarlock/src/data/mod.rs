@@ -20,6 +20,7 @@ pub use error::{Error, Result};
 pub use loader::{Batch, Loader, StepBatches, eval_batches};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
 pub use sampler::{Sampler, Window};
+pub(crate) use shards::randperm;
 pub use shards::{BatchSamplerShard, DistributedSampler};
 pub use source::{Source, Texts};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};

@@ -1,6 +1,8 @@
 //! Which samples of a data set a rank gets in a loop of one's own: accelerate's `BatchSamplerShard` and torch's
 //! `DistributedSampler`, as arithmetic. (A training run of ours uses [`super::Sampler`], which repeats no sample.)
 
+use std::ops::Range;
+
 use rand_mt::Mt;
 
 use super::error::{Error, Result};
@@ -13,6 +15,8 @@ use super::error::{Error, Result};
 pub struct BatchSamplerShard {
     /// Samples of the data set.
     pub len: usize,
+    /// Samples that were given before, at the beginning of the order: a run that goes on gives the others.
+    pub first: usize,
     /// Samples of a rank in one batch.
     pub batch_size: usize,
     /// Ranks.
@@ -48,32 +52,47 @@ impl BatchSamplerShard {
             return Err(Error::Setting { key: "batch_size", cause });
         }
         let batch_size = if split_batches { batch_size / world } else { batch_size };
-        Ok(BatchSamplerShard { len, batch_size, world, rank, drop_last: false, even_batches: true })
+        Ok(BatchSamplerShard { len, first: 0, batch_size, world, rank, drop_last: false, even_batches: true })
     }
 
     /// The number of batches that [`Self::batch`] gives. (The original's `len()` counts one too many on the last ranks
     /// where batches are split and not evened.)
     pub fn n_batches(&self) -> usize {
-        let round = self.world.saturating_mul(self.batch_size);
-        let (full, rest) = (self.len / round, self.len % round);
+        let rest_len = self.len.saturating_sub(self.first);
+        let (full, rest) = (rest_len / self.round(), rest_len % self.round());
         let last = match (self.drop_last, self.even_batches) {
             (true, _) => false,
             (false, true) => rest > 0,
-            (false, false) => rest > self.rank * self.batch_size,
+            (false, false) => rest > self.rank.saturating_mul(self.batch_size),
         };
         full + usize::from(last)
     }
 
+    /// The samples of a batch of all ranks.
+    pub fn round(&self) -> usize {
+        self.world.saturating_mul(self.batch_size)
+    }
+
     /// The samples of a batch of this rank, by their places in the order.
     pub fn batch(&self, batch: usize) -> Vec<usize> {
-        let begin = (batch * self.world + self.rank) * self.batch_size;
-        let places = begin..begin + self.batch_size;
+        let places = self.places(batch);
         if !self.even_batches || self.drop_last {
             return places.take_while(|place| *place < self.len).collect();
         }
         // What is missing is filled from the first round, again and again where that is short as well.
-        let first_round = self.len.min(self.world * self.batch_size).max(1);
+        let first_round = self.len.min(self.round()).max(1);
         places.map(|place| if place < self.len { place } else { (place - self.len) % first_round }).collect()
+    }
+
+    /// How many samples of a batch are not repeats that fill it up; they stand first.
+    pub fn n_real(&self, batch: usize) -> usize {
+        let places = self.places(batch);
+        self.len.clamp(places.start, places.end) - places.start
+    }
+
+    fn places(&self, batch: usize) -> Range<usize> {
+        let begin = self.first + (batch * self.world + self.rank) * self.batch_size;
+        begin..begin + self.batch_size
     }
 
     /// All batches of this rank in their order.
@@ -130,7 +149,7 @@ impl DistributedSampler {
 }
 
 /// torch's `randperm` on a CPU generator of this seed: Fisher and Yates' shuffle, drawn from a Mersenne Twister.
-fn randperm(n: usize, seed: u64) -> Vec<usize> {
+pub(crate) fn randperm(n: usize, seed: u64) -> Vec<usize> {
     // torch's generator keeps the low half of a seed.
     let mut random = Mt::new(seed as u32);
     let mut order: Vec<usize> = (0..n).collect();

@@ -1,0 +1,139 @@
+//! The batches of one iteration, one read ahead, and what the accelerator is told about each.
+
+use std::sync::Arc;
+
+use super::dispatch::Dispatch;
+use super::plan::Epoch;
+use super::prefetch::Prefetch;
+use super::prepared::Core;
+use crate::error::Result;
+
+/// The batches of an iteration. When it ends, or is dropped, the accelerator's state is that of the loop around it.
+pub struct Batches<B> {
+    core: Arc<Core<B>>,
+    reader: Reader<B>,
+    epoch: u64,
+    /// Units given to all ranks so far.
+    given: usize,
+    /// What the accelerator said about the loop around this one; taken when this one ends.
+    around: Option<(bool, Option<usize>)>,
+    ended: bool,
+}
+
+/// Who reads.
+enum Reader<B> {
+    /// This rank, its own batches.
+    Own { batches: Prefetch<B>, ahead: Option<Result<Given<B>>> },
+    /// Rank 0, those of all ranks.
+    Dispatch(Dispatch<B>),
+}
+
+/// A batch of this rank.
+pub(super) struct Given<B> {
+    pub batch: B,
+    pub real: Option<usize>,
+    pub is_last: bool,
+}
+
+impl<B: Send + 'static> Batches<B> {
+    pub(super) fn begin(core: Arc<Core<B>>, skip: usize) -> Result<Batches<B>> {
+        let (epoch, first) = core.position.begin();
+        let first = first.saturating_add(skip.saturating_mul(core.rule.round()));
+        let plan = |ranks| {
+            let (rule, seed) = (core.rule, core.seed.unwrap_or_default());
+            core.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })
+        };
+        let start = |ranks| Prefetch::start(plan(ranks)?, core.num_workers, core.depth);
+        let reader = match (&core.codec, &core.accelerator) {
+            (Some(_), Some(accelerator)) => {
+                let batches = (core.rank == 0).then(|| start(0..core.rule.world));
+                Reader::Dispatch(Dispatch::begin(accelerator.communicator().clone(), batches))
+            }
+            _ => {
+                let mut batches = start(core.rank..core.rank + 1)?;
+                let ahead = own(&mut batches);
+                Reader::Own { batches, ahead }
+            }
+        };
+        let around = core.accelerator.as_ref().map(|accelerator| {
+            let mut gradients = accelerator.inner.gradients();
+            let around = (gradients.end_of_dataloader, gradients.real);
+            (gradients.end_of_dataloader, gradients.real) = (false, None);
+            around
+        });
+        Ok(Batches { core, reader, epoch, given: first, around, ended: false })
+    }
+}
+
+fn own<B: Send + 'static>(batches: &mut Prefetch<B>) -> Option<Result<Given<B>>> {
+    Some(batches.next()?.map(|made| Given { batch: made.batch, real: made.real, is_last: false }))
+}
+
+impl<B: Send + 'static> Reader<B> {
+    fn next(&mut self, core: &Core<B>) -> Option<Result<Given<B>>> {
+        match self {
+            Reader::Own { batches, ahead } => {
+                let mut given = ahead.take()?;
+                *ahead = own(batches);
+                if let Ok(given) = &mut given {
+                    given.is_last = ahead.is_none();
+                }
+                Some(given)
+            }
+            Reader::Dispatch(dispatch) => dispatch.next(core),
+        }
+    }
+}
+
+impl<B: Send + 'static> Iterator for Batches<B> {
+    type Item = Result<B>;
+
+    #[track_caller]
+    fn next(&mut self) -> Option<Result<B>> {
+        if self.ended {
+            return None;
+        }
+        match self.reader.next(&self.core) {
+            Some(Ok(given)) => {
+                // Repeats count for nothing, and neither does what a short last batch lacks.
+                self.given = self.given.saturating_add(self.core.rule.round());
+                let len =
+                    if given.is_last { self.core.source.n_units(self.epoch).ok().flatten() } else { None };
+                self.core.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
+                if let Some(accelerator) = &self.core.accelerator {
+                    let mut gradients = accelerator.inner.gradients();
+                    gradients.end_of_dataloader = given.is_last;
+                    gradients.real = self.core.real(self.given, given.real);
+                }
+                Some(Ok(given.batch))
+            }
+            Some(Err(error)) => {
+                self.leave();
+                Some(Err(error))
+            }
+            None => {
+                self.core.position.end(self.epoch);
+                self.core.tell_left_out(self.given == 0);
+                self.leave();
+                None
+            }
+        }
+    }
+}
+
+impl<B> Batches<B> {
+    /// Gives the accelerator back the state of the loop around this one.
+    fn leave(&mut self) {
+        self.ended = true;
+        if let (Some(around), Some(accelerator)) = (self.around.take(), &self.core.accelerator) {
+            let mut gradients = accelerator.inner.gradients();
+            (gradients.end_of_dataloader, gradients.real) = around;
+        }
+    }
+}
+
+impl<B> Drop for Batches<B> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
