@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{DeepSpeedShape, Shape, Warmup, WarmupType};
+use oarlock::dataloader::DataLoader;
 use oarlock::lr_scheduler::Scheduler;
 use oarlock::model::{Decoder, HfConfig};
 
@@ -51,14 +52,13 @@ pub fn config() -> AcceleratorConfig {
 
 /// Distils the teacher of a folder into its student; the loss of every step, the mean over all ranks.
 pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
-    let rows = rows()?;
-    let n_batches = rows.len() / BATCH_SIZE;
-
+    let train_dataloader = DataLoader::new(rows()?, BATCH_SIZE).collate(collate);
     let student = model(&models.join("student"))?;
     let optimizer = optim::adamw(&student).lr(1e-2);
     let warmup = Warmup { min_lr: 0.0, max_lr: None, num_steps: Some(5), warmup_type: WarmupType::Log };
     let scheduler = Scheduler::shaped(&optimizer, Shape::DeepSpeed(DeepSpeedShape::WarmupLr(warmup)), 5, 100);
-    let (student, optimizer, scheduler) = accelerator.prepare((student, optimizer, scheduler))?;
+    let (student, optimizer, scheduler, train_dataloader) =
+        accelerator.prepare((student, optimizer, scheduler, train_dataloader))?;
     accelerator.load_model(&student, models.join("student"))?;
 
     let teacher = accelerator.prepare(model(&models.join("teacher"))?)?;
@@ -67,13 +67,9 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
     teacher.eval();
     student.train();
     let mut losses = Vec::new();
-    let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
     for _epoch in 0..NUM_EPOCHS {
-        for index in 0..n_batches {
-            let n = BATCH_SIZE / world;
-            let first = index * BATCH_SIZE + rank * n;
-            let (ids, labels) = collate(&rows[first..first + n], accelerator.device())?;
-
+        for batch in train_dataloader.iter()? {
+            let (ids, labels) = batch?;
             let taught = teacher.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
             let logits = student.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
             let loss = loss(&logits, &taught, &labels)?;
@@ -84,7 +80,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
             optimizer.zero_grad()?;
             let mut sum = [f64::from(loss.item()?)];
             accelerator.reduce_sum(&mut sum)?;
-            losses.push((sum[0] / world as f64) as f32);
+            losses.push((sum[0] / accelerator.num_processes() as f64) as f32);
         }
     }
     Ok(losses)
@@ -125,7 +121,7 @@ fn rows() -> Result<Vec<Vec<i32>>> {
 }
 
 /// Rows as ids `[B, S]` and labels `[B, S]`: at each position the token that follows.
-fn collate(rows: &[Vec<i32>], device: &Device) -> Result<(Tensor, Tensor)> {
+fn collate(rows: Vec<Vec<i32>>, device: &Device) -> Result<(Tensor, Tensor)> {
     let shape = [rows.len(), LEN];
     let labels: Vec<i32> = rows.iter().flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect();
     Ok((Tensor::from_slice(&rows.concat(), shape, device)?, Tensor::from_slice(&labels, shape, device)?))
