@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
@@ -18,6 +18,7 @@ use crate::reduce::tree_fold;
 use crate::region::{Region, Sharing};
 use crate::solo::Solo;
 use crate::stats::{OpStats, Recorded, Recorder};
+use crate::trace::{CollectiveEvent, Trace};
 use crate::transport::{Request, Transport};
 
 /// One rank's place in a group. All ranks of the group make the same collective calls in the same order; where one does
@@ -28,6 +29,17 @@ use crate::transport::{Request, Transport};
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 
+/// A communicator that somebody else keeps: it does not make this rank stay in its group.
+#[derive(Clone)]
+pub struct WeakCommunicator(Weak<Inner>);
+
+impl WeakCommunicator {
+    /// The communicator, while somebody keeps it.
+    pub fn upgrade(&self) -> Option<Communicator> {
+        self.0.upgrade().map(Communicator)
+    }
+}
+
 struct Inner {
     transport: Arc<dyn Transport>,
     /// The number of the last collective; held while one runs.
@@ -35,6 +47,7 @@ struct Inner {
     counts: [Count; Operation::ALL.len()],
     /// Empty until somebody wants times.
     recorder: Arc<OnceLock<Recorder>>,
+    trace: Arc<Trace>,
 }
 
 #[derive(Default)]
@@ -72,21 +85,26 @@ struct About<'a> {
 impl Communicator {
     /// A communicator over a transport.
     pub fn new(transport: Arc<dyn Transport>) -> Communicator {
-        Communicator::recorded_in(transport, Arc::default())
+        Communicator::recorded_in(transport, Arc::default(), Arc::default())
     }
 
-    fn recorded_in(transport: Arc<dyn Transport>, recorder: Arc<OnceLock<Recorder>>) -> Communicator {
-        Communicator(Arc::new(Inner {
-            transport,
-            order: Mutex::new(0),
-            counts: Default::default(),
-            recorder,
-        }))
+    fn recorded_in(
+        transport: Arc<dyn Transport>,
+        recorder: Arc<OnceLock<Recorder>>,
+        trace: Arc<Trace>,
+    ) -> Communicator {
+        let (order, counts) = (Mutex::new(0), Default::default());
+        Communicator(Arc::new(Inner { transport, order, counts, recorder, trace }))
     }
 
     /// A world of one rank.
     pub fn solo() -> Communicator {
         Communicator::new(Arc::new(Solo::new()))
+    }
+
+    /// A handle that does not keep it.
+    pub fn downgrade(&self) -> WeakCommunicator {
+        WeakCommunicator(Arc::downgrade(&self.0))
     }
 
     /// This rank, from 0.
@@ -271,7 +289,7 @@ impl Communicator {
         let detail =
             groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
         let transport = self.run(About::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
-        Ok(Communicator::recorded_in(transport, self.0.recorder.clone()))
+        Ok(Communicator::recorded_in(transport, self.0.recorder.clone(), self.0.trace.clone()))
     }
 
     /// How long to wait for a rank that lives but does not come.
@@ -312,6 +330,16 @@ impl Communicator {
         self.0.recorder.get().map(Recorder::stats).unwrap_or_default()
     }
 
+    /// Keeps each collective with its time from now on, of this communicator and of those split from it.
+    pub fn start_trace(&self) {
+        self.0.trace.start();
+    }
+
+    /// Stops what [`Communicator::start_trace`] began and returns the collectives since, in their order.
+    pub fn take_trace(&self) -> Vec<CollectiveEvent> {
+        self.0.trace.take()
+    }
+
     /// Tells all ranks that this one failed, and why. The first failure of all is the one that everybody reports.
     pub fn abort(&self, cause: &str) {
         self.0.transport.abort(cause);
@@ -337,7 +365,8 @@ impl Communicator {
         count.calls.fetch_add(1, Relaxed);
         count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
         let recorder = self.0.recorder.get().filter(|recorder| recorder.wants(operation));
-        let begin = recorder.map(|_| Instant::now());
+        let is_traced = self.0.trace.is_on();
+        let begin = (recorder.is_some() || is_traced).then(Instant::now);
         let result = call(
             &*self.0.transport,
             &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
@@ -345,6 +374,10 @@ impl Communicator {
         if let (Some(recorder), Some(begin)) = (recorder, begin) {
             let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
             recorder.add(operation, site, bytes, self.world_size(), begin.elapsed());
+        }
+        if let (true, Some(begin)) = (is_traced, begin) {
+            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
+            self.0.trace.add(operation, site, bytes, self.world_size(), begin);
         }
         result
     }

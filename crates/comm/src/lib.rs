@@ -18,10 +18,11 @@ mod region;
 pub mod shm;
 mod solo;
 mod stats;
+mod trace;
 mod transport;
 
 pub use call::{Call, Operation, Scalar};
-pub use communicator::{Communicator, Traffic};
+pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
 pub use launched::Launched;
@@ -33,6 +34,8 @@ pub use process::{
     Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
 };
 pub use ready::{Pending, Ready};
+pub use reduce::tree_fold;
 pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
+pub use trace::CollectiveEvent;
 pub use transport::{Request, Transport};

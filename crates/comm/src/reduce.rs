@@ -16,12 +16,8 @@ fn parting(n: usize) -> usize {
     n.next_power_of_two() / 2
 }
 
-/// Folds the values of `ranks` in the fixed tree.
-pub(crate) fn tree_fold(
-    ranks: Range<usize>,
-    of_rank: &impl Fn(usize) -> f64,
-    join: &impl Fn(f64, f64) -> f64,
-) -> f64 {
+/// Folds the values of `ranks`, at least one, in the fixed tree.
+pub fn tree_fold<T>(ranks: Range<usize>, of_rank: &impl Fn(usize) -> T, join: &impl Fn(T, T) -> T) -> T {
     if ranks.len() < 2 {
         return of_rank(ranks.start);
     }

@@ -64,6 +64,9 @@ pub enum Error {
     /// A training that would not fit into memory.
     #[error(transparent)]
     Memory(#[from] Box<crate::estimate::Refusal>),
+    /// Ranks that were launched from code.
+    #[error(transparent)]
+    Spawn(#[from] crate::distributed::SpawnError),
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
     LossScale(#[from] crate::train::ScaleAtMinimum),

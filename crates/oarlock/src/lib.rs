@@ -32,9 +32,10 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends,
-    GradientAccumulation, GradientState, Loss, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
-    SchedulerSteps, Stateful,
+    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DevicePlacement,
+    DeviceSpecific, DivideBy, Ends, GradientAccumulation, GradientState, KeyAverage, LocalSgd, LocalSteps,
+    Loss, Pad, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule,
+    Profiler, Reduction, STARTING_BATCH_SIZE, SchedulerSteps, Stateful,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

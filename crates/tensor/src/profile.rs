@@ -1,15 +1,23 @@
 //! Where the time goes: calls, seconds and floating-point operations by op, when switched on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Times of ops by name. Off until [`Profile::enable`] is called.
+/// Accounts are kept.
+const ACCOUNTS: u8 = 1;
+/// Each run of an op is kept.
+const EVENTS: u8 = 2;
+
+/// Times of ops by name, and one by one. Both are off until [`Profile::enable`] or [`Profile::enable_events`] is called.
 #[derive(Default)]
 pub struct Profile {
-    enabled: AtomicBool,
+    /// What is kept, as bits.
+    enabled: AtomicU8,
     ops: Mutex<BTreeMap<&'static str, OpTime>>,
+    events: Mutex<Vec<OpEvent>>,
     /// Nanoseconds.
     recomputing: AtomicU64,
 }
@@ -27,17 +35,46 @@ pub struct OpTime {
     pub bytes: u64,
 }
 
+/// One run of an op.
+#[derive(Clone, Copy, Debug)]
+pub struct OpEvent {
+    /// The op.
+    pub op: &'static str,
+    /// When it began.
+    pub start: Instant,
+    /// How long it took.
+    pub time: Duration,
+    /// Floating-point operations that it had to do (0 for ops bound by memory).
+    pub flops: u64,
+    /// Bytes that it had to read and write.
+    pub bytes: u64,
+    /// The thread that called it; its helpers are not told.
+    pub thread: ThreadId,
+}
+
 impl Profile {
     /// Starts counting, from zero.
     pub fn enable(&self) {
         self.ops.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.enabled.store(true, Ordering::Relaxed);
+        self.enabled.fetch_or(ACCOUNTS, Ordering::Relaxed);
     }
 
     /// Stops counting and returns the accounts.
     pub fn take(&self) -> Vec<(&'static str, OpTime)> {
-        self.enabled.store(false, Ordering::Relaxed);
+        self.enabled.fetch_and(!ACCOUNTS, Ordering::Relaxed);
         std::mem::take(&mut *self.ops.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+    }
+
+    /// Starts to keep each run of an op, from none.
+    pub fn enable_events(&self) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.enabled.fetch_or(EVENTS, Ordering::Relaxed);
+    }
+
+    /// Stops keeping the runs of ops and returns them, in the order in which they ended.
+    pub fn take_events(&self) -> Vec<OpEvent> {
+        self.enabled.fetch_and(!EVENTS, Ordering::Relaxed);
+        std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Time in making activations again for the backward pass, since the device was made; counted always.
@@ -56,12 +93,20 @@ impl Profile {
 
     /// Runs `f` and books it under `op`.
     pub fn time<R>(&self, op: &'static str, flops: u64, bytes: u64, f: impl FnOnce() -> R) -> R {
-        if !self.enabled.load(Ordering::Relaxed) {
+        let enabled = self.enabled.load(Ordering::Relaxed);
+        if enabled == 0 {
             return f();
         }
         let start = Instant::now();
         let result = f();
         let time = start.elapsed();
+        if enabled & EVENTS != 0 {
+            let event = OpEvent { op, start, time, flops, bytes, thread: thread::current().id() };
+            self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        }
+        if enabled & ACCOUNTS == 0 {
+            return result;
+        }
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = ops.entry(op).or_default();
         entry.calls += 1;
@@ -87,5 +132,18 @@ mod tests {
         assert_eq!(ops.len(), 1);
         assert_eq!((ops[0].0, ops[0].1.calls, ops[0].1.flops, ops[0].1.bytes), ("b", 2, 4, 8));
         assert!(profile.take().is_empty());
+    }
+    #[test]
+    fn events_are_kept_one_by_one_beside_the_accounts() {
+        let profile = Profile::default();
+        profile.enable_events();
+        profile.time("a", 1, 2, || ());
+        profile.enable();
+        profile.time("a", 3, 4, || ());
+        let events: Vec<_> = profile.take_events().iter().map(|e| (e.op, e.flops, e.bytes)).collect();
+        assert_eq!(events, [("a", 1, 2), ("a", 3, 4)]);
+        profile.time("a", 5, 6, || ());
+        assert!(profile.take_events().is_empty(), "off again");
+        assert_eq!(profile.take()[0].1.flops, 8, "the accounts went on");
     }
 }

@@ -110,6 +110,15 @@ pub fn from_env_telling(tell: &dyn Fn(&str)) -> Result<Option<Communicator>> {
     }
 }
 
+/// This process's place among ranks that say themselves which they are; returns when all have come. `tell` hears once
+/// for whom it waits, if it does for long.
+///
+/// # Errors
+/// When they are not all on this machine, or do not come together.
+pub fn join_launched(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
+    rendezvous::join(place, tell)
+}
+
 /// Joins the segment that the launcher handed down. `None` if an earlier program of this rank had its place, as where a
 /// script runs one training after the other: the later ones meet as under any other launcher.
 fn join(value: &str) -> Result<Option<Communicator>> {

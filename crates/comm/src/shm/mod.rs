@@ -11,4 +11,4 @@ mod socket;
 mod statuses;
 mod transport;
 
-pub use host::{ShmHost, from_env, from_env_telling, threads};
+pub use host::{ShmHost, from_env, from_env_telling, join_launched, threads};

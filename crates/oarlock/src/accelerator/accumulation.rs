@@ -12,6 +12,9 @@ pub struct GradientState {
     pub step: usize,
     /// Whether the batch that the loader gave last is its last.
     pub end_of_dataloader: bool,
+    /// How many samples this rank's last batch has. `None` where no loader says so; then all that is gathered for a
+    /// metric is real.
+    pub rows: Option<usize>,
     /// How many samples of this rank's last batch are real, from its first on; the others repeat samples that came
     /// before. `None` where all are, or nobody knows.
     pub real: Option<usize>,
@@ -19,7 +22,7 @@ pub struct GradientState {
 
 impl Default for GradientState {
     fn default() -> GradientState {
-        GradientState { sync_gradients: true, step: 0, end_of_dataloader: false, real: None }
+        GradientState { sync_gradients: true, step: 0, end_of_dataloader: false, rows: None, real: None }
     }
 }
 

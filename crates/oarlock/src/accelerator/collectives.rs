@@ -1,1 +1,452 @@
 //! Values of all ranks: gather, reduce, pad, broadcast, over any value that holds tensors.
+//!
+//! Before tensors move, the ranks tell one another what they bring (the call, its place, shapes and dtypes) in one small
+//! collective. All see the same and come to the same verdict, so that a misuse is one error on all ranks.
+
+use std::panic::Location;
+
+use oarlock_tensor::{DType, Element, Tensor, bf16, f16};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Accelerator;
+use crate::error::{Error, Result};
+use crate::nested::Nested;
+
+/// How [`Accelerator::reduce`] makes one value of those of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// Their sum divided by the number of processes. Not for integers.
+    Mean,
+    /// The greatest; NaN if any is NaN.
+    Max,
+}
+
+/// How [`Accelerator::pad_across_processes`] pads. The fields are those of Accelerate.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Pad {
+    /// The dim that grows; tensors without it stay as they are.
+    pub dim: usize,
+    /// What stands in the new places: -100 for labels that no loss counts.
+    pub pad_index: f64,
+    /// The new places come first.
+    pub pad_first: bool,
+}
+
+/// What a rank says of a tensor that it brings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Leaf {
+    dtype: String,
+    pub sizes: Vec<usize>,
+}
+
+impl Leaf {
+    /// The same with so many rows.
+    pub fn with_rows(mut self, rows: usize) -> Leaf {
+        if let Some(first) = self.sizes.first_mut() {
+            *first = rows;
+        }
+        self
+    }
+}
+
+/// What a rank says when it comes to a call.
+#[derive(Serialize, Deserialize)]
+struct Said {
+    call: String,
+    site: String,
+    /// What it brings, or why it cannot.
+    body: std::result::Result<Vec<u8>, String>,
+}
+
+impl Accelerator {
+    /// The values of all ranks, joined along dim 0 in the order of ranks; a number becomes a vector of one for each
+    /// rank. Shapes and dtypes are the same on all ranks ([`Accelerator::pad_across_processes`] sees to that). What comes
+    /// out is on this rank's device and on no tape.
+    ///
+    /// Accelerate compares the shapes only in its debug mode, and hangs or mixes up values otherwise.
+    ///
+    /// # Errors
+    /// On all ranks: other shapes, another number of tensors, another call somewhere, a failed rank.
+    #[track_caller]
+    pub fn gather<T: Nested>(&self, value: &T) -> Result<T> {
+        let tensors = value.tensors();
+        let brought = self.meet("gather", &tensors)?;
+        check_equal("gather", &brought)?;
+        let parts = self.exchange_tensors(&tensors, &brought)?;
+        rebuild(value, join(&tensors, &parts, self)?)
+    }
+
+    /// One value of those of all ranks, times `scale`. Floats are added in f64 in the order of ranks and rounded once, so
+    /// every rank gets the same bits.
+    ///
+    /// Accelerate applies `scale` on TPUs only.
+    ///
+    /// # Errors
+    /// As [`Accelerator::gather`]; the mean, or a scale other than 1, of integers; sums that no i32 holds.
+    #[track_caller]
+    pub fn reduce<T: Nested>(&self, value: &T, how: Reduction, scale: f64) -> Result<T> {
+        let tensors = value.tensors();
+        let brought = self.meet(&format!("reduce ({how:?}, scale {scale})"), &tensors)?;
+        check_equal("reduce", &brought)?;
+        let parts = self.exchange_tensors(&tensors, &brought)?;
+        let reduced = tensors.iter().zip(&parts).map(|(tensor, parts)| {
+            let bytes = match tensor.dtype() {
+                DType::F32 => reduce_floats(parts, f64::from, |x| x as f32, how, scale),
+                DType::BF16 => reduce_floats(parts, bf16::to_f64, bf16::from_f64, how, scale),
+                DType::F16 => reduce_floats(parts, f16::to_f64, f16::from_f64, how, scale),
+                DType::I32 => reduce_integers(parts, how, scale)?,
+            };
+            from_bytes(tensor.dtype(), &bytes, tensor.sizes(), self)
+        });
+        rebuild(value, reduced.collect::<Result<_>>()?)
+    }
+
+    /// Each tensor as large along a dim as the largest of all ranks; the other dims stay as they are.
+    ///
+    /// # Errors
+    /// As [`Accelerator::gather`], where only the number of dims must be the same; a `pad_index` that is no i32 for
+    /// integers.
+    #[track_caller]
+    pub fn pad_across_processes<T: Nested>(&self, value: &T, pad: Pad) -> Result<T> {
+        let tensors = value.tensors();
+        let brought = self.meet(&format!("pad_across_processes ({pad:?})"), &tensors)?;
+        check("pad_across_processes", &brought, "one dtype and number of dims", |a, b| {
+            a.dtype == b.dtype && a.sizes.len() == b.sizes.len()
+        })?;
+        let padded = tensors.iter().enumerate().map(|(index, tensor)| {
+            let sizes = brought.iter().filter_map(|leaves| leaves[index].sizes.get(pad.dim));
+            match sizes.max() {
+                Some(&most) if most > tensor.sizes()[pad.dim] => padded(tensor, pad, most, self),
+                _ => Ok(tensor.detach()),
+            }
+        });
+        rebuild(value, padded.collect::<Result<_>>()?)
+    }
+
+    /// The value of one process, on all. Shapes and dtypes are the same on all ranks, and so is the rest of the value,
+    /// which does not travel.
+    ///
+    /// # Errors
+    /// As [`Accelerator::gather`], and when there is no such process.
+    #[track_caller]
+    pub fn broadcast<T: Nested>(&self, value: &T, from_process: usize) -> Result<T> {
+        self.check_process("broadcast", from_process)?;
+        let tensors = value.tensors();
+        let brought = self.meet(&format!("broadcast from process {from_process}"), &tensors)?;
+        check_equal("broadcast", &brought)?;
+        let mine = if self.process_index() == from_process { to_bytes(&tensors)? } else { Vec::new() };
+        let bytes = self.comm.broadcast_bytes(from_process, &mine)?;
+        let parts = cut(&bytes, &tensors, &brought[from_process]);
+        let received = tensors
+            .iter()
+            .zip(parts)
+            .map(|(tensor, part)| from_bytes(tensor.dtype(), part, tensor.sizes(), self));
+        rebuild(value, received.collect::<Result<_>>()?)
+    }
+
+    /// The value of one process, on all: any value that serde knows. What the others give is ignored.
+    ///
+    /// # Errors
+    /// A value that cannot be written or read, no such process, another call somewhere, a failed rank.
+    #[track_caller]
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        value: &T,
+        from_process: usize,
+    ) -> Result<T> {
+        self.check_process("broadcast_object", from_process)?;
+        let mine = if self.process_index() == from_process { encode(value) } else { Ok(Vec::new()) };
+        let said = self.exchange(&format!("broadcast_object from process {from_process}"), mine)?;
+        decode("broadcast_object", from_process, &said[from_process])
+    }
+
+    /// The values of one process, in the place of those of all others, which have as many.
+    ///
+    /// # Errors
+    /// As [`Accelerator::broadcast_object`]; another number of values, on the rank that has it.
+    #[track_caller]
+    pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
+        &self,
+        values: &mut [T],
+        from_process: usize,
+    ) -> Result<()> {
+        self.check_process("broadcast_object_list", from_process)?;
+        let mine = if self.process_index() == from_process { encode(&values) } else { Ok(Vec::new()) };
+        let call = format!("broadcast_object_list of {} from process {from_process}", values.len());
+        let said = self.exchange(&call, mine)?;
+        let received: Vec<T> = decode("broadcast_object_list", from_process, &said[from_process])?;
+        values.iter_mut().zip(received).for_each(|(value, received)| *value = received);
+        Ok(())
+    }
+
+    /// The values of all ranks, one list after the other; lists may differ in length.
+    ///
+    /// # Errors
+    /// As [`Accelerator::broadcast_object`].
+    #[track_caller]
+    pub fn gather_object<T: Serialize + DeserializeOwned>(&self, values: &[T]) -> Result<Vec<T>> {
+        let said = self.exchange("gather_object", encode(&values))?;
+        let lists = said.iter().enumerate().map(|(rank, bytes)| decode("gather_object", rank, bytes));
+        Ok(lists.collect::<Result<Vec<Vec<T>>>>()?.into_iter().flatten().collect())
+    }
+
+    /// What each rank brings to a call. All ranks see the same, so they fail alike.
+    #[track_caller]
+    pub(super) fn exchange(
+        &self,
+        call: &str,
+        body: std::result::Result<Vec<u8>, String>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let site = Location::caller();
+        let site = format!("{}:{}", site.file(), site.line());
+        let mine = encode(&Said { call: call.to_owned(), site, body }).map_err(Error::Usage)?;
+        let all = self.comm.all_gather_bytes(&mine)?;
+        let said: Vec<Option<Said>> = all.iter().map(|bytes| rmp_serde::from_slice(bytes).ok()).collect();
+        if said.iter().any(|said| said.as_ref().is_none_or(|said| said.call != call)) {
+            let calls = said.iter().enumerate().map(|(rank, said)| match said {
+                Some(said) => format!("\n  - Process {rank}: {} at {}", said.call, said.site),
+                None => format!("\n  - Process {rank}: a collective of its communicator"),
+            });
+            return Err(Error::Usage(format!(
+                "ranks called different methods; all must call the same ones, with the same arguments, in the same \
+                 order:{}",
+                calls.collect::<String>()
+            )));
+        }
+        let bodies = said.into_iter().flatten().enumerate().map(|(rank, said)| {
+            said.body
+                .map_err(|why| Error::Usage(format!("{call}: process {rank} cannot give its part: {why}")))
+        });
+        bodies.collect()
+    }
+
+    /// Tells the other ranks which tensors this one brings to a call, and hears it from them.
+    #[track_caller]
+    pub(super) fn meet(&self, call: &str, tensors: &[Tensor]) -> Result<Vec<Vec<Leaf>>> {
+        let said = self.exchange(call, encode(&leaves(tensors)))?;
+        let brought: Vec<Vec<Leaf>> =
+            said.iter().enumerate().map(|(rank, bytes)| decode(call, rank, bytes)).collect::<Result<_>>()?;
+        check_number(call, &brought)?;
+        Ok(brought)
+    }
+
+    /// The bytes of each tensor (outer) on each rank (inner), whose shapes are known.
+    #[track_caller]
+    pub(super) fn exchange_tensors(
+        &self,
+        tensors: &[Tensor],
+        brought: &[Vec<Leaf>],
+    ) -> Result<Vec<Vec<Vec<u8>>>> {
+        let all = self.comm.all_gather_bytes(&to_bytes(tensors)?)?;
+        let mut parts: Vec<Vec<Vec<u8>>> = tensors.iter().map(|_| Vec::with_capacity(all.len())).collect();
+        for (bytes, leaves) in all.iter().zip(brought) {
+            let cut = cut(bytes, tensors, leaves);
+            parts.iter_mut().zip(cut).for_each(|(parts, part)| parts.push(part.to_vec()));
+        }
+        Ok(parts)
+    }
+
+    pub(super) fn check_process(&self, call: &str, process: usize) -> Result<()> {
+        if process < self.num_processes() {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "{call}: there is no process {process}; there are {}, counted from 0",
+            self.num_processes()
+        )))
+    }
+}
+
+/// MessagePack: numbers of any kind as they are, NaN and infinities too, which JSON has no word for.
+pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> std::result::Result<Vec<u8>, String> {
+    rmp_serde::to_vec_named(value).map_err(|error| error.to_string())
+}
+
+pub(super) fn decode<T: DeserializeOwned>(call: &str, rank: usize, bytes: &[u8]) -> Result<T> {
+    rmp_serde::from_slice(bytes).map_err(|error| {
+        Error::Usage(format!("{call}: what process {rank} gave is of another type than here: {error}"))
+    })
+}
+
+pub(super) fn leaves(tensors: &[Tensor]) -> Vec<Leaf> {
+    let leaf = |tensor: &Tensor| Leaf { dtype: tensor.dtype().to_string(), sizes: tensor.sizes().to_vec() };
+    tensors.iter().map(leaf).collect()
+}
+
+/// Whether all ranks bring as many tensors.
+pub(super) fn check_number(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
+    if brought.iter().all(|leaves| leaves.len() == brought[0].len()) {
+        return Ok(());
+    }
+    let lines =
+        brought.iter().enumerate().map(|(rank, leaves)| format!("\n  - Process {rank}: {}", leaves.len()));
+    Err(Error::Usage(format!(
+        "{call}: the ranks bring different numbers of tensors, and all must bring as many:{}",
+        lines.collect::<String>()
+    )))
+}
+
+fn check_equal(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
+    check(call, brought, "one shape and dtype (`pad_across_processes` makes shapes equal)", |a, b| a == b)
+}
+
+/// Whether each tensor is on all ranks what it is on rank 0.
+pub(super) fn check(
+    call: &str,
+    brought: &[Vec<Leaf>],
+    expected: &str,
+    fits: impl Fn(&Leaf, &Leaf) -> bool,
+) -> Result<()> {
+    let n = brought[0].len();
+    let Some(index) = (0..n).find(|&i| brought.iter().any(|leaves| !fits(&leaves[i], &brought[0][i]))) else {
+        return Ok(());
+    };
+    let lines = brought.iter().enumerate().map(|(rank, leaves)| {
+        format!("\n  - Process {rank}: {:?} {}", leaves[index].sizes, leaves[index].dtype)
+    });
+    Err(Error::Usage(format!(
+        "{call}: tensor {} of {n} differs among the ranks, and all must bring {expected}:{}",
+        index + 1,
+        lines.collect::<String>()
+    )))
+}
+
+/// The value with these tensors in place of its own.
+pub(super) fn rebuild<T: Nested>(value: &T, tensors: Vec<Tensor>) -> Result<T> {
+    let mut tensors = tensors.into_iter();
+    value.map_tensors(&mut |_| {
+        let more =
+            "a value showed more tensors the second time; `Nested::map_tensors` must show the same each time";
+        tensors.next().ok_or_else(|| Error::Usage(more.to_owned()))
+    })
+}
+
+/// One tensor of the parts of all ranks, joined along dim 0.
+pub(super) fn join(tensors: &[Tensor], parts: &[Vec<Vec<u8>>], to: &Accelerator) -> Result<Vec<Tensor>> {
+    let joined = tensors.iter().zip(parts).map(|(tensor, parts)| {
+        let bytes = parts.concat();
+        let row_sizes = tensor.sizes().get(1..).unwrap_or_default();
+        let row_bytes = row_sizes.iter().product::<usize>() * tensor.dtype().size();
+        // Rows of nothing: their number is not in the bytes, and equal on all ranks.
+        let rows = match bytes.len().checked_div(row_bytes) {
+            Some(rows) => rows,
+            None => tensor.sizes().first().copied().unwrap_or(1) * parts.len(),
+        };
+        let sizes: Vec<usize> = std::iter::once(rows).chain(row_sizes.iter().copied()).collect();
+        from_bytes(tensor.dtype(), &bytes, &sizes, to)
+    });
+    joined.collect()
+}
+
+/// The bytes of one rank, cut into those of its tensors.
+fn cut<'a>(bytes: &'a [u8], tensors: &[Tensor], leaves: &[Leaf]) -> Vec<&'a [u8]> {
+    let mut rest = bytes;
+    let parts = tensors.iter().zip(leaves).map(|(tensor, leaf)| {
+        let len = leaf.sizes.iter().product::<usize>() * tensor.dtype().size();
+        let (part, left) = rest.split_at(len.min(rest.len()));
+        rest = left;
+        part
+    });
+    parts.collect()
+}
+
+fn to_bytes(tensors: &[Tensor]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for tensor in tensors {
+        bytes.extend_from_slice(match tensor.dtype() {
+            DType::F32 => bytemuck::cast_slice(tensor.slice::<f32>()?),
+            DType::BF16 => bytemuck::cast_slice(tensor.slice::<bf16>()?),
+            DType::F16 => bytemuck::cast_slice(tensor.slice::<f16>()?),
+            DType::I32 => bytemuck::cast_slice(tensor.slice::<i32>()?),
+        });
+    }
+    Ok(bytes)
+}
+
+pub(super) fn from_bytes(dtype: DType, bytes: &[u8], sizes: &[usize], to: &Accelerator) -> Result<Tensor> {
+    fn of<T: Element>(bytes: &[u8], sizes: &[usize], to: &Accelerator) -> Result<Tensor> {
+        Ok(Tensor::from_slice(&bytemuck::pod_collect_to_vec::<u8, T>(bytes), sizes, to.device())?)
+    }
+    match dtype {
+        DType::F32 => of::<f32>(bytes, sizes, to),
+        DType::BF16 => of::<bf16>(bytes, sizes, to),
+        DType::F16 => of::<f16>(bytes, sizes, to),
+        DType::I32 => of::<i32>(bytes, sizes, to),
+    }
+}
+
+fn reduce_floats<T: Element>(
+    parts: &[Vec<u8>],
+    to_f64: impl Fn(T) -> f64,
+    from_f64: impl Fn(f64) -> T,
+    how: Reduction,
+    scale: f64,
+) -> Vec<u8> {
+    let parts: Vec<Vec<T>> = parts.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
+    let n = parts.len() as f64;
+    let reduced = (0..parts[0].len()).map(|i| {
+        let values = parts.iter().map(|part| to_f64(part[i]));
+        from_f64(match how {
+            Reduction::Sum => values.sum::<f64>() * scale,
+            Reduction::Mean => values.sum::<f64>() / n * scale,
+            Reduction::Max => {
+                let max = |a: f64, b: f64| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) };
+                values.fold(f64::NEG_INFINITY, max) * scale
+            }
+        })
+    });
+    bytemuck::cast_slice(&reduced.collect::<Vec<T>>()).to_vec()
+}
+
+fn reduce_integers(parts: &[Vec<u8>], how: Reduction, scale: f64) -> Result<Vec<u8>> {
+    if how == Reduction::Mean || scale != 1.0 {
+        return Err(Error::Usage(format!(
+            "reduce: integers have a sum and a greatest, with scale 1, and got {how:?} with scale {scale}; cast them to \
+             f32 first"
+        )));
+    }
+    let parts: Vec<Vec<i32>> = parts.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
+    let reduced = (0..parts[0].len()).map(|i| {
+        let values = parts.iter().map(|part| i64::from(part[i]));
+        // There is at least one rank.
+        let value = if how == Reduction::Max { values.max().unwrap_or(0) } else { values.sum() };
+        i32::try_from(value).map_err(|_| Error::Usage(format!("reduce: the sum {value} is no i32")))
+    });
+    Ok(bytemuck::cast_slice(&reduced.collect::<Result<Vec<i32>>>()?).to_vec())
+}
+
+/// The tensor with `most` places along the dim of `pad`, which it has.
+fn padded(tensor: &Tensor, pad: Pad, most: usize, to: &Accelerator) -> Result<Tensor> {
+    let (sizes, dtype) = (tensor.sizes(), tensor.dtype());
+    let fill: Vec<u8> = match dtype {
+        DType::F32 => bytemuck::bytes_of(&(pad.pad_index as f32)).to_vec(),
+        DType::BF16 => bytemuck::bytes_of(&bf16::from_f64(pad.pad_index)).to_vec(),
+        DType::F16 => bytemuck::bytes_of(&f16::from_f64(pad.pad_index)).to_vec(),
+        DType::I32 if f64::from(pad.pad_index as i32) == pad.pad_index => {
+            bytemuck::bytes_of(&(pad.pad_index as i32)).to_vec()
+        }
+        DType::I32 => {
+            return Err(Error::Usage(format!(
+                "pad_across_processes: pad_index is {}, and the tensor {tensor:?} holds integers",
+                pad.pad_index
+            )));
+        }
+    };
+    let inner = sizes[pad.dim + 1..].iter().product::<usize>();
+    let missing = fill.repeat((most - sizes[pad.dim]) * inner);
+    let source = to_bytes(std::slice::from_ref(tensor))?;
+    let part = sizes[pad.dim] * inner * dtype.size();
+    let n_parts = sizes[..pad.dim].iter().product::<usize>();
+    let mut bytes = Vec::with_capacity(n_parts * (part + missing.len()));
+    for index in 0..n_parts {
+        let own = &source[index * part..][..part];
+        let both: [&[u8]; 2] = if pad.pad_first { [&missing, own] } else { [own, &missing] };
+        both.into_iter().for_each(|piece| bytes.extend_from_slice(piece));
+    }
+    let mut grown = sizes.to_vec();
+    grown[pad.dim] = most;
+    from_bytes(dtype, &bytes, &grown, to)
+}

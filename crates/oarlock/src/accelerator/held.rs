@@ -18,6 +18,8 @@ pub(crate) struct Held {
     pub is_trained: bool,
     /// Whether forward passes are recorded.
     pub training: AtomicBool,
+    /// Whether this rank steps by itself, inside of `local_sgd`.
+    pub local: AtomicBool,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -37,6 +39,7 @@ impl Held {
             name,
             is_trained,
             training: AtomicBool::new(is_trained),
+            local: AtomicBool::new(false),
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
@@ -93,8 +96,11 @@ impl Held {
         if window.is_closed {
             return Ok(());
         }
-        let mut total = [window.weight];
-        comm.all_reduce_f64(&mut total, Scalar::Sum)?;
+        let (mut total, mut ranks) = ([window.weight], 1);
+        if !self.local.load(Relaxed) {
+            comm.all_reduce_f64(&mut total, Scalar::Sum)?;
+            ranks = comm.world_size();
+        }
         if total[0] == 0.0 {
             return Err(Error::Usage(format!(
                 "a step of {} without gradients: no rank ran `backward` since the last one",
@@ -103,7 +109,7 @@ impl Held {
         }
         let divisor = match accumulation.divide_by {
             DivideBy::MicroBatches => total[0],
-            DivideBy::NumSteps => (accumulation.num_steps.max(1) * comm.world_size()) as f64,
+            DivideBy::NumSteps => (accumulation.num_steps.max(1) * ranks) as f64,
         };
         self.optimizer()?.divide_by(divisor);
         window.is_closed = true;

@@ -3,6 +3,7 @@
 mod accumulation;
 mod collectives;
 mod config;
+mod environment;
 pub(crate) mod held;
 mod local_sgd;
 mod memory;
@@ -23,20 +24,28 @@ mod tracking;
 mod weights;
 
 pub use accumulation::GradientState;
+pub use collectives::{Pad, Reduction};
 pub use config::{
     AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
 };
+pub use local_sgd::{LocalSgd, LocalSteps};
+pub use memory::STARTING_BATCH_SIZE;
+pub(crate) use environment::MIXED_PRECISION;
 pub use optimizer::PreparedOptimizer;
 pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
+pub use processes::ApplyPadding;
+pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
 pub use scheduler::PreparedScheduler;
+pub use seed::DeviceSpecific;
 pub use state::Stateful;
 pub use targets::Accumulation;
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -44,6 +53,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
+use self::seed::Seed;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
@@ -67,6 +77,9 @@ pub(crate) struct Inner {
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
     stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
+    /// Raised by `set_trigger` until the next check.
+    trigger: AtomicBool,
+    seed: Seed,
 }
 
 impl Inner {
@@ -99,21 +112,32 @@ impl Inner {
         })
     }
 
+    /// Lets go of everything that was prepared.
+    fn forget(&self) {
+        // Taken out first: what is dropped here may look at these lists.
+        let models = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
+        let stateful = std::mem::take(&mut *self.stateful.lock().unwrap_or_else(PoisonError::into_inner));
+        drop((models, stateful));
+        *self.gradients() = GradientState::default();
+    }
+
     fn add_model(&self, held: Arc<Held>) {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 }
 
-/// The seed where none is given.
-const SEED: u64 = 42;
-
 impl Accelerator {
-    /// The rank that the environment makes of this process: one of a group that was launched, or a world of one.
+    /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
+    /// of this process: one of a group that was launched, or a world of one. A second accelerator shares the group.
+    ///
+    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, and, as in
+    /// the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it names a number of steps.
     ///
     /// # Errors
-    /// When the group cannot be joined, or the CPU lacks the path asked for.
+    /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
     pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
-        Accelerator::over(rank::join()?, config)
+        let config = environment::apply(config)?;
+        Accelerator::over(rank::join()?, &config)
     }
 
     /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.
@@ -143,6 +167,8 @@ impl Accelerator {
             gradients: Mutex::default(),
             models: Mutex::default(),
             stateful: Mutex::default(),
+            trigger: AtomicBool::new(false),
+            seed: Seed::new(config.seed),
         };
         Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
     }
@@ -177,11 +203,6 @@ impl Accelerator {
         self.options.dtype
     }
 
-    /// The seed of initial weights and of dropout.
-    pub fn seed(&self) -> u64 {
-        self.inner.config.seed.unwrap_or(SEED)
-    }
-
     /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
     /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
     /// ranks, or over the targets of all of them; a loss is never divided by hand.
@@ -209,6 +230,17 @@ impl Accelerator {
     #[track_caller]
     pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
         optimizer.clip_grad_norm(max_norm)
+    }
+
+    /// Cuts every element of the coming step's averaged gradients off at `-value` and `value`: torch's
+    /// `clip_grad_value_`, which Accelerate refuses with DeepSpeed and FSDP; here it is right in every placement, to the
+    /// same bits. Whether this is a step: gradients that accumulate stay as they are.
+    ///
+    /// # Errors
+    /// A `value` below 0 or NaN, a failed rank, a window without any backward pass.
+    #[track_caller]
+    pub fn clip_grad_value(&self, optimizer: &PreparedOptimizer, value: f32) -> Result<bool> {
+        optimizer.clip_grad_value(value)
     }
 
     /// The sum of each value over all ranks.

@@ -1,10 +1,11 @@
 //! The optimizer of a prepared model: it steps when the window of micro-batches is complete, and does nothing before.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::Inner;
 use super::held::Held;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optim::Pace;
 use crate::train::Stepped;
 
@@ -46,7 +47,7 @@ impl PreparedOptimizer {
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
         if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
-            self.held.optimizer()?.engine_mut().clear_grads()?;
+            self.held.optimizer()?.clear_grads()?;
             self.held.begin();
         }
         Ok(())
@@ -84,5 +85,22 @@ impl PreparedOptimizer {
         }
         self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
         self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
+    }
+
+    /// Cuts the elements of the averaged gradients off at `value`; whether there is a step that they are for.
+    #[track_caller]
+    pub(super) fn clip_grad_value(&self, value: f32) -> Result<bool> {
+        // NaN, too, is not at least 0.
+        if !matches!(value.partial_cmp(&0.0), Some(Ordering::Greater | Ordering::Equal)) {
+            return Err(Error::Usage(format!(
+                "clip_grad_value: elements are cut off at 0 or more, not at {value}"
+            )));
+        }
+        if !self.inner.gradients().sync_gradients {
+            return Ok(false);
+        }
+        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.optimizer()?.clip_grad_value(value)?;
+        Ok(true)
     }
 }

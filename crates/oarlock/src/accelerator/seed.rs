@@ -1,1 +1,57 @@
 //! Seeds of everything that is drawn.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::Accelerator;
+
+/// The seed where none is given.
+const SEED: u64 = 42;
+
+/// The seed of an accelerator. Nothing here is global: another accelerator of the process has its own.
+pub(crate) struct Seed {
+    value: AtomicU64,
+    device_specific: AtomicBool,
+}
+
+impl Seed {
+    pub fn new(seed: Option<u64>) -> Seed {
+        Seed { value: AtomicU64::new(seed.unwrap_or(SEED)), device_specific: AtomicBool::new(false) }
+    }
+}
+
+/// Whether the ranks draw the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DeviceSpecific {
+    /// They do.
+    #[default]
+    No,
+    /// Each rank has its own seed for what may differ: its number is added to the seed.
+    Yes,
+}
+
+impl Accelerator {
+    /// Sets the seed of what is drawn from now on for this accelerator and its clones: the initial weights of models that
+    /// are prepared afterwards, the shuffled orders of loaders without a `data_seed` that are made afterwards, and
+    /// [`Accelerator::rank_seed`], which is for whatever else a loop draws (dropout, augmentation). What is drawn is
+    /// addressed by its seed and its place (parameter and element, epoch and position, pass and element), so there is no
+    /// state behind it, and nothing that another part of the program draws moves it.
+    ///
+    /// With [`DeviceSpecific::Yes`] only `rank_seed` differs by rank: weights and orders must be those of all ranks. In
+    /// Accelerate they differ too and are made equal afterwards, by rank 0. Accelerate seeds the global generators of
+    /// Python, NumPy and torch; here there are none.
+    pub fn set_seed(&self, seed: u64, device_specific: DeviceSpecific) {
+        self.inner.seed.value.store(seed, Relaxed);
+        self.inner.seed.device_specific.store(device_specific == DeviceSpecific::Yes, Relaxed);
+    }
+
+    /// The seed of initial weights and of loaders' orders, the same on all ranks. By default 42.
+    pub fn seed(&self) -> u64 {
+        self.inner.seed.value.load(Relaxed)
+    }
+
+    /// The seed of what may differ by rank: with [`DeviceSpecific::Yes`] the number of this rank is added to it.
+    pub fn rank_seed(&self) -> u64 {
+        let own = if self.inner.seed.device_specific.load(Relaxed) { self.process_index() as u64 } else { 0 };
+        self.seed().wrapping_add(own)
+    }
+}

@@ -9,6 +9,8 @@ pub mod minimind;
 pub mod script;
 pub mod torchrun;
 
+pub use accelerate::write_basic_config;
+
 use std::time::SystemTime;
 
 use crate::console::Outcome;

@@ -61,13 +61,13 @@ impl Failure {
 
 /// The memory around the ranks, to which a killed one is held.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     kills_before: Option<u64>,
 }
 
 impl Memory {
     /// As it is before the ranks start.
-    pub(super) fn now() -> Memory {
+    pub(crate) fn now() -> Memory {
         Memory { kills_before: killed_for_memory() }
     }
 
@@ -98,7 +98,7 @@ impl Memory {
     }
 
     /// The likely cause of an end, where there is one.
-    pub(super) fn explain(&self, end: &Ended) -> Option<String> {
+    pub(crate) fn explain(&self, end: &Ended) -> Option<String> {
         if end.told {
             return match end.exit {
                 Exit::Signal(9) => Some("killed by the launcher: it did not end in time".to_owned()),

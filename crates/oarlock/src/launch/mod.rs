@@ -18,6 +18,7 @@ pub mod spec;
 use oarlock_comm::Launched;
 
 pub use failure::Failure;
+pub(crate) use failure::Memory;
 pub use logs::Message;
 pub use run::{Outcome, run, with_local_rank};
 pub use spec::Launch;

@@ -20,7 +20,7 @@ use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::Mesh;
 use crate::shard::passes::{Core, UnitUse};
-use crate::shard::placement::{Options, Placement};
+use crate::shard::placement::{Options, Placement, Placements};
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::CHUNK;
@@ -32,6 +32,8 @@ pub struct Engine {
     /// Optimizer steps done.
     n_steps: u64,
     reduced: bool,
+    /// Whether this rank steps on its own gradients, which no other adds to.
+    local: bool,
 }
 
 /// The global norm of the gradients.
@@ -127,7 +129,7 @@ impl Engine {
                 )));
             }
         }
-        Ok(Engine { core, rule, n_steps: 0, reduced: false })
+        Ok(Engine { core, rule, n_steps: 0, reduced: false, local: false })
     }
 
     /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds. Parameters that
@@ -242,8 +244,64 @@ impl Engine {
     /// When a rank failed.
     pub fn reduce_grads(&mut self) -> Result<()> {
         if !self.reduced {
-            self.core.reduce_all()?;
+            if self.local {
+                self.core.complete_all()?
+            } else {
+                self.core.reduce_all()?
+            }
             self.reduced = true;
+        }
+        Ok(())
+    }
+
+    /// Whether from now on this rank steps by itself: gradients are not summed over ranks, and each has weights of its
+    /// own, until [`Engine::average`] makes them equal again.
+    ///
+    /// # Errors
+    /// Where weights, gradients or the optimizer's state are divided among the ranks.
+    pub fn set_local(&mut self, local: bool) -> Result<()> {
+        if local && self.core.options.placements != Placements::WHOLE {
+            return Err(Error::Usage(format!(
+                "ranks can step by themselves only where each has the whole state (Placements::WHOLE: DDP, ZeRO-0, \
+                 NO_SHARD), and this model is held as {:?}",
+                self.core.options.placements
+            )));
+        }
+        self.local = local;
+        Ok(())
+    }
+
+    /// The mean of the weights over all ranks, which have done the same number of steps by themselves; with `states`, of
+    /// the optimizer's states too. Added in f64, so that every rank has the same bits.
+    ///
+    /// # Errors
+    /// When a rank failed or has done another number of steps, or while somebody holds a weight.
+    pub fn average(&mut self, states: bool) -> Result<()> {
+        self.core
+            .mesh
+            .shard
+            .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
+        self.core.average(states)
+    }
+
+    /// Multiplies the summed gradients by `scale`, which makes averages of them, and cuts their elements off at
+    /// `-value` and `value`. Each rank does that to what it updates.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn clip_grad_value(&mut self, scale: f32, value: f32) -> Result<()> {
+        self.reduce_grads()?;
+        for group in self.core.groups.iter().filter(|group| group.trainable) {
+            let (updated, device) = (group.state.updated.clone(), &self.core.device);
+            match &group.grads {
+                Grads::Sharded { sums, .. } => {
+                    update::scale_clamp(device, sums, 0..updated.len(), scale, value)?;
+                }
+                _ => {
+                    let Some(grads) = group.params.grads() else { continue };
+                    update::scale_clamp(device, &grads, updated, scale, value)?;
+                }
+            }
         }
         Ok(())
     }
@@ -260,7 +318,10 @@ impl Engine {
         let mut squares = vec![0.0; n_blocks];
         for group in groups() {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
-            let owned = group.layout.owned(shard.rank(), shard.world_size());
+            let owned = match self.local {
+                true => 0..group.layout.n_elems(),
+                false => group.layout.owned(shard.rank(), shard.world_size()),
+            };
             let (grads, base) = match &group.grads {
                 Grads::Sharded { sums, .. } => (sums.clone(), owned.start),
                 _ => match group.params.grads() {
@@ -277,7 +338,9 @@ impl Engine {
                 update::squared_norms(&self.core.device, values, out);
             }
         }
-        shard.all_reduce_f64(&mut squares, Scalar::Sum)?;
+        if !self.local {
+            shard.all_reduce_f64(&mut squares, Scalar::Sum)?;
+        }
         let first_bad = squares.iter().position(|sum| !sum.is_finite()).and_then(|block| {
             groups().find_map(|group| {
                 let index = group

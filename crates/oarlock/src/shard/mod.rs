@@ -4,6 +4,7 @@
 //! with their homes. During a step `passes` opens and closes units, called through `hooks`; `reduce` sums gradients and
 //! `step` updates. `engine` is what the rest of the crate sees.
 
+mod average;
 mod column;
 mod engine;
 mod group;

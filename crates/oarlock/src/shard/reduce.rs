@@ -120,4 +120,9 @@ impl Core {
         }
         Ok(())
     }
+
+    /// As [`Core::reduce_all`] for a rank that steps by itself: what no backward pass has touched has a zero gradient.
+    pub fn complete_all(&self) -> Result<()> {
+        self.groups.iter().try_for_each(|group| Ok(group.params.zero_untouched()?))
+    }
 }

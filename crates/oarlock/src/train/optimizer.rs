@@ -53,6 +53,8 @@ pub struct Optimizer {
     divisor: f64,
     /// What the norm of the coming step's gradients says; `None` until it is known.
     found: Option<Found>,
+    /// Whether the gradients of the coming step are averages already, not sums that a divisor waits for.
+    averaged: bool,
 }
 
 /// What is known of the gradients of the coming step.
@@ -79,7 +81,14 @@ impl Optimizer {
     pub(crate) fn new(engine: Engine, config: OptimizerConfig) -> Optimizer {
         let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
         let scaler = config.loss_scale.or(in_f16).map(LossScaler::new);
-        Optimizer { engine, weight_decay: config.weight_decay, scaler, divisor: 1.0, found: None }
+        Optimizer {
+            engine,
+            weight_decay: config.weight_decay,
+            scaler,
+            divisor: 1.0,
+            found: None,
+            averaged: false,
+        }
     }
 
     /// The engine that holds the model.
@@ -139,14 +148,50 @@ impl Optimizer {
             let (unit, parameter) = (unit.clone(), parameter.clone());
             return Err(Error::NotFinite { step: self.n_steps() + 1, unit, parameter });
         }
-        let scale = self.loss_scale() * self.divisor;
+        let scale = if self.averaged { 1.0 } else { self.loss_scale() * self.divisor };
         let norm = found.norm / scale;
         // torch.nn.utils.clip_grad_norm_ in f32: max_norm / (norm + 1e-6), at most 1.
         let coefficient = max_norm as f32 / (norm as f32 + 1e-6);
         let coefficient = if max_norm > 0.0 { coefficient.min(1.0) } else { 1.0 };
         let grad_scale = (f64::from(coefficient) / scale) as f32;
-        self.found = Some(Found { grad_scale, first_bad: found.first_bad });
+        // What was cut off before may have hidden an infinity.
+        let earlier = self.found.take().and_then(|found| found.first_bad);
+        self.found = Some(Found { grad_scale, first_bad: earlier.or(found.first_bad) });
         Ok(norm)
+    }
+
+    /// Makes averages of the gradients of the coming step and cuts their elements off at `-value` and `value`; what a
+    /// clipping by norm has found before is applied first.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn clip_grad_value(&mut self, value: f32) -> Result<()> {
+        if self.scaler.is_some() && self.found.is_none() {
+            self.clip_grad_norm(0.0)?;
+        }
+        let found = self.found.take().unwrap_or_else(|| self.unclipped());
+        self.engine.clip_grad_value(found.grad_scale, value)?;
+        self.averaged = true;
+        self.found = Some(Found { grad_scale: 1.0, ..found });
+        Ok(())
+    }
+
+    /// What a step does without any clipping and loss scaling.
+    fn unclipped(&self) -> Found {
+        Found { grad_scale: (1.0 / self.divisor) as f32, first_bad: None }
+    }
+
+    /// Forgets the gradients, and what was found out about them.
+    ///
+    /// # Errors
+    /// While a tensor of a unit is held outside of it.
+    pub fn clear_grads(&mut self) -> Result<()> {
+        self.forget();
+        self.engine.clear_grads()
+    }
+
+    fn forget(&mut self) {
+        (self.divisor, self.found, self.averaged) = (1.0, None, false);
     }
 
     /// Updates the weights with the gradients summed over all ranks, and forgets the gradients. With loss scaling, a
@@ -158,9 +203,8 @@ impl Optimizer {
         if self.scaler.is_some() && self.found.is_none() {
             self.clip_grad_norm(0.0)?;
         }
-        let divisor = std::mem::replace(&mut self.divisor, 1.0);
-        let found =
-            self.found.take().unwrap_or(Found { grad_scale: (1.0 / divisor) as f32, first_bad: None });
+        let found = self.found.take().unwrap_or_else(|| self.unclipped());
+        self.forget();
         if let Some(scaler) = &mut self.scaler {
             let verdict = scaler.update(found.first_bad.is_some());
             let verdict = verdict.map_err(|error| match &found.first_bad {

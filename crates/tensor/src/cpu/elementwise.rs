@@ -90,6 +90,20 @@ multiversion! {
     }
 }
 
+/// `x = x * alpha`, cut off at `-bound` and `bound`; NaN stays.
+pub fn scale_clamp(cpu: &Cpu, alpha: f32, bound: f32, x: &mut [f32]) {
+    assert!(bound >= 0.0, "scale_clamp: a bound of at least 0");
+    cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| scale_clamp_task(cpu.isa, alpha, bound, x));
+}
+
+multiversion! {
+    fn scale_clamp_task(alpha: f32, bound: f32, x: &mut [f32]) {
+        for x in x {
+            *x = (*x * alpha).clamp(-bound, bound);
+        }
+    }
+}
+
 /// `y = x` in another type, rounded to nearest.
 pub fn cast<T: Float, U: Float>(cpu: &Cpu, x: &[T], y: &mut [U]) {
     assert_eq!(x.len(), y.len(), "cast: lengths");

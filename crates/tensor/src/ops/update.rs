@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::cpu::{elementwise, gemm, random, sums};
 use crate::device::{Device, Kind};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::ops::with_float;
 
@@ -35,6 +35,34 @@ pub fn round_into(
 pub fn squared_norms(device: &Device, x: &[f32], out: &mut [f64]) {
     let Kind::Cpu(cpu) = device.kind();
     device.profile().time("gradient norm", 0, 4 * x.len() as u64, || sums::squared_norm(cpu, x, out));
+}
+
+/// Multiplies f32 elements by `scale` and cuts them off at `-bound` and `bound`, which is at least 0; NaN stays.
+///
+/// # Errors
+/// Elements outside of the buffer, a bound that is none, or while the buffer is in use elsewhere.
+pub fn scale_clamp(
+    device: &Device,
+    flat: &FlatBuffer,
+    range: Range<usize>,
+    scale: f32,
+    bound: f32,
+) -> Result<()> {
+    let wrong = |expected: String, got: String| Error::Shape { op: "scale_clamp", expected, got };
+    if bound.is_nan() || bound < 0.0 {
+        return Err(wrong("a bound of at least 0".to_string(), bound.to_string()));
+    }
+    let mut lease = flat.write()?;
+    let Kind::Cpu(cpu) = device.kind();
+    let elements = lease.slice_mut::<f32>();
+    let n_elems = elements.len();
+    let part = elements
+        .get_mut(range.clone())
+        .ok_or_else(|| wrong(format!("a range inside {n_elems} elements"), format!("{range:?}")))?;
+    device.profile().time("clip gradients", 0, 8 * part.len() as u64, || {
+        elementwise::scale_clamp(cpu, scale, bound, part);
+    });
+    Ok(())
 }
 
 /// The sum of f64 values by a fixed pairwise tree.

@@ -27,6 +27,8 @@ use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::nearest::nearest_of;
 
+pub use questionnaire::write_basic_config;
+
 /// The version of Accelerate whose commands, files and words these are.
 pub const ACCELERATE: &str = "1.15.0";
 

@@ -9,13 +9,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use answers::{Answers, Person, Silence, ask_all};
 use person::{Lines, Terminal};
 use serde_json::json;
 
-use super::cluster::{Cluster, default_file, save_or_show};
+use super::cluster::{Cluster, default_file, save, save_or_show};
 use super::{CONFIG_FILE, parse};
 use crate::config::flags::{Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
@@ -123,10 +123,34 @@ fn default(words: &Words) -> Outcome {
             path.display()
         ));
     }
-    let devices = Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
     let precision = parsed.settings.text("mixed_precision").unwrap_or_default();
     let done = format!("accelerate configuration saved at {}", path.display());
-    save_or_show(&path, &basic(&devices, &precision).to_json(), parsed.dry_run, &done)
+    save_or_show(&path, &basic(&devices(), &precision).to_json(), parsed.dry_run, &done)
+}
+
+/// Writes the configuration of this machine for `accelerate launch`, as `accelerate config default` does: to `path`, or to
+/// the default file. `mixed_precision` is one of no, fp16, bf16 and fp8. The path of the file; `None` where there is one
+/// already, which stays as it is.
+///
+/// # Errors
+/// Another precision; a file that cannot be written.
+pub fn write_basic_config(mixed_precision: &str, path: Option<&Path>) -> Result<Option<PathBuf>, Error> {
+    let path = path.map_or_else(|| default_file(&|name| std::env::var(name).ok()), Path::to_path_buf);
+    if path.exists() {
+        return Ok(None);
+    }
+    let precision = mixed_precision.to_lowercase();
+    if !["no", "fp16", "bf16", "fp8"].contains(&precision.as_str()) {
+        return Err(Error::Usage(format!(
+            "write_basic_config: `mixed_precision` should be one of no, fp16, bf16 and fp8; it is {mixed_precision:?}"
+        )));
+    }
+    save(&path, &basic(&devices(), &precision).to_json())?;
+    Ok(Some(path))
+}
+
+fn devices() -> Devices {
+    Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
 
 /// The configuration of one machine: all its GPUs, or its CPU.

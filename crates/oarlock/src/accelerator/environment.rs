@@ -1,0 +1,107 @@
+//! What `accelerate launch` and the launchers from code tell a program through variables.
+
+use oarlock_tensor::DType;
+
+use super::config::AcceleratorConfig;
+use crate::error::{Error, Result};
+use crate::rank;
+
+/// The variable that says in which dtype to compute.
+pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+
+const ACCUMULATION: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+
+/// A configuration with what the launcher of this rank says. As in the original the precision counts where the program
+/// names none, and the number of accumulation steps counts over the program's.
+///
+/// # Errors
+/// A variable whose value makes no sense; it is named.
+pub(super) fn apply(config: &AcceleratorConfig) -> Result<AcceleratorConfig> {
+    with(config, &rank::variable)
+}
+
+fn with(config: &AcceleratorConfig, lookup: &dyn Fn(&str) -> Option<String>) -> Result<AcceleratorConfig> {
+    // A variable that is empty is one that is not set.
+    let said = |name| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+    let mut config = config.clone();
+    if config.mixed_precision.is_none()
+        && let Some(value) = said(MIXED_PRECISION)
+    {
+        config.mixed_precision = precision(&value)?;
+    }
+    // A launcher that leaves it open, as for DeepSpeed, says "auto": the program's number counts.
+    if let Some(value) = said(ACCUMULATION).filter(|value| value != "auto") {
+        config.gradient_accumulation.num_steps = match value.parse::<usize>() {
+            Ok(steps) if steps > 0 => steps,
+            _ => return Err(wrong(ACCUMULATION, &value, "a whole number from 1 on, or auto")),
+        };
+    }
+    Ok(config)
+}
+
+/// The dtype of a precision in the words of Accelerate; none for "no".
+fn precision(value: &str) -> Result<Option<DType>> {
+    match value.to_lowercase().as_str() {
+        "no" => Ok(None),
+        "bf16" => Ok(Some(DType::BF16)),
+        "fp16" => Ok(Some(DType::F16)),
+        "fp8" => Err(wrong(MIXED_PRECISION, value, "no, fp16 or bf16; no processor here multiplies in fp8")),
+        _ => Err(wrong(MIXED_PRECISION, value, "no, fp16 or bf16")),
+    }
+}
+
+fn wrong(name: &str, value: &str, expected: &str) -> Error {
+    Error::Usage(format!(
+        "{name}={value}: expected {expected}; the variable comes from `accelerate launch` or from the script that \
+         starts this program"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GradientAccumulation;
+
+    fn told(config: AcceleratorConfig, variables: &[(&str, &str)]) -> Result<(Option<DType>, usize)> {
+        let lookup =
+            |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
+        let config = with(&config, &lookup)?;
+        Ok((config.mixed_precision, config.gradient_accumulation.num_steps))
+    }
+
+    #[test]
+    fn the_launcher_names_what_the_program_leaves_open_and_wins_where_the_original_lets_it() {
+        let program = AcceleratorConfig {
+            mixed_precision: Some(DType::F32),
+            gradient_accumulation: GradientAccumulation::steps(3),
+            ..AcceleratorConfig::default()
+        };
+        let variables = [(MIXED_PRECISION, "BF16"), (ACCUMULATION, "4")];
+        assert_eq!(told(AcceleratorConfig::default(), &variables).unwrap(), (Some(DType::BF16), 4));
+        assert_eq!(told(program.clone(), &variables).unwrap(), (Some(DType::F32), 4));
+        let variables = [(MIXED_PRECISION, "no"), (ACCUMULATION, "auto")];
+        assert_eq!(told(AcceleratorConfig::default(), &variables).unwrap(), (None, 1));
+        assert_eq!(told(program, &[(ACCUMULATION, "")]).unwrap(), (Some(DType::F32), 3));
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_told_with_its_variable() {
+        for (name, value, expected) in [
+            (MIXED_PRECISION, "bf61", "ACCELERATE_MIXED_PRECISION=bf61: expected no, fp16 or bf16"),
+            (
+                MIXED_PRECISION,
+                "fp8",
+                "ACCELERATE_MIXED_PRECISION=fp8: expected no, fp16 or bf16; no processor",
+            ),
+            (
+                ACCUMULATION,
+                "0",
+                "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=0: expected a whole number from 1 on",
+            ),
+            (ACCUMULATION, "two", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=two: expected a whole number"),
+        ] {
+            let error = told(AcceleratorConfig::default(), &[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}
