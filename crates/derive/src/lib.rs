@@ -2,14 +2,15 @@
 
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Code;
-use quote::{format_ident, quote};
+use quote::{format_ident, quote, quote_spanned};
 use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
 use syn::{Attribute, Data, DeriveInput, Field, Fields, Ident, LitStr, Token, parse_macro_input};
 
 /// Makes a struct a module whose children are its fields, under the fields' names.
 ///
-/// Every field is a module itself: a layer, a `Param`, a `Buffer`, another module, or a `Vec`, `Option` or `Unit` of
-/// them. `#[module(skip)]` leaves a field out (a number, a shared table); `#[module(name = "h")]` gives it another name
+/// Every field is a module itself: a layer, a `Param`, a `Buffer`, another module, or a `Vec`, `Option`, `BTreeMap` or
+/// `Unit` of them. `#[module(skip)]` leaves a field out (a number, a shared table); `#[module(name = "h")]` gives it another name
 /// in paths, `#[module(name = "")]` none.
 #[proc_macro_derive(Module, attributes(module))]
 pub fn module(input: TokenStream) -> TokenStream {
@@ -39,7 +40,9 @@ fn module_of(input: DeriveInput) -> syn::Result<Code> {
             Some(ident) => ident.to_string().trim_start_matches("r#").to_owned(),
             None => index.to_string(),
         });
-        children.push(quote! { visitor.child(#name, &self.#member); });
+        // At the field's type, where the compiler then says that it is no module.
+        let at = field.ty.span();
+        children.push(quote_spanned! { at=> visitor.child(#name, &self.#member); });
     }
     let (own, (generics, types, bounds)) = (&input.ident, input.generics.split_for_impl());
     Ok(quote! {

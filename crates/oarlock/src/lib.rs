@@ -33,9 +33,10 @@ pub mod train;
 
 pub use accelerator::{
     Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DevicePlacement,
-    DeviceSpecific, DivideBy, Ends, GradientAccumulation, GradientState, KeyAverage, LocalSgd, LocalSteps,
-    Loss, Pad, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule,
-    Profiler, Reduction, STARTING_BATCH_SIZE, SchedulerSteps, Stateful,
+    DeviceSpecific, DivideBy, Ends, GradientAccumulation, GradientState, HookHandle, Kept, KeyAverage,
+    LocalSgd, LocalSteps, LogWith, Loss, Pad, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE,
+    SaveModel, SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

@@ -60,8 +60,8 @@ fn train(world: usize, shard: &Options, accumulation: usize, loss: LossOf) -> Ve
 
 fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Result<Vec<f32>> {
     let net = Net {
-        up: nn::Unit::new(Linear::new(4, 16, true, 0.3)?),
-        down: nn::Unit::new(Linear::new(16, 1, true, 0.3)?),
+        up: nn::Unit::new(Linear::normal(4, 16, true, 0.3)?),
+        down: nn::Unit::new(Linear::normal(16, 1, true, 0.3)?),
     };
     let optimizer = optim::adamw(&net).lr(0.05);
     let scheduler = lr_scheduler::linear(&optimizer, 0, 20);

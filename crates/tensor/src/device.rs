@@ -108,7 +108,8 @@ impl Device {
         format!("{dry}cpu, {}, {} thread(s)", cpu.isa.path(), cpu.par.n_threads())
     }
 
-    pub(crate) fn same(&self, other: &Device) -> bool {
+    /// Whether it is this device.
+    pub fn same(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

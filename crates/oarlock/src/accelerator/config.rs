@@ -3,6 +3,8 @@
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Path;
 
+use super::project::ProjectConfiguration;
+use super::tracking::LogWith;
 use crate::shard::Options;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
@@ -21,6 +23,10 @@ pub struct AcceleratorConfig {
     pub scheduler_steps: SchedulerSteps,
     /// How loaders are divided among the ranks.
     pub dataloader: DataLoaderConfiguration,
+    /// Where checkpoints and logs go.
+    pub project: ProjectConfiguration,
+    /// The trackers that `Accelerator::init_trackers` begins.
+    pub log_with: Vec<LogWith>,
     /// The seed of initial weights and of dropout. By default 42.
     pub seed: Option<u64>,
     /// Threads of this rank; by default its share of the machine's cores.

@@ -116,6 +116,11 @@ impl Held {
         Ok(())
     }
 
+    /// Whether gradients have come together that no step has used.
+    pub fn has_gradients(&self) -> bool {
+        self.window().weight != 0.0
+    }
+
     /// The next window begins.
     pub fn begin(&self) {
         *self.window() = Window::default();

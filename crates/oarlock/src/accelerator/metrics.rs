@@ -39,7 +39,7 @@ impl Accelerator {
     #[track_caller]
     pub fn gather_for_metrics<T: Nested>(&self, value: &T) -> Result<T> {
         let tensors = value.tensors();
-        let said = self.bring("gather_for_metrics", encode(&self.brought(leaves(&tensors))))?;
+        let said = self.bring("gather_for_metrics", encode(&self.with_counts(leaves(&tensors))))?;
         let mut brought = Vec::new();
         let mut kept = tensors.clone();
         let is_rows: Vec<bool> = (0..tensors.len())
@@ -84,7 +84,7 @@ impl Accelerator {
         &self,
         values: Vec<T>,
     ) -> Result<Vec<T>> {
-        let said = self.exchange("gather_for_metrics_object", encode(&self.brought(values)))?;
+        let said = self.exchange("gather_for_metrics_object", encode(&self.with_counts(values)))?;
         let lists =
             said.iter().enumerate().map(|(rank, bytes)| decode("gather_for_metrics_object", rank, bytes));
         let lists = lists.collect::<Result<Vec<Brought<Vec<T>>>>>()?;
@@ -105,7 +105,8 @@ impl Accelerator {
     #[track_caller]
     pub fn gather_for_metrics_remainder<T: Nested>(&self, value: &T) -> Result<T> {
         let state = self.gradient_state();
-        let said = self.bring("gather_for_metrics_remainder", encode(&self.brought(Vec::<Leaf>::new())))?;
+        let said =
+            self.bring("gather_for_metrics_remainder", encode(&self.with_counts(Vec::<Leaf>::new())))?;
         let gathered = self.gather(value)?;
         let left: usize = said.iter().filter_map(|said| said.real.or(said.rows)).sum();
         let is_short = said.iter().any(|said| said.real.is_some_and(|real| said.rows != Some(real)));
@@ -116,7 +117,7 @@ impl Accelerator {
             .map_tensors(&mut |tensor: &Tensor| Ok(ops::narrow(tensor, 0, 0..left.min(tensor.sizes()[0]))?))
     }
 
-    fn brought<V>(&self, values: V) -> Brought<V> {
+    fn with_counts<V>(&self, values: V) -> Brought<V> {
         let state = self.gradient_state();
         Brought { rows: state.rows, real: state.real, values }
     }

@@ -16,6 +16,8 @@ mod prepared;
 mod processes;
 mod profile;
 mod project;
+mod save_model;
+mod saving;
 mod scheduler;
 mod seed;
 mod state;
@@ -29,9 +31,9 @@ pub use config::{
     AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
 };
+pub(crate) use environment::MIXED_PRECISION;
 pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
-pub(crate) use environment::MIXED_PRECISION;
 pub use optimizer::PreparedOptimizer;
 pub use passes::Loss;
 pub use prepare::{Plan, Prepare};
@@ -40,8 +42,13 @@ pub use processes::ApplyPadding;
 pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
 pub use scheduler::PreparedScheduler;
 pub use seed::DeviceSpecific;
-pub use state::Stateful;
+
+pub use project::ProjectConfiguration;
+pub use save_model::{SaveModel, ShardSize};
+pub use saving::HookHandle;
+pub use state::{Kept, Stateful};
 pub use targets::Accumulation;
+pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
 use std::io::Write;
@@ -53,7 +60,9 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
+use self::saving::Saving;
 use self::seed::Seed;
+use self::tracking::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
@@ -80,6 +89,8 @@ pub(crate) struct Inner {
     /// Raised by `set_trigger` until the next check.
     trigger: AtomicBool,
     seed: Seed,
+    saving: Saving,
+    trackers: Mutex<Trackers>,
 }
 
 impl Inner {
@@ -169,6 +180,8 @@ impl Accelerator {
             stateful: Mutex::default(),
             trigger: AtomicBool::new(false),
             seed: Seed::new(config.seed),
+            saving: Saving::new(&config.project),
+            trackers: Mutex::default(),
         };
         Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
     }

@@ -1,9 +1,11 @@
 //! `prepare`: any number of objects in any order, each becoming what it is on many ranks.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
+use serde::Deserialize;
+use serde_json::{Value, json};
 use twox_hash::XxHash64;
 
 use super::Accelerator;
@@ -11,11 +13,12 @@ use super::held::Held;
 use super::optimizer::PreparedOptimizer;
 use super::prepared::Prepared;
 use super::scheduler::PreparedScheduler;
+use super::state::{Rate, Stateful};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
-use crate::nn::{Module, NamedParam, parameters};
+use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
-use crate::shard::{Engine, SeededInit};
+use crate::shard::{Engine, SeededInit, Untouched};
 use crate::train::{Optimizer, OptimizerConfig};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
@@ -173,6 +176,22 @@ impl Accelerator {
     }
 }
 
+/// The steps that have left out parameters that nobody touched.
+struct LeftOut(Arc<Held>);
+
+impl Stateful for LeftOut {
+    fn state_dict(&self) -> Result<Value> {
+        Ok(json!(self.0.optimizer()?.engine().left_out_steps()))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let counts = BTreeMap::deserialize(state)
+            .map_err(|error| Error::Usage(format!("steps that were left out cannot be {state}: {error}")))?;
+        self.0.optimizer()?.engine_mut().resume_left_out_steps(&counts);
+        Ok(())
+    }
+}
+
 impl<M: Module> Prepare for M {
     type Prepared = Prepared<M>;
 
@@ -224,6 +243,12 @@ impl<M: Module> Prepare for M {
         engine
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
         held.fill(module.clone(), Optimizer::new(engine, config))?;
+        if nn::has_modes(&*module) {
+            nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
+        }
+        if accelerator.options.untouched == Untouched::Skip {
+            accelerator.inner.add_stateful("untouched", Arc::new(LeftOut(held.clone())));
+        }
         accelerator.inner.add_model(held.clone());
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
     }
@@ -245,6 +270,8 @@ impl Prepare for Optim {
         let (held, _) = own.ok_or_else(|| {
             Error::Usage("prepare: an optimizer without a model in the same call".to_owned())
         })?;
+        let rate = Rate { held: held.clone(), pace: self.pace.clone() };
+        plan.accelerator.inner.add_stateful("optimizer", Arc::new(rate));
         Ok(PreparedOptimizer::new(held.clone(), self.pace, plan.accelerator.inner.clone()))
     }
 }
@@ -258,7 +285,7 @@ impl Prepare for Scheduler {
 
     fn finish(self, plan: &Plan) -> Result<PreparedScheduler> {
         let prepared = PreparedScheduler::new(self, plan.accelerator.inner.clone());
-        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.clone()));
+        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
         Ok(prepared)
     }
 }

@@ -10,20 +10,37 @@ use crate::lr_scheduler::Scheduler;
 /// A prepared schedule. Cloning gives another handle.
 #[derive(Clone)]
 pub struct PreparedScheduler {
+    pub(super) place: Place,
+    inner: Arc<Inner>,
+}
+
+/// A schedule and where it stands: what checkpoints keep.
+#[derive(Clone)]
+pub(super) struct Place {
     scheduler: Scheduler,
     steps: Arc<AtomicU64>,
-    inner: Arc<Inner>,
+}
+
+impl Place {
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Relaxed)
+    }
+
+    pub fn set_steps(&self, steps: u64) {
+        self.steps.store(steps, Relaxed);
+        self.scheduler.pace.set_lr((self.scheduler.lr)(steps));
+    }
 }
 
 impl PreparedScheduler {
     pub(super) fn new(scheduler: Scheduler, inner: Arc<Inner>) -> PreparedScheduler {
-        PreparedScheduler { scheduler, steps: Arc::default(), inner }
+        PreparedScheduler { place: Place { scheduler, steps: Arc::default() }, inner }
     }
 
     /// Moves on by one step of the optimizer. While gradients accumulate, and after a step that was skipped, it stays.
     /// Accelerate moves by the number of processes instead, which [`SchedulerSteps::PerProcess`] asks for.
     pub fn step(&self) {
-        if !self.inner.gradients().sync_gradients || self.scheduler.pace.skipped() {
+        if !self.inner.gradients().sync_gradients || self.place.scheduler.pace.skipped() {
             return;
         }
         let by = match self.inner.config.scheduler_steps {
@@ -37,17 +54,16 @@ impl PreparedScheduler {
 
     /// The steps that it has moved.
     pub fn steps(&self) -> u64 {
-        self.steps.load(Relaxed)
+        self.place.steps()
     }
 
     /// Goes to a place, as when a run goes on.
     pub fn set_steps(&self, steps: u64) {
-        self.steps.store(steps, Relaxed);
-        self.scheduler.pace.set_lr((self.scheduler.lr)(steps));
+        self.place.set_steps(steps);
     }
 
     /// The learning rate that it has set last: torch's `get_last_lr`.
     pub fn last_lr(&self) -> f64 {
-        (self.scheduler.lr)(self.steps())
+        (self.place.scheduler.lr)(self.steps())
     }
 }

@@ -1,14 +1,23 @@
-//! `save_state` and `load_state`: everything that a loop needs to go on.
+//! What a checkpoint of a loop keeps besides models: parts that give their state as JSON, and go on from it.
 
+use std::any::type_name;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::scheduler::PreparedScheduler;
+use super::Accelerator;
+use super::held::Held;
+use super::scheduler::Place;
 use crate::error::{Error, Result};
+use crate::optim::Pace;
+use crate::train::LossScalerState;
 
-/// A part of a loop that a checkpoint keeps: schedules and loaders are, and what
-/// `Accelerator::register_for_checkpointing` is given.
+/// A part of a loop that a checkpoint keeps: optimizers, schedules and loaders are from the moment in which they are
+/// prepared, and what [`Accelerator::register_for_checkpointing`] is given.
 pub trait Stateful: Send + Sync {
-    /// What is to be kept. Every rank gets back what rank 0 gave.
+    /// What is to be kept. Every rank gets back what rank 0 gave. Numbers come back to the bit, if they are finite.
     ///
     /// # Errors
     /// What cannot be written as JSON.
@@ -21,7 +30,62 @@ pub trait Stateful: Send + Sync {
     fn load_state_dict(&self, state: &Value) -> Result<()>;
 }
 
-impl Stateful for PreparedScheduler {
+/// A value of one's own that a checkpoint keeps: anything that serde writes and reads.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use oarlock::{Accelerator, AcceleratorConfig, Kept};
+///
+/// # fn main() -> oarlock::Result<()> {
+/// let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
+/// let best = Arc::new(Kept::new(f64::MAX));
+/// accelerator.register_for_checkpointing(best.clone());
+/// *best.lock() = 0.25;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Default)]
+pub struct Kept<T>(Mutex<T>);
+
+impl<T> Kept<T> {
+    /// Keeps a value.
+    pub fn new(value: T) -> Kept<T> {
+        Kept(Mutex::new(value))
+    }
+
+    /// The value, to be read or changed; not to be held while a checkpoint is saved or loaded.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Serialize + DeserializeOwned + Send> Stateful for Kept<T> {
+    fn state_dict(&self) -> Result<Value> {
+        let written = serde_json::to_value(&*self.lock());
+        written.map_err(|error| {
+            Error::Usage(format!("a value of type {} cannot be kept: {error}", type_name::<T>()))
+        })
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let value = T::deserialize(state)
+            .map_err(|error| Error::Usage(format!("{state} is no {}: {error}", type_name::<T>())))?;
+        *self.lock() = value;
+        Ok(())
+    }
+}
+
+impl Accelerator {
+    /// Has [`Accelerator::save_state`] keep the state of an object, and [`Accelerator::load_state`] give it back. A loop
+    /// that loads registers as many objects as the one that saved, in the same order. Any serde value can be registered
+    /// as a [`Kept`].
+    pub fn register_for_checkpointing<T: Stateful + 'static>(&self, object: Arc<T>) {
+        self.inner.add_stateful("custom", object);
+    }
+}
+
+impl Stateful for Place {
     fn state_dict(&self) -> Result<Value> {
         Ok(json!({ "steps": self.steps() }))
     }
@@ -29,6 +93,39 @@ impl Stateful for PreparedScheduler {
     fn load_state_dict(&self, state: &Value) -> Result<()> {
         let steps = state.get("steps").and_then(Value::as_u64);
         self.set_steps(steps.ok_or_else(|| Error::Usage(format!("a schedule cannot go on from {state}")))?);
+        Ok(())
+    }
+}
+
+/// What an optimizer keeps besides its engine's state.
+pub(super) struct Rate {
+    pub held: Arc<Held>,
+    pub pace: Pace,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RateState {
+    lr: f64,
+    skipped: bool,
+    loss_scale: Option<LossScalerState>,
+}
+
+impl Stateful for Rate {
+    fn state_dict(&self) -> Result<Value> {
+        let loss_scale = self.held.optimizer()?.loss_scale_state();
+        let state = RateState { lr: self.pace.lr(), skipped: self.pace.skipped(), loss_scale };
+        serde_json::to_value(state).map_err(|error| Error::Usage(format!("a learning rate: {error}")))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let RateState { lr, skipped, loss_scale } = RateState::deserialize(state)
+            .map_err(|error| Error::Usage(format!("an optimizer cannot go on from {state}: {error}")))?;
+        self.pace.set_lr(lr);
+        self.pace.set_skipped(skipped);
+        // A run in another dtype has no scale, or begins with its own.
+        if let Some(loss_scale) = loss_scale {
+            self.held.optimizer()?.resume_loss_scale(loss_scale);
+        }
         Ok(())
     }
 }

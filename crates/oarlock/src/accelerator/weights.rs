@@ -1,5 +1,6 @@
 //! Weights from files into a prepared model, whatever the placement: each rank reads only what it holds.
 
+use std::io::Write;
 use std::path::Path;
 
 use oarlock_comm::Scalar;
@@ -50,7 +51,34 @@ impl Accelerator {
             engine.clear_grads()?;
             engine.initialize(&mut source)?;
         }
+        source.fill_buffers()?;
         model.held.begin();
+        Ok(differences)
+    }
+
+    /// Loads what a Hugging Face folder (or a file) has of a model's weights: `from_pretrained` for a model with a fresh
+    /// head, such as a [`SequenceClassifier`](crate::model::SequenceClassifier) on a language model. Process 0 says on
+    /// stderr which weights keep their initial values; the result names them, and those that were left out.
+    ///
+    /// # Errors
+    /// As [`Accelerator::load_model`], but for missing and unexpected weights; files without any weight of the model.
+    #[track_caller]
+    pub fn load_pretrained<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        path: impl AsRef<Path>,
+    ) -> Result<Differences> {
+        let differences = self.load_model_with(model, path.as_ref(), Strict::No)?;
+        if self.is_main_process() && !differences.missing.is_empty() {
+            // A reader that went away is no reason to stop.
+            let _ = writeln!(
+                std::io::stderr(),
+                "{}: {} has no {}; their initial values are random, and training gives them others",
+                model.module().kind(),
+                path.as_ref().display(),
+                differences.missing.join(", ")
+            );
+        }
         Ok(differences)
     }
 }

@@ -176,6 +176,42 @@ pub enum Problem {
         /// The parameter.
         name: String,
     },
+    /// The states of another number of models.
+    #[error(
+        "it holds {found} models, and this loop has {expected} (in the order in which they were prepared)"
+    )]
+    OtherModels {
+        /// The models in the checkpoint.
+        found: usize,
+        /// Those of the loop.
+        expected: usize,
+    },
+    /// What a loop keeps besides its models, in another number.
+    #[error(
+        "it holds the states of {found} of the loop's {what}, and this loop has {expected}; prepare and register the same, \
+         in the same order"
+    )]
+    OtherNumber {
+        /// What they are.
+        what: String,
+        /// How many the checkpoint holds.
+        found: usize,
+        /// How many the loop has.
+        expected: usize,
+    },
+    /// A part of a loop that could not go on from its state.
+    #[error("{what} does not go on from what was saved: {cause}")]
+    Part {
+        /// The part.
+        what: String,
+        /// What it said.
+        cause: String,
+    },
+    /// A checkpoint that no loop of one's own saved.
+    #[error(
+        "`Accelerator::save_state` did not write it, so it says nothing of a loop; `checkpoint::load` takes the model"
+    )]
+    NoLoop,
     /// Another optimizer's state.
     #[error("it holds the state of the optimizer {found}, and this run uses {expected}")]
     OtherOptimizer {

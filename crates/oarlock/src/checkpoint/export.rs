@@ -38,7 +38,7 @@ pub struct Merged {
 
 /// Writes the weights of a checkpoint, whatever ranks wrote it and however they held the model, into the folder `out` in
 /// Hugging Face form, with the settings and the tokenizer that the checkpoint has. Checksums are verified first; memory
-/// stays small, whatever the size.
+/// stays small, whatever the size. Of a checkpoint of several models it takes the first.
 ///
 /// # Errors
 /// When there is no such checkpoint, when it is damaged or holds no state ([`CheckpointError`]), or a file cannot be
@@ -55,7 +55,7 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
         Some(dtype) => dtype,
         None => dtype_of(&manifest).map_err(refused)?,
     };
-    let shapes = manifest.parameters.iter().map(|(name, parameter)| (name, parameter.shape.as_slice()));
+    let shapes = manifest.of_first_model().map(|(name, parameter)| (name, parameter.shape.as_slice()));
     let files = lay_out(Some(&dir), shapes, dtype, options.max_shard_bytes)?;
     let merged = Merged {
         checkpoint: dir.clone(),
@@ -71,7 +71,7 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
 /// Verifies all bytes that hold weights, and the files that are taken over.
 fn verify_weights(dir: &Path, manifest: &Manifest) -> std::result::Result<(), Problem> {
     let mut runs = Vec::new();
-    for (name, parameter) in &manifest.parameters {
+    for (name, parameter) in manifest.of_first_model() {
         let pieces = parameter.state.get(MASTER);
         let missing = || Problem::MissingState { kind: MASTER.into(), name: name.clone() };
         for piece in pieces.ok_or_else(missing)? {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::FileEntry;
+use super::manifest::{FileEntry, qualified};
 use super::state_file::{StateFile, WrittenPiece};
 use crate::disk::Sum;
 use crate::error::{Error, Result};
@@ -26,13 +26,14 @@ pub struct RankFiles {
 
 /// A rank's part of a save.
 pub struct Job {
-    pub snapshot: Snapshot,
+    /// The state of each model, in their order.
+    pub models: Vec<Snapshot>,
     pub folder: PathBuf,
     pub rank: usize,
     pub world_size: usize,
     /// Whether the state is written.
     pub state: bool,
-    /// The model, if it is written; its files are there.
+    /// The files of the first model, if they are written; they are there.
     pub model: Option<Arc<ModelFiles>>,
     /// Set when the save has failed elsewhere.
     pub cancelled: Arc<AtomicBool>,
@@ -41,19 +42,23 @@ pub struct Job {
 impl Job {
     /// Writes everything; all of it is on the disk then.
     pub fn run(mut self) -> Result<RankFiles> {
-        let units: Vec<Vec<Slice>> = (0..self.snapshot.units()).map(|unit| self.wanted(unit)).collect();
-        let name = format!("state/rank-{:05}-of-{:05}.safetensors", self.rank, self.world_size);
+        let units: Vec<(usize, usize, Vec<Slice>)> = (self.models.iter().enumerate())
+            .flat_map(|(model, snapshot)| (0..snapshot.units()).map(move |unit| (model, unit)))
+            .map(|(model, unit)| (model, unit, self.wanted(model, unit)))
+            .collect();
         let mut state = match self.state {
-            true => Some(StateFile::create(&self.folder, name, units.iter().flatten())?),
+            true => Some(self.create_state_file(&units)?),
             false => None,
         };
         let folder = self.folder.clone();
-        let mut model = self.model.take().map(|files| files.writer(move |name| folder.join(name)));
-        for (unit, slices) in units.iter().enumerate() {
+        let mut writer = self.model.take().map(|files| files.writer(move |name| folder.join(name)));
+        for (model, unit, slices) in &units {
+            let (snapshot, cancelled) = (&mut self.models[*model], &self.cancelled);
             for slice in slices {
-                write_slice(&self.snapshot, slice, state.as_mut(), model.as_mut(), &self.cancelled)?;
+                let writer = writer.as_mut().filter(|_| *model == 0);
+                write_slice(snapshot, slice, state.as_mut(), writer, cancelled)?;
             }
-            self.snapshot.release(unit);
+            snapshot.release(*unit);
         }
         let mut written = RankFiles::default();
         if let Some(state) = state {
@@ -61,16 +66,30 @@ impl Job {
             written.files.push(file);
             written.pieces = pieces;
         }
-        if let Some(model) = model {
-            written.files.extend(model.finish()?.into_iter().map(entry_of));
+        if let Some(writer) = writer {
+            written.files.extend(writer.finish()?.into_iter().map(entry_of));
         }
         Ok(written)
     }
 
-    fn wanted(&self, unit: usize) -> Vec<Slice> {
+    fn wanted(&self, model: usize, unit: usize) -> Vec<Slice> {
         let wanted = |slice: &Slice| !slice.elements.is_empty() && (self.state || slice.kind == MASTER);
-        self.snapshot.slices(unit).into_iter().filter(wanted).collect()
+        self.models[model].slices(unit).into_iter().filter(wanted).collect()
     }
+
+    fn create_state_file(&self, units: &[(usize, usize, Vec<Slice>)]) -> Result<StateFile> {
+        let named: Vec<Slice> = units
+            .iter()
+            .flat_map(|(model, _, slices)| slices.iter().map(|slice| in_manifest(*model, slice)))
+            .collect();
+        let name = format!("state/rank-{:05}-of-{:05}.safetensors", self.rank, self.world_size);
+        StateFile::create(&self.folder, name, named.iter())
+    }
+}
+
+/// A slice of the model `index` under the name that manifests have for it.
+pub fn in_manifest(index: usize, slice: &Slice) -> Slice {
+    Slice { name: qualified(index, &slice.name), ..slice.clone() }
 }
 
 /// A part of a file, as a manifest lists it.

@@ -1,13 +1,14 @@
 //! Loading: everything is checked on all ranks before the first element of the model changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
 use super::ClientState;
 use super::error::{CheckpointError, Problem};
 use super::folder::{parent_of, recover};
+use super::job::in_manifest;
 use super::manifest::{FileEntry, Manifest, ParameterEntry};
 use super::outcome::share;
 use super::read::{Reader, verify};
@@ -28,7 +29,26 @@ type Kinds = BTreeMap<String, BTreeSet<String>>;
 /// # Errors
 /// When the checkpoint is incomplete, damaged or of another model ([`CheckpointError::NotLoaded`], the same on all
 /// ranks; the model is as it was), or a rank fails.
+#[track_caller]
 pub fn load(dir: &Path, comm: &Communicator, engine: &mut Engine) -> Result<ClientState> {
+    check(dir, comm, &[engine])?.restore(comm, &mut [engine])
+}
+
+/// A checkpoint in which everything was found to be in order; nothing of it is in the models yet.
+pub struct Checked {
+    dir: PathBuf,
+    manifest: Manifest,
+    /// What this rank needs of each model.
+    needed: Vec<Vec<Slice>>,
+}
+
+/// Checks all of a checkpoint of these models, in the order in which they were saved: the first half of [`load`], which
+/// [`Checked::restore`] ends. All ranks call it.
+///
+/// # Errors
+/// As [`load`].
+#[track_caller]
+pub fn check(dir: &Path, comm: &Communicator, engines: &[&Engine]) -> Result<Checked> {
     let refused = |problem| Error::from(CheckpointError::NotLoaded { path: dir.to_path_buf(), problem });
     let opened = match comm.rank() {
         0 => open(dir).map(Some),
@@ -40,22 +60,45 @@ pub fn load(dir: &Path, comm: &Communicator, engine: &mut Engine) -> Result<Clie
     if !manifest.has_state() {
         return Err(refused(Problem::OnlyModel));
     }
-    let (found, expected) = (manifest.plan.rule.clone(), engine.rule().name());
-    if found != expected {
-        return Err(refused(Problem::OtherOptimizer { found, expected: expected.to_string() }));
-    }
-
-    let needed = engine.needed_slices();
-    let kinds = kinds_of(&needed);
-    let checked = check_model(&manifest, &needed, &kinds).and_then(|()| check_files(dir, &manifest, comm));
+    let needed: Vec<Vec<Slice>> = engines.iter().map(|engine| engine.needed_slices()).collect();
+    let named: Vec<Slice> = (needed.iter().enumerate())
+        .flat_map(|(index, slices)| slices.iter().map(move |slice| in_manifest(index, slice)))
+        .collect();
+    let kinds = kinds_of(&named);
+    let checked = check_optimizers(&manifest, engines)
+        .and_then(|()| check_model(&manifest, &named, &kinds))
+        .and_then(|()| check_files(dir, &manifest, comm));
     let of_ranks = share(comm, checked.map(|()| kinds))?.map_err(|(_, problem)| refused(problem))?;
     check_nothing_else(&manifest, &of_ranks).map_err(refused)?;
+    Ok(Checked { dir: dir.to_path_buf(), manifest, needed })
+}
 
-    let read = restore(&mut Reader::new(dir, &manifest), engine, &needed);
-    share(comm, read.map_err(|error| error.to_string()))?
-        .map_err(|(rank, cause)| refused(Problem::Interrupted { rank, cause }))?;
-    engine.finish_load(manifest.optimizer_steps)?;
-    Ok(manifest.client_state)
+impl Checked {
+    /// What the training loop had kept.
+    pub fn client_state(&self) -> &ClientState {
+        &self.manifest.client_state
+    }
+
+    /// Puts the state into the models for which it was checked.
+    ///
+    /// # Errors
+    /// When a rank fails while it reads ([`Problem::Interrupted`]).
+    #[track_caller]
+    pub fn restore(self, comm: &Communicator, engines: &mut [&mut Engine]) -> Result<ClientState> {
+        let Checked { dir, manifest, needed } = self;
+        let mut reader = Reader::new(&dir, &manifest);
+        let mut models = engines.iter_mut().zip(&needed).enumerate();
+        let read =
+            models.try_for_each(|(index, (engine, needed))| restore(&mut reader, index, engine, needed));
+        share(comm, read.map_err(|error| error.to_string()))?.map_err(|(rank, cause)| {
+            let problem = Problem::Interrupted { rank, cause };
+            CheckpointError::NotLoaded { path: dir.clone(), problem }
+        })?;
+        for (engine, (_, steps)) in engines.iter_mut().zip(manifest.each_model()) {
+            engine.finish_load(steps)?;
+        }
+        Ok(manifest.client_state)
+    }
 }
 
 fn open(dir: &Path) -> std::result::Result<Manifest, Problem> {
@@ -73,6 +116,21 @@ fn kinds_of(slices: &[Slice]) -> Kinds {
         kinds.entry(name.clone()).or_default().insert((*kind).to_string());
     }
     kinds
+}
+
+/// Whether the checkpoint is of as many models, with the same optimizers.
+fn check_optimizers(manifest: &Manifest, engines: &[&Engine]) -> std::result::Result<(), Problem> {
+    let (found, expected) = (manifest.each_model().count(), engines.len());
+    if found != expected {
+        return Err(Problem::OtherModels { found, expected });
+    }
+    for ((plan, _), engine) in manifest.each_model().zip(engines) {
+        let (found, expected) = (plan.rule.clone(), engine.rule().name());
+        if found != expected {
+            return Err(Problem::OtherOptimizer { found, expected: expected.to_string() });
+        }
+    }
+    Ok(())
 }
 
 /// Whether the checkpoint has all that this rank needs.
@@ -143,11 +201,12 @@ fn share_of(files: &[FileEntry], rank: usize, world_size: usize) -> Vec<(&FileEn
     mine
 }
 
-fn restore(reader: &mut Reader<'_>, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
+fn restore(reader: &mut Reader<'_>, index: usize, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
     let mut values = Vec::new();
     for slice in needed.iter().flat_map(chunks) {
         values.resize(slice.elements.len(), 0.0f32);
-        reader.read(slice.kind, &slice.name, &slice.elements, &mut values)?;
+        let Slice { kind, name, elements, .. } = in_manifest(index, &slice);
+        reader.read(kind, &name, &elements, &mut values)?;
         engine.write_state(&slice, &values)?;
     }
     Ok(())

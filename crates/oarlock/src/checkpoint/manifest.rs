@@ -39,14 +39,28 @@ pub struct Manifest {
     pub plan: PlanEntry,
     /// The optimizer steps done.
     pub optimizer_steps: u64,
+    /// Further models that the same loop trains, in their order. The first one is what `plan` and `optimizer_steps`
+    /// speak of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelEntry>,
     /// What the training loop keeps.
     pub client_state: ClientState,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
-    /// Every parameter by name; none where the checkpoint holds the model alone.
+    /// Every parameter by name; none where the checkpoint holds the model alone. Those of further models have
+    /// `model_1/`, `model_2/` … in front.
     pub parameters: BTreeMap<String, ParameterEntry>,
     /// XXH64 of this file with zeros in its place; last in the file.
     checksum: String,
+}
+
+/// A model beside the first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelEntry {
+    /// How the ranks held it.
+    pub plan: PlanEntry,
+    /// The optimizer steps done.
+    pub optimizer_steps: u64,
 }
 
 /// How the ranks held the model.
@@ -118,6 +132,11 @@ pub struct Piece {
     pub offset: u64,
 }
 
+/// The name of a parameter of the model `index` in a manifest.
+pub(super) fn qualified(index: usize, name: &str) -> String {
+    if index == 0 { name.to_string() } else { format!("model_{index}/{name}") }
+}
+
 impl ParameterEntry {
     /// The sizes of a kind of state.
     pub fn shape_of(&self, kind: &str) -> &[usize] {
@@ -145,6 +164,7 @@ impl Manifest {
             world_size,
             plan,
             optimizer_steps,
+            models: Vec::new(),
             client_state,
             files: Vec::new(),
             parameters: BTreeMap::new(),
@@ -188,6 +208,18 @@ impl Manifest {
     /// Whether it holds the state, not the model alone.
     pub fn has_state(&self) -> bool {
         !self.parameters.is_empty()
+    }
+
+    /// The models that it holds, with how they were held and their steps.
+    pub(super) fn each_model(&self) -> impl Iterator<Item = (&PlanEntry, u64)> {
+        let further = self.models.iter().map(|model| (&model.plan, model.optimizer_steps));
+        std::iter::once((&self.plan, self.optimizer_steps)).chain(further)
+    }
+
+    /// The parameters of the first model.
+    pub(super) fn of_first_model(&self) -> impl Iterator<Item = (&String, &ParameterEntry)> {
+        let others: Vec<String> = (1..=self.models.len()).map(|index| qualified(index, "")).collect();
+        self.parameters.iter().filter(move |(name, _)| !others.iter().any(|other| name.starts_with(other)))
     }
 
     /// How its checksums are computed.

@@ -15,6 +15,9 @@
 //! that died. An older checkpoint of the same name becomes `checkpoint-500.old-<token>` for the moment between two
 //! renames; whoever looks after a crash in that moment finishes the exchange.
 //!
+//! A loop may train several models: their parameters have `model_1/`, `model_2/` … in front, but for the first, and all
+//! else is the same.
+//!
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the training ([`Saver`]).
 
@@ -44,11 +47,12 @@ pub use crate::disk::Sum;
 pub use error::{CheckpointError, Missing, Problem};
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use import::{ImportProblem, Imported, PickleProblem, import_checkpoint};
-pub use load::load;
-pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ParameterEntry, Piece, PlanEntry};
-pub use model::save_model;
+pub use load::{Checked, check, load};
+pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry};
+pub use model::{save_model, shard_size};
+pub(crate) use outcome::share;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain};
-pub use saver::{Contents, Deed, Saver, save};
+pub use saver::{Begun, Contents, Deed, Saver, save};
 pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
 
 /// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.

@@ -20,6 +20,7 @@ use crate::shard::{Engine, MASTER, Snapshot};
 /// # Errors
 /// When a rank fails ([`CheckpointError::ModelNotSaved`], the same on all ranks); the folder is then as it was. Or when
 /// a rank is gone.
+#[track_caller]
 pub fn save_model(dir: &Path, comm: &Communicator, engine: &Engine, files: ModelFiles) -> Result<()> {
     let not_saved =
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
@@ -61,4 +62,42 @@ fn write_weights(mut snapshot: Snapshot, mut writer: crate::model::hf::ModelWrit
         snapshot.release(unit);
     }
     writer.finish().map(|_| ())
+}
+
+/// Bytes as people write them: `10GB`, `500MB`, `4GiB`, `1000000`. What `max_shard_size` takes.
+///
+/// # Errors
+/// Another text, or no bytes at all; the message says what was expected.
+pub fn shard_size(text: &str) -> std::result::Result<u64, String> {
+    let wrong = || format!("{text:?} is no size; expected one such as 5GB, 500MB, 4GiB or 1000000");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KIB" => 1 << 10,
+        "MIB" => 1 << 20,
+        "GIB" => 1 << 30,
+        "TIB" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.trim().parse().map_err(|_| wrong())?;
+    number.checked_mul(unit).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shard_size;
+
+    #[test]
+    fn sizes() {
+        for (text, expected) in [("5GB", 5_000_000_000), ("500mb", 500_000_000), ("2KiB", 2048), ("7", 7)] {
+            assert_eq!(shard_size(text), Ok(expected), "{text}");
+        }
+        for text in ["", "GB", "0", "-1", "5 GB x", "1.5GB", "99999999999TB"] {
+            assert!(shard_size(text).unwrap_err().contains("is no size"), "{text}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 
 /// What each rank achieved, in the order of ranks, or the failure of the lowest rank that failed: the same everywhere.
 /// The outer result is that of the communication.
+#[track_caller]
 pub fn share<T, E>(
     comm: &Communicator,
     mine: std::result::Result<T, E>,

@@ -7,7 +7,7 @@ use super::folder::{entries, recover, remove, step_of};
 use super::manifest::Manifest;
 use crate::error::Result;
 
-/// A folder `checkpoint-N`.
+/// A folder `checkpoint-N` or `checkpoint_N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The N of its name.

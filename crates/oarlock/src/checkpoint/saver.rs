@@ -24,7 +24,7 @@ use super::ClientState;
 use super::error::CheckpointError;
 use super::folder::{TempFolder, temporary};
 use super::job::{Job, RankFiles, entry_of};
-use super::manifest::{FileEntry, Manifest, PlanEntry};
+use super::manifest::{FileEntry, Manifest, ModelEntry, PlanEntry};
 use super::outcome::share;
 use super::publish::{await_report, publish, report, write_rest};
 use crate::error::{Error, Result};
@@ -67,6 +67,7 @@ impl Contents {
 ///
 /// # Errors
 /// When a file cannot be written on some rank; then nothing is left of it, and training can go on.
+#[track_caller]
 pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents) -> Result<()> {
     let mut saver = Saver::default();
     saver.begin(dir, comm, engine, contents)?;
@@ -78,6 +79,21 @@ pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents
 #[derive(Default)]
 pub struct Saver {
     running: Option<Running>,
+}
+
+/// The folder of a save that has begun; dropping it on all ranks gives the save up.
+pub struct Begun {
+    dir: PathBuf,
+    folder: PathBuf,
+    /// On rank 0, with the files that were written when it was made.
+    begun: Option<(TempFolder, Vec<FileEntry>)>,
+}
+
+impl Begun {
+    /// Where it lies until it is whole.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
 }
 
 struct Running {
@@ -121,6 +137,7 @@ impl Saver {
     /// # Errors
     /// When the folder cannot be made ([`CheckpointError::NotSaved`], the same on all ranks) or an earlier save failed;
     /// then nothing was begun, and training can go on. Or when a rank is gone.
+    #[track_caller]
     pub fn begin(
         &mut self,
         dir: &Path,
@@ -128,36 +145,63 @@ impl Saver {
         engine: &Engine,
         contents: Contents,
     ) -> Result<()> {
+        let begun = self.create(dir, comm, &contents)?;
+        self.write(begun, comm, &[engine], contents)
+    }
+
+    /// Begins the folder of a save: the first half of [`Saver::begin`], after which ranks may put files of their own into
+    /// [`Begun::folder`]. All of them call [`Saver::write`] when they are done, or drop it.
+    ///
+    /// # Errors
+    /// As [`Saver::begin`].
+    #[track_caller]
+    pub fn create(&mut self, dir: &Path, comm: &Communicator, contents: &Contents) -> Result<Begun> {
         self.finish(comm)?;
-        let Contents { client, state, model, extra, then } = contents;
-        let model = model.map(Arc::new);
         let mut begun = None;
         let created = match comm.rank() {
-            0 => begin_folder(dir, model.as_deref())
+            0 => begin_folder(dir, contents.model.as_ref())
                 .map(|(folder, files)| begun.insert((folder, files)).0.token().to_string()),
             _ => Ok(String::new()),
         };
         let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
         let tokens = share(comm, created.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+        Ok(Begun { dir: dir.to_path_buf(), folder: temporary(dir, &tokens[0]), begun })
+    }
 
+    /// Begins to write the state of all models of a loop, the second half of [`Saver::begin`]; with the same contents as
+    /// [`Saver::create`].
+    ///
+    /// # Errors
+    /// When there is no model.
+    pub fn write(
+        &mut self,
+        begun: Begun,
+        comm: &Communicator,
+        engines: &[&Engine],
+        contents: Contents,
+    ) -> Result<()> {
+        let Begun { dir, folder, begun } = begun;
+        let Contents { client, state, model, extra, then } = contents;
+        let model = model.map(Arc::new);
+        let [engine, further @ ..] = engines else {
+            return Err(Error::Usage("a checkpoint of no model: there is nothing to save".to_string()));
+        };
         let shared = Arc::new(Shared::default());
         let job = Job {
-            snapshot: engine.snapshot(),
-            folder: temporary(dir, &tokens[0]),
+            models: engines.iter().map(|engine| engine.snapshot()).collect(),
+            folder,
             rank: comm.rank(),
             world_size: comm.world_size(),
             state,
             model: model.clone(),
             cancelled: shared.cancelled.clone(),
         };
-        let end = begun.map(|(folder, begun_files)| End {
-            dir: dir.to_path_buf(),
-            folder,
-            begun_files,
-            manifest: Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client),
-            model,
-            extra,
-            then,
+        let end = begun.map(|(folder, begun_files)| {
+            let mut manifest = Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client);
+            let entry =
+                |engine: &&Engine| ModelEntry { plan: plan_of(engine), optimizer_steps: engine.n_steps() };
+            manifest.models = further.iter().map(entry).collect();
+            End { dir: dir.clone(), folder, begun_files, manifest, model, extra, then }
         });
         let for_thread = shared.clone();
         let spawned = std::thread::Builder::new()
@@ -170,7 +214,7 @@ impl Saver {
                 None
             }
         };
-        self.running = Some(Running { dir: dir.to_path_buf(), shared, thread });
+        self.running = Some(Running { dir, shared, thread });
         Ok(())
     }
 
@@ -181,6 +225,7 @@ impl Saver {
     /// When a rank has failed to save ([`CheckpointError::NotSaved`], the same on all ranks); nothing of it is left then,
     /// and training can go on. [`CheckpointError::AfterSave`] where only what was to follow failed. Or when a rank is
     /// gone.
+    #[track_caller]
     pub fn poll(&mut self, comm: &Communicator) -> Result<Option<PathBuf>> {
         let Some(running) = &mut self.running else { return Ok(None) };
         let statuses = share::<_, String>(comm, Ok(running.status()))?.map_err(|(_, e)| Error::Usage(e))?;
@@ -214,6 +259,7 @@ impl Saver {
     ///
     /// # Errors
     /// As [`Saver::poll`].
+    #[track_caller]
     pub fn finish(&mut self, comm: &Communicator) -> Result<Option<PathBuf>> {
         while self.running.is_some() {
             if let Some(saved) = self.poll(comm)? {

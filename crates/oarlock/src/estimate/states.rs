@@ -137,7 +137,7 @@ impl Share {
             let master = *dtype != DType::F32;
             share.gradients += if settings.stage >= Stage::Gradients { 4 * owned.len() as u64 } else { 0 };
             share.with_master += if master { owned.len() as u64 } else { 0 };
-            for (param, flat) in layout.pieces(owned, settings.sub_group_elems) {
+            for (param, flat) in layout.pieces(owned, settings.sub_group_elems, |_| Some(0)) {
                 let param = &layout.params()[param];
                 let states = match elementwise(settings.optim) {
                     Some(kinds) => vec![flat.len(); kinds],

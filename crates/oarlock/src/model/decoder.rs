@@ -15,13 +15,19 @@ use crate::nn::{Embedding, Latency, Linear, Module, RmsNorm, Unit, Visitor, is_t
 /// A decoder-only language model.
 #[derive(Debug)]
 pub struct Decoder {
+    body: Body,
+    head: Unit<Head>,
+    latency: Latency,
+}
+
+/// A decoder without its output: the embedding and the layers.
+#[derive(Debug)]
+pub(super) struct Body {
     config: DecoderConfig,
     embed_tokens: Unit<Embedding>,
     layers: Vec<Unit<Block>>,
-    head: Unit<Head>,
     rope: Arc<Rope>,
     parts: Parts,
-    latency: Latency,
 }
 
 /// One layer: attention and a gated MLP, each after a norm and added to its input. Cloning gives other handles to the
@@ -67,40 +73,25 @@ impl Decoder {
     /// # Errors
     /// Settings that do not fit together, or more positions than the model allows.
     pub fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Decoder> {
-        config.check()?;
-        let std = config.init_std;
-        let embed = Embedding::new(config.vocab_size, config.hidden_size, std)?;
+        let body = Body::new(config, n_positions)?;
+        let config = &body.config;
         let lm_head = match config.tie_embeddings {
-            true => Linear::with_weight(embed.weight.clone()),
-            false => Linear::new(config.hidden_size, config.vocab_size, false, std)?,
+            true => Linear::with_weight(body.embed_tokens.weight.clone()),
+            false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
-        let layers: Result<Vec<_>> =
-            (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
-        let rope = Arc::new(config.rope(n_positions)?);
         let head = Head { norm: RmsNorm::new(config.hidden_size, config.norm_eps)?, lm_head };
-        Ok(Decoder {
-            embed_tokens: Unit::new(embed),
-            layers: layers?,
-            head: Unit::new(head),
-            rope,
-            config,
-            parts: Parts::default(),
-            latency: Latency::default(),
-        })
+        Ok(Decoder { body, head: Unit::new(head), latency: Latency::default() })
     }
 
     /// Says which activations the backward pass computes again; a new model keeps all of them. Losses, gradients and
     /// weights are the same for every choice, bit by bit.
     pub fn set_recompute(&mut self, recompute: Recompute) {
-        self.parts = recompute.parts();
-        for (index, layer) in self.layers.iter().enumerate() {
-            layer.unit_run().set_recompute(recompute.whole_unit(index));
-        }
+        self.body.set_recompute(recompute);
     }
 
     /// Its settings.
     pub fn config(&self) -> &DecoderConfig {
-        &self.config
+        &self.body.config
     }
 
     /// ids `[B, S]`, labels `[B, S]` (shifted already, -100 ignored) → the summed cross-entropy.
@@ -109,7 +100,7 @@ impl Decoder {
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
         self.latency.time(|| {
-            let x = self.hidden(ids, mask)?;
+            let x = self.body.hidden(ids, mask)?;
             self.head.run(&x, |head| head.loss(&x, labels))
         })
     }
@@ -119,7 +110,7 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`].
     pub fn logits(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
-        let x = self.hidden(ids, mask)?;
+        let x = self.body.hidden(ids, mask)?;
         self.head.run(&x, |head| head.lm_head.forward(&head.normed(&x)?))
     }
 
@@ -128,15 +119,46 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
-        let mut x = self.embed_tokens.forward_f32(ids)?;
-        for (layer, cache) in self.layers.iter().zip(cache) {
-            x = layer.forward_cached(&x, &self.rope, cache)?;
+        let mut x = self.body.embed_tokens.forward_f32(ids)?;
+        for (layer, cache) in self.body.layers.iter().zip(cache) {
+            x = layer.forward_cached(&x, &self.body.rope, cache)?;
         }
         let x = self.head.normed(&ops::last_position(&x)?)?;
         self.head.lm_head.forward(&x)
     }
+}
 
-    fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
+impl Body {
+    pub(super) fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Body> {
+        config.check()?;
+        let layers: Result<Vec<_>> =
+            (0..config.n_layers).map(|_| Ok(Unit::new(Block::new(&config)?))).collect();
+        Ok(Body {
+            embed_tokens: Unit::new(Embedding::normal(
+                config.vocab_size,
+                config.hidden_size,
+                config.init_std,
+            )?),
+            layers: layers?,
+            rope: Arc::new(config.rope(n_positions)?),
+            config,
+            parts: Parts::default(),
+        })
+    }
+
+    pub(super) fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    pub(super) fn set_recompute(&mut self, recompute: Recompute) {
+        self.parts = recompute.parts();
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.unit_run().set_recompute(recompute.whole_unit(index));
+        }
+    }
+
+    /// ids `[B, S]` → the residual stream after the last layer, `[B, S, E]` in f32.
+    pub(super) fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
         let mut x = self.embed_tokens.run(ids, |embed| embed.forward_f32(ids))?;
         for layer in &self.layers {
             let (rope, mask, parts) = (self.rope.clone(), mask.clone(), self.parts);
@@ -152,19 +174,19 @@ impl Block {
         let (q_dim, kv_dim) = (config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim);
         let head_norm = || config.qk_norm.then(|| RmsNorm::new(config.head_dim, config.norm_eps)).transpose();
         let self_attn = Attention {
-            q_proj: Linear::new(hidden, q_dim, config.qkv_bias, std)?,
-            k_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
-            v_proj: Linear::new(hidden, kv_dim, config.qkv_bias, std)?,
-            o_proj: Linear::new(q_dim, hidden, config.o_bias, std)?,
+            q_proj: Linear::normal(hidden, q_dim, config.qkv_bias, std)?,
+            k_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            v_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            o_proj: Linear::normal(q_dim, hidden, config.o_bias, std)?,
             q_norm: head_norm()?,
             k_norm: head_norm()?,
             head_dim: config.head_dim,
             latency: Latency::default(),
         };
         let mlp = Mlp {
-            gate_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
-            up_proj: Linear::new(hidden, config.intermediate_size, config.mlp_bias, std)?,
-            down_proj: Linear::new(config.intermediate_size, hidden, config.mlp_bias, std)?,
+            gate_proj: Linear::normal(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            up_proj: Linear::normal(hidden, config.intermediate_size, config.mlp_bias, std)?,
+            down_proj: Linear::normal(config.intermediate_size, hidden, config.mlp_bias, std)?,
             latency: Latency::default(),
         };
         Ok(Block {
@@ -277,10 +299,16 @@ impl Head {
     }
 }
 
-impl Module for Decoder {
+impl Module for Body {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.child("model.embed_tokens", &self.embed_tokens);
         visitor.child("model.layers", &self.layers);
+    }
+}
+
+impl Module for Decoder {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.body.visit(visitor);
         visitor.child("", &self.head);
     }
 

@@ -8,6 +8,7 @@ pub mod hf;
 mod recompute;
 
 pub use cache::LayerCache;
+pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, SequenceClassifier};
 pub use config::{DecoderConfig, Family, RopeSettings};
 pub use decoder::{Block, Decoder, Head};
 pub use hf::{

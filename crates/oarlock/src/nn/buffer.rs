@@ -1,1 +1,281 @@
-//! Buffers: tensors of a model that are no parameters.
+//! Buffers: tensors of a model that are no parameters, such as tables that follow from its settings.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use oarlock_tensor::{Device, Error, IntoShape, Param, Result, Shape, Tensor};
+
+use crate::nn::{Module, UnitRun, Visitor};
+
+/// A tensor that is no parameter: `register_buffer` of torch. It is whole on every rank, and never trained, divided or
+/// rounded. Forward passes read it with [`Buffer::on`], at the price of a handle. Clones are the same buffer.
+///
+/// ```
+/// use oarlock::nn::{self, Buffer, Forward, Linear, Module};
+/// use oarlock::Tensor;
+///
+/// #[derive(Module)]
+/// struct Net {
+///     proj: Linear,
+///     offsets: Buffer,
+/// }
+///
+/// impl Forward<Tensor> for Net {
+///     type Output = Tensor;
+///     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+///         self.proj.forward(&x.add(&self.offsets.on(x.device())?)?)
+///     }
+/// }
+///
+/// # fn main() -> nn::Result<()> {
+/// let net = Net { proj: Linear::new(4, 2)?, offsets: Buffer::from_fn([4], |i| i as f32)?.not_persistent() };
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Buffer(Arc<Inner>);
+
+struct Inner {
+    shape: Shape,
+    persistent: bool,
+    state: RwLock<State>,
+}
+
+struct State {
+    values: BufferValues,
+    /// Where it was asked for last.
+    placed: Option<Tensor>,
+}
+
+/// The elements of a buffer, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BufferValues {
+    /// Numbers, in f32 whatever the model computes in.
+    Floats(Vec<f32>),
+    /// Integers: ids, positions, masks.
+    Ints(Vec<i32>),
+}
+
+impl BufferValues {
+    fn len(&self) -> usize {
+        match self {
+            BufferValues::Floats(values) => values.len(),
+            BufferValues::Ints(values) => values.len(),
+        }
+    }
+}
+
+impl From<Vec<f32>> for BufferValues {
+    fn from(values: Vec<f32>) -> BufferValues {
+        BufferValues::Floats(values)
+    }
+}
+
+impl From<Vec<i32>> for BufferValues {
+    fn from(values: Vec<i32>) -> BufferValues {
+        BufferValues::Ints(values)
+    }
+}
+
+impl Buffer {
+    /// A buffer with these values, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when their number is not the shape's.
+    pub fn new(shape: impl IntoShape, values: impl Into<BufferValues>) -> Result<Buffer> {
+        let (shape, values) = (shape.into_shape()?, values.into());
+        fits(&shape, &values)?;
+        Ok(Buffer(Arc::new(Inner {
+            shape,
+            persistent: true,
+            state: RwLock::new(State { values, placed: None }),
+        })))
+    }
+
+    /// A buffer whose element `i`, counted row by row, is `f(i)`.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn from_fn(shape: impl IntoShape, f: impl FnMut(usize) -> f32) -> Result<Buffer> {
+        let shape = shape.into_shape()?;
+        Buffer::new(shape.sizes(), (0..shape.n_elems()).map(f).collect::<Vec<f32>>())
+    }
+
+    /// The rotary table of the original LLaMA code and of MiniMind (`precompute_pos_cis`): cosine and sine of
+    /// `position · theta^(-2 j / dim)`, as complex numbers in two columns: `[positions, dim / 2, 2]`.
+    ///
+    /// # Errors
+    /// An odd `dim`.
+    pub fn pos_cis(dim: usize, positions: usize, theta: f64) -> Result<Buffer> {
+        if !dim.is_multiple_of(2) {
+            return Err(Error::Usage(format!("pos_cis: a head of {dim} channels has no pairs")));
+        }
+        let pairs = dim / 2;
+        // torch computes frequencies and angles in f32.
+        let angle = |i: usize| {
+            let frequency = 1.0 / (theta as f32).powf((2 * (i / 2 % pairs.max(1))) as f32 / dim as f32);
+            (i / 2 / pairs.max(1)) as f32 * frequency
+        };
+        Buffer::from_fn([positions, pairs, 2], |i| {
+            if i.is_multiple_of(2) { angle(i).cos() } else { angle(i).sin() }
+        })
+    }
+
+    /// The same, left out of checkpoints: what follows from the settings need not be kept.
+    #[must_use]
+    pub fn not_persistent(self) -> Buffer {
+        let state = State { values: self.values(), placed: None };
+        Buffer(Arc::new(Inner { shape: self.0.shape, persistent: false, state: RwLock::new(state) }))
+    }
+
+    /// The tensor on a device: that of the input, `x.device()`. It is copied there once.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn on(&self, device: &Device) -> Result<Tensor> {
+        if let Some(tensor) = self.read().placed.as_ref().filter(|tensor| tensor.device().same(device)) {
+            return Ok(tensor.clone());
+        }
+        let mut state = self.write();
+        let tensor = match &state.values {
+            BufferValues::Floats(values) => Tensor::from_slice(values, self.0.shape.sizes(), device)?,
+            BufferValues::Ints(values) => Tensor::from_slice(values, self.0.shape.sizes(), device)?,
+        };
+        state.placed = Some(tensor.clone());
+        Ok(tensor)
+    }
+
+    /// Gives it other values, from the next use on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for values of another number or kind.
+    pub fn set(&self, values: impl Into<BufferValues>) -> Result<()> {
+        let values = values.into();
+        fits(&self.0.shape, &values)?;
+        let mut state = self.write();
+        if std::mem::discriminant(&state.values) != std::mem::discriminant(&values) {
+            return Err(Error::Usage("a buffer keeps its kind: floats or integers".to_owned()));
+        }
+        *state = State { values, placed: None };
+        Ok(())
+    }
+
+    /// A copy of its values.
+    pub fn values(&self) -> BufferValues {
+        self.read().values.clone()
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    /// Whether checkpoints keep it.
+    pub fn is_persistent(&self) -> bool {
+        self.0.persistent
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        // Each change leaves a whole state behind.
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fits(shape: &Shape, values: &BufferValues) -> Result<()> {
+    if shape.n_elems() == values.len() {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        op: "Buffer",
+        expected: format!("{} values for {shape:?}", shape.n_elems()),
+        got: format!("{} values", values.len()),
+    })
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({:?})", self.0.shape)
+    }
+}
+
+impl Module for Buffer {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.buffer("", self);
+    }
+}
+
+/// One buffer as a model shows it.
+#[derive(Clone, Debug)]
+pub struct NamedBuffer {
+    /// Its full path.
+    pub name: String,
+    /// The buffer.
+    pub buffer: Buffer,
+}
+
+/// A model's buffers, each under every name by which the model shows it.
+pub fn buffers(model: &dyn Module) -> Vec<NamedBuffer> {
+    let mut found = Found { path: Vec::new(), buffers: Vec::new() };
+    model.visit(&mut found);
+    found.buffers
+}
+
+struct Found {
+    path: Vec<String>,
+    buffers: Vec<NamedBuffer>,
+}
+
+impl Visitor for Found {
+    fn param(&mut self, _name: &str, _param: &Param) {}
+
+    fn child(&mut self, name: &str, child: &dyn Module) {
+        self.path.push(name.to_owned());
+        child.visit(self);
+        self.path.pop();
+    }
+
+    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
+        inside.visit(self);
+    }
+
+    fn buffer(&mut self, name: &str, buffer: &Buffer) {
+        self.buffers.push(NamedBuffer { name: super::join(&self.path, name), buffer: buffer.clone() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oarlock_tensor::Par;
+    use oarlock_tensor::cpu::Isa;
+
+    #[test]
+    fn a_buffer_is_placed_once_and_changes_with_its_values() {
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        let buffer = Buffer::new([2], vec![1.0, 2.0]).unwrap();
+        let (first, second) = (buffer.on(&device).unwrap(), buffer.on(&device).unwrap());
+        assert!(std::ptr::eq(first.slice::<f32>().unwrap(), second.slice::<f32>().unwrap()));
+        assert!(buffer.set(vec![1, 2]).unwrap_err().to_string().contains("kind"));
+        assert!(buffer.set(vec![1.0]).unwrap_err().to_string().contains("1 values"));
+        buffer.clone().set(vec![3.0, 4.0]).unwrap();
+        assert_eq!(buffer.on(&device).unwrap().to_vec::<f32>().unwrap(), [3.0, 4.0]);
+        assert_eq!(first.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        let named = buffers(&vec![buffer.clone(), buffer.clone().not_persistent()]);
+        let shown: Vec<_> =
+            named.iter().map(|named| (named.name.as_str(), named.buffer.is_persistent())).collect();
+        assert_eq!(shown, [("0", true), ("1", false)]);
+    }
+
+    #[test]
+    fn pos_cis_turns_by_position_times_frequency() {
+        let BufferValues::Floats(table) = Buffer::pos_cis(4, 3, 100.0).unwrap().values() else { panic!() };
+        let at = |position: usize, pair: usize| &table[(position * 2 + pair) * 2..][..2];
+        assert_eq!(at(0, 1), [1.0, 0.0]);
+        assert_eq!(at(2, 0), [2.0f32.cos(), 2.0f32.sin()]);
+        let (turn, angle) = (at(2, 1), 2.0 * (1.0f32 / 10.0));
+        assert!((turn[0] - angle.cos()).abs() < 1e-6 && (turn[1] - angle.sin()).abs() < 1e-6);
+    }
+}

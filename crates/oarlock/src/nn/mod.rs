@@ -1,4 +1,7 @@
-//! What models are made of: modules that name their parameters, units, and the layers of a decoder.
+//! What models are made of: modules that name their parameters, layers under torch's names, losses, buffers, and units.
+//!
+//! A model is a struct with `#[derive(Module)]`, whose fields are layers and other modules; its parameters are found by
+//! their fields' names. `Unit` around a field makes what is in it move together when state is divided.
 
 mod activation;
 mod attention;
@@ -13,17 +16,38 @@ mod training;
 mod unit;
 mod wrap;
 
+pub use activation::{Gelu, GeluTanh, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
+pub use attention::MultiHeadAttention;
+pub use buffer::{Buffer, BufferValues, NamedBuffer, buffers};
+pub use dropout::Dropout;
 pub use latency::Latency;
-pub use layers::{Embedding, Linear, RmsNorm};
+pub use layers::{Activation, Embedding, Linear, Mlp};
+pub use loss::{
+    BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, bce_with_logits, cross_entropy, kl_div, mse_loss,
+};
+pub use norm::{LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
-pub use oarlock_tensor::Result;
-pub(crate) use training::begin_pass;
-pub use training::{Mode, set_training};
+pub use oarlock_tensor::ops::{
+    CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
+};
+pub use oarlock_tensor::{Init, Param, Result};
+pub use sequential::{Layer, Sequential};
+pub use training::{Mode, n_passes, set_passes, set_training};
+pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};
+pub use wrap::Wrap;
 
-use oarlock_tensor::{DType, Param};
+use std::collections::{BTreeMap, HashSet};
+
+use oarlock_tensor::DType;
 
 /// A part of a model that can list its parameters.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no module",
+    label = "this is no layer, `Param`, `Buffer` or other module",
+    note = "modules are layers, `Param`, `Buffer`, structs with `#[derive(Module)]`, and `Vec`, `Option`, `Box`, `BTreeMap` or `Unit` of modules",
+    note = "`#[module(skip)]` leaves a field out that holds no parameter, such as a number"
+)]
 pub trait Module: Send + Sync + 'static {
     /// Shows every parameter, in a fixed order, with its path below this module ("mlp.up_proj.weight").
     fn visit(&self, visitor: &mut dyn Visitor);
@@ -65,6 +89,9 @@ pub trait Visitor {
 
     /// What tells a layer whether it trains.
     fn mode(&mut self, _mode: &Mode) {}
+
+    /// A tensor of the module that is no parameter.
+    fn buffer(&mut self, _name: &str, _buffer: &Buffer) {}
 }
 
 impl Module for Param {
@@ -78,6 +105,29 @@ impl<M: Module> Module for Vec<M> {
         for (index, child) in self.iter().enumerate() {
             visitor.child(&index.to_string(), child);
         }
+    }
+}
+
+/// `torch.nn.ModuleDict`: the children by their keys.
+impl<M: Module> Module for BTreeMap<String, M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        for (name, child) in self {
+            visitor.child(name, child);
+        }
+    }
+}
+
+impl<M: Module> Module for Box<M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        (**self).visit(visitor);
+    }
+
+    fn kind(&self) -> &'static str {
+        (**self).kind()
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        (**self).latency()
     }
 }
 
@@ -128,8 +178,19 @@ impl UnitParams {
 
 /// A model's units in the order in which it shows them; shared parameters stay with the first.
 pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
-    let mut collect =
-        Collect { path: Vec::new(), units: Vec::new(), rest: Vec::new(), inside: false, seen: Vec::new() };
+    wrapped_units_of(model, &Wrap::Declared)
+}
+
+/// As [`units_of`], of the declared units only those that a policy keeps.
+pub fn wrapped_units_of(model: &dyn Module, wrap: &Wrap) -> Vec<UnitParams> {
+    let mut collect = Collect {
+        path: Vec::new(),
+        units: Vec::new(),
+        rest: Vec::new(),
+        inside: false,
+        seen: HashSet::new(),
+        wrap,
+    };
     model.visit(&mut collect);
     let mut units = collect.units;
     if !collect.rest.is_empty() {
@@ -141,7 +202,7 @@ pub fn units_of(model: &dyn Module) -> Vec<UnitParams> {
 
 /// A model's parameters, each once, under the first name that the model shows it by.
 pub fn parameters(model: &dyn Module) -> Vec<NamedParam> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     names_of(model).into_iter().filter(|named| seen.insert(named.param.id())).collect()
 }
 
@@ -152,12 +213,19 @@ pub fn names_of(model: &dyn Module) -> Vec<NamedParam> {
     names.names
 }
 
-struct Collect {
+/// Leaves the parameters of a module as they are in training: `requires_grad_(False)`. To be said before the model is
+/// prepared. Parameters that the module shares with others are frozen there as well.
+pub fn freeze(module: &dyn Module) {
+    parameters(module).iter().for_each(|named| named.param.freeze());
+}
+
+struct Collect<'a> {
+    wrap: &'a Wrap,
     path: Vec<String>,
     units: Vec<UnitParams>,
     rest: Vec<NamedParam>,
     inside: bool,
-    seen: Vec<usize>,
+    seen: HashSet<usize>,
 }
 
 fn join(path: &[String], name: &str) -> String {
@@ -169,9 +237,9 @@ fn join(path: &[String], name: &str) -> String {
         .join(".")
 }
 
-impl Visitor for Collect {
+impl Visitor for Collect<'_> {
     fn param(&mut self, name: &str, param: &Param) {
-        if self.seen.contains(&param.id()) {
+        if !self.seen.insert(param.id()) {
             if let Some(unit) = self.units.last_mut().filter(|_| self.inside)
                 && !unit.params.iter().any(|own| own.param.id() == param.id())
             {
@@ -179,7 +247,6 @@ impl Visitor for Collect {
             }
             return;
         }
-        self.seen.push(param.id());
         let named = NamedParam { name: join(&self.path, name), param: param.clone() };
         match self.units.last_mut() {
             Some(unit) if self.inside => unit.params.push(named),
@@ -194,7 +261,7 @@ impl Visitor for Collect {
     }
 
     fn unit(&mut self, unit: &UnitRun, inside: &dyn Module) {
-        if self.inside {
+        if self.inside || !self.wrap.keeps(inside) {
             // A unit inside a unit moves with the outer one.
             return inside.visit(self);
         }
@@ -253,12 +320,12 @@ mod tests {
 
     #[test]
     fn units_hold_each_parameter_once_and_names_show_shared_ones_twice() {
-        let embed = Embedding::new(10, 4, 0.02).unwrap();
+        let embed = Embedding::new(10, 4).unwrap();
         let head = Linear::with_weight(embed.weight.clone());
         let model = Model {
             blocks: vec![
-                Unit::new(Linear::new(4, 4, true, 0.02).unwrap()),
-                Unit::new(Linear::new(4, 4, false, 0.02).unwrap()),
+                Unit::new(Linear::new(4, 4).unwrap()),
+                Unit::new(Linear::new(4, 4).unwrap().no_bias()),
             ],
             norm: RmsNorm::new(4, 1e-5).unwrap(),
             embed: Unit::new(embed),
@@ -274,5 +341,12 @@ mod tests {
         assert_eq!(names.first().map(String::as_str), Some("embed.weight"));
         assert_eq!(names.last().map(String::as_str), Some("head.weight"));
         assert_eq!(names.len(), 6);
+        let of = |wrap: Wrap| -> Vec<String> {
+            wrapped_units_of(&model, &wrap).into_iter().map(|unit| unit.name).collect()
+        };
+        assert_eq!(of(Wrap::Declared), ["embed", "blocks.0", "blocks.1", "head", ""]);
+        assert_eq!(of(Wrap::Transformer(vec!["Linear".into()])), ["blocks.0", "blocks.1", "head", ""]);
+        assert_eq!(of(Wrap::Size(20)), ["embed", "blocks.0", "head", ""]);
+        assert_eq!(of(Wrap::None), [""]);
     }
 }

@@ -1,1 +1,129 @@
-//! Norms.
+//! Norms over the last dim. Their weights stay f32 in every precision: near one, bf16 has steps of 1/128.
+
+use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor, ops};
+
+use super::layers::in_dtype;
+use crate::nn::{Forward, Latency, Module, Visitor};
+
+/// x / √(mean(x²) + eps) · weight (Zhang and Sennrich 2019): `torch.nn.RMSNorm`.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    /// `[dim]`.
+    pub weight: Param,
+    /// Added to the mean square.
+    pub eps: f32,
+    latency: Latency,
+}
+
+impl RmsNorm {
+    /// Starts at one.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
+        let weight = Param::in_f32(Shape::new(&[dim])?, Init::Ones);
+        Ok(RmsNorm { weight, eps, latency: Latency::default() })
+    }
+
+    /// x `[.., dim]` → `[.., dim]`, in x's dtype.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.latency.time(|| ops::rms_norm(x, &self.weight, self.eps))
+    }
+
+    /// As [`RmsNorm::forward`], with the output in `dtype`: from an f32 residual stream to what a block computes in.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, dtype))
+    }
+}
+
+impl Module for RmsNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
+}
+
+impl Forward<Tensor> for RmsNorm {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x)
+    }
+}
+
+/// (x - mean) / √(variance + eps) · weight + bias (Ba et al. 2016): `torch.nn.LayerNorm` over the last dim.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    /// `[dim]`.
+    pub weight: Param,
+    /// `[dim]`.
+    pub bias: Option<Param>,
+    /// Added to the variance.
+    pub eps: f32,
+    latency: Latency,
+}
+
+impl LayerNorm {
+    /// As in torch: weight one, bias zero, eps 1e-5.
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn new(dim: usize) -> Result<LayerNorm> {
+        let shape = Shape::new(&[dim])?;
+        Ok(LayerNorm {
+            weight: Param::in_f32(shape, Init::Ones),
+            bias: Some(Param::in_f32(shape, Init::Zeros)),
+            eps: 1e-5,
+            latency: Latency::default(),
+        })
+    }
+
+    /// With another eps.
+    #[must_use]
+    pub fn eps(self, eps: f32) -> LayerNorm {
+        LayerNorm { eps, ..self }
+    }
+
+    /// Without a bias.
+    #[must_use]
+    pub fn no_bias(self) -> LayerNorm {
+        LayerNorm { bias: None, ..self }
+    }
+
+    /// x `[.., dim]` → `[.., dim]` in f32, as under torch's autocast.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.latency
+            .time(|| ops::layer_norm(&in_dtype(x, DType::F32)?, &self.weight, self.bias.as_ref(), self.eps))
+    }
+}
+
+impl Module for LayerNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+        if let Some(bias) = &self.bias {
+            visitor.param("bias", bias);
+        }
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
+}
+
+impl Forward<Tensor> for LayerNorm {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x)
+    }
+}

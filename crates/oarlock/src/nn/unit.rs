@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
 
+use super::training::Moment;
 use crate::nested::Nested;
 use crate::nn::{Forward, Latency, Module, Visitor};
 
@@ -110,8 +111,10 @@ impl<M> Unit<M> {
         if !self.run.0.recompute.load(Ordering::Relaxed) {
             return self.run(x, |module| forward(module, x));
         }
-        let again = self.module.clone();
-        self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(move |x| forward(&again, x))))
+        let (again, moment) = (self.module.clone(), Moment::of(&*self.module));
+        let forward = move |x: &Tensor| moment.again(|| forward(&again, x));
+        let result = self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)));
+        result
     }
 }
 
@@ -140,6 +143,13 @@ impl Visitor for Trained {
 
     fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
         inside.visit(self);
+    }
+}
+
+impl<M: Module + Forward<I>, I: Nested> Forward<I> for Unit<M> {
+    type Output = M::Output;
+    fn forward(&self, input: &I) -> Result<M::Output> {
+        self.forward(input)
     }
 }
 

@@ -5,7 +5,7 @@
 //! Sums over elements go by the layout's blocks, sums over ranks by a fixed tree, so the bits of a step do not depend
 //! on the placement.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Ready, Scalar};
@@ -14,13 +14,13 @@ use oarlock_tensor::ops::update;
 use oarlock_tensor::{Device, UnitHook};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, NamedParam, units_of};
+use crate::nn::{Module, NamedParam, wrapped_units_of};
 use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::Mesh;
 use crate::shard::passes::{Core, UnitUse};
-use crate::shard::placement::{Options, Placement, Placements};
+use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::CHUNK;
@@ -31,6 +31,8 @@ pub struct Engine {
     rule: Rule,
     /// Optimizer steps done.
     n_steps: u64,
+    /// For each group and parameter, the steps that have left it out.
+    left_out: Vec<Vec<u64>>,
     reduced: bool,
     /// Whether this rank steps on its own gradients, which no other adds to.
     local: bool,
@@ -88,7 +90,7 @@ impl Engine {
             first_blocks: HashMap::new(),
             n_blocks: 0,
         };
-        let found = units_of(model);
+        let found = wrapped_units_of(model, &options.wrap);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
         for unit in &found {
             maker.count(&unit.params);
@@ -129,7 +131,8 @@ impl Engine {
                 )));
             }
         }
-        Ok(Engine { core, rule, n_steps: 0, reduced: false, local: false })
+        let left_out = core.groups.iter().map(|group| vec![0; group.layout.params().len()]).collect();
+        Ok(Engine { core, rule, n_steps: 0, left_out, reduced: false, local: false })
     }
 
     /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds. Parameters that
@@ -366,11 +369,39 @@ impl Engine {
     /// When a rank failed, or somebody still holds weights.
     pub fn step(&mut self, args: StepArgs) -> Result<()> {
         self.reduce_grads()?;
+        let touched = match self.core.options.untouched {
+            Untouched::Zero => None,
+            Untouched::Skip => Some(self.core.touched()?),
+        };
         self.core.begin_step()?;
         self.n_steps += 1;
-        self.core.update(&self.rule, &StepArgs { step: self.n_steps, ..args })?;
+        if let Some(touched) = &touched {
+            for (left_out, touched) in self.left_out.iter_mut().flatten().zip(touched.iter().flatten()) {
+                *left_out += u64::from(!touched);
+            }
+        }
+        let step = |group: usize, param: usize| {
+            let takes_part = touched.as_ref().is_none_or(|touched| touched[group][param]);
+            takes_part.then(|| self.n_steps.saturating_sub(self.left_out[group][param]))
+        };
+        self.core.update(&self.rule, &StepArgs { step: self.n_steps, ..args }, &step)?;
         self.reduced = false;
         self.publish()
+    }
+
+    /// With [`Untouched::Skip`], the steps that have left out each parameter, where there were any.
+    pub fn left_out_steps(&self) -> BTreeMap<String, u64> {
+        let params = self.core.groups.iter().flat_map(|group| group.layout.params());
+        let counts = params.zip(self.left_out.iter().flatten());
+        counts.filter(|(_, n)| **n > 0).map(|(param, n)| (param.name.clone(), *n)).collect()
+    }
+
+    /// Goes on from the counts of [`Engine::left_out_steps`].
+    pub fn resume_left_out_steps(&mut self, counts: &BTreeMap<String, u64>) {
+        let params = self.core.groups.iter().flat_map(|group| group.layout.params());
+        for (param, n) in params.zip(self.left_out.iter_mut().flatten()) {
+            *n = counts.get(&param.name).copied().unwrap_or(0);
+        }
     }
 
     /// Makes the weights that each rank has written visible to all.

@@ -10,6 +10,7 @@
 //! hands, so no sum depends on the number of ranks, or on how parameters are grouped.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use oarlock_tensor::{Place, Shape};
 
@@ -127,12 +128,14 @@ impl Layout {
     }
 
     /// What an optimizer updates at once, with the first parameter of each: whole parameters where those are the grain,
-    /// otherwise runs of at most `most` elements that all decay or all do not.
-    pub fn pieces(
-        &self,
+    /// otherwise runs of at most `most` elements that all decay or all do not. `step` is the number of the step for a
+    /// parameter, the same for all of a run, and `None` for one that the step leaves out.
+    pub fn pieces<'a>(
+        &'a self,
         range: Range<usize>,
         most: usize,
-    ) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        step: impl Fn(usize) -> Option<u64> + 'a,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
         let (whole, most) = (self.grain == Grain::Parameters, most.max(1));
         let cut = move |(param, part): (usize, Range<usize>)| {
             let step = if whole { part.len() } else { most };
@@ -140,15 +143,23 @@ impl Layout {
                 .step_by(step)
                 .map(move |start| (param, start..part.end.min(start.saturating_add(step))))
         };
-        let mut cuts = self.parts(range).flat_map(cut).peekable();
+        let step = Rc::new(step);
+        let taken = step.clone();
+        let taken = self.parts(range).filter(move |(param, _)| taken(*param).is_some());
+        let mut cuts = taken.flat_map(cut).peekable();
         std::iter::from_fn(move || {
             let (param, Range { start, mut end }) = cuts.next()?;
-            let joins = |next: &(usize, Range<usize>)| {
-                !whole && self.params[next.0].decay == self.params[param].decay && next.1.end - start <= most
+            let mut last = param;
+            let joins = |last: usize, next: &(usize, Range<usize>)| {
+                !whole
+                    && next.0 <= last + 1
+                    && step(next.0) == step(param)
+                    && self.params[next.0].decay == self.params[param].decay
+                    && next.1.end - start <= most
             };
             // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
-            while let Some((_, next)) = cuts.next_if(joins) {
-                end = next.end;
+            while let Some((index, next)) = cuts.next_if(|next| joins(last, next)) {
+                (last, end) = (index, next.end);
             }
             Some((param, start..end))
         })
@@ -198,24 +209,29 @@ mod tests {
 
         #[test]
         fn pieces_cover_what_is_owned_in_runs_that_decay_alike(
-            params in prop::collection::vec((1usize..20_000, any::<bool>()), 1..12),
+            params in prop::collection::vec((1usize..20_000, any::<bool>(), prop::option::of(3u64..5)), 1..12),
             world in 1usize..5, whole in any::<bool>(), most in 1usize..30_000,
         ) {
             let most = most.max(100);
             let grain = if whole { Grain::Parameters } else { Grain::Blocks };
-            let param = |&(n, decay): &(usize, bool)| (String::new(), Shape::new(&[n]).unwrap(), decay);
+            let param = |&(n, decay, _): &(usize, bool, Option<u64>)| (String::new(), Shape::new(&[n]).unwrap(), decay);
             let layout = Layout::new(params.iter().map(param), grain);
             for rank in 0..world {
                 let owned = layout.owned(rank, world);
-                let pieces: Vec<_> = layout.pieces(owned.clone(), most).collect();
+                let pieces: Vec<_> = layout.pieces(owned.clone(), most, |param| params[param].2).collect();
                 prop_assert!(pieces.windows(2).all(|two| two[0].1.end <= two[1].1.start));
                 for (index, part) in layout.parts(owned) {
                     let of = pieces.iter().filter(|(_, flat)| flat.start < part.end && part.start < flat.end);
                     let of: Vec<_> = of.collect();
+                    if params[index].2.is_none() {
+                        prop_assert!(of.is_empty());
+                        continue;
+                    }
                     let inside = of.iter().map(|(_, f)| f.end.min(part.end) - f.start.max(part.start));
                     prop_assert_eq!(inside.sum::<usize>(), part.len());
                     let decay = layout.params()[index].decay;
                     prop_assert!(of.iter().all(|(first, _)| layout.params()[*first].decay == decay));
+                    prop_assert!(of.iter().all(|(first, _)| params[*first].2 == params[index].2));
                     prop_assert!(!whole || of == [&(index, part)]);
                 }
                 prop_assert!(whole || pieces.iter().all(|(_, flat)| flat.len() <= most));

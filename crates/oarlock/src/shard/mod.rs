@@ -23,6 +23,6 @@ mod windows;
 
 pub use engine::{Engine, GradNorm, Resident};
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
-pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements};
+pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{SeededInit, WeightSource};
 pub use state::{MASTER, Slice, Snapshot};

@@ -7,10 +7,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use oarlock_comm::{Ownership, Ready, Sharing};
+use oarlock_comm::{Ownership, Ready, Scalar, Sharing};
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, Device, FlatBuffer};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams};
 
 use crate::error::Result;
 use crate::shard::column::Store;
@@ -68,6 +68,18 @@ pub(super) struct GroupNow {
     pub(super) slot: Option<Window>,
     /// Whether the sums hold something of this step.
     pub(super) summed: bool,
+    /// The parameters that this rank has touched since the last step.
+    touched: Vec<bool>,
+}
+
+impl GroupNow {
+    /// Notes which parameters have gradients, before the others' are filled with zeros.
+    pub(super) fn note_touched(&mut self, params: &FlatParams) {
+        self.touched.resize(params.places().len(), false);
+        for (index, touched) in self.touched.iter_mut().enumerate() {
+            *touched |= params.touched(index);
+        }
+    }
 }
 
 impl Core {
@@ -366,6 +378,25 @@ impl Core {
         Ok(Ownership::new((0..n).map(|rank| vec![group.layout.owned(rank, n)]).collect())?)
     }
 
+    /// For each group and parameter, whether any rank has touched it since the last step: the same answer on all. To be
+    /// asked after gradients are reduced.
+    pub fn touched(&self) -> Result<Vec<Vec<bool>>> {
+        let now = self.now();
+        let sizes = || self.groups.iter().map(|group| group.layout.params().len());
+        let here = |group: usize, param: usize| now.groups[group].touched.get(param) == Some(&true);
+        let mut flags: Vec<f64> = sizes()
+            .enumerate()
+            .flat_map(|(group, n)| (0..n).map(move |param| (group, param)))
+            .map(|(group, param)| f64::from(u8::from(here(group, param))))
+            .collect();
+        self.mesh.shard.all_reduce_f64(&mut flags, Scalar::Max)?;
+        if let Some(replica) = &self.mesh.replica {
+            replica.all_reduce_f64(&mut flags, Scalar::Max)?;
+        }
+        let mut flags = flags.into_iter().map(|flag| flag != 0.0);
+        Ok(sizes().map(|n| flags.by_ref().take(n).collect()).collect())
+    }
+
     /// After a step: every gathered copy is stale, and gradients begin anew.
     pub fn begin_step(&self) -> Result<()> {
         let mut now = self.now();
@@ -377,6 +408,7 @@ impl Core {
         for (group, now) in self.groups.iter().zip(&mut now.groups) {
             group.params.clear_grads();
             (now.summed, now.secondary) = (false, None);
+            now.touched.clear();
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use oarlock_tensor::DType;
 
 use crate::error::{Error, Result};
+use crate::nn::Wrap;
 
 /// Where one kind of state (optimizer state, gradients, parameters) lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +75,17 @@ pub enum Gather {
     Copy,
 }
 
+/// What a step does to trained parameters that got no gradient on any rank since the step before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Untouched {
+    /// Their gradient is zero: weight decay applies, and moments decay. Bits do not depend on who touched what.
+    #[default]
+    Zero,
+    /// They are left out of the step altogether, as torch does with a gradient of None: weights and moments stay, and
+    /// steps that leave a parameter out do not count in its bias correction.
+    Skip,
+}
+
 /// State that lies in a file instead of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offload {
@@ -100,6 +112,10 @@ pub struct Options {
     pub secondary: Option<usize>,
     /// How sharded parameters come together.
     pub gather: Gather,
+    /// Which declared units are units.
+    pub wrap: Wrap,
+    /// What a step does to parameters that no rank touched.
+    pub untouched: Untouched,
     /// Elements that may be gathered ahead of their use.
     pub prefetch_elems: usize,
     /// Elements beyond which nothing is gathered ahead.
@@ -126,6 +142,8 @@ impl Default for Options {
             group: None,
             secondary: None,
             gather: Gather::InPlace,
+            wrap: Wrap::Declared,
+            untouched: Untouched::Zero,
             prefetch_elems: 50_000_000,
             max_live_elems: 1_000_000_000,
             persistence_elems: 100_000,

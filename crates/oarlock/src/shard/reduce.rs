@@ -33,6 +33,7 @@ impl Core {
         let group = &self.groups[index];
         let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
         self.open_slot_in(now, index)?;
+        now.groups[index].note_touched(&group.params);
         group.params.zero_untouched()?;
         let here = &mut now.groups[index];
         let Some(slot) = here.slot.take() else { return Ok(()) };
@@ -99,6 +100,7 @@ impl Core {
             match &group.grads {
                 Grads::None => {}
                 Grads::Whole(region) => {
+                    now.groups[index].note_touched(&group.params);
                     group.params.zero_untouched()?;
                     let Some(flat) = group.params.grads() else { continue };
                     match self.options.placements.optimizer {

@@ -18,6 +18,8 @@ struct Piece {
     param: usize,
     /// Elements of the group; one whole parameter where the rule needs that.
     flat: Range<usize>,
+    /// The number of the step for its parameters.
+    step: u64,
 }
 
 /// A buffer for each column of a piece that lies in a file and holds something for it, in the columns' order. Which
@@ -25,12 +27,19 @@ struct Piece {
 type Staged = Vec<FlatBuffer>;
 
 impl Core {
-    /// One step of `rule` on what this rank updates. Waits for whoever holds the state constant.
-    pub fn update(&self, rule: &Rule, args: &StepArgs) -> Result<()> {
+    /// One step of `rule` on what this rank updates; `step` is its number for parameter `.1` of group `.0`, or `None`
+    /// where the step leaves it out. Waits for whoever holds the state constant.
+    pub fn update(
+        &self,
+        rule: &Rule,
+        args: &StepArgs,
+        step: &dyn Fn(usize, usize) -> Option<u64>,
+    ) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
         let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
-        let (in_memory, in_files): (Vec<_>, Vec<_>) =
-            self.pieces(most).partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+        let (in_memory, in_files): (Vec<_>, Vec<_>) = self
+            .pieces(most, step)
+            .partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
             let shape = &group.layout.params()[piece.param].place.shape;
@@ -52,11 +61,18 @@ impl Core {
     }
 
     /// What this rank updates, in pieces of at most `most` elements where the rule allows.
-    fn pieces(&self, most: usize) -> impl Iterator<Item = Piece> {
+    fn pieces<'a>(
+        &'a self,
+        most: usize,
+        step: &'a dyn Fn(usize, usize) -> Option<u64>,
+    ) -> impl Iterator<Item = Piece> + 'a {
         let trained = self.groups.iter().enumerate().filter(|(_, group)| group.trainable);
         trained.flat_map(move |(group, held)| {
-            let pieces = held.layout.pieces(held.state.updated.clone(), most);
-            pieces.map(move |(param, flat)| Piece { group, param, flat })
+            let pieces =
+                held.layout.pieces(held.state.updated.clone(), most, move |param| step(group, param));
+            pieces.filter_map(move |(param, flat)| {
+                Some(Piece { group, param, flat, step: step(group, param)? })
+            })
         })
     }
 
@@ -95,7 +111,7 @@ impl Core {
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
         let decay = if param.decay { args.weight_decay } else { 0.0 };
-        let args = StepArgs { weight_decay: decay, ..*args };
+        let args = StepArgs { step: piece.step, weight_decay: decay, ..*args };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
         Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
     }

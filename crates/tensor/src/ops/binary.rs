@@ -6,6 +6,7 @@
 use crate::cpu::binary::{self as kernel, Binary};
 use crate::cpu::unary::Unary;
 use crate::cpu::walk::Walk;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::reduce::sum_to;
 use crate::ops::{check_device, check_dtype, unary, with_float};
@@ -13,10 +14,10 @@ use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// a + b.
+/// a + b. Of two float dtypes, the result has the wider one, and f32 for bf16 with f16.
 ///
 /// # Errors
-/// Shapes that do not broadcast, or unequal dtypes.
+/// Shapes that do not broadcast, or integers with floats.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     apply(a, b, Binary::Add)
 }
@@ -55,6 +56,11 @@ fn name(f: Binary) -> &'static str {
 }
 
 fn apply(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
+    if a.dtype() != b.dtype() && a.dtype().is_float() && b.dtype().is_float() {
+        // As torch promotes: the wider of the two, and f32 for bf16 with f16.
+        let wide = |x: &Tensor| if x.dtype() == DType::F32 { Ok(x.clone()) } else { x.cast(DType::F32) };
+        return apply(&wide(a)?, &wide(b)?, f);
+    }
     let recorder = Recorder::new(&[a, b], &[])?;
     let y = forward(a, b, f)?;
     Ok(Recorder::record(recorder, y, |recorder| {

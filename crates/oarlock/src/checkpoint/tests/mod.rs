@@ -29,8 +29,8 @@ pub struct Model {
 impl Model {
     pub fn new(vocab: usize, bias: bool) -> Model {
         Model {
-            embed: Unit::new(Embedding::new(vocab, 50, 0.02).unwrap()),
-            proj: Unit::new(Linear::new(90, 131, bias, 0.02).unwrap()),
+            embed: Unit::new(Embedding::normal(vocab, 50, 0.02).unwrap()),
+            proj: Unit::new(Linear::normal(90, 131, bias, 0.02).unwrap()),
             norm: RmsNorm::new(33, 1e-5).unwrap(),
         }
     }

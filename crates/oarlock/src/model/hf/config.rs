@@ -218,6 +218,14 @@ impl HfConfig {
         &self.special
     }
 
+    /// The labels of a classifier: `num_labels`, or as many as `id2label` has, or transformers' 2.
+    pub fn n_labels(&self) -> usize {
+        let field = |name: &str| self.fields.get(name);
+        let written = field("num_labels").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
+        let listed = || field("id2label").and_then(Value::as_object).map(Map::len);
+        written.or_else(listed).unwrap_or(2)
+    }
+
     /// The Python files that the folder's own model class needs (`auto_map`).
     pub(super) fn code_files(&self) -> Vec<String> {
         let classes =

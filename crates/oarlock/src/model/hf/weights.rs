@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::config::HfConfig;
 use super::names::follows_from_settings;
 use crate::error::{Error, Result};
-use crate::nn::{Module, names_of};
+use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, buffers, names_of};
 use crate::shard::WeightSource;
 
 /// Names listed in one message.
@@ -24,6 +24,8 @@ pub struct SafetensorsSource {
     files: Vec<MappedFile>,
     /// By the names that the model uses.
     tensors: HashMap<String, Located>,
+    /// Buffers of the model that the files hold.
+    buffers: Vec<(Buffer, Located)>,
 }
 
 #[derive(Clone)]
@@ -53,7 +55,7 @@ impl SafetensorsSource {
             );
         }
         match problems.is_empty() {
-            true => Ok(SafetensorsSource { files, tensors: matched.tensors }),
+            true => Ok(SafetensorsSource { files, tensors: matched.tensors, buffers: Vec::new() }),
             false => Err(Error::bad_file(dir, problems.join("; it "))),
         }
     }
@@ -74,12 +76,55 @@ impl SafetensorsSource {
             true => map_files(weight_files(path)?.iter().map(|name| path.join(name)))?,
             false => map_files(std::iter::once(path.to_path_buf()))?,
         };
-        let matched = match_names(model, &str::to_owned, "the model", &found);
-        let problems = matched.problems("the model asks for", strict);
+        let mut matched = match_names(model, &str::to_owned, "the model", &found);
+        let mut kept = Vec::new();
+        for NamedBuffer { name, buffer } in buffers(model) {
+            matched.differences.unexpected.retain(|other| *other != name);
+            match found.get(&name) {
+                Some(stored) if stored.shape != buffer.shape().sizes() || !holds(stored.dtype, &buffer) => {
+                    let (shape, dtype) = (&stored.shape, stored.dtype);
+                    let problem = format!("{name} {shape:?} of {dtype:?} (the model asks for {buffer:?})");
+                    matched.misshapen.push(problem);
+                }
+                Some(stored) => kept.push((buffer, stored.clone())),
+                None if buffer.is_persistent() => matched.differences.missing.push(name),
+                None => {}
+            }
+        }
+        let mut problems = matched.problems("the model asks for", strict);
+        if matched.tensors.is_empty() && problems.is_empty() {
+            problems.push("holds no weight of the model".to_owned());
+        }
         match problems.is_empty() {
-            true => Ok((SafetensorsSource { files, tensors: matched.tensors }, matched.differences)),
+            true => {
+                let source = SafetensorsSource { files, tensors: matched.tensors, buffers: kept };
+                Ok((source, matched.differences))
+            }
             false => Err(Error::bad_file(path, problems.join("; it "))),
         }
+    }
+
+    /// Gives the buffers of the model the values that the files have for them.
+    ///
+    /// # Errors
+    /// Never for a model that has kept its buffers.
+    pub fn fill_buffers(&self) -> Result<()> {
+        for (buffer, stored) in &self.buffers {
+            let bytes = &self.files[stored.file][stored.bytes.clone()];
+            let n = buffer.shape().n_elems();
+            let values = match stored.dtype {
+                Dtype::I32 => {
+                    BufferValues::Ints(bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect())
+                }
+                dtype => {
+                    let mut values = vec![0.0; n];
+                    to_f32(dtype, bytes, &mut values);
+                    BufferValues::Floats(values)
+                }
+            };
+            buffer.set(values)?;
+        }
+        Ok(())
     }
 }
 
@@ -135,13 +180,24 @@ impl WeightSource for SafetensorsSource {
         };
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;
-        let bytes = &bytes[elements.start * size..elements.end * size];
-        match tensor.dtype {
-            Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
-            Dtype::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            _ => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        }
+        to_f32(tensor.dtype, &bytes[elements.start * size..elements.end * size], out);
         Ok(())
+    }
+}
+
+/// Whether a buffer can hold what is stored so.
+fn holds(dtype: Dtype, buffer: &Buffer) -> bool {
+    match buffer.values() {
+        BufferValues::Floats(_) => matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16),
+        BufferValues::Ints(_) => dtype == Dtype::I32,
+    }
+}
+
+fn to_f32(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
+        Dtype::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
     }
 }
 

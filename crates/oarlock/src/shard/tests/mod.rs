@@ -23,7 +23,7 @@ struct Chain {
 
 impl Chain {
     fn new(n: usize, tied: bool) -> Chain {
-        let links: Vec<_> = (0..n).map(|_| Unit::new(Linear::new(DIM, DIM, true, 0.1).unwrap())).collect();
+        let links: Vec<_> = (0..n).map(|_| Unit::new(Linear::normal(DIM, DIM, true, 0.1).unwrap())).collect();
         let tied = tied.then(|| Unit::new(Linear::with_weight(links[0].weight.clone())));
         let device = Device::cpu(Isa::detect(), Par::threads(1).unwrap());
         Chain { device, links, tied }

@@ -1,0 +1,161 @@
+//! The weights of a prepared model under their names: as files that other programs read, and as tensors.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::str::FromStr;
+
+use oarlock_tensor::{DType, Tensor};
+
+use super::{Accelerator, Prepared};
+use crate::checkpoint;
+use crate::error::{Error, Result};
+use crate::model::hf::{ModelFiles, Weight};
+use crate::nn::{Module, NamedParam, names_of, parameters};
+use crate::shard::{MASTER, Slice, Snapshot};
+
+/// How [`Accelerator::save_model`] writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveModel {
+    /// The most bytes of weights in one file: `"10GB"` by default, which is Accelerate's. A weight that is larger has a
+    /// file of its own.
+    pub max_shard_size: ShardSize,
+    /// Write safetensors. The other format of Accelerate, a pickle, is refused: to read one runs code that is in it.
+    pub safe_serialization: bool,
+    /// The dtype of the weights in the files; by default that of the arithmetic. f32 writes the master weights.
+    pub dtype: Option<DType>,
+}
+
+impl Default for SaveModel {
+    fn default() -> SaveModel {
+        SaveModel { max_shard_size: ShardSize(10_000_000_000), safe_serialization: true, dtype: None }
+    }
+}
+
+/// A size of files, in bytes or as people write it.
+///
+/// ```
+/// use oarlock::ShardSize;
+///
+/// # fn main() -> oarlock::Result<()> {
+/// assert_eq!("500MB".parse::<ShardSize>()?, ShardSize(500_000_000));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardSize(pub u64);
+
+impl FromStr for ShardSize {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<ShardSize> {
+        checkpoint::shard_size(text)
+            .map(ShardSize)
+            .map_err(|told| Error::Usage(format!("max_shard_size: {told}")))
+    }
+}
+
+impl Accelerator {
+    /// Writes the weights of a prepared model into the folder `dir`, as `model.safetensors`, or as several files with
+    /// `model.safetensors.index.json`, which transformers and torch read: each weight once, under its first name. Each
+    /// rank writes what it owns, from where it lies. Other files of the folder stay; the weights of an earlier save are
+    /// replaced when all is on the disk. All ranks call it.
+    ///
+    /// # Errors
+    /// `safe_serialization: false`, a dtype that weights cannot have, or a rank that cannot write
+    /// ([`CheckpointError::ModelNotSaved`](checkpoint::CheckpointError::ModelNotSaved), the same on all ranks); the folder
+    /// is then as it was.
+    #[track_caller]
+    pub fn save_model<M: Module>(&self, model: &Prepared<M>, dir: &Path, options: &SaveModel) -> Result<()> {
+        if !options.safe_serialization {
+            return Err(Error::Usage(
+                "save_model: safe_serialization: false asks for a pickle, which runs code when it is read; only \
+                 safetensors are written"
+                    .to_owned(),
+            ));
+        }
+        let weight = |named: NamedParam| Weight {
+            in_file: named.name.clone(),
+            shape: named.param.shape().sizes().to_vec(),
+            name: named.name,
+        };
+        let weights: Vec<Weight> = parameters(&**model.module()).into_iter().map(weight).collect();
+        let files =
+            ModelFiles::new(&weights, options.dtype.unwrap_or(self.dtype()), options.max_shard_size.0)?;
+        let optimizer = model.held.optimizer()?;
+        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files)
+    }
+
+    /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement. Shared weights are
+    /// there under each of their names, as in torch. All ranks call it. (Accelerate has them on rank 0 only where
+    /// parameters are divided, and rounded to 16 bits in DeepSpeed's stage 3.)
+    ///
+    /// # Errors
+    /// When a rank failed, or there is no memory.
+    #[track_caller]
+    pub fn get_state_dict<M: Module>(&self, model: &Prepared<M>) -> Result<BTreeMap<String, Tensor>> {
+        let mut values: HashMap<String, Vec<f32>> = HashMap::new();
+        let module = &**model.module();
+        for named in parameters(module) {
+            values.insert(named.name, vec![0.0; named.param.shape().n_elems()]);
+        }
+        {
+            // A unit at a time, so that beside the result there is never more than a unit.
+            let mut snapshot = model.held.optimizer()?.engine().snapshot();
+            for unit in 0..snapshot.units() {
+                for parcel in self.comm.all_gather_bytes(&pack(&snapshot, unit)?)? {
+                    unpack(&parcel, &mut values).ok_or_else(|| {
+                        Error::Usage("get_state_dict: the ranks hold different models".to_owned())
+                    })?;
+                }
+                snapshot.release(unit);
+            }
+        }
+        let mut first_names = HashMap::new();
+        let mut state = BTreeMap::new();
+        for named in names_of(module) {
+            let first: &String = first_names.entry(named.param.id()).or_insert_with(|| named.name.clone());
+            if let Some(values) = values.remove(first) {
+                let tensor = Tensor::from_slice(&values, named.param.shape().sizes(), &self.device)?;
+                state.insert(named.name, tensor);
+            } else if let Some(tensor) = state.get(first).cloned() {
+                state.insert(named.name, tensor);
+            }
+        }
+        Ok(state)
+    }
+}
+
+/// The name of a parameter, the first of some elements of it, and how many.
+type Place = (String, usize, usize);
+
+/// The weights of a unit that this rank saves: their places as JSON behind its length, then the weights.
+fn pack(snapshot: &Snapshot, unit: usize) -> Result<Vec<u8>> {
+    let slices = snapshot.slices(unit).into_iter().filter(|slice| slice.kind == MASTER);
+    let slices: Vec<Slice> = slices.filter(|slice| !slice.elements.is_empty()).collect();
+    let places: Vec<Place> =
+        slices.iter().map(|slice| (slice.name.clone(), slice.elements.start, slice.elements.len())).collect();
+    let header = serde_json::to_vec(&places)
+        .map_err(|error| Error::Usage(format!("the names of parameters do not travel: {error}")))?;
+    let mut parcel = (header.len() as u64).to_le_bytes().to_vec();
+    parcel.extend(header);
+    for slice in &slices {
+        snapshot.with_bytes(slice, &mut |bytes| {
+            parcel.extend_from_slice(bytes);
+            Ok(())
+        })?;
+    }
+    Ok(parcel)
+}
+
+/// Puts the weights of a parcel in their places; nothing where one of them does not exist.
+fn unpack(parcel: &[u8], values: &mut HashMap<String, Vec<f32>>) -> Option<()> {
+    let (len, rest) = parcel.split_first_chunk::<8>()?;
+    let (header, mut rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    for (name, first, n_elems) in serde_json::from_slice::<Vec<Place>>(header).ok()? {
+        let part = values.get_mut(&name)?.get_mut(first..first.checked_add(n_elems)?)?;
+        let bytes = rest.split_off(..n_elems.checked_mul(4)?)?;
+        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,374 @@
+//! `save_state` and `load_state`: everything that a loop needs to go on, in one checkpoint that is whole or absent.
+//!
+//! All is read and checked on all ranks before the first element of a model changes. Parts of the loop (schedules,
+//! loaders, the user's own) are asked first whether they go on from what was kept; if one does not, on any rank, all
+//! go back to where they were.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Accelerator;
+use super::held::Held;
+use super::project::ProjectConfiguration;
+use super::state::Stateful;
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
+use crate::error::{Error, Result};
+use crate::nn;
+use crate::shard::Engine;
+use crate::train::Optimizer;
+
+/// Where the state of the loop lies in a checkpoint's `client`.
+const LOOP: &str = "loop";
+
+/// The state of a loop besides weights and moments.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct LoopState {
+    /// Micro-batches of the window that was open.
+    step: usize,
+    models: Vec<ModelState>,
+    parts: Vec<PartState>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ModelState {
+    /// The name of its type.
+    name: String,
+    /// The forward passes on each rank, which random numbers depend on.
+    passes: Vec<u64>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PartState {
+    /// "scheduler", "dataloader" …
+    kind: String,
+    state: Value,
+}
+
+/// What a rank brings to a save.
+#[derive(Serialize, Deserialize)]
+struct Brought {
+    passes: Vec<u64>,
+    /// The models whose gradients wait for a step.
+    open: Vec<String>,
+    /// Of rank 0.
+    parts: Vec<PartState>,
+}
+
+type Hook = Arc<dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync>;
+type Hooks = Arc<Mutex<Vec<(u64, Hook)>>>;
+
+/// What saving and loading remember.
+pub(crate) struct Saving {
+    iteration: AtomicU64,
+    before_save: Hooks,
+    before_load: Hooks,
+    n_hooks: AtomicU64,
+}
+
+impl Saving {
+    pub fn new(project: &ProjectConfiguration) -> Saving {
+        Saving {
+            iteration: AtomicU64::new(project.iteration),
+            before_save: Hooks::default(),
+            before_load: Hooks::default(),
+            n_hooks: AtomicU64::new(0),
+        }
+    }
+
+    pub fn iteration(&self) -> u64 {
+        self.iteration.load(Relaxed)
+    }
+
+    pub fn set_iteration(&self, iteration: u64) {
+        self.iteration.store(iteration, Relaxed);
+    }
+
+    fn add(&self, hooks: &Hooks, hook: Hook) -> HookHandle {
+        let id = self.n_hooks.fetch_add(1, Relaxed);
+        lock(hooks).push((id, hook));
+        HookHandle { hooks: Arc::downgrade(hooks), id }
+    }
+}
+
+/// A hook that was registered; it stays when this is dropped.
+pub struct HookHandle {
+    hooks: Weak<Mutex<Vec<(u64, Hook)>>>,
+    id: u64,
+}
+
+impl HookHandle {
+    /// Takes the hook away.
+    pub fn remove(self) {
+        if let Some(hooks) = self.hooks.upgrade() {
+            lock(&hooks).retain(|(id, _)| *id != self.id);
+        }
+    }
+}
+
+fn lock(hooks: &Mutex<Vec<(u64, Hook)>>) -> MutexGuard<'_, Vec<(u64, Hook)>> {
+    hooks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Accelerator {
+    /// Saves everything that the loop needs to go on: all prepared models and optimizers, loss scales, schedules,
+    /// loaders, what was registered with [`Accelerator::register_for_checkpointing`], the place in the accumulation
+    /// window, and where random numbers are. Returns the checkpoint's folder, which is whole or absent: `dir`, or with
+    /// [`automatic_checkpoint_naming`](super::ProjectConfiguration::automatic_checkpoint_naming) and no `dir` the next of
+    /// the project. (Accelerate takes no notice of a `dir` then.) An older checkpoint in `dir` is replaced when the new
+    /// one is whole. All ranks call it.
+    ///
+    /// It belongs between two steps. While gradients wait for theirs it is an error, because no checkpoint keeps them;
+    /// Accelerate loses them without a word, as
+    /// [`save_inside_window`](super::ProjectConfiguration::save_inside_window) does.
+    ///
+    /// # Errors
+    /// When a file cannot be written on some rank ([`CheckpointError::NotSaved`], the same on all ranks; nothing is left
+    /// of it, and training can go on); a numbered checkpoint that exists already; no model, or one whose gradients wait.
+    #[track_caller]
+    pub fn save_state(&self, dir: Option<&Path>) -> Result<PathBuf> {
+        let numbered = dir.is_none();
+        let dir = match dir {
+            Some(dir) => dir.to_path_buf(),
+            None => self.next_checkpoint()?,
+        };
+        let models = self.inner.models();
+        let brought = self.brought(&models).map_err(|error| error.to_string());
+        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.clone(), rank, cause };
+        let brought = share(&self.comm, brought)?.map_err(not_saved)?;
+        self.refuse_open_windows(&brought)?;
+
+        let limit = self.inner.config.project.total_limit.filter(|_| numbered);
+        let then = Box::new(move |saved: &Path| match (limit, saved.parent()) {
+            (Some(limit), Some(folder)) => checkpoint::retain(folder, limit).map(|_| ()),
+            _ => Ok(()),
+        });
+        let contents = Contents { then, ..Contents::state(self.client_state(&models, brought)?) };
+        let mut saver = Saver::default();
+        let begun = saver.create(&dir, &self.comm, &contents)?;
+        let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
+        share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+        {
+            let locked = lock_all(&models)?;
+            let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
+            saver.write(begun, &self.comm, &engines, contents)?;
+        }
+        let saved = saver.finish(&self.comm);
+        let is_whole = matches!(&saved, Ok(_) | Err(Error::Checkpoint(CheckpointError::AfterSave { .. })));
+        if numbered && is_whole {
+            self.set_save_iteration(self.save_iteration() + 1);
+        }
+        saved.map(|_| dir)
+    }
+
+    /// Goes on from what [`Accelerator::save_state`] saved, on any number of ranks and in any placement: the state is the
+    /// same to the bit. Without `dir` it is the newest whole checkpoint of the project, and numbering goes on after it.
+    /// Returns its folder. All ranks call it, after everything is prepared and registered as it was in the loop that
+    /// saved. Gradients that have come together are forgotten.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete, damaged, of other models or of a loop with other parts, which is named
+    /// ([`CheckpointError::NotLoaded`], the same on all ranks): models and loop are as they were. Only where a rank fails
+    /// while it reads what all had found to be in order they are not, and the message says so.
+    #[track_caller]
+    pub fn load_state(&self, dir: Option<&Path>) -> Result<PathBuf> {
+        let dir = match dir {
+            Some(dir) => dir.to_path_buf(),
+            None => self.newest_checkpoint()?,
+        };
+        let refused = |problem| CheckpointError::NotLoaded { path: dir.clone(), problem };
+        let hooked = self.run_hooks(&self.inner.saving.before_load, &dir);
+        share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(|(_, cause)| {
+            refused(Problem::Part { what: "a hook before the load".to_owned(), cause })
+        })?;
+        let models = self.inner.models();
+        let checked = {
+            let locked = lock_all(&models)?;
+            let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
+            checkpoint::check(&dir, &self.comm, &engines)?
+        };
+        let state = read_loop(checked.client_state()).map_err(refused)?;
+        let parts = self.inner.stateful();
+        self.restore_parts(&parts, &state.parts)?.map_err(refused)?;
+        {
+            let mut locked = lock_all(&models)?;
+            let mut engines: Vec<&mut Engine> =
+                locked.iter_mut().map(|optimizer| optimizer.engine_mut()).collect();
+            checked.restore(&self.comm, &mut engines)?;
+        }
+        for (held, kept) in models.iter().zip(&state.models) {
+            let own =
+                kept.passes.get(self.process_index()).filter(|_| kept.passes.len() == self.num_processes());
+            nn::set_passes(&**held.module()?, own.or(kept.passes.first()).copied().unwrap_or(0));
+            held.begin();
+        }
+        {
+            let mut gradients = self.inner.gradients();
+            gradients.step = state.step;
+            gradients.sync_gradients = true;
+        }
+        self.go_on_numbering(&dir)?;
+        Ok(dir)
+    }
+
+    /// Has [`Accelerator::save_state`] call `hook` on every rank before it writes, with the folder in which the checkpoint
+    /// comes into being: what the hook puts there belongs to the checkpoint, as all its files do. Hooks of different ranks
+    /// write files of different names, or one of them writes. They may run collectives, all ranks the same.
+    pub fn register_save_state_pre_hook(
+        &self,
+        hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.inner.saving.add(&self.inner.saving.before_save, Arc::new(hook))
+    }
+
+    /// Has [`Accelerator::load_state`] call `hook` on every rank before it reads, with the folder of the checkpoint.
+    pub fn register_load_state_pre_hook(
+        &self,
+        hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.inner.saving.add(&self.inner.saving.before_load, Arc::new(hook))
+    }
+
+    fn run_hooks(&self, hooks: &Hooks, dir: &Path) -> Result<()> {
+        // A hook may register or remove hooks.
+        let hooks: Vec<Hook> = lock(hooks).iter().map(|(_, hook)| hook.clone()).collect();
+        hooks.iter().try_for_each(|hook| hook(self, dir))
+    }
+
+    fn brought(&self, models: &[Arc<Held>]) -> Result<Brought> {
+        if models.is_empty() {
+            return Err(Error::Usage("no model is prepared yet, so there is nothing to save".to_owned()));
+        }
+        let mut brought = Brought { passes: Vec::new(), open: Vec::new(), parts: Vec::new() };
+        for held in models {
+            brought.passes.push(nn::n_passes(&**held.module()?));
+            if held.has_gradients() {
+                brought.open.push(held.name.to_owned());
+            }
+        }
+        if self.is_main_process() {
+            let parts = self.inner.stateful();
+            let state = |(kind, part): &(&str, Arc<dyn Stateful>)| {
+                Ok(PartState { kind: (*kind).to_owned(), state: part.state_dict()? })
+            };
+            brought.parts = parts.iter().map(state).collect::<Result<_>>()?;
+        }
+        Ok(brought)
+    }
+
+    fn refuse_open_windows(&self, brought: &[Brought]) -> Result<()> {
+        let open = brought.iter().flat_map(|rank| &rank.open).next();
+        match open.filter(|_| !self.inner.config.project.save_inside_window) {
+            None => Ok(()),
+            Some(model) => Err(Error::Usage(format!(
+                "save_state inside of an accumulation window: {model} holds gradients that no step has used, and no \
+                 checkpoint keeps them; save after `optimizer.step()` of a window's last micro-batch (when \
+                 `accelerator.sync_gradients()`), or set save_inside_window in the ProjectConfiguration to lose them"
+            ))),
+        }
+    }
+
+    fn client_state(&self, models: &[Arc<Held>], mut brought: Vec<Brought>) -> Result<ClientState> {
+        let passes_of =
+            |index: usize| brought.iter().filter_map(|rank| rank.passes.get(index).copied()).collect();
+        let kept = (models.iter().enumerate())
+            .map(|(index, held)| ModelState { name: held.name.to_owned(), passes: passes_of(index) })
+            .collect();
+        let parts = brought.first_mut().map(|first| std::mem::take(&mut first.parts)).unwrap_or_default();
+        let state = LoopState { step: self.inner.gradients().step, models: kept, parts };
+        let mut client = ClientState::default();
+        for held in models {
+            client.step = client.step.max(held.optimizer()?.n_steps());
+        }
+        client.seeds.insert("seed".to_owned(), self.seed());
+        let state = serde_json::to_value(state)
+            .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
+        client.client.insert(LOOP.to_owned(), state);
+        Ok(client)
+    }
+
+    /// Gives the parts of the loop their states, or leaves all of them on all ranks as they are. The outer result is that
+    /// of the communication.
+    #[track_caller]
+    fn restore_parts(
+        &self,
+        parts: &[(&'static str, Arc<dyn Stateful>)],
+        states: &[PartState],
+    ) -> Result<std::result::Result<(), Problem>> {
+        let mut before = Vec::new();
+        let mine = same_parts(parts, states).and_then(|()| go_on(parts, states, &mut before));
+        let outcome = share(&self.comm, mine)?;
+        if outcome.is_err() {
+            for ((_, part), state) in parts.iter().zip(&before) {
+                // It was its own state a moment ago.
+                let _ = part.load_state_dict(state);
+            }
+        }
+        Ok(outcome.map(|_| ()).map_err(|(_, problem)| problem))
+    }
+}
+
+/// The optimizers of all models.
+fn lock_all(models: &[Arc<Held>]) -> Result<Vec<MutexGuard<'_, Optimizer>>> {
+    models.iter().map(|held| held.optimizer()).collect()
+}
+
+fn read_loop(client: &ClientState) -> std::result::Result<LoopState, Problem> {
+    let state = client.client.get(LOOP).ok_or(Problem::NoLoop)?;
+    LoopState::deserialize(state)
+        .map_err(|error| Problem::Part { what: "the state of the loop".to_owned(), cause: error.to_string() })
+}
+
+/// Whether as many parts of each kind were saved.
+fn same_parts(
+    parts: &[(&'static str, Arc<dyn Stateful>)],
+    states: &[PartState],
+) -> std::result::Result<(), Problem> {
+    for (kind, what) in KINDS {
+        let found = states.iter().filter(|state| state.kind == kind).count();
+        let expected = parts.iter().filter(|(own, _)| *own == kind).count();
+        if found != expected {
+            return Err(Problem::OtherNumber { what: what.to_owned(), found, expected });
+        }
+    }
+    Ok(())
+}
+
+/// What the kinds of parts are called, one and several.
+const KINDS: [(&str, &str); 4] = [
+    ("optimizer", "optimizers"),
+    ("scheduler", "schedulers"),
+    ("dataloader", "data loaders"),
+    ("custom", "objects registered for checkpointing"),
+];
+
+/// Gives each part the state of the same place among those of its kind; `before` gets what all of them were.
+fn go_on(
+    parts: &[(&'static str, Arc<dyn Stateful>)],
+    states: &[PartState],
+    before: &mut Vec<Value>,
+) -> std::result::Result<(), Problem> {
+    let place = |index: usize| {
+        let (kind, _) = parts[index];
+        (kind, parts[..index].iter().filter(|(own, _)| *own == kind).count())
+    };
+    let failed = |index: usize, error: Error| {
+        let (kind, place) = place(index);
+        Problem::Part { what: format!("{kind} {place}"), cause: error.to_string() }
+    };
+    // Before any of them moves: a schedule that moves sets the rate of its optimizer.
+    for (index, (_, part)) in parts.iter().enumerate() {
+        before.push(part.state_dict().map_err(|error| failed(index, error))?);
+    }
+    for (index, (_, part)) in parts.iter().enumerate() {
+        let (kind, place) = place(index);
+        let state = states.iter().filter(|state| state.kind == kind).nth(place);
+        if let Some(PartState { state, .. }) = state {
+            part.load_state_dict(state).map_err(|error| failed(index, error))?;
+        }
+    }
+    Ok(())
+}
