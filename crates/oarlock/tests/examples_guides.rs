@@ -12,6 +12,9 @@ mod common;
 #[path = "../examples/distillation.rs"]
 #[allow(dead_code)]
 mod distillation;
+#[path = "../examples/text_classifier.rs"]
+#[allow(dead_code)]
+mod text_classifier;
 
 /// How far losses on different numbers of ranks may lie apart.
 const RANKS: f32 = 1e-5;
@@ -79,6 +82,30 @@ fn distillation_is_the_same_on_any_number_of_ranks_and_as_in_python() {
 fn distil(world: usize) -> Vec<Vec<f32>> {
     on_ranks(world, &distillation::config(), |accelerator| {
         distillation::train(accelerator, &golden("distillation"))
+    })
+}
+
+#[test]
+fn the_text_classifier_is_the_same_on_any_number_of_ranks_and_as_in_python() {
+    let expected = read("text_classifier");
+    let one = classify(1).remove(0);
+    assert_near(&one.losses, &numbers(&expected["losses"]), ORIGINAL, "accelerate and transformers");
+    let predictions: Vec<Vec<i32>> = serde_json::from_value(expected["predictions"].clone()).unwrap();
+    assert_eq!(one.predictions, predictions);
+    let accuracy: Vec<f64> = serde_json::from_value(expected["accuracy"].clone()).unwrap();
+    assert_eq!(one.accuracy, accuracy);
+    for world in [2, 4] {
+        for outcome in classify(world) {
+            assert_near(&outcome.losses, &one.losses, RANKS, &format!("{world} ranks"));
+            assert_eq!(outcome.predictions, one.predictions);
+            assert_eq!(outcome.accuracy, one.accuracy);
+        }
+    }
+}
+
+fn classify(world: usize) -> Vec<text_classifier::Outcome> {
+    on_ranks(world, &text_classifier::config(), |accelerator| {
+        text_classifier::train(accelerator, &golden("text_classifier").join("model"))
     })
 }
 
