@@ -24,7 +24,7 @@ use crate::train::Stepped;
 ///
 /// distributed::spawn(2, |_rank| {
 ///     let group = distributed::init_process_group("gloo".parse()?, &Default::default())?;
-///     let model = nn::Linear::new(10, 10, true, 0.3)?;
+///     let model = nn::Linear::normal(10, 10, true, 0.3)?;
 ///     let optimizer = optim::sgd(&model).lr(0.001);
 ///     let ddp = DDP::new(model, optimizer, &group)?;
 ///

@@ -20,8 +20,8 @@ impl Net {
 
     fn wide(n: usize) -> Result<Net> {
         Ok(Net {
-            up: Unit::new(Linear::new(4, n, true, 0.3)?),
-            down: Unit::new(Linear::new(n, 1, true, 0.3)?),
+            up: Unit::new(Linear::normal(4, n, true, 0.3)?),
+            down: Unit::new(Linear::normal(n, 1, true, 0.3)?),
         })
     }
 }
@@ -102,7 +102,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let first = Linear::new(4, 4, false, 0.1)?;
+                let first = Linear::normal(4, 4, false, 0.1)?;
                 let second = Linear::with_weight(first.weight.clone());
                 accelerator.prepare((first, second)).map(|_| ())
             },
