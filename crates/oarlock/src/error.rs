@@ -46,6 +46,9 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         problem: String,
     },
+    /// A configuration with everything that is wrong in it, a line for each.
+    #[error(transparent)]
+    Config(#[from] crate::config::Problems),
     /// A model that cannot be built or used as asked.
     #[error("{0}")]
     Model(String),

@@ -176,11 +176,12 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DevicePlacement,
-    DeviceSpecific, DivideBy, Ends, GradientAccumulation, GradientState, HookHandle, Kept, KeyAverage,
-    LocalSgd, LocalSteps, LogWith, Loss, Pad, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
-    ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE,
-    SaveModel, SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
+    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin,
+    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation,
+    GradientState, HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
+    Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler,
+    ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize, Stateful,
+    Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

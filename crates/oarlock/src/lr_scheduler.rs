@@ -27,7 +27,8 @@ impl Scheduler {
         Scheduler::of(optimizer, move |step| schedule.lr(step))
     }
 
-    fn of(optimizer: &Optim, lr: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Scheduler {
+    /// The learning rate as a function of the steps done.
+    pub(crate) fn of(optimizer: &Optim, lr: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Scheduler {
         optimizer.pace.set_lr(lr(0));
         Scheduler { pace: optimizer.pace.clone(), lr: Arc::new(lr) }
     }

@@ -34,7 +34,7 @@ impl Accelerator {
     /// What `body` reports.
     pub fn accumulate<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         {
-            let accumulation = &self.inner.config.gradient_accumulation;
+            let accumulation = self.inner.accumulation();
             let mut gradients = self.inner.gradients();
             if accumulation.sync_with_dataloader && gradients.end_of_dataloader {
                 (gradients.step, gradients.sync_gradients) = (0, true);

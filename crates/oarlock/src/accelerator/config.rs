@@ -3,6 +3,7 @@
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Path;
 
+use super::plugins::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
 use super::tracking::LogWith;
 use crate::shard::Options;
@@ -19,6 +20,10 @@ pub struct AcceleratorConfig {
     pub device_placement: DevicePlacement,
     /// How micro-batches make a step.
     pub gradient_accumulation: GradientAccumulation,
+    /// The DeepSpeed configuration that everything prepared follows.
+    pub deepspeed_plugin: Option<DeepSpeedPlugin>,
+    /// Several of them, by name; the first is the active one until another is selected.
+    pub deepspeed_plugins: Vec<(String, DeepSpeedPlugin)>,
     /// How the schedule follows the optimizer.
     pub scheduler_steps: SchedulerSteps,
     /// How loaders are divided among the ranks.

@@ -20,6 +20,8 @@ pub(crate) struct Held {
     pub training: AtomicBool,
     /// Whether this rank steps by itself, inside of `local_sgd`.
     pub local: AtomicBool,
+    /// The norm to which every step clips the gradients, as a DeepSpeed configuration says; 0: none.
+    max_norm: f64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -34,12 +36,13 @@ struct Window {
 }
 
 impl Held {
-    pub fn new(name: &'static str, is_trained: bool) -> Arc<Held> {
+    pub fn new(name: &'static str, is_trained: bool, max_norm: f64) -> Arc<Held> {
         Arc::new(Held {
             name,
             is_trained,
             training: AtomicBool::new(is_trained),
             local: AtomicBool::new(false),
+            max_norm,
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
@@ -113,6 +116,15 @@ impl Held {
         };
         self.optimizer()?.divide_by(divisor);
         window.is_closed = true;
+        Ok(())
+    }
+
+    /// Clips the gradients of the closed window as its DeepSpeed configuration says.
+    #[track_caller]
+    pub fn clip(&self) -> Result<()> {
+        if self.max_norm > 0.0 {
+            self.optimizer()?.clip_grad_norm(self.max_norm)?;
+        }
         Ok(())
     }
 

@@ -36,6 +36,8 @@ pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
 pub use passes::Loss;
+pub(crate) use plugins::Resolved;
+pub use plugins::{DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice};
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
 pub use processes::ApplyPadding;
@@ -52,7 +54,7 @@ pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
 use std::io::Write;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -60,6 +62,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
+use self::plugins::Plugins;
 use self::saving::Saving;
 use self::seed::Seed;
 use self::tracking::Trackers;
@@ -82,6 +85,9 @@ pub(crate) struct Inner {
     pub comm: Communicator,
     pub device: Device,
     pub config: AcceleratorConfig,
+    plugins: Arc<Plugins>,
+    /// The micro-batches of a step that a DeepSpeed configuration asks for; 0: what the accelerator was told.
+    num_steps: AtomicUsize,
     gradients: Mutex<GradientState>,
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
@@ -98,6 +104,19 @@ impl Inner {
     pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
         // Numbers, whole at every moment.
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How micro-batches make a step.
+    pub fn accumulation(&self) -> GradientAccumulation {
+        match self.num_steps.load(Relaxed) {
+            0 => self.config.gradient_accumulation,
+            num_steps => GradientAccumulation { num_steps, ..self.config.gradient_accumulation },
+        }
+    }
+
+    /// Makes a step of so many micro-batches.
+    pub fn set_num_steps(&self, num_steps: usize) {
+        self.num_steps.store(num_steps, Relaxed);
     }
 
     /// The models that were prepared, in their order.
@@ -168,6 +187,15 @@ impl Accelerator {
             None => rank::default_threads(&comm),
         };
         let device = Device::cpu(isa, Par::threads(threads)?);
+        Accelerator::build(comm, device, config, Plugins::of(config)?)
+    }
+
+    fn build(
+        comm: Communicator,
+        device: Device,
+        config: &AcceleratorConfig,
+        plugins: Arc<Plugins>,
+    ) -> Result<Accelerator> {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         options.check(comm.world_size())?;
@@ -175,6 +203,8 @@ impl Accelerator {
             comm: comm.clone(),
             device: device.clone(),
             config: config.clone(),
+            plugins,
+            num_steps: AtomicUsize::new(0),
             gradients: Mutex::default(),
             models: Mutex::default(),
             stateful: Mutex::default(),

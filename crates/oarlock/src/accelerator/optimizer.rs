@@ -32,7 +32,8 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
+        self.held.clip()?;
         let stepped = self.held.optimizer()?.step(self.pace.lr())?;
         self.held.begin();
         self.pace.set_skipped(stepped != Stepped::Done);
@@ -46,7 +47,7 @@ impl PreparedOptimizer {
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.config.gradient_accumulation.num_steps <= 1 && self.inner.gradients().sync_gradients {
+        if self.inner.accumulation().num_steps <= 1 && self.inner.gradients().sync_gradients {
             self.held.optimizer()?.clear_grads()?;
             self.held.begin();
         }
@@ -83,7 +84,7 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
     }
 
@@ -99,7 +100,7 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(false);
         }
-        self.held.close(&self.inner.comm, &self.inner.config.gradient_accumulation)?;
+        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.optimizer()?.clip_grad_value(value)?;
         Ok(true)
     }

@@ -11,6 +11,7 @@ use twox_hash::XxHash64;
 use super::Accelerator;
 use super::held::Held;
 use super::optimizer::PreparedOptimizer;
+use super::plugins::Resolved;
 use super::prepared::Prepared;
 use super::scheduler::PreparedScheduler;
 use super::state::{Rate, Stateful};
@@ -43,22 +44,53 @@ pub trait Prepare: Sized {
 #[doc(hidden)]
 pub struct Plan {
     pub(crate) accelerator: Accelerator,
-    models: Vec<(Vec<NamedParam>, &'static str)>,
-    optimizers: Vec<Optim>,
+    pub(super) models: Vec<(Vec<NamedParam>, &'static str)>,
+    pub(super) optimizers: Vec<Optim>,
+    /// Whether each of them stands for that of a DeepSpeed configuration.
+    pub(super) is_dummy: Vec<bool>,
+    /// The steps and the warm-up of a schedule that stands for that of a DeepSpeed configuration.
+    pub(super) dummy_scheduler: Option<(u64, u64)>,
+    pub(super) has_scheduler: bool,
+    /// The samples of a rank in a batch of each loader.
+    pub(super) batch_sizes: Vec<usize>,
+    /// The hidden size of the first model that says it.
+    pub(super) hidden_size: Option<usize>,
+    /// The DeepSpeed configuration that the objects follow.
+    pub(super) deepspeed: Option<Resolved>,
     /// One for each model, when all are known; with its optimizer, if it has one.
     held: Vec<(Arc<Held>, Option<Optim>)>,
 }
 
 impl Plan {
-    #[track_caller]
-    fn prepare<P: Prepare>(accelerator: &Accelerator, objects: P) -> Result<P::Prepared> {
-        let mut plan = Plan {
+    fn new(accelerator: &Accelerator) -> Plan {
+        Plan {
             accelerator: accelerator.clone(),
             models: Vec::new(),
             optimizers: Vec::new(),
+            is_dummy: Vec::new(),
+            dummy_scheduler: None,
+            has_scheduler: false,
+            batch_sizes: Vec::new(),
+            hidden_size: None,
+            deepspeed: None,
             held: Vec::new(),
-        };
+        }
+    }
+
+    #[track_caller]
+    fn prepare<P: Prepare>(
+        accelerator: &Accelerator,
+        objects: P,
+        deepspeed: Option<Resolved>,
+    ) -> Result<P::Prepared> {
+        let mut plan = Plan { deepspeed, ..Plan::new(accelerator) };
         objects.announce(&mut plan)?;
+        if plan.deepspeed.is_none()
+            && let Some(resolved) = plan.resolve_plugin()?
+        {
+            plan.follow(&resolved)?;
+            plan.deepspeed = Some(resolved);
+        }
         plan.pair()?;
         plan.agree()?;
         objects.finish(&plan)
@@ -75,8 +107,12 @@ impl Plan {
                     own.len()
                 )));
             }
-            self.held
-                .push((Held::new(name, !own.is_empty()), own.first().map(|optimizer| (*optimizer).clone())));
+            if own.is_empty() {
+                self.check_stage(name)?;
+            }
+            let max_norm = self.deepspeed.as_ref().map_or(0.0, |resolved| resolved.plan.gradient_clipping);
+            let held = Held::new(name, !own.is_empty(), max_norm);
+            self.held.push((held, own.first().map(|optimizer| (*optimizer).clone())));
         }
         let all: HashSet<usize> =
             self.models.iter().flat_map(|(params, _)| params.iter().map(|named| named.param.id())).collect();
@@ -99,6 +135,26 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Tells how many samples of a loader's batch a rank gets.
+    pub fn add_batch_size(&mut self, rows: usize) {
+        self.batch_sizes.push(rows);
+    }
+
+    pub(super) fn add_optimizer(&mut self, optim: &Optim, is_dummy: bool) {
+        self.optimizers.push(optim.clone());
+        self.is_dummy.push(is_dummy);
+    }
+
+    pub(super) fn has_no_deepspeed(&self) -> bool {
+        self.deepspeed.is_none() && self.accelerator.deepspeed_plugin().is_none()
+    }
+
+    pub(super) fn finish_scheduler(&self, scheduler: Scheduler) -> PreparedScheduler {
+        let prepared = PreparedScheduler::new(scheduler, self.accelerator.inner.clone());
+        self.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
+        prepared
     }
 
     /// All ranks prepare the same; where they do not, the error names the first difference.
@@ -172,7 +228,20 @@ impl Accelerator {
     /// Objects that do not belong together, a model that was prepared before, no memory.
     #[track_caller]
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
-        Plan::prepare(self, objects)
+        Plan::prepare(self, objects, None)
+    }
+
+    /// The samples of a rank in a batch of these loaders, if they are any.
+    pub(crate) fn batch_size_of(&self, loaders: &impl Prepare) -> Result<Option<usize>> {
+        let mut plan = Plan::new(self);
+        loaders.announce(&mut plan)?;
+        Ok(plan.batch_sizes.into_iter().min())
+    }
+
+    /// As [`Accelerator::prepare`], for a DeepSpeed engine, which has a configuration of its own.
+    #[track_caller]
+    pub(crate) fn prepare_as<P: Prepare>(&self, objects: P, deepspeed: Resolved) -> Result<P::Prepared> {
+        Plan::prepare(self, objects, Some(deepspeed))
     }
 }
 
@@ -213,6 +282,7 @@ impl<M: Module> Prepare for M {
                 "prepare: the models {other} and {name} share parameters; one engine holds each parameter"
             )));
         }
+        plan.hidden_size = plan.hidden_size.or(self.hidden_size());
         plan.models.push((params, name));
         Ok(())
     }
@@ -235,7 +305,7 @@ impl<M: Module> Prepare for M {
             &*module,
             &accelerator.comm,
             &accelerator.device,
-            accelerator.options.clone(),
+            plan.deepspeed.as_ref().map_or(&accelerator.options, |resolved| &resolved.options).clone(),
             config.rule,
             &decays,
             &OptimizerConfig::role,
@@ -250,6 +320,9 @@ impl<M: Module> Prepare for M {
             accelerator.inner.add_stateful("untouched", Arc::new(LeftOut(held.clone())));
         }
         accelerator.inner.add_model(held.clone());
+        if let Some(Resolved { plan, .. }) = plan.deepspeed.as_ref().filter(|_| optim.is_some()) {
+            accelerator.inner.set_num_steps(plan.gradient_accumulation_steps);
+        }
         Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
     }
 }
@@ -258,7 +331,7 @@ impl Prepare for Optim {
     type Prepared = PreparedOptimizer;
 
     fn announce(&self, plan: &mut Plan) -> Result<()> {
-        plan.optimizers.push(self.clone());
+        plan.add_optimizer(self, false);
         Ok(())
     }
 
@@ -279,14 +352,26 @@ impl Prepare for Optim {
 impl Prepare for Scheduler {
     type Prepared = PreparedScheduler;
 
-    fn announce(&self, _plan: &mut Plan) -> Result<()> {
+    fn announce(&self, plan: &mut Plan) -> Result<()> {
+        plan.has_scheduler = true;
         Ok(())
     }
 
     fn finish(self, plan: &Plan) -> Result<PreparedScheduler> {
-        let prepared = PreparedScheduler::new(self, plan.accelerator.inner.clone());
-        plan.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
-        Ok(prepared)
+        Ok(plan.finish_scheduler(self))
+    }
+}
+
+/// Nothing: no loader, say.
+impl Prepare for () {
+    type Prepared = ();
+
+    fn announce(&self, _plan: &mut Plan) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self, _plan: &Plan) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_tensor::ops::HeadLoss;
 
+use oarlock_comm::Communicator;
+
 use super::Inner;
 use super::held::Held;
 use super::passes;
@@ -100,6 +102,11 @@ impl<M: Module> Prepared<M> {
         self.held.is_training()
     }
 
+    /// The process group of the ranks that hold it.
+    pub fn communicator(&self) -> &Communicator {
+        &self.inner.comm
+    }
+
     /// The model itself.
     pub fn module(&self) -> &Arc<M> {
         &self.module
@@ -120,6 +127,10 @@ impl<M: Module> Module for Prepared<M> {
 
     fn kind(&self) -> &'static str {
         self.module.kind()
+    }
+
+    fn hidden_size(&self) -> Option<usize> {
+        self.module.hidden_size()
     }
 
     fn latency(&self) -> Option<&Latency> {

@@ -7,6 +7,7 @@
 pub mod accelerate;
 pub mod build;
 mod checks;
+mod deepspeed;
 pub mod dialect;
 pub mod environment;
 pub mod explain;
@@ -34,6 +35,7 @@ pub mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use deepspeed::{DeepSpeedConfig, DeepSpeedPlan};
 pub use monitor::*;
 pub use plan::*;
 pub use problem::{Problem, Problems};

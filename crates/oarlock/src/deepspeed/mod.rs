@@ -1,1 +1,207 @@
 //! DeepSpeed's shape of a training: `initialize`, its engine, `zero`.
+//!
+//! ```
+//! use oarlock::deepspeed::{self, Config, InitializeArgs};
+//! use oarlock::nn::Linear;
+//! use oarlock::Tensor;
+//!
+//! # fn main() -> oarlock::Result<()> {
+//! let config = Config::from_text("ds.json", r#"{
+//!     "train_batch_size": 2,
+//!     "optimizer": { "type": "AdamW", "params": { "lr": 0.01 } },
+//!     "zero_optimization": { "stage": 2 },
+//! }"#)?;
+//! let (engine, ()) = deepspeed::initialize(InitializeArgs::new(Linear::normal(4, 1, true, 0.1)?, config))?;
+//! for _step in 0..3 {
+//!     let x = Tensor::from_slice(&[0.5f32; 8], [2, 4], engine.device())?;
+//!     let loss = engine.forward(&x)?.square()?.mean_all()?;
+//!     engine.backward(&loss)?;
+//!     engine.step()?;
+//! }
+//! assert_eq!(engine.global_steps(), 3);
+//! # Ok(())
+//! # }
+//! ```
+
+mod checkpoint;
+mod engine;
+pub mod zero;
+
+pub use crate::config::{DeepSpeedConfig as Config, DeepSpeedPlan};
+pub use engine::DeepSpeedEngine;
+
+use crate::accelerator::{Accelerator, AcceleratorConfig, DivideBy, GradientAccumulation, Prepare, Resolved};
+use crate::error::{Error, Result};
+use crate::lr_scheduler::Scheduler;
+use crate::nn::Module;
+use crate::optim::{Optim, adamw};
+
+/// What [`initialize`] is given. Write what is not the default after [`InitializeArgs::new`].
+pub struct InitializeArgs<M, L = ()> {
+    /// The model.
+    pub model: M,
+    /// An optimizer made in code, over the model's parameters; it counts instead of that of the configuration, as in
+    /// DeepSpeed.
+    pub optimizer: Option<Optim>,
+    /// A schedule over that optimizer, made in code; it counts instead of that of the configuration. The engine steps it
+    /// after every step that was not skipped. A schedule that you step yourself is not given here.
+    pub lr_scheduler: Option<Scheduler>,
+    /// The loader of the training data, or `()`. Where the configuration says `"auto"` for the micro-batch, it is the
+    /// loader's batch.
+    pub training_data: L,
+    /// The configuration.
+    pub config: Config,
+    /// The process group, the device and the seed: those of this accelerator, such as that of another engine. By default
+    /// those that the environment describes.
+    pub accelerator: Option<Accelerator>,
+    /// The model's hidden size, from which `"auto"` sizes of stage 3 follow; by default the model says it, if it knows.
+    pub hidden_size: Option<usize>,
+    /// What the sum of a window's gradients is divided by. DeepSpeed divides by gradient_accumulation_steps also where
+    /// [`DeepSpeedEngine::set_gradient_accumulation_boundary`] ends a window early: [`DivideBy::NumSteps`].
+    pub divide_by: DivideBy,
+}
+
+impl<M: Module> InitializeArgs<M> {
+    /// A model and a configuration.
+    pub fn new(model: M, config: Config) -> InitializeArgs<M> {
+        InitializeArgs {
+            model,
+            optimizer: None,
+            lr_scheduler: None,
+            training_data: (),
+            config,
+            accelerator: None,
+            hidden_size: None,
+            divide_by: DivideBy::default(),
+        }
+    }
+}
+
+impl<M: Module> InitializeArgs<M> {
+    /// With a loader.
+    pub fn training_data<L: Prepare>(self, training_data: L) -> InitializeArgs<M, L> {
+        let InitializeArgs {
+            model,
+            optimizer,
+            lr_scheduler,
+            config,
+            accelerator,
+            hidden_size,
+            divide_by,
+            ..
+        } = self;
+        InitializeArgs {
+            model,
+            optimizer,
+            lr_scheduler,
+            training_data,
+            config,
+            accelerator,
+            hidden_size,
+            divide_by,
+        }
+    }
+}
+
+/// Makes an engine of a model, and gives the loader back as the ranks use it. All ranks call it with the same arguments.
+/// A model without any optimizer, in code or in the configuration, is only asked; that needs stage 3 or 0.
+///
+/// # Errors
+/// Everything that is wrong between the keys of the configuration, with file and line; `"auto"` that nothing resolves
+/// (DeepSpeed itself resolves none); objects that do not belong together; no memory.
+#[track_caller]
+pub fn initialize<M: Module, L: Prepare>(
+    args: InitializeArgs<M, L>,
+) -> Result<(DeepSpeedEngine<M>, L::Prepared)> {
+    let InitializeArgs {
+        model,
+        optimizer,
+        lr_scheduler,
+        training_data,
+        mut config,
+        accelerator,
+        hidden_size,
+        divide_by,
+    } = args;
+    let base = match accelerator {
+        Some(accelerator) => accelerator,
+        None => Accelerator::new(&AcceleratorConfig::default())?,
+    };
+    if let Some(optim) = &optimizer {
+        // The optimizer of the code says what the configuration leaves to it, and replaces its optimizer.
+        config.fill("scheduler.params.warmup_max_lr", optim.pace.base());
+        config.forget(&["optimizer"]);
+    }
+    if lr_scheduler.is_some() {
+        config.forget(&["scheduler"]);
+    }
+    let rows = base.batch_size_of(&training_data)?;
+    if let Some(rows) = rows {
+        config.fill("train_micro_batch_size_per_gpu", rows);
+    }
+    let hidden_size = hidden_size.or(model.hidden_size());
+    let plan = config.plan(base.num_processes(), hidden_size)?;
+    if let Some(rows) = rows.filter(|rows| *rows != plan.micro_batch_size) {
+        return Err(Error::Usage(format!(
+            "initialize: a batch of the loader has {rows} samples for each rank, and the configuration's micro-batch is {}; \
+             write the same in both, or \"auto\"",
+            plan.micro_batch_size
+        )));
+    }
+    let mut resolved = Resolved::new(
+        plan.clone(),
+        hidden_size,
+        &base.inner.config.shard,
+        "the DeepSpeed configuration".to_owned(),
+    );
+    // The engine clips, and keeps the norm.
+    resolved.plan.gradient_clipping = 0.0;
+    let num_steps = plan.gradient_accumulation_steps;
+    let accelerator = base.another_with(&AcceleratorConfig {
+        deepspeed_plugin: None,
+        deepspeed_plugins: Vec::new(),
+        gradient_accumulation: GradientAccumulation {
+            num_steps,
+            divide_by,
+            ..GradientAccumulation::default()
+        },
+        ..base.inner.config.clone()
+    })?;
+
+    let optim = match (optimizer, &plan.optimizer) {
+        (Some(optim), _) => Some(match plan.loss_scale {
+            Some(scale) if optim.config.loss_scale.is_none() => optim.loss_scale(scale),
+            _ => optim,
+        }),
+        (None, Some(_)) => Some(resolved.optimizer(&adamw(&model))?),
+        (None, None) => None,
+    };
+    let scheduler = match (lr_scheduler, &optim) {
+        (Some(scheduler), _) => Some(scheduler),
+        (None, Some(optim)) => resolved.scheduler(optim),
+        (None, None) => None,
+    };
+    let (model, optimizer, scheduler, loader) = match (optim, scheduler) {
+        (Some(optim), Some(scheduler)) => {
+            let objects = (model, optim, scheduler, training_data);
+            let (model, optimizer, scheduler, loader) = accelerator.prepare_as(objects, resolved)?;
+            (model, Some(optimizer), Some(scheduler), loader)
+        }
+        (Some(optim), None) => {
+            let (model, optimizer, loader) =
+                accelerator.prepare_as((model, optim, training_data), resolved)?;
+            (model, Some(optimizer), None, loader)
+        }
+        (None, None) => {
+            let (model, loader) = accelerator.prepare_as((model, training_data), resolved)?;
+            (model, None, None, loader)
+        }
+        (None, Some(_)) => {
+            return Err(Error::Usage(
+                "initialize: a schedule without an optimizer; name one in the configuration or give one"
+                    .to_owned(),
+            ));
+        }
+    };
+    Ok((DeepSpeedEngine::new(accelerator, plan, model, optimizer, scheduler), loader))
+}

@@ -17,18 +17,18 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     let hidden_size = model::settings(&config.model)?.decoder().hidden_size;
     Ok(AcceleratorConfig {
-        shard: engine_options(config, hidden_size),
+        shard: engine_options(&config.shard, config.train.precision, hidden_size),
         threads: config.ranks.threads,
         cpu_path,
         ..AcceleratorConfig::default()
     })
 }
 
-fn engine_options(config: &TrainConfig, hidden_size: usize) -> Options {
-    let ShardArgs { optimizer, gradients, parameters, lifetime, group, .. } = config.shard;
-    let shard = &config.shard;
+/// How an engine holds a model of this hidden size, which counts only where sizes follow from it.
+pub fn engine_options(shard: &ShardArgs, precision: Precision, hidden_size: usize) -> Options {
+    let ShardArgs { optimizer, gradients, parameters, lifetime, group, .. } = *shard;
     Options {
-        dtype: dtype(config.train.precision),
+        dtype: dtype(precision),
         placements: Placements {
             optimizer: placement(optimizer),
             gradients: placement(gradients),

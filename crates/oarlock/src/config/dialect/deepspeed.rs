@@ -12,7 +12,7 @@ use super::super::sharding::{
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::Value;
 use super::super::written::{Entry, Layer};
-use super::{Dialect, deepspeed_keys, divides, fields, layer as empty_layer, methods};
+use super::{Dialect, divides, fields, layer as empty_layer, methods};
 
 /// Settings that have a key of ours.
 const SAME: &[(&str, &str)] = &[
@@ -28,7 +28,7 @@ const SAME: &[(&str, &str)] = &[
 /// The block that `deepspeed` holds or names.
 pub fn read(settings: &Settings, problems: &mut Problems) -> Option<Dialect> {
     let fields = fields(settings.get("deepspeed"), "the DeepSpeed configuration", problems)?;
-    Some(Dialect::new("DeepSpeed", deepspeed_keys::KEYS, &fields, &str::to_owned, problems))
+    Some(Dialect::deepspeed(&fields, problems))
 }
 
 /// What the block says about keys of ours.

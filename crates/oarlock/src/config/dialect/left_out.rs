@@ -25,6 +25,14 @@ pub fn warmup(block: Option<&Dialect>, settings: &mut Settings) {
     }
 }
 
+/// The learning rate and the weight decay of DeepSpeed's optimizers, where nobody says them.
+pub fn defaults(block: &Dialect) -> (f64, f64) {
+    let kind = block.settings.text("optimizer.type").unwrap_or_default().to_ascii_lowercase();
+    // AdamW of torch decays unless told otherwise.
+    let of_torch = kind.starts_with("adam") && block.settings.bool("optimizer.params.torch_adam");
+    (if kind == "adagrad" { 1e-2 } else { 1e-3 }, if of_torch { 0.01 } else { 0.0 })
+}
+
 /// What to say of parameters that are not in the block and that DeepSpeed's defaults would make something else of.
 pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
     let mut left_out: Vec<(&str, &str, f64)> = Vec::new();
@@ -34,8 +42,9 @@ pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
         let missing = |name: &str| !block.settings.get(&format!("optimizer.params.{name}")).is_written();
         let has_betas = ["adam", "adamw", "lamb", "lion"].contains(&kind.as_str());
         let known = has_betas || ["sgd", "adagrad"].contains(&kind.as_str());
+        let (lr, weight_decay) = defaults(block);
         if known && missing("lr") && !own_rate {
-            left_out.push(("lr", "learning_rate", if kind == "adagrad" { 1e-2 } else { 1e-3 }));
+            left_out.push(("lr", "learning_rate", lr));
         }
         if has_betas && missing("betas") {
             left_out.extend([("betas", "adam_beta1", 0.9), ("betas", "adam_beta2", 0.999)]);
@@ -44,9 +53,7 @@ pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
             left_out.push(("eps", "adam_epsilon", 1e-8));
         }
         if known && missing("weight_decay") {
-            // AdamW of torch decays unless told otherwise.
-            let of_torch = kind.starts_with("adam") && block.settings.bool("optimizer.params.torch_adam");
-            left_out.push(("weight_decay", "weight_decay", if of_torch { 0.01 } else { 0.0 }));
+            left_out.push(("weight_decay", "weight_decay", weight_decay));
         }
     }
     let has_parameter = |name| has(&block.settings, "scheduler.params", name);

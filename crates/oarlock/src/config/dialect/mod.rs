@@ -93,6 +93,16 @@ pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (S
 }
 
 impl Dialect {
+    /// Reads the fields of a DeepSpeed configuration.
+    pub(super) fn deepspeed(fields: &[Field], problems: &mut Problems) -> Self {
+        Dialect::new("DeepSpeed", deepspeed_keys::KEYS, fields, &str::to_owned, problems)
+    }
+
+    /// DeepSpeed's learning rate and weight decay for its optimizer, where nobody says them.
+    pub(super) fn defaults(&self) -> (f64, f64) {
+        left_out::defaults(self)
+    }
+
     /// Reads fields against a table; `normal` turns a name at the top into that of the table.
     fn new(
         title: &'static str,

@@ -1,0 +1,210 @@
+//! `save_checkpoint` and `load_checkpoint` with a client state of any type, and `save_16bit_model`.
+
+use std::any::type_name;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oarlock_tensor::DType;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::DeepSpeedEngine;
+use super::engine::Count;
+use super::zero::{each_parameter, together};
+use crate::checkpoint::{self, ClientState, Contents, Manifest, Saver};
+use crate::error::{Error, Result};
+use crate::nn::Module;
+use crate::train::LossScalerState;
+
+/// The file that [`DeepSpeedEngine::save_16bit_model`] writes where nobody names another.
+const MODEL_FILE: &str = "model.safetensors";
+
+/// What an engine keeps beside the model's state.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    count: Count,
+    loss_scale: Option<LossScalerState>,
+    /// The type of the client state, for messages.
+    client_type: String,
+    client_state: Value,
+}
+
+/// The key of it in a checkpoint's client state.
+const KEY: &str = "deepspeed";
+
+impl<M: Module> DeepSpeedEngine<M> {
+    /// Saves weights, optimizer, schedule, loss scale and counts as `dir/tag`, with a state of the loop's own; `dir/latest`
+    /// names it when it is whole. Without a tag that is `global_step` and the number of steps. All ranks call it, with the
+    /// same tag, between two windows; the client state of rank 0 is the one that is kept.
+    ///
+    /// # Errors
+    /// A client state that cannot be written as JSON, a call inside of a window (whose gradients no checkpoint holds;
+    /// DeepSpeed drops them without a word), tags that differ or are no name for a folder, a disk that fails.
+    #[track_caller]
+    pub fn save_checkpoint<T: Serialize>(
+        &self,
+        dir: impl AsRef<Path>,
+        tag: Option<&str>,
+        client_state: &T,
+    ) -> Result<()> {
+        let comm = self.accelerator().communicator();
+        let kept = serde_json::to_value(client_state).map_err(|error| {
+            Error::Usage(format!(
+                "save_checkpoint: the client state {} is no JSON: {error}",
+                type_name::<T>()
+            ))
+        });
+        let kept = kept.and_then(|kept| match self.model().held.has_gradients() {
+            true => Err(Error::Usage(
+                "save_checkpoint: a window of micro-batches is open, whose gradients no checkpoint holds; save behind the \
+                 `step` that ends it (`is_gradient_accumulation_boundary`)"
+                    .to_owned(),
+            )),
+            false => Ok(kept),
+        });
+        let client_state = together(comm, "save_checkpoint", kept)?;
+        let optimizer = self.model().held.optimizer()?;
+        let kept = Kept {
+            count: self.kept(),
+            loss_scale: optimizer.loss_scale_state(),
+            client_type: type_name::<T>().to_owned(),
+            client_state,
+        };
+        let kept = serde_json::to_value(kept)
+            .map_err(|error| Error::Usage(format!("save_checkpoint: the counts are no JSON: {error}")))?;
+        let client = ClientState {
+            step: self.global_steps(),
+            client: serde_json::Map::from_iter([(KEY.to_owned(), kept)]),
+            ..ClientState::default()
+        };
+        let tag = tag.map_or_else(|| format!("global_step{}", self.global_steps()), str::to_owned);
+        let mut saver = Saver::default();
+        let contents = Contents::state(client);
+        checkpoint::save_checkpoint(
+            &mut saver,
+            dir.as_ref(),
+            Some(&tag),
+            comm,
+            optimizer.engine(),
+            contents,
+        )?;
+        saver.finish(comm).map(|_| ())
+    }
+
+    /// Goes on from `dir/tag`, or from what `dir/latest` names; returns where that was and the loop's own state, or nothing
+    /// where there is no `latest`. All ranks call it, on any number of ranks and in any stage. Everything is checked before
+    /// the first weight changes.
+    ///
+    /// # Errors
+    /// A checkpoint that is incomplete, damaged, of another model, or not saved by an engine; a client state of another
+    /// type than `T`.
+    #[track_caller]
+    pub fn load_checkpoint<T: DeserializeOwned>(
+        &self,
+        dir: impl AsRef<Path>,
+        tag: Option<&str>,
+    ) -> Result<Option<(PathBuf, T)>> {
+        let (dir, comm) = (dir.as_ref(), self.accelerator().communicator());
+        let looked = match comm.rank() {
+            0 => look::<T>(dir, tag),
+            _ => Ok(()),
+        };
+        together(comm, "load_checkpoint", looked)?;
+        let loaded = {
+            let mut optimizer = self.model().held.optimizer()?;
+            checkpoint::load_checkpoint(dir, tag, comm, optimizer.engine_mut())?
+        };
+        let Some((path, client)) = loaded else { return Ok(None) };
+        let (kept, client_state) = read::<T>(&path, &client)?;
+        if let Some(state) = kept.loss_scale {
+            self.model().held.optimizer()?.resume_loss_scale(state);
+        }
+        self.go_on(kept.count);
+        Ok(Some((path, client_state)))
+    }
+
+    /// Writes the whole weights, in the 16 bits that the model computes in (in f32 where it computes in that), as one
+    /// safetensors file `dir/name`, by default `model.safetensors`. All ranks call it; rank 0 needs memory for the file.
+    /// DeepSpeed writes a pickle, and nothing at all in stage 3 without `stage3_gather_16bit_weights_on_model_save`.
+    ///
+    /// # Errors
+    /// A file that cannot be written, on all ranks.
+    #[track_caller]
+    pub fn save_16bit_model(&self, dir: impl AsRef<Path>, name: Option<&str>) -> Result<()> {
+        let (dir, comm) = (dir.as_ref(), self.accelerator().communicator());
+        let held = &self.model().held;
+        let dtype = held.optimizer()?.engine().options().dtype;
+        let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+        each_parameter(held, &**self.module(), comm, &mut |named, values| {
+            if comm.rank() == 0 {
+                let shape = named.param.shape().sizes().to_vec();
+                tensors.push((named.name.clone(), shape, bytes_of(values, dtype)));
+            }
+        })?;
+        let written = match comm.rank() {
+            0 => write(dir, name.unwrap_or(MODEL_FILE), dtype, &tensors),
+            _ => Ok(()),
+        };
+        together(comm, "save_16bit_model", written)
+    }
+}
+
+/// Whether the client state of a checkpoint is a `T`. What else is wrong is told where it is loaded.
+fn look<T: DeserializeOwned>(dir: &Path, tag: Option<&str>) -> Result<()> {
+    let Ok(path) = checkpoint::find(dir, tag) else { return Ok(()) };
+    match Manifest::open(&path) {
+        Ok(manifest) => read::<T>(&path, &manifest.client_state).map(|_| ()),
+        Err(_) => Ok(()),
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path, client: &ClientState) -> Result<(Kept, T)> {
+    let kept = client.client.get(KEY).and_then(|kept| Kept::deserialize(kept).ok()).ok_or_else(|| {
+        Error::bad_file(
+            path,
+            "it was not saved by `save_checkpoint` of an engine; load it with what has saved it",
+        )
+    })?;
+    let state = T::deserialize(&kept.client_state).map_err(|error| {
+        let (saved, wanted) = (&kept.client_type, type_name::<T>());
+        Error::bad_file(
+            path,
+            format!(
+                "its client state was saved as {saved} and cannot be read as {wanted}: {error}; give load_checkpoint the \
+                 type that was saved, or serde_json::Value"
+            ),
+        )
+    })?;
+    Ok((kept, state))
+}
+
+fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::BF16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// Under another name first, so that no half of it is ever found under its own.
+fn write(dir: &Path, name: &str, dtype: DType, tensors: &[(String, Vec<usize>, Vec<u8>)]) -> Result<()> {
+    let dtype = match dtype {
+        DType::BF16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        _ => Dtype::F32,
+    };
+    let wrong = |error: safetensors::SafeTensorError| Error::bad_file(dir.join(name), error.to_string());
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        Ok((name.as_str(), TensorView::new(dtype, shape.clone(), bytes).map_err(wrong)?))
+    });
+    let views = views.collect::<Result<Vec<_>>>()?;
+    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    let part = tempfile::NamedTempFile::new_in(dir).map_err(Error::io("create", dir))?;
+    safetensors::serialize_to_file(views, None, part.path()).map_err(wrong)?;
+    part.as_file().sync_all().map_err(Error::io("write", dir.join(name)))?;
+    part.persist(dir.join(name)).map_err(|error| Error::io("write", dir.join(name))(error.error))?;
+    Ok(())
+}
