@@ -6,19 +6,21 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::config::{DeepSpeedShape, Shape, Warmup, WarmupType};
 use oarlock::dataloader::DataLoader;
-use oarlock::lr_scheduler::Scheduler;
 use oarlock::model::{Decoder, HfConfig};
-
+use oarlock::nn::{cross_entropy, kl_div};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Device, DummyOptim,
+    DummyScheduler, Error, Reduction, Result, Tensor,
 };
-use oarlock_tensor::ops::{self, KlReduction, KlTarget, Mask, Reduction};
+use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
 
 const LEN: usize = 32;
 const BATCH_SIZE: usize = 8;
 const NUM_EPOCHS: usize = 3;
+const LR: f64 = 1e-2;
+const WEIGHT_DECAY: f64 = 0.01;
+const WARMUP_STEPS: u64 = 5;
 /// The loss is (1 - ALPHA)·cross-entropy + ALPHA·TEMPERATURE²·KL(teacher ‖ student), the latter of the distributions that
 /// logits divided by TEMPERATURE give. The square keeps the gradients of both parts alike in size.
 const ALPHA: f32 = 0.5;
@@ -32,7 +34,7 @@ fn here(path: &str) -> PathBuf {
 
 fn main() -> Result<()> {
     let models = std::env::args().nth(1).map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
-    let accelerator = Accelerator::new(&config())?;
+    let accelerator = Accelerator::new(&config()?)?;
     let losses = train(&accelerator, &models)?;
     let ends = (losses.first().copied().unwrap_or_default(), losses.last().copied().unwrap_or_default());
     accelerator.print(format_args!(
@@ -44,43 +46,48 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// How the ranks run: each batch is divided among them, whatever their number.
-pub fn config() -> AcceleratorConfig {
+/// How the ranks run: each batch is divided among them, whatever their number; the student's configuration is the first,
+/// and so the active one.
+pub fn config() -> Result<AcceleratorConfig> {
+    let zero2_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/student.json"))?;
+    let zero3_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/teacher.json"))?;
+    let deepspeed_plugins = vec![("student".to_owned(), zero2_plugin), ("teacher".to_owned(), zero3_plugin)];
     let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
-    AcceleratorConfig { dataloader, ..AcceleratorConfig::default() }
+    Ok(AcceleratorConfig { deepspeed_plugins, dataloader, ..AcceleratorConfig::default() })
 }
 
 /// Distils the teacher of a folder into its student; the loss of every step, the mean over all ranks.
 pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
     let train_dataloader = DataLoader::new(rows()?, BATCH_SIZE).collate(collate);
-    let student = model(&models.join("student"))?;
-    let optimizer = optim::adamw(&student).lr(1e-2);
-    let warmup = Warmup { min_lr: 0.0, max_lr: None, num_steps: Some(5), warmup_type: WarmupType::Log };
-    let scheduler = Scheduler::shaped(&optimizer, Shape::DeepSpeed(DeepSpeedShape::WarmupLr(warmup)), 5, 100);
-    let (student, optimizer, scheduler, train_dataloader) =
-        accelerator.prepare((student, optimizer, scheduler, train_dataloader))?;
-    accelerator.load_model(&student, models.join("student"))?;
+    let num_training_steps = (NUM_EPOCHS * train_dataloader.len()?) as u64;
 
-    let teacher = accelerator.prepare(model(&models.join("teacher"))?)?;
-    accelerator.load_model(&teacher, models.join("teacher"))?;
+    let (active_plugin, _) = accelerator.get_active_deepspeed_plugin()?;
+    accelerator.print(format_args!("{num_training_steps} steps, first the {active_plugin}"));
+    let student_model = model(&models.join("student"))?;
+    let optimizer = DummyOptim::new(&student_model).lr(LR).weight_decay(WEIGHT_DECAY);
+    let scheduler = DummyScheduler::new(&optimizer, num_training_steps, WARMUP_STEPS);
+    let (student_model, optimizer, scheduler, train_dataloader) =
+        accelerator.prepare((student_model, optimizer, scheduler, train_dataloader))?;
+    accelerator.load_pretrained(&student_model, models.join("student"))?;
 
-    teacher.eval();
-    student.train();
+    accelerator.select_deepspeed_plugin("teacher")?;
+    let teacher_model = accelerator.prepare(model(&models.join("teacher"))?)?;
+    accelerator.load_pretrained(&teacher_model, models.join("teacher"))?;
+
+    teacher_model.eval();
+    student_model.train();
     let mut losses = Vec::new();
     for _epoch in 0..NUM_EPOCHS {
         for batch in train_dataloader.iter()? {
             let (ids, labels) = batch?;
-            let taught = teacher.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
-            let logits = student.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let taught = teacher_model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let logits = student_model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
             let loss = loss(&logits, &taught, &labels)?;
             accelerator.backward(&loss)?;
-            accelerator.clip_grad_norm(&optimizer, 1.0)?;
             optimizer.step()?;
             scheduler.step();
             optimizer.zero_grad()?;
-            let mut sum = [f64::from(loss.item()?)];
-            accelerator.reduce_sum(&mut sum)?;
-            losses.push((sum[0] / accelerator.num_processes() as f64) as f32);
+            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
         }
     }
     Ok(losses)
@@ -92,10 +99,10 @@ pub fn loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor>
     let [logits, taught] =
         [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
     let (logits, taught) = (logits?, taught?);
-    let hard = ops::cross_entropy(&logits, &labels.reshape([labels.n_elems()])?, IGNORED, Reduction::Mean)?;
+    let hard = cross_entropy(&logits, &labels.reshape([labels.n_elems()])?)?;
     let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax()?;
     let taught = taught.scale(1.0 / TEMPERATURE)?.softmax()?;
-    let soft = ops::kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
+    let soft = kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
     Ok(hard.scale(1.0 - ALPHA)?.add(&soft.scale(ALPHA * TEMPERATURE * TEMPERATURE)?)?)
 }
 

@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use oarlock::deepspeed;
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, optim};
+use oarlock::shard::Gather;
+use oarlock::{Accelerator, AcceleratorConfig, DeepSpeedPlugin, Error, Options, Result, Tensor, optim};
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
+use serde_json::json;
 
 #[path = "distillation.rs"]
 #[allow(dead_code)]
@@ -40,10 +42,10 @@ impl Settings {
         value.parse().map_err(|_| Error::Usage(format!("{key}={value}: give a number")))
     }
 
-    fn dtype(&self) -> Result<DType> {
+    fn dtype(&self) -> Result<Option<DType>> {
         match self.word("dtype", "f32") {
-            "f32" => Ok(DType::F32),
-            "bf16" => Ok(DType::BF16),
+            "f32" => Ok(None),
+            "bf16" => Ok(Some(DType::BF16)),
             other => Err(Error::Usage(format!("dtype={other}: give f32 or bf16"))),
         }
     }
@@ -61,41 +63,42 @@ impl Settings {
     }
 }
 
+fn plugin(stage: usize, batch: usize) -> Result<DeepSpeedPlugin> {
+    let config = deepspeed::Config::from_value(&json!({
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_clipping": 1.0,
+        "zero_optimization": { "stage": stage },
+        "bf16": { "enabled": "auto" },
+    }))?;
+    Ok(config.into())
+}
+
 fn main() -> Result<()> {
     let settings = Settings::read()?;
     let seq = settings.number("seq", 128)?;
     let batch = settings.number("batch", 4)?;
     let (warmup, steps) = (settings.number("warmup", 3)?, settings.number("steps", 10)?);
-    let config = AcceleratorConfig {
-        mixed_precision: Some(settings.dtype()?),
-        threads: Some(settings.number("threads", 1)?),
-        ..AcceleratorConfig::default()
-    };
-    let stage = match settings.number("student-stage", 2)? {
-        2 => Placements::GRADIENTS,
-        3 => Placements::PARAMETERS,
-        other => return Err(Error::Usage(format!("student-stage={other}: give 2 or 3"))),
-    };
     let gather = match settings.word("gather", "in-place") {
         "in-place" => Gather::InPlace,
         "copy" => Gather::Copy,
         other => return Err(Error::Usage(format!("gather={other}: give in-place or copy"))),
     };
+    let student_plugin = plugin(settings.number("student-stage", 2)?, batch)?;
     let accelerator = Accelerator::new(&AcceleratorConfig {
-        shard: Options { placements: stage, gather, ..Options::default() },
-        ..config.clone()
+        shard: Options { gather, ..Options::default() },
+        mixed_precision: settings.dtype()?,
+        threads: Some(settings.number("threads", 1)?),
+        deepspeed_plugins: vec![
+            ("student".to_owned(), student_plugin),
+            ("teacher".to_owned(), plugin(3, batch)?),
+        ],
+        ..AcceleratorConfig::default()
     })?;
-    let second = Accelerator::over(
-        accelerator.communicator().clone(),
-        &AcceleratorConfig {
-            shard: Options { placements: Placements::PARAMETERS, gather, ..Options::default() },
-            ..config
-        },
-    )?;
     let student = settings.model("student", 256, 4, seq)?;
     let optimizer = optim::adamw(&student);
     let (student, optimizer) = accelerator.prepare((student, optimizer))?;
-    let teacher = second.prepare(settings.model("teacher", 512, 8, seq)?)?;
+    accelerator.select_deepspeed_plugin("teacher")?;
+    let teacher = accelerator.prepare(settings.model("teacher", 512, 8, seq)?)?;
     let rank = accelerator.process_index();
     for step in 0..warmup + steps {
         let token = |i: usize| ((i * 7919 + rank * 31 + step) * 104_729 % N_VOCAB) as i32;
@@ -107,10 +110,8 @@ fn main() -> Result<()> {
         let begin = Instant::now();
         let taught = teacher.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
         let logits = student.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
-        let taught = taught.to_device(accelerator.device())?;
         let loss = distillation::loss(&logits, &taught, &labels)?;
         accelerator.backward(&loss)?;
-        accelerator.clip_grad_norm(&optimizer, 1.0)?;
         optimizer.step()?;
         optimizer.zero_grad()?;
         accelerator.wait_for_everyone()?;
