@@ -32,7 +32,8 @@ impl Net {
 impl Forward<Tensor> for Net {
     type Output = Tensor;
     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        self.down.forward(&self.up.forward(x)?.tanh()?)
+        let h = self.up.run(x, |up| up.forward(x))?.tanh()?;
+        self.down.run(&h, |down| down.forward(&h))
     }
 }
 

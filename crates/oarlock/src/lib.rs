@@ -196,6 +196,18 @@ pub use train::{Optimizer, OptimizerConfig};
 mod pages {
     #[doc = include_str!("../../../README.md")]
     mod readme {}
+    #[doc = include_str!("../../../docs/accelerator.md")]
+    mod accelerator {}
+    #[doc = include_str!("../../../docs/checkpoints.md")]
+    mod checkpoints {}
+    #[doc = include_str!("../../../docs/dataloader.md")]
+    mod dataloader {}
+    #[doc = include_str!("../../../docs/distributed.md")]
+    mod distributed {}
     #[doc = include_str!("../../../docs/library.md")]
     mod library {}
+    #[doc = include_str!("../../../docs/nn.md")]
+    mod nn {}
+    #[doc = include_str!("../../../docs/tracking.md")]
+    mod tracking {}
 }

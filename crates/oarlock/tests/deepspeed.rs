@@ -5,7 +5,7 @@ use std::path::Path;
 
 use oarlock::config::LossScale;
 use oarlock::deepspeed::{self, Config, DeepSpeedEngine, InitializeArgs, zero};
-use oarlock::nn::{self, Forward, Linear, Module};
+use oarlock::nn::{self, Linear};
 use oarlock::optim::Parameters;
 use oarlock::shard::Gather;
 use oarlock::train::Stepped;
@@ -14,6 +14,7 @@ use oarlock::{
     Options, Result, Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::{Communicator, shm};
+use oarlock_tensor::ops;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -23,6 +24,8 @@ mod deepspeed_loop;
 #[allow(dead_code)]
 #[path = "../examples/two_models.rs"]
 mod two_models;
+#[path = "deepspeed/wrong.rs"]
+mod wrong;
 
 use deepspeed_loop::{Net, batch};
 
@@ -106,7 +109,8 @@ fn pass(engine: &DeepSpeedEngine<Net>, at: usize) -> Result<f32> {
     let (x, y) = batch(at * 4, 4);
     let x = Tensor::from_slice(&x, [4, 4], engine.device())?;
     let y = Tensor::from_slice(&y, [4, 1], engine.device())?;
-    let loss = engine.forward(&x)?.sub(&y)?.square()?.mean_all()?;
+    let x = ops::cast(&x, engine.accelerator().dtype())?;
+    let loss = ops::cast(&engine.forward(&x)?, DType::F32)?.sub(&y)?.square()?.mean_all()?;
     engine.backward(&loss)?;
     loss.item().map_err(Into::into)
 }
@@ -222,19 +226,19 @@ fn a_step_that_overflows_is_skipped_and_leaves_schedule_and_moments() {
         let accelerator = accelerator(comm, AcceleratorConfig::default())?;
         let engine = engine(&accelerator, &value)?;
         assert_eq!(engine.cur_scale()?, 2f64.powi(40));
+        let before = whole(engine.model())?;
         let mut skipped = 0;
-        while skipped == engine.skipped_steps() || engine.skipped_steps() == engine.global_steps() {
+        loop {
             pass(&engine, 0)?;
-            if let Some(Stepped::Skipped { .. }) = engine.step()? {
-                skipped += 1;
-                assert_eq!(engine.lr_scheduler().map(|scheduler| scheduler.steps()), Some(0));
-                assert_eq!(engine.loss_scale()?, 2f64.powi(40 - skipped as i32));
-            }
-            assert!(engine.global_steps() < 60);
-            if engine.global_steps() > engine.skipped_steps() {
+            if engine.step()? == Some(Stepped::Done) {
                 break;
             }
+            skipped += 1;
+            assert_eq!(engine.lr_scheduler().map(|scheduler| scheduler.steps()), Some(0));
+            assert_eq!(engine.loss_scale()?, 2f64.powi(40 - skipped as i32));
+            assert_eq!(whole(engine.model())?, before);
         }
+        assert_eq!(engine.global_steps(), skipped + 1);
         assert_eq!(engine.skipped_steps(), skipped);
         assert_eq!(engine.lr_scheduler().map(|scheduler| scheduler.steps()), Some(1));
         engine.save_checkpoint(&path, None, &())?;
@@ -309,6 +313,7 @@ fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
         let told = engine.load_checkpoint::<Vec<String>>(&path, None).unwrap_err().to_string();
         assert_eq!(whole(engine.model())?, before);
         assert_eq!(engine.global_steps(), 2);
+        let told = told.replace("load_checkpoint failed on rank 0: ", "");
         Ok(told.replace(&path.display().to_string(), "…"))
     });
     assert!(told.contains("saved as deepspeed::Client and cannot be read as alloc::vec::Vec<"), "{told}");
@@ -475,8 +480,7 @@ fn a_teacher_is_only_asked_and_the_configuration_counts_the_micro_batches() {
     student["scheduler"] =
         json!({ "type": "WarmupLR", "params": { "warmup_max_lr": "auto", "warmup_num_steps": "auto" } });
     student["optimizer"]["params"]["lr"] = json!("auto");
-    let mut teacher = ds_config(3);
-    teacher["bf16"] = json!({ "enabled": true });
+    let teacher = ds_config(3);
     let steps = same(2, move |comm| {
         let settings = plugins(&[("student", student.clone()), ("teacher", teacher.clone())]);
         let accelerator = accelerator(comm, settings)?;
@@ -502,148 +506,6 @@ fn a_teacher_is_only_asked_and_the_configuration_counts_the_micro_batches() {
         Ok(steps)
     });
     assert_eq!(steps, [0, 1, 1, 2, 2, 3, 3, 4]);
-}
-
-/// What is said of a wrong program on one rank.
-fn told(program: impl FnOnce() -> Result<()>) -> String {
-    program().unwrap_err().to_string()
-}
-
-#[test]
-fn wrong_programs_are_told_what_to_do() {
-    let two = || plugins(&[("student", ds_config(2)), ("teacher", ds_config(3))]);
-    let plain = || solo(AcceleratorConfig::default());
-    let cases: Vec<(&str, String)> = vec![
-        (
-            "no DeepSpeed plugin is named \"techer\"; did you mean \"teacher\"?",
-            told(|| solo(two())?.select_deepspeed_plugin("techer")),
-        ),
-        ("no DeepSpeed plugin is active", told(|| plain()?.get_active_deepspeed_plugin().map(|_| ()))),
-        ("shares the plugins of the first", told(|| solo(two())?.another_with(&two()).map(|_| ()))),
-        (
-            "zero stage 2 requires an optimizer, and the model Net comes without one",
-            told(|| solo(two())?.prepare(Net::new()?).map(|_| ())),
-        ),
-        (
-            "an optimizer stands both in the code and in the DeepSpeed plugin \"student\"",
-            told(|| {
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                solo(two())?.prepare((net, optimizer)).map(|_| ())
-            }),
-        ),
-        (
-            "a DummyOptim stands for the optimizer of a DeepSpeed plugin, and the accelerator has none",
-            told(|| {
-                let net = Net::new()?;
-                let optimizer = DummyOptim::new(&net);
-                plain()?.prepare((net, optimizer)).map(|_| ())
-            }),
-        ),
-        (
-            "says neither `train_batch_size` nor `train_micro_batch_size_per_gpu`",
-            told(|| {
-                solo(plugins(&[("t", json!({ "zero_optimization": { "stage": 3 } }))]))?
-                    .prepare(Net::new()?)
-                    .map(|_| ())
-            }),
-        ),
-        (
-            "mixed_precision is bf16, and the DeepSpeed plugin \"t\" sets fp16.enabled",
-            told(|| {
-                let mut value = ds_config(3);
-                value["fp16"] = json!({ "enabled": true });
-                let settings =
-                    AcceleratorConfig { mixed_precision: Some(DType::BF16), ..plugins(&[("t", value)]) };
-                solo(settings)?.prepare(Net::new()?).map(|_| ())
-            }),
-        ),
-        (
-            "of the model's hidden size h, and the model does not say one",
-            told(|| {
-                let mut value = ds_config(3);
-                value["zero_optimization"]["reduce_bucket_size"] = json!("auto");
-                engine(&plain()?, &value).map(|_| ())
-            }),
-        ),
-        (
-            "`optimizer.params.lr` is \"auto\", and nothing here says what it is",
-            told(|| {
-                let mut value = ds_config(3);
-                value["optimizer"]["params"]["lr"] = json!("auto");
-                engine(&plain()?, &value).map(|_| ())
-            }),
-        ),
-        (
-            "the loss comes from the model Net, which another accelerator prepared",
-            told(|| {
-                let accelerator = plain()?;
-                let (first, second) =
-                    (engine(&accelerator, &ds_config(1))?, engine(&accelerator, &ds_config(1))?);
-                let x = Tensor::from_slice(&[0.5f32; 8], [2, 4], first.device())?;
-                second.backward(&first.forward(&x)?.mean_all()?)
-            }),
-        ),
-        (
-            "prepared already, or shares parameters with one that is",
-            told(|| {
-                let accelerator = plain()?;
-                let head = Linear::normal(4, 1, true, 0.3)?;
-                let shared = Shared { head: Linear::with_weight(head.weight.clone()) };
-                let args = InitializeArgs {
-                    accelerator: Some(accelerator.clone()),
-                    ..InitializeArgs::new(head, config(&ds_config(1)))
-                };
-                let (_first, ()) = deepspeed::initialize(args)?;
-                let args = InitializeArgs {
-                    accelerator: Some(accelerator),
-                    ..InitializeArgs::new(shared, config(&ds_config(1)))
-                };
-                deepspeed::initialize(args).map(|_| ())
-            }),
-        ),
-        ("no_sync does not go with stage 2", told(|| engine(&plain()?, &ds_config(2))?.no_sync(|| Ok(())))),
-        (
-            "step: the engine of Net has no optimizer",
-            told(|| {
-                let value = json!({ "train_batch_size": 1, "zero_optimization": { "stage": 3 } });
-                engine(&plain()?, &value)?.step().map(|_| ())
-            }),
-        ),
-        (
-            "\"up.weight\" is of no prepared model",
-            told(|| {
-                let engine = engine(&plain()?, &ds_config(2))?;
-                zero::gathered_parameters(engine.model(), &Net::new()?, None, |_| Ok(()))
-            }),
-        ),
-        (
-            "modifier_rank is 3, and there are 1 ranks",
-            told(|| {
-                let engine = engine(&plain()?, &ds_config(2))?;
-                zero::gathered_parameters(engine.model(), &**engine.module(), Some(3), |_| Ok(()))
-            }),
-        ),
-        (
-            "the configuration's stage is 2, and only stage 3 divides parameters",
-            told(|| zero::init(&config(&ds_config(2)), || Linear::normal(4, 1, true, 0.3)).map(|_| ())),
-        ),
-    ];
-    for (expected, told) in cases {
-        assert!(told.contains(expected), "{expected}\n{told}");
-    }
-}
-
-#[derive(Module)]
-struct Shared {
-    head: Linear,
-}
-
-impl Forward<Tensor> for Shared {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        self.head.forward(x)
-    }
 }
 
 #[test]

@@ -57,8 +57,8 @@ impl Leaf {
 struct Said {
     call: String,
     site: String,
-    /// What it brings, or why it cannot.
-    body: std::result::Result<Vec<u8>, String>,
+    /// Why it cannot give its part. Else the part comes behind this.
+    failed: Option<String>,
 }
 
 impl Accelerator {
@@ -202,12 +202,22 @@ impl Accelerator {
     ) -> Result<Vec<Vec<u8>>> {
         let site = Location::caller();
         let site = format!("{}:{}", site.file(), site.line());
-        let mine = encode(&Said { call: call.to_owned(), site, body }).map_err(Error::Usage)?;
+        let (body, failed) = match body {
+            Ok(body) => (body, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let mut mine = encode(&Said { call: call.to_owned(), site, failed }).map_err(Error::Usage)?;
+        mine.extend_from_slice(&body);
         let all = self.comm.all_gather_bytes(&mine)?;
-        let said: Vec<Option<Said>> = all.iter().map(|bytes| rmp_serde::from_slice(bytes).ok()).collect();
-        if said.iter().any(|said| said.as_ref().is_none_or(|said| said.call != call)) {
+        let said = all.iter().map(|bytes| {
+            let mut rest = &bytes[..];
+            let said = Said::deserialize(&mut rmp_serde::Deserializer::new(&mut rest)).ok()?;
+            Some((said, rest))
+        });
+        let said: Vec<Option<(Said, &[u8])>> = said.collect();
+        if said.iter().any(|said| said.as_ref().is_none_or(|(said, _)| said.call != call)) {
             let calls = said.iter().enumerate().map(|(rank, said)| match said {
-                Some(said) => format!("\n  - Process {rank}: {} at {}", said.call, said.site),
+                Some((said, _)) => format!("\n  - Process {rank}: {} at {}", said.call, said.site),
                 None => format!("\n  - Process {rank}: a collective of its communicator"),
             });
             return Err(Error::Usage(format!(
@@ -216,9 +226,9 @@ impl Accelerator {
                 calls.collect::<String>()
             )));
         }
-        let bodies = said.into_iter().flatten().enumerate().map(|(rank, said)| {
-            said.body
-                .map_err(|why| Error::Usage(format!("{call}: process {rank} cannot give its part: {why}")))
+        let bodies = said.into_iter().flatten().enumerate().map(|(rank, (said, body))| match said.failed {
+            None => Ok(body.to_vec()),
+            Some(why) => Err(Error::Usage(format!("{call}: process {rank} cannot give its part: {why}"))),
         });
         bodies.collect()
     }

@@ -1,6 +1,7 @@
 //! Memory: giving back what was prepared, and finding the batch size that fits.
 
 use super::Accelerator;
+use super::collectives::{decode, encode};
 use crate::error::{Error, Result};
 
 /// Where the search for a batch size begins in Accelerate.
@@ -44,11 +45,13 @@ impl Accelerator {
                 Err(error) => Outcome::Failed(error.to_string()),
             };
             let call = format!("find_executable_batch_size ({batch_size})");
-            let said = self.exchange(&call, super::collectives::encode(&outcome))?;
-            let said = said.iter().enumerate();
-            let outcomes: Vec<Outcome> = said
-                .map(|(rank, bytes)| super::collectives::decode(&call, rank, bytes))
-                .collect::<Result<_>>()?;
+            let said = match self.exchange(&call, encode(&outcome)) {
+                Ok(said) => said,
+                // What happened here is nearer to the cause.
+                Err(error) => return result.and(Err(error)),
+            };
+            let outcomes = said.iter().enumerate().map(|(rank, bytes)| decode(&call, rank, bytes));
+            let outcomes = outcomes.collect::<Result<Vec<Outcome>>>()?;
             for (rank, outcome) in outcomes.iter().enumerate() {
                 if let Outcome::Failed(cause) = outcome {
                     let cause = cause.clone();

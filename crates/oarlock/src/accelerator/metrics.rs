@@ -136,3 +136,112 @@ impl Accelerator {
         Ok(said)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use oarlock_comm::shm;
+
+    use super::*;
+    use crate::accelerator::AcceleratorConfig;
+
+    /// The batches of one rank as a loader with `even_batches` gives them: `len` samples, the end filled up with the first.
+    fn batches(len: usize, batch: usize, rank: usize, world: usize) -> Vec<Vec<usize>> {
+        let round = batch * world;
+        let rounds = (0..len.div_ceil(round)).map(|round_index| {
+            let first = round_index * round + rank * batch;
+            (first..first + batch).map(|i| if i < len { i } else { (i - len) % len }).collect()
+        });
+        rounds.collect()
+    }
+
+    fn show(accelerator: &Accelerator, len: usize, batch: usize, index: usize, n: usize) {
+        let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
+        let first = index * batch * world + rank * batch;
+        let mut state = accelerator.inner.gradients();
+        (state.rows, state.real) = (Some(batch), Some(len.saturating_sub(first).min(batch)));
+        state.end_of_dataloader = index + 1 == n;
+    }
+
+    fn on_ranks<R: Send + 'static>(world: usize, rank: fn(Accelerator) -> R) -> Vec<R> {
+        let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
+            std::thread::spawn(move || {
+                let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+                let result = rank(Accelerator::over(comm.clone(), &config).unwrap());
+                comm.finish();
+                result
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    /// Every sample once and in order; a loss of one number once for each rank and batch.
+    fn every_length(accelerator: Accelerator) {
+        let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
+        for len in 1..=200 {
+            let batch = 1 + (len * 7 + world) % 16;
+            let own = batches(len, batch, rank, world);
+            let (mut seen, mut names, mut n_losses) = (Vec::new(), Vec::new(), 0);
+            for (index, samples) in own.iter().enumerate() {
+                show(&accelerator, len, batch, index, own.len());
+                let ids: Vec<i32> = samples.iter().map(|&i| i as i32).collect();
+                let logits: Vec<f32> = samples.iter().flat_map(|&i| [i as f32, -(i as f32)]).collect();
+                let ids = Tensor::from_slice(&ids, [batch], accelerator.device()).unwrap();
+                let logits = Tensor::from_slice(&logits, [batch, 2], accelerator.device()).unwrap();
+                let loss = Tensor::from_slice(&[rank as f32], [], accelerator.device()).unwrap();
+                let (ids, (logits, loss)) = accelerator.gather_for_metrics(&(ids, (logits, loss))).unwrap();
+                let ids = ids.to_vec::<i32>().unwrap();
+                let expected: Vec<f32> = ids.iter().flat_map(|&i| [i as f32, -(i as f32)]).collect();
+                assert_eq!(logits.to_vec::<f32>().unwrap(), expected);
+                assert_eq!(loss.to_vec::<f32>().unwrap(), (0..world).map(|r| r as f32).collect::<Vec<_>>());
+                n_losses += loss.n_elems();
+                seen.extend(ids);
+                let texts = samples.iter().map(|i| format!("sample {i}")).collect();
+                names.extend(accelerator.gather_for_metrics_object::<String>(texts).unwrap());
+            }
+            assert_eq!(seen, (0..len as i32).collect::<Vec<_>>(), "{len} samples, batches of {batch}");
+            assert_eq!(names, (0..len).map(|i| format!("sample {i}")).collect::<Vec<_>>());
+            assert_eq!(n_losses, own.len() * world);
+        }
+    }
+
+    #[test]
+    fn each_sample_comes_once_and_in_order_for_every_length() {
+        for world in 1..=4 {
+            on_ranks(world, every_length);
+        }
+    }
+
+    #[test]
+    fn the_cut_of_the_original_is_there_by_its_name() {
+        let gathered = on_ranks(2, |accelerator| {
+            // Three samples, batches of two: the second rank has one sample and one that repeats.
+            show(&accelerator, 3, 2, 0, 1);
+            let rank = accelerator.process_index() as f32;
+            let rows =
+                Tensor::from_slice(&[2.0 * rank, 2.0 * rank + 1.0], [2], accelerator.device()).unwrap();
+            let counts = Tensor::from_slice(&[rank; 5], [5], accelerator.device()).unwrap();
+            let value = (rows, counts);
+            let original = accelerator.gather_for_metrics_remainder(&value).unwrap();
+            let ours = accelerator.gather_for_metrics(&value).unwrap();
+            [original.0, original.1, ours.0, ours.1].map(|tensor| tensor.to_vec::<f32>().unwrap())
+        });
+        let ones_and_zeros = [vec![0.0; 5], vec![1.0; 5]].concat();
+        let expected = [vec![0.0, 1.0, 2.0], vec![0.0; 3], vec![0.0, 1.0, 2.0], ones_and_zeros];
+        assert_eq!(gathered, [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn without_word_of_a_loader_all_is_real_and_rows_must_agree() {
+        on_ranks(2, |accelerator| {
+            let rank = accelerator.process_index();
+            let rows = Tensor::from_slice(&[rank as i32; 2], [2], accelerator.device()).unwrap();
+            assert_eq!(accelerator.gather_for_metrics(&rows).unwrap().to_vec::<i32>().unwrap(), [0, 0, 1, 1]);
+            let uneven = Tensor::zeros([1 + rank], oarlock_tensor::DType::F32, accelerator.device()).unwrap();
+            let error = accelerator.gather_for_metrics(&uneven).unwrap_err().to_string();
+            assert!(error.contains("- Process 1: [2] f32"), "{error}");
+            // A loader that says how long the batch is has them join.
+            accelerator.inner.gradients().rows = Some(1 + rank);
+            assert_eq!(accelerator.gather_for_metrics(&uneven).unwrap().sizes(), [3]);
+        });
+    }
+}

@@ -1,6 +1,7 @@
 //! The accelerator: what a training loop of one's own needs to run on many ranks.
 
 mod accumulation;
+mod buffers;
 mod collectives;
 mod config;
 mod environment;
@@ -277,7 +278,7 @@ impl Accelerator {
 
     /// Cuts every element of the coming step's averaged gradients off at `-value` and `value`: torch's
     /// `clip_grad_value_`, which Accelerate refuses with DeepSpeed and FSDP; here it is right in every placement, to the
-    /// same bits. Whether this is a step: gradients that accumulate stay as they are.
+    /// same bits. Returns whether it did: gradients that accumulate stay as they are.
     ///
     /// # Errors
     /// A `value` below 0 or NaN, a failed rank, a window without any backward pass.

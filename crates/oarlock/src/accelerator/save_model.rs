@@ -10,7 +10,7 @@ use super::{Accelerator, Prepared};
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
-use crate::nn::{Module, NamedParam, names_of, parameters};
+use crate::nn::{Module, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
 
 /// How [`Accelerator::save_model`] writes.
@@ -56,7 +56,8 @@ impl FromStr for ShardSize {
 impl Accelerator {
     /// Writes the weights of a prepared model into the folder `dir`, as `model.safetensors`, or as several files with
     /// `model.safetensors.index.json`, which transformers and torch read: each weight once, under its first name. Each
-    /// rank writes what it owns, from where it lies. Other files of the folder stay; the weights of an earlier save are
+    /// rank writes what it owns, from where it lies. Buffers are no weights: [`Accelerator::save_state`] keeps them, and
+    /// [`Accelerator::load_model`] asks for none. Other files of the folder stay; the weights of an earlier save are
     /// replaced when all is on the disk. All ranks call it.
     ///
     /// # Errors
@@ -84,8 +85,8 @@ impl Accelerator {
         checkpoint::save_model(dir, &self.comm, optimizer.engine(), files)
     }
 
-    /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement. Shared weights are
-    /// there under each of their names, as in torch. All ranks call it. (Accelerate has them on rank 0 only where
+    /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent
+    /// buffers. Shared weights are there under each of their names, as in torch. All ranks call it. (Accelerate has them on rank 0 only where
     /// parameters are divided, and rounded to 16 bits in DeepSpeed's stage 3.)
     ///
     /// # Errors
@@ -119,6 +120,9 @@ impl Accelerator {
             } else if let Some(tensor) = state.get(first).cloned() {
                 state.insert(named.name, tensor);
             }
+        }
+        for named in buffers(module).into_iter().filter(|named| named.buffer.is_persistent()) {
+            state.insert(named.name, named.buffer.on(&self.device)?);
         }
         Ok(state)
     }

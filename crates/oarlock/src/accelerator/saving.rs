@@ -11,15 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Accelerator;
 use super::held::Held;
 use super::project::ProjectConfiguration;
 use super::state::Stateful;
+use super::{Accelerator, buffers};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
 use crate::error::{Error, Result};
-use crate::nn;
+use crate::nn::{self, Module};
 use crate::shard::Engine;
 use crate::train::Optimizer;
+
+/// The name of the run's seed in a checkpoint.
+const SEED: &str = "seed";
 
 /// Where the state of the loop lies in a checkpoint's `client`.
 const LOOP: &str = "loop";
@@ -64,6 +67,8 @@ type Hooks = Arc<Mutex<Vec<(u64, Hook)>>>;
 /// What saving and loading remember.
 pub(crate) struct Saving {
     iteration: AtomicU64,
+    /// The seed of dropout, where a checkpoint said so.
+    seed: Mutex<Option<u64>>,
     before_save: Hooks,
     before_load: Hooks,
     n_hooks: AtomicU64,
@@ -73,6 +78,7 @@ impl Saving {
     pub fn new(project: &ProjectConfiguration) -> Saving {
         Saving {
             iteration: AtomicU64::new(project.iteration),
+            seed: Mutex::default(),
             before_save: Hooks::default(),
             before_load: Hooks::default(),
             n_hooks: AtomicU64::new(0),
@@ -85,6 +91,10 @@ impl Saving {
 
     pub fn set_iteration(&self, iteration: u64) {
         self.iteration.store(iteration, Relaxed);
+    }
+
+    fn seed(&self) -> MutexGuard<'_, Option<u64>> {
+        self.seed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, hooks: &Hooks, hook: Hook) -> HookHandle {
@@ -115,11 +125,13 @@ fn lock(hooks: &Mutex<Vec<(u64, Hook)>>) -> MutexGuard<'_, Vec<(u64, Hook)>> {
 
 impl Accelerator {
     /// Saves everything that the loop needs to go on: all prepared models and optimizers, loss scales, schedules,
-    /// loaders, what was registered with [`Accelerator::register_for_checkpointing`], the place in the accumulation
-    /// window, and where random numbers are. Returns the checkpoint's folder, which is whole or absent: `dir`, or with
+    /// loaders, persistent buffers, what was registered with [`Accelerator::register_for_checkpointing`], the place in
+    /// the accumulation window, and where random numbers are. All ranks call it.
+    ///
+    /// Returns the checkpoint's folder, which is whole or absent: `dir`, or with
     /// [`automatic_checkpoint_naming`](super::ProjectConfiguration::automatic_checkpoint_naming) and no `dir` the next of
     /// the project. (Accelerate takes no notice of a `dir` then.) An older checkpoint in `dir` is replaced when the new
-    /// one is whole. All ranks call it.
+    /// one is whole.
     ///
     /// It belongs between two steps. While gradients wait for theirs it is an error, because no checkpoint keeps them;
     /// Accelerate loses them without a word, as
@@ -146,7 +158,14 @@ impl Accelerator {
             (Some(limit), Some(folder)) => checkpoint::retain(folder, limit).map(|_| ()),
             _ => Ok(()),
         });
-        let contents = Contents { then, ..Contents::state(self.client_state(&models, brought)?) };
+        let client = self.client_state(&models, brought)?;
+        let modules = modules_of(&models)?;
+        let extra = Box::new(move |folder: &Path| {
+            let Some(bytes) = buffers::write(modules.iter().map(|module| &**module))? else { return Ok(()) };
+            let path = folder.join(buffers::FILE);
+            std::fs::write(&path, bytes).map_err(Error::io("write", &path))
+        });
+        let contents = Contents { extra, then, ..Contents::state(client) };
         let mut saver = Saver::default();
         let begun = saver.create(&dir, &self.comm, &contents)?;
         let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
@@ -191,6 +210,14 @@ impl Accelerator {
             checkpoint::check(&dir, &self.comm, &engines)?
         };
         let state = read_loop(checked.client_state()).map_err(refused)?;
+        let seed = checked.client_state().seeds.get(SEED).copied().unwrap_or(self.seed());
+        let modules = modules_of(&models)?;
+        let buffers = buffers::read(&dir, modules.iter().map(|module| &**module));
+        let (ours, buffers) = match buffers {
+            Ok(buffers) => (Ok(()), buffers),
+            Err(problem) => (Err(problem), Vec::new()),
+        };
+        share(&self.comm, ours)?.map_err(|(_, problem)| refused(problem))?;
         let parts = self.inner.stateful();
         self.restore_parts(&parts, &state.parts)?.map_err(refused)?;
         {
@@ -199,12 +226,17 @@ impl Accelerator {
                 locked.iter_mut().map(|optimizer| optimizer.engine_mut()).collect();
             checked.restore(&self.comm, &mut engines)?;
         }
-        for (held, kept) in models.iter().zip(&state.models) {
-            let own =
-                kept.passes.get(self.process_index()).filter(|_| kept.passes.len() == self.num_processes());
-            nn::set_passes(&**held.module()?, own.or(kept.passes.first()).copied().unwrap_or(0));
+        for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
+            let same_ranks = kept.passes.len() == self.num_processes();
+            let own = kept.passes.get(self.process_index()).filter(|_| same_ranks).or(kept.passes.first());
+            nn::seed_layers(&**module, seed, self.process_index());
+            nn::set_passes(&**module, own.copied().unwrap_or(0));
             held.begin();
         }
+        for (buffer, values) in buffers {
+            buffer.set(values)?;
+        }
+        *self.inner.saving.seed() = Some(seed);
         {
             let mut gradients = self.inner.gradients();
             gradients.step = state.step;
@@ -216,7 +248,8 @@ impl Accelerator {
 
     /// Has [`Accelerator::save_state`] call `hook` on every rank before it writes, with the folder in which the checkpoint
     /// comes into being: what the hook puts there belongs to the checkpoint, as all its files do. Hooks of different ranks
-    /// write files of different names, or one of them writes. They may run collectives, all ranks the same.
+    /// write files of different names, or one of them writes. They may run collectives, all ranks the same. What a hook
+    /// captures lives as long as the accelerator, or until [`HookHandle::remove`].
     pub fn register_save_state_pre_hook(
         &self,
         hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
@@ -283,7 +316,8 @@ impl Accelerator {
         for held in models {
             client.step = client.step.max(held.optimizer()?.n_steps());
         }
-        client.seeds.insert("seed".to_owned(), self.seed());
+        let seed = self.inner.saving.seed().unwrap_or(self.seed());
+        client.seeds.insert(SEED.to_owned(), seed);
         let state = serde_json::to_value(state)
             .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
         client.client.insert(LOOP.to_owned(), state);
@@ -311,6 +345,10 @@ impl Accelerator {
     }
 }
 
+fn modules_of(models: &[Arc<Held>]) -> Result<Vec<Arc<dyn Module>>> {
+    models.iter().map(|held| held.module().cloned()).collect()
+}
+
 /// The optimizers of all models.
 fn lock_all(models: &[Arc<Held>]) -> Result<Vec<MutexGuard<'_, Optimizer>>> {
     models.iter().map(|held| held.optimizer()).collect()
@@ -327,23 +365,26 @@ fn same_parts(
     parts: &[(&'static str, Arc<dyn Stateful>)],
     states: &[PartState],
 ) -> std::result::Result<(), Problem> {
-    for (kind, what) in KINDS {
+    let kinds = states.iter().map(|state| state.kind.as_str()).chain(parts.iter().map(|(kind, _)| *kind));
+    for kind in kinds {
         let found = states.iter().filter(|state| state.kind == kind).count();
         let expected = parts.iter().filter(|(own, _)| *own == kind).count();
         if found != expected {
-            return Err(Problem::OtherNumber { what: what.to_owned(), found, expected });
+            return Err(Problem::OtherNumber { what: plural(kind), found, expected });
         }
     }
     Ok(())
 }
 
-/// What the kinds of parts are called, one and several.
-const KINDS: [(&str, &str); 4] = [
-    ("optimizer", "optimizers"),
-    ("scheduler", "schedulers"),
-    ("dataloader", "data loaders"),
-    ("custom", "objects registered for checkpointing"),
-];
+/// What several parts of a kind are called.
+fn plural(kind: &str) -> String {
+    match kind {
+        "dataloader" => "data loaders".to_owned(),
+        "custom" => "objects registered for checkpointing".to_owned(),
+        "untouched" => "optimizers that skip untouched parameters".to_owned(),
+        kind => format!("{kind}s"),
+    }
+}
 
 /// Gives each part the state of the same place among those of its kind; `before` gets what all of them were.
 fn go_on(

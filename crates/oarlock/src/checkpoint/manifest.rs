@@ -133,7 +133,7 @@ pub struct Piece {
 }
 
 /// The name of a parameter of the model `index` in a manifest.
-pub(super) fn qualified(index: usize, name: &str) -> String {
+pub(crate) fn qualified(index: usize, name: &str) -> String {
     if index == 0 { name.to_string() } else { format!("model_{index}/{name}") }
 }
 

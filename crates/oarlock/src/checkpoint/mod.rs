@@ -48,6 +48,7 @@ pub use error::{CheckpointError, Missing, Problem};
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use import::{ImportProblem, Imported, PickleProblem, import_checkpoint};
 pub use load::{Checked, check, load};
+pub(crate) use manifest::qualified;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry};
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::share;

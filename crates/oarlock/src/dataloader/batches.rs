@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use oarlock_comm::{Communicator, Scalar};
+
 use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::Prefetch;
@@ -16,14 +18,19 @@ pub struct Batches<B> {
     /// Units given to all ranks so far.
     given: usize,
     /// What the accelerator said about the loop around this one; taken when this one ends.
-    around: Option<(bool, Option<usize>)>,
+    around: Option<(bool, Option<usize>, Option<usize>)>,
     ended: bool,
 }
 
 /// Who reads.
 enum Reader<B> {
     /// This rank, its own batches.
-    Own { batches: Prefetch<B>, ahead: Option<Result<Given<B>>> },
+    Own {
+        batches: Prefetch<B>,
+        ahead: Option<Result<Given<B>>>,
+        /// With whom it ends, where nobody can compute when that is.
+        together: Option<Communicator>,
+    },
     /// Rank 0, those of all ranks.
     Dispatch(Dispatch<B>),
 }
@@ -31,17 +38,18 @@ enum Reader<B> {
 /// A batch of this rank.
 pub(super) struct Given<B> {
     pub batch: B,
+    pub rows: usize,
     pub real: Option<usize>,
     pub is_last: bool,
 }
 
 impl<B: Send + 'static> Batches<B> {
     pub(super) fn begin(core: Arc<Core<B>>, skip: usize) -> Result<Batches<B>> {
-        let (epoch, first) = core.position.begin();
+        let (epoch, first) = core.order.position.begin();
         let first = first.saturating_add(skip.saturating_mul(core.rule.round()));
         let plan = |ranks| {
-            let (rule, seed) = (core.rule, core.seed.unwrap_or_default());
-            core.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })
+            let (rule, seed) = (core.rule, core.order.seed.unwrap_or_default());
+            core.order.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })
         };
         let start = |ranks| Prefetch::start(plan(ranks)?, core.num_workers, core.depth);
         let reader = match (&core.codec, &core.accelerator) {
@@ -50,32 +58,51 @@ impl<B: Send + 'static> Batches<B> {
                 Reader::Dispatch(Dispatch::begin(accelerator.communicator().clone(), batches))
             }
             _ => {
-                let mut batches = start(core.rank..core.rank + 1)?;
-                let ahead = own(&mut batches);
-                Reader::Own { batches, ahead }
+                let together = core.together();
+                let mut batches = start(core.first_rank()..core.first_rank() + 1)?;
+                let ahead = read(&mut batches, together.as_ref())?;
+                Reader::Own { batches, ahead, together }
             }
         };
         let around = core.accelerator.as_ref().map(|accelerator| {
             let mut gradients = accelerator.inner.gradients();
-            let around = (gradients.end_of_dataloader, gradients.real);
-            (gradients.end_of_dataloader, gradients.real) = (false, None);
+            let around = (gradients.end_of_dataloader, gradients.rows, gradients.real);
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = (false, None, None);
             around
         });
         Ok(Batches { core, reader, epoch, given: first, around, ended: false })
     }
 }
 
-fn own<B: Send + 'static>(batches: &mut Prefetch<B>) -> Option<Result<Given<B>>> {
-    Some(batches.next()?.map(|made| Given { batch: made.batch, real: made.real, is_last: false }))
+/// The next batch of this rank; none once a rank has none.
+#[track_caller]
+fn read<B: Send + 'static>(
+    batches: &mut Prefetch<B>,
+    together: Option<&Communicator>,
+) -> Result<Option<Result<Given<B>>>> {
+    let next = batches.next();
+    let next = next.map(|made| made.map(|made| Given { batch: made.batch, rows: made.rows, real: made.real, is_last: false }));
+    if let Some(comm) = together {
+        let mut all_have = [f64::from(u8::from(next.is_some()))];
+        comm.all_reduce_f64(&mut all_have, Scalar::Min)?;
+        if all_have[0] == 0.0 {
+            return Ok(None);
+        }
+    }
+    Ok(next)
 }
 
 impl<B: Send + 'static> Reader<B> {
+    #[track_caller]
     fn next(&mut self, core: &Core<B>) -> Option<Result<Given<B>>> {
         match self {
-            Reader::Own { batches, ahead } => {
+            Reader::Own { batches, ahead, together } => {
                 let mut given = ahead.take()?;
-                *ahead = own(batches);
                 if let Ok(given) = &mut given {
+                    match read(batches, together.as_ref()) {
+                        Ok(next) => *ahead = next,
+                        Err(error) => return Some(Err(error)),
+                    }
                     given.is_last = ahead.is_none();
                 }
                 Some(given)
@@ -98,11 +125,15 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 // Repeats count for nothing, and neither does what a short last batch lacks.
                 self.given = self.given.saturating_add(self.core.rule.round());
                 let len =
-                    if given.is_last { self.core.source.n_units(self.epoch).ok().flatten() } else { None };
-                self.core.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
+                    if given.is_last { self.core.order.n_units(self.epoch).ok().flatten() } else { None };
+                self.core
+                    .order
+                    .position
+                    .advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
                 if let Some(accelerator) = &self.core.accelerator {
                     let mut gradients = accelerator.inner.gradients();
                     gradients.end_of_dataloader = given.is_last;
+                    gradients.rows = Some(given.rows);
                     gradients.real = self.core.real(self.given, given.real);
                 }
                 Some(Ok(given.batch))
@@ -112,7 +143,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 Some(Err(error))
             }
             None => {
-                self.core.position.end(self.epoch);
+                self.core.order.position.end(self.epoch);
                 self.core.tell_left_out(self.given == 0);
                 self.leave();
                 None
@@ -127,7 +158,7 @@ impl<B> Batches<B> {
         self.ended = true;
         if let (Some(around), Some(accelerator)) = (self.around.take(), &self.core.accelerator) {
             let mut gradients = accelerator.inner.gradients();
-            (gradients.end_of_dataloader, gradients.real) = around;
+            (gradients.end_of_dataloader, gradients.rows, gradients.real) = around;
         }
     }
 }

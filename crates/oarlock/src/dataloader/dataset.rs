@@ -127,7 +127,14 @@ pub trait IterableDataset: Send + Sync + 'static {
     }
 
     /// The number of samples, where it is known.
-    fn len(&self) -> Option<usize> {
+    fn length(&self) -> Option<usize> {
+        None
+    }
+
+    /// The part of a rank, where the data set can divide itself, as one of many files can: then no rank reads what is
+    /// not its own. Parts may differ in length; all ranks end with the shortest. By default every rank reads all, or
+    /// rank 0 for all, and keeps what is its own.
+    fn shard(&self, _rank: usize, _world: usize) -> Option<Arc<dyn IterableDataset<Item = Self::Item>>> {
         None
     }
 }

@@ -39,6 +39,9 @@ impl<B: Send + 'static> Reading<B> {
 /// What rank 0 says in a round: (whether a batch follows, whether it is the last, what was left out, an error).
 type Word = (bool, bool, usize, Option<String>);
 
+/// A batch's samples, and how many of them are not repeats, where some are.
+type Counts = (usize, Option<usize>);
+
 impl<B: Send + 'static> Dispatch<B> {
     /// On rank 0 with what it reads, or why it cannot, which all ranks are told.
     pub fn begin(comm: Communicator, batches: Option<Result<Prefetch<B>>>) -> Dispatch<B> {
@@ -102,12 +105,12 @@ fn send<B>(
     let word: Word = (true, is_last, 0, None);
     word.pack(parcel)?;
     let mut own = None;
-    for Made { rank, real, batch } in round {
+    for Made { rank, rows, real, batch } in round {
         if rank == 0 {
-            own = Some(Given { batch, real, is_last });
+            own = Some(Given { batch, rows, real, is_last });
             continue;
         }
-        real.pack(parcel)?;
+        (rows, real).pack(parcel)?;
         parcel.nest(|inner| pack(&batch, inner))?;
     }
     Ok(own)
@@ -128,10 +131,10 @@ fn receive<B>(
         return Ok(None);
     }
     for _ in 1..rank {
-        Option::<usize>::unpack(&mut parcel)?;
+        Counts::unpack(&mut parcel)?;
         parcel.skip()?;
     }
-    let real = Option::unpack(&mut parcel)?;
+    let (rows, real) = Counts::unpack(&mut parcel)?;
     parcel.enter()?;
-    Ok(Some(Given { batch: unpack(&mut parcel)?, real, is_last }))
+    Ok(Some(Given { batch: unpack(&mut parcel)?, rows, real, is_last }))
 }

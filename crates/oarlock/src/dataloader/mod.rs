@@ -36,6 +36,7 @@ mod position;
 mod prefetch;
 mod prepared;
 mod sampler;
+mod state;
 
 pub use batches::Batches;
 pub use collate::{Collate, Collator, Number, Stack};
@@ -54,6 +55,7 @@ use self::plan::{Rule, Samples, Source};
 use self::position::Position;
 use self::prepared::Core;
 use self::sampler::Order;
+use self::state::Kept;
 use crate::data::BatchSamplerShard;
 use crate::error::{Error, Result};
 
@@ -309,15 +311,19 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
         let Settings { num_workers, prefetch_factor, .. } = self.settings;
         let seed = self.settings.seed.unwrap_or(seed);
         Ok(Core {
-            source,
+            order: Kept {
+                source,
+                position: self.position.clone(),
+                seed: is_shuffled.then_some(seed),
+                divided: None,
+                n_at_root: None,
+            },
             rule,
             rank: division.rank,
             replica: self.replica(),
             has_batch_size: self.settings.batch_sampler.is_none(),
-            seed: is_shuffled.then_some(seed),
             num_workers,
             depth: num_workers.saturating_mul(prefetch_factor.max(1)),
-            position: self.position.clone(),
             left_out: Arc::new(AtomicUsize::new(0)),
             told: AtomicBool::new(false),
             accelerator: None,

@@ -15,6 +15,8 @@ use crate::error::Result;
 pub(super) struct Planned<B> {
     /// The rank that it is for.
     pub rank: usize,
+    /// Its samples.
+    pub rows: usize,
     /// How many of its samples are not repeats, where some are.
     pub real: Option<usize>,
     pub job: Box<dyn FnOnce() -> Result<B> + Send>,
@@ -105,21 +107,24 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
                 let units = self.order.units(dataset.len(), epoch.epoch, epoch.seed)?;
                 Ok(self.of_units(dataset.clone(), units, epoch))
             }
-            Data::Stream(dataset) => Ok(Box::new(Rounds {
-                items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
-                n_read: epoch.first,
-                dataset: dataset.clone(),
-                ready: Vec::new().into_iter(),
-                collate: self.collate.clone(),
-                device: self.device.clone(),
-                epoch,
-            })),
+            Data::Stream(dataset) => {
+                epoch.left_out.store(0, Relaxed);
+                Ok(Box::new(Rounds {
+                    items: Some(dataset.iter_from(epoch.epoch, epoch.first)?),
+                    n_read: epoch.first,
+                    dataset: dataset.clone(),
+                    ready: Vec::new().into_iter(),
+                    collate: self.collate.clone(),
+                    device: self.device.clone(),
+                    epoch,
+                }))
+            }
         }
     }
 
     fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
         Ok(match (&self.data, &self.order) {
-            (Data::Stream(dataset), _) => dataset.len(),
+            (Data::Stream(dataset), _) => dataset.length(),
             (Data::Map(dataset), Order::Sequential | Order::Shuffled) => Some(dataset.len()),
             (Data::Map(dataset), order) => Some(order.units(dataset.len(), epoch, 0)?.len()),
         })
@@ -128,7 +133,7 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
     fn n_samples(&self) -> Option<usize> {
         match &self.data {
             Data::Map(dataset) => Some(dataset.len()),
-            Data::Stream(dataset) => dataset.len(),
+            Data::Stream(dataset) => dataset.length(),
         }
     }
 }
@@ -151,14 +156,15 @@ impl<I: Send + 'static, B: Send + 'static> Samples<I, B> {
                     Units::Batches(_) => 0,
                     _ => n_real,
                 });
-                let (dataset, units) = (dataset.clone(), units.clone());
+                let samples = units.samples(&places);
+                let rows = samples.len();
+                let dataset = dataset.clone();
                 let (collate, device) = (collate.clone(), device.clone());
                 let job = move || {
-                    let samples = units.samples(&places);
                     let items = samples.into_iter().map(|i| dataset.get(i)).collect::<Result<Vec<I>>>()?;
                     collate(items, &device)
                 };
-                Ok(Planned { rank, real, job: Box::new(job) })
+                Ok(Planned { rank, rows, real, job: Box::new(job) })
             },
         ))
     }
@@ -245,6 +251,7 @@ impl<I: Send + 'static, B: Send + 'static> Rounds<I, B> {
             let (collate, device) = (self.collate.clone(), self.device.clone());
             Planned {
                 rank,
+                rows: items.len(),
                 real: (n_real < items.len()).then_some(n_real),
                 job: Box::new(move || collate(items, &device)),
             }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 /// A batch with whom it is for.
 pub(super) struct Made<B> {
     pub rank: usize,
+    pub rows: usize,
     pub real: Option<usize>,
     pub batch: B,
 }
@@ -102,7 +103,8 @@ impl<B> Drop for Prefetch<B> {
 }
 
 fn make<B>(planned: Planned<B>) -> Result<Made<B>> {
-    Ok(Made { rank: planned.rank, real: planned.real, batch: (planned.job)()? })
+    let Planned { rank, rows, real, job } = planned;
+    Ok(Made { rank, rows, real, batch: job()? })
 }
 
 impl<B> Shared<B> {

@@ -3,30 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use serde_json::{Value, json};
+use oarlock_comm::Communicator;
 
 use super::batches::Batches;
 use super::collate::Collator;
-use super::plan::{Rule, Source};
-use super::position::Position;
+use super::dataset::Data;
+use super::plan::Rule;
+use super::state::Kept;
 use super::{DataLoader, Division, Replica};
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
-use crate::{Accelerator, Ends, Plan, Prepare, Stateful};
+use crate::{Accelerator, Ends, Plan, Prepare};
 
 /// What iterates: everything that a loader and its division have settled.
 pub(super) struct Core<B> {
-    pub source: Arc<dyn Source<B>>,
+    pub order: Kept<B>,
     pub rule: Rule,
     pub rank: usize,
     /// Whose samples the sampler gives, where it divides the data set itself.
     pub replica: Option<Replica>,
     pub has_batch_size: bool,
-    /// Of shuffled orders.
-    pub seed: Option<u64>,
     pub num_workers: usize,
     pub depth: usize,
-    pub position: Arc<Position>,
     /// Units of the last epoch that no rank got.
     pub left_out: Arc<AtomicUsize>,
     /// Whether that was told.
@@ -55,6 +53,17 @@ impl<B> Core<B> {
         let why =
             if self.rule.drop_last { "drop_last" } else { "no even_batches, and too few for every rank" };
         eprintln!("the data loader leaves {n} samples out of each epoch ({why})");
+    }
+
+    /// This rank, as the rule counts it.
+    pub fn first_rank(&self) -> usize {
+        if self.order.divided.is_some() { 0 } else { self.rank }
+    }
+
+    /// The ranks that agree batch by batch whether all have another: those of a stream that divides itself.
+    pub fn together(&self) -> Option<Communicator> {
+        let agrees = self.order.divided.is_some() && self.replica.is_none() && self.rule.together;
+        self.accelerator.as_ref().filter(|_| agrees).map(|accelerator| accelerator.communicator().clone())
     }
 
     /// How many samples of a batch are real, after `given` units were given with it.
@@ -107,19 +116,20 @@ impl<B> PreparedLoader<B> {
         PreparedLoader { core: Arc::new(core), skip: 0 }
     }
 
-    /// The number of batches that this rank gets in an epoch.
+    /// The number of batches that this rank gets in an epoch. (Of a stream that divides itself: the number that its part
+    /// has; all ranks end with the shortest.)
     ///
     /// # Errors
     /// An iterable data set whose length nobody knows.
     pub fn len(&self) -> Result<usize> {
-        let Core { source, rule, rank, position, .. } = &*self.core;
-        let n_units = source.n_units(position.epoch())?.ok_or_else(|| {
+        let Core { rule, order, .. } = &*self.core;
+        let n_units = order.n_units(order.position.epoch())?.ok_or_else(|| {
             Error::Usage(
-                "an iterable data set has no length; count batches in the loop, or implement IterableDataset::len"
+                "an iterable data set has no length; count batches in the loop, or implement IterableDataset::length"
                     .to_owned(),
             )
         })?;
-        Ok(rule.n_batches(n_units, 0, *rank).saturating_sub(self.skip))
+        Ok(rule.n_batches(n_units, 0, self.core.first_rank()).saturating_sub(self.skip))
     }
 
     /// Whether this rank gets no batch.
@@ -132,12 +142,12 @@ impl<B> PreparedLoader<B> {
 
     /// Samples in one batch of all ranks together; `None` with a batch sampler.
     pub fn total_batch_size(&self) -> Option<usize> {
-        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.replica.map_or(1, |of| of.world))
+        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.order.divided.unwrap_or(1))
     }
 
     /// Samples of the data set; `None` where nobody knows.
     pub fn total_dataset_length(&self) -> Option<usize> {
-        self.core.source.n_samples()
+        self.core.order.n_samples()
     }
 
     /// How many samples (with a batch sampler: batches) of the last iteration's epoch no rank got: those that
@@ -150,12 +160,12 @@ impl<B> PreparedLoader<B> {
     /// Goes to an epoch, whose order comes next. Without it each full iteration goes on to the next by itself; a loop
     /// that is left early comes back to the same epoch.
     pub fn set_epoch(&self, epoch: u64) {
-        self.core.position.set_epoch(epoch);
+        self.core.order.position.set_epoch(epoch);
     }
 
     /// The epoch of the iteration that runs, or comes next.
     pub fn epoch(&self) -> u64 {
-        self.core.position.epoch()
+        self.core.order.position.epoch()
     }
 }
 
@@ -190,11 +200,11 @@ where
         Ok(())
     }
 
-    fn finish(self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {
+    fn finish(mut self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {
         let accelerator = &plan.accelerator;
         let config = &accelerator.inner.config.dataloader;
         let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
-        let mut division = Division {
+        let division = Division {
             rank,
             world,
             split: config.split_batches,
@@ -202,6 +212,40 @@ where
             even: config.even_batches && world > 1,
             together: config.ends == Ends::Together,
         };
+        let is_divided = self.is_divided(division, config.dispatch_batches == Some(true))?;
+        let dispatches = config.dispatch_batches.unwrap_or(self.is_stream()) && world > 1 && !is_divided;
+        let seed = config.data_seed.unwrap_or(accelerator.seed());
+        let rule =
+            if is_divided { Division { together: division.together, ..Division::NONE } } else { division };
+        let mut core = self.core(rule, accelerator.device().clone(), seed)?;
+        (core.rank, core.order.divided) = (rank, is_divided.then_some(world));
+        core.accelerator = Some(accelerator.clone());
+        if dispatches {
+            // Each rank takes part in sending, so all end together.
+            core.rule.together = true;
+            core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
+            let mut parcel = Parcel::new(accelerator.device());
+            core.order.n_samples().pack(&mut parcel)?;
+            let n = accelerator.communicator().broadcast_bytes(0, parcel.bytes())?;
+            if self.settings.sampler.is_none() && self.settings.batch_sampler.is_none() {
+                core.order.n_at_root = Option::unpack(&mut Parcel::open(n, accelerator.device()))?;
+            }
+        } else if let Some(n) = core.order.n_samples()
+            && core.together().is_none()
+        {
+            accelerator.communicator().agree("the number of samples of a data set", n as u64)?;
+        }
+        // Not the loader itself: it holds the accelerator.
+        accelerator.inner.add_stateful("dataloader", Arc::new(core.order.clone()));
+        Ok(PreparedLoader::of(core))
+    }
+}
+
+impl<I: Send + 'static, C> DataLoader<I, C> {
+    /// Whether the samples are those of this rank already: the sampler's, or those of a stream that divides itself,
+    /// which it does here.
+    fn is_divided(&mut self, division: Division, dispatches: bool) -> Result<bool> {
+        let Division { rank, world, split, .. } = division;
         if let Some(replica) = self.replica() {
             if (replica.rank, replica.world) != (rank, world) {
                 return Err(Error::Usage(format!(
@@ -210,80 +254,22 @@ where
                     replica.rank, replica.world
                 )));
             }
-            self.rule(division)?;
-            let batch = self.settings.batch_size;
-            division = Division::NONE;
-            if config.split_batches
-                && let Some(batch) = batch
-            {
+            if split {
                 return Err(Error::Usage(format!(
-                    "data loader: split_batches divides a batch of {batch} samples among {world} ranks, and its sampler \
-                     gives those of one rank; leave the sampler away, or split_batches"
+                    "data loader: split_batches divides each batch among {world} ranks, and its sampler gives the samples \
+                     of one; leave the sampler away, or split_batches"
                 )));
             }
+            return Ok(true);
         }
-        let dispatches =
-            config.dispatch_batches.unwrap_or(self.is_stream()) && world > 1 && self.replica().is_none();
-        let seed = config.data_seed.unwrap_or(accelerator.seed());
-        let mut core = self.core(division, accelerator.device().clone(), seed)?;
-        core.accelerator = Some(accelerator.clone());
-        if dispatches {
-            // Each rank takes part in sending, so all end together.
-            core.rule.together = true;
-            core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
-        } else if let Some(n) = core.source.n_samples() {
-            accelerator.communicator().agree("the number of samples of a data set", n as u64)?;
-        }
-        let prepared = PreparedLoader::of(core);
-        accelerator.inner.add_stateful("dataloader", Arc::new(prepared.clone()));
-        Ok(prepared)
-    }
-}
-
-/// Epoch and position, counted in samples: a run on another number of ranks, or with another batch size, goes on at the
-/// sample after the last one that was given.
-impl<B: Send + 'static> Stateful for PreparedLoader<B> {
-    fn state_dict(&self) -> Result<Value> {
-        let Core { source, replica, seed, position, .. } = &*self.core;
-        let place = position.get();
-        Ok(json!({
-            "epoch": place.epoch,
-            "given": place.given,
-            "of": source.n_units(place.epoch)?,
-            "seed": seed,
-            "ranks": replica.map(|of| of.world),
-        }))
-    }
-
-    fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let Core { source, replica, seed, position, .. } = &*self.core;
-        let refused =
-            |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
-        let number = |key: &str| state.get(key).and_then(Value::as_u64);
-        let (Some(epoch), Some(given)) = (number("epoch"), number("given")) else {
-            return refused("it is no state of a data loader".to_owned());
+        let shard = match &self.data {
+            Data::Stream(dataset) if world > 1 && !split && !dispatches => dataset.shard(rank, world),
+            _ => None,
         };
-        let n_units = source.n_units(epoch)?;
-        let known = |n: Option<u64>, none: &str| n.map_or(none.to_owned(), |n| n.to_string());
-        for (key, ours, what) in [
-            ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),
-            ("seed", *seed, "it was shuffled with the seed {}, and this loader is with {}"),
-            (
-                "ranks",
-                replica.map(|of| of.world as u64),
-                "its sampler was for {} ranks, and this loader's is for {}",
-            ),
-        ] {
-            if number(key) != ours {
-                let told = what.replacen("{}", &known(number(key), "no"), 1);
-                return refused(told.replacen("{}", &known(ours, "no"), 1));
-            }
+        let is_divided = shard.is_some();
+        if let Some(shard) = shard {
+            self.data = Data::Stream(shard);
         }
-        let given = usize::try_from(given).unwrap_or(usize::MAX);
-        if n_units.is_some_and(|n| given > n) {
-            return refused("it gave more samples than there are".to_owned());
-        }
-        position.resume(epoch, given);
-        Ok(())
+        Ok(is_divided)
     }
 }

@@ -17,6 +17,13 @@ pub trait Sampler: Send + Sync + 'static {
     }
 }
 
+/// A function that orders an epoch.
+impl<F: Fn(u64) -> Vec<usize> + Send + Sync + 'static> Sampler for F {
+    fn indices(&self, epoch: u64) -> Vec<usize> {
+        self(epoch)
+    }
+}
+
 /// The rank that a sampler is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
@@ -49,6 +56,7 @@ pub trait BatchSampler: Send + Sync + 'static {
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
 }
 
+/// A function that divides an epoch into batches.
 impl<F: Fn(u64) -> Vec<Vec<usize>> + Send + Sync + 'static> BatchSampler for F {
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>> {
         self(epoch)

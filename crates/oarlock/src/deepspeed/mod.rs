@@ -160,6 +160,7 @@ pub fn initialize<M: Module, L: Prepare>(
     let accelerator = base.another_with(&AcceleratorConfig {
         deepspeed_plugin: None,
         deepspeed_plugins: Vec::new(),
+        mixed_precision: Some(resolved.options.dtype),
         gradient_accumulation: GradientAccumulation {
             num_steps,
             divide_by,

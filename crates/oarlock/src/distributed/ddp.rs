@@ -24,12 +24,12 @@ use crate::train::Stepped;
 ///
 /// distributed::spawn(2, |_rank| {
 ///     let group = distributed::init_process_group("gloo".parse()?, &Default::default())?;
-///     let model = nn::Linear::normal(10, 10, true, 0.3)?;
+///     let model = nn::Linear::new(10, 10)?;
 ///     let optimizer = optim::sgd(&model).lr(0.001);
 ///     let ddp = DDP::new(model, optimizer, &group)?;
 ///
 ///     let x = Tensor::from_slice(&[0.5_f32; 200], [20, 10], ddp.device())?;
-///     let loss = ddp.call(&x, |model, x| model.forward(x)?.square()?.mean_all())?;
+///     let loss = nn::mse_loss(&ddp.forward(&x)?, &x)?;
 ///     ddp.backward(&loss)?;
 ///     ddp.step()?;
 ///     distributed::destroy_process_group()

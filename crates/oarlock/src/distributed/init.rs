@@ -107,7 +107,7 @@ fn expected(name: &str, parameter: &str) -> Error {
 }
 
 /// Makes the default process group of this rank, which the functions of this module use. In a rank of
-/// [`spawn`](super::spawn()) or [`spawn_processes`](super::spawn_processes), and in one that a launcher started, it is the
+/// [`spawn`](super::spawn) or [`spawn_processes`](super::spawn_processes), and in one that a launcher started, it is the
 /// group of all its ranks.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ mod init;
 mod notebook;
 mod objects;
 mod processes;
-mod spawn;
+mod threads;
 mod world;
 
 pub use crate::front::write_basic_config;
@@ -30,7 +30,7 @@ pub use group::ProcessGroup;
 pub use init::{InitOptions, init_distributed, init_process_group};
 pub use notebook::{NotebookLaunch, debug_launcher, notebook_launcher};
 pub use processes::spawn_processes;
-pub use spawn::spawn;
+pub use threads::spawn;
 pub use world::{
     all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list,
     destroy_process_group, gather, get_rank, get_world_size, is_initialized, new_group, reduce,

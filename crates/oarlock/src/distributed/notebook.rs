@@ -4,7 +4,7 @@ use std::io::Write;
 
 use oarlock_tensor::DType;
 
-use super::spawn::threads;
+use super::threads::run;
 use crate::accelerator::MIXED_PRECISION;
 use crate::console::tell;
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ where
     };
     let mut restart = 0;
     loop {
-        match threads(num_processes.max(1), &variables, |_| f()) {
+        match run(num_processes.max(1), &variables, |_| f()) {
             Err(Error::Spawn(failure)) if restart < launch.max_restarts => {
                 restart += 1;
                 let max = launch.max_restarts;
@@ -95,7 +95,7 @@ pub fn debug_launcher<F>(f: F, num_processes: usize) -> Result<()>
 where
     F: Fn() -> Result<()> + Sync,
 {
-    threads(num_processes, &[(MIXED_PRECISION, "no".to_owned())], |_| f())
+    run(num_processes, &[(MIXED_PRECISION, "no".to_owned())], |_| f())
 }
 
 /// A precision in the words of Accelerate.

@@ -23,7 +23,8 @@ use crate::rank;
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";
 
-/// The exit code of a rank that panicked, as of any Rust program.
+/// The exit codes of a rank whose function returned an error, and of one that panicked: as of any Rust program.
+const FAILED: i32 = 1;
 const PANICKED: i32 = 101;
 
 /// Where this process was. The calls of a program are the process's, in whatever thread they are made.
@@ -40,7 +41,7 @@ static CALLS: Mutex<Calls> = Mutex::new(Calls { counts: None, is_rank: false });
 /// Runs `f(rank)` in `n_ranks` processes, which are the ranks of a group, and waits for all of them. Each is this
 /// program anew, with the same arguments: it runs `main` up to this very call, where it runs `f` and ends. So what
 /// stands before the call runs in every rank too, and must lead there again; what stands after it runs in this process
-/// alone. Calls that this process has behind it return at once in a rank.
+/// alone. Calls that this process has behind it return at once in a rank, as if they had succeeded.
 ///
 /// Ranks have the variables of `torchrun` (`RANK`, `WORLD_SIZE`, `LOCAL_RANK` …). They read no standard input and write
 /// where this process writes. When one fails, the others are ended; nothing is left of any, also when this process is
@@ -105,7 +106,7 @@ fn as_rank(f: impl FnOnce(usize) -> Result<()>) -> ! {
         Ok(Err(error)) => {
             comm.abort(&error.to_string());
             tell(&format!("rank {rank}: error: {error}\n"));
-            1
+            FAILED
         }
         Err(panic) => {
             comm.abort(&format!("panicked: {}", message_of(&*panic)));
@@ -159,8 +160,9 @@ fn failure(ending: Ending, memory: &Memory, host: &ShmHost, call: &str) -> Optio
             oarlock_comm::Error::PeerFailed { cause, .. } => cause,
             cause => cause.to_string(),
         };
-        // Others may only have seen that it was gone.
-        let said = if matches!(end.exit, Exit::Signal(_)) && !end.told { end.exit.to_string() } else { said };
+        // Of a rank that could say nothing the others saw only that it was gone.
+        let spoke = matches!(end.exit, Exit::Code(FAILED | PANICKED)) || end.told || end.exit.is_success();
+        let said = if spoke { said } else { end.exit.to_string() };
         let likely = memory.explain(&end).filter(|_| !end.told);
         let cause = likely.map_or_else(|| said.clone(), |likely| format!("{said}; {likely}"));
         return Some(SpawnError::Process { rank, cause });

@@ -107,7 +107,9 @@ impl Parcel {
 
     fn elements<T: Element>(&mut self, sizes: &[usize]) -> Result<Tensor> {
         let device = self.device.clone();
-        let bytes = self.take(sizes.iter().product::<usize>() * size_of::<T>())?;
+        let n_bytes =
+            sizes.iter().try_fold(size_of::<T>(), |n, size| n.checked_mul(*size)).ok_or_else(broken)?;
+        let bytes = self.take(n_bytes)?;
         let elements: Vec<T> = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
         Ok(Tensor::from_slice(&elements, sizes, &device)?)
     }
@@ -119,4 +121,77 @@ pub(super) fn broken() -> Error {
         "a value came from another rank in another form than expected; all ranks run the same program"
             .to_owned(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use oarlock_tensor::Par;
+    use oarlock_tensor::cpu::Isa;
+
+    use super::*;
+    use crate::nested::Nested;
+
+    fn device() -> Device {
+        Device::cpu(Isa::detect(), Par::threads(1).unwrap())
+    }
+
+    type Value =
+        (Vec<Tensor>, Option<String>, [bool; 2], BTreeMap<String, i64>, HashMap<u8, f32>, char, Option<()>);
+
+    fn value(device: &Device) -> Value {
+        let halves = [f16::from_f32(0.5), f16::from_f32(-2.0)];
+        let brains = [bf16::from_f32(3.0)];
+        let tensors = vec![
+            Tensor::from_slice(&[1.5_f32, f32::NAN, -0.0, 4.0], [2, 2], device).unwrap(),
+            Tensor::from_slice(&[-7_i32, 8], [1, 2, 1], device).unwrap(),
+            Tensor::from_slice(&halves, [2], device).unwrap(),
+            Tensor::from_slice(&brains, [1], device).unwrap(),
+        ];
+        let map = BTreeMap::from([("é".to_owned(), -3), (String::new(), i64::MAX)]);
+        (tensors, Some("text".to_owned()), [true, false], map, HashMap::from([(1, 0.5)]), '\u{1f6a3}', None)
+    }
+
+    #[test]
+    fn what_is_packed_comes_out_to_the_bit() {
+        let device = device();
+        let (before, mut parcel) = (value(&device), Parcel::new(&device));
+        before.pack(&mut parcel).unwrap();
+        let after = Value::unpack(&mut Parcel::open(parcel.bytes().to_vec(), &device)).unwrap();
+        let bits = |value: &Value| {
+            value.0[0].to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(bits(&before), bits(&after));
+        assert_eq!(before.0[1].to_vec::<i32>().unwrap(), after.0[1].to_vec::<i32>().unwrap());
+        assert_eq!(before.0[2].to_vec::<f16>().unwrap(), after.0[2].to_vec::<f16>().unwrap());
+        assert_eq!(before.0[3].to_vec::<bf16>().unwrap(), after.0[3].to_vec::<bf16>().unwrap());
+        assert_eq!(after.0[1].sizes(), [1, 2, 1]);
+        let rest = |value: Value| (value.1, value.2, value.3, value.4, value.5, value.6);
+        assert_eq!(rest(before), rest(after));
+    }
+
+    #[test]
+    fn a_parcel_that_is_cut_short_is_an_error() {
+        let device = device();
+        let mut parcel = Parcel::new(&device);
+        value(&device).pack(&mut parcel).unwrap();
+        for n in 0..parcel.bytes().len() {
+            assert!(Value::unpack(&mut Parcel::open(parcel.bytes()[..n].to_vec(), &device)).is_err(), "{n}");
+        }
+    }
+
+    struct Own;
+
+    impl Nested for Own {
+        fn map_tensors(&self, _f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Own> {
+            Ok(Own)
+        }
+    }
+
+    #[test]
+    fn a_type_that_does_not_say_how_it_travels_is_named() {
+        let told = Own.pack(&mut Parcel::new(&device())).unwrap_err().to_string();
+        assert!(told.contains("tests::Own are not sent to other ranks; derive Nested for it"), "{told}");
+    }
 }

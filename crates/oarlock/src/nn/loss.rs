@@ -139,3 +139,27 @@ macro_rules! forward {
 }
 
 forward!(CrossEntropyLoss MSELoss BCEWithLogitsLoss);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oarlock_tensor::cpu::Isa;
+    use oarlock_tensor::{Device, Par, Tape};
+
+    #[test]
+    fn the_gradient_of_bce_is_the_difference_of_probability_and_target_also_at_zero() {
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        let (tape, x) = (Tape::new(), [-30.0f32, -1.5, 0.0, 0.7, 40.0]);
+        let targets = [0.0f32, 1.0, 0.25, 0.0, 1.0];
+        let logits = tape.leaf(&Tensor::from_slice(&x, [5], &device).unwrap());
+        let loss = bce_with_logits(&logits, &Tensor::from_slice(&targets, [5], &device).unwrap()).unwrap();
+        assert!(loss.item().unwrap().is_finite());
+        let grads = tape.backward(&loss, 1.0).unwrap().of(&logits).unwrap().to_vec::<f32>().unwrap();
+        for ((grad, x), target) in grads.iter().zip(x).zip(targets) {
+            let want = (1.0 / (1.0 + (-f64::from(x)).exp()) - f64::from(target)) / 5.0;
+            assert!((f64::from(*grad) - want).abs() < 1e-7, "{x}: {grad} {want}");
+        }
+        let other = Tensor::zeros([4], DType::F32, &device).unwrap();
+        assert!(bce_with_logits(&logits, &other).unwrap_err().to_string().contains("[5]"));
+    }
+}

@@ -39,9 +39,32 @@ pub use wrap::Wrap;
 
 use std::collections::{BTreeMap, HashSet};
 
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, IntoShape};
 
 /// A part of a model that can list its parameters.
+///
+/// ```
+/// use oarlock::nn::{Linear, Module};
+///
+/// #[derive(Module)]
+/// struct Net {
+///     layers: Vec<Linear>,
+///     #[module(skip)]
+///     eps: f32,
+/// }
+/// ```
+///
+/// A field that is no module is an error at the field:
+///
+/// ```compile_fail,E0277
+/// use oarlock::nn::{Linear, Module};
+///
+/// #[derive(Module)]
+/// struct Net {
+///     layers: Vec<Linear>,
+///     eps: f32,
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no module",
     label = "this is no layer, `Param`, `Buffer` or other module",
@@ -216,6 +239,14 @@ pub fn names_of(model: &dyn Module) -> Vec<NamedParam> {
     let mut names = Names { path: Vec::new(), names: Vec::new() };
     model.visit(&mut names);
     names.names
+}
+
+/// A parameter of a module of one's own; ops take it as [`parameter`] on the tape of another tensor.
+///
+/// # Errors
+/// An impossible shape.
+pub fn param(shape: impl IntoShape, init: Init) -> Result<Param> {
+    Ok(Param::new(shape.into_shape()?, init))
 }
 
 /// Leaves the parameters of a module as they are in training: `requires_grad_(False)`. To be said before the model is

@@ -2,7 +2,7 @@
 
 use oarlock_tensor::{Result, Tensor};
 
-use crate::nn::{Forward, Module, Visitor};
+use crate::nn::{Forward, Latency, Module, Visitor};
 
 /// A module from a tensor to a tensor; whatever is both is one.
 pub trait Layer: Module + Forward<Tensor, Output = Tensor> {}
@@ -57,7 +57,9 @@ impl std::fmt::Debug for Sequential {
 
 impl Module for Sequential {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("", &self.0);
+        for (index, layer) in self.0.iter().enumerate() {
+            visitor.child(&index.to_string(), layer);
+        }
     }
 }
 
@@ -68,6 +70,10 @@ impl Module for Box<dyn Layer> {
 
     fn kind(&self) -> &'static str {
         (**self).kind()
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        (**self).latency()
     }
 }
 

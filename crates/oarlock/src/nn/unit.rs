@@ -96,7 +96,9 @@ impl<M> Unit<M> {
     }
 
     /// As [`Unit::run`], for a forward pass from one tensor to another that can be run again: with recomputation, it is
-    /// one op of the unit, which keeps nothing but `x` and runs `forward` again in its backward pass.
+    /// one op of the unit, which keeps nothing but `x` and runs `forward` again in its backward pass. Where a wrap policy
+    /// has made units of the parts inside instead of this one, activations are kept: a part's weights come and go with
+    /// its own pass.
     ///
     /// # Errors
     /// Whatever `forward` reports.
@@ -108,13 +110,12 @@ impl<M> Unit<M> {
     where
         M: Module + Send + Sync + 'static,
     {
-        if !self.run.0.recompute.load(Ordering::Relaxed) {
+        if !self.run.0.recompute.load(Ordering::Relaxed) || holds_attached(&*self.module) {
             return self.run(x, |module| forward(module, x));
         }
         let (again, moment) = (self.module.clone(), Moment::of(&*self.module));
         let forward = move |x: &Tensor| moment.again(|| forward(&again, x));
-        let result = self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)));
-        result
+        self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)))
     }
 }
 
@@ -126,6 +127,28 @@ pub fn is_trained(module: &dyn Module) -> Result<bool> {
     let mut trained = Trained(Ok(false));
     module.visit(&mut trained);
     trained.0
+}
+
+/// Whether an engine is attached to a unit inside of a module.
+fn holds_attached(module: &dyn Module) -> bool {
+    let mut attached = Attached(false);
+    module.visit(&mut attached);
+    attached.0
+}
+
+struct Attached(bool);
+
+impl Visitor for Attached {
+    fn param(&mut self, _name: &str, _param: &Param) {}
+
+    fn child(&mut self, _name: &str, child: &dyn Module) {
+        child.visit(self);
+    }
+
+    fn unit(&mut self, unit: &UnitRun, inside: &dyn Module) {
+        self.0 |= unit.0.hook.get().is_some();
+        inside.visit(self);
+    }
 }
 
 struct Trained(Result<bool>);

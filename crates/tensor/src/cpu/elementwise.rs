@@ -176,6 +176,27 @@ mod tests {
     use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
     use crate::dtype::{bf16, f16};
 
+    #[test]
+    fn scaled_elements_are_cut_off_and_nan_stays() {
+        let mut x = values::<f32>(3, 1000);
+        x.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0]);
+        let got = same_everywhere(|cpu| {
+            let mut y = x.clone();
+            scale_clamp(cpu, 0.5, 0.25, &mut y);
+            // NaN differs from itself.
+            assert!(y[1000].is_nan());
+            y[1000] = 0.0;
+            y
+        });
+        let expected: Vec<f32> = x.iter().map(|x| (x * 0.5).clamp(-0.25, 0.25)).collect();
+        assert_eq!(got[..1000], expected[..1000]);
+        assert!(got[..1000].contains(&0.25) && got[..1000].iter().any(|x| x.abs() < 0.25));
+        assert_eq!(
+            got[1001..].iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+            [0.25f32, -0.25, -0.0].map(f32::to_bits)
+        );
+    }
+
     fn check<T: Float>(n: usize, tolerance: f64) {
         let (x, y) = (values::<T>(1, n), values::<T>(2, n));
         let outs = same_everywhere(|cpu| {

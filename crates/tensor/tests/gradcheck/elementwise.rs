@@ -1,7 +1,7 @@
 //! Functions of one and two elements, dropout, casts.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor, ops};
+use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor, bf16, ops};
 
 use crate::common::{Array, Case, array, case, f64s, positive, tensor};
 
@@ -182,4 +182,22 @@ fn integers_have_no_arithmetic() {
     }
     let text = ops::dropout(&ints, 1.0, 1, 1).unwrap_err().to_string();
     assert_eq!(text, "dropout: the probability is 1; it is at least 0 and below 1");
+}
+
+#[test]
+fn a_sum_of_two_dtypes_is_in_the_wider_and_each_gets_its_gradient_in_its_own() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let tape = Tape::new();
+    let wide = tape.leaf(&Tensor::from_slice(&[1.0f32 + 1.0 / 1024.0, 2.0], [2], &device).unwrap());
+    let short =
+        tape.leaf(&Tensor::from_slice(&[3.0f32, 0.5], [2], &device).unwrap().cast(DType::BF16).unwrap());
+    let half = Tensor::from_slice(&[1.0f32, 1.0], [2], &device).unwrap().cast(DType::F16).unwrap();
+    let y = wide.mul(&short).unwrap().add(&half).unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap(), [4.0 + 3.0 / 1024.0, 2.0]);
+    assert_eq!(short.add(&half).unwrap().dtype(), DType::F32);
+    let gradients = tape.backward(&y.sum_all().unwrap(), 1.0).unwrap();
+    assert_eq!(gradients.of(&wide).unwrap().to_vec::<f32>().unwrap(), [3.0, 0.5]);
+    assert_eq!(gradients.of(&short).unwrap().to_vec::<bf16>().unwrap(), [1.0, 2.0].map(bf16::from_f32));
+    let ints = Tensor::from_slice(&[1, 2], [2], &device).unwrap();
+    assert!(wide.add(&ints).is_err());
 }

@@ -34,11 +34,11 @@ pub fn spawn<F>(n_ranks: usize, f: F) -> Result<()>
 where
     F: Fn(usize) -> Result<()> + Sync,
 {
-    threads(n_ranks, &[], f)
+    run(n_ranks, &[], f)
 }
 
 /// The same, with variables for the ranks alone.
-pub(super) fn threads<F>(n_ranks: usize, variables: &[(&'static str, String)], f: F) -> Result<()>
+pub(super) fn run<F>(n_ranks: usize, variables: &[(&'static str, String)], f: F) -> Result<()>
 where
     F: Fn(usize) -> Result<()> + Sync,
 {

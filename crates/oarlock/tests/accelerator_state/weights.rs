@@ -1,0 +1,84 @@
+//! The weights alone: as tensors, and in files that others read.
+
+use oarlock::checkpoint::{MergeOptions, merge_weights};
+use oarlock::{DType, SaveModel, ShardSize};
+use safetensors::SafeTensors;
+
+use crate::{Loop, WAYS, config, on_ranks};
+
+#[test]
+fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = Vec::new();
+    for (world, way) in [(1, WAYS[0]), (2, WAYS[1]), (2, WAYS[2]), (2, WAYS[3]), (4, WAYS[4])] {
+        let dir = folder.path().join(format!("{world}-{way:?}"));
+        let states = on_ranks(world, &config(way.0, way.1), |accelerator| {
+            let training = Loop::new(accelerator).unwrap();
+            let net = &training.nets[0];
+            accelerator.save_model(net, &dir.join("one"), &SaveModel::default()).unwrap();
+            let small = SaveModel { max_shard_size: "1KB".parse().unwrap(), ..SaveModel::default() };
+            accelerator.save_model(net, &dir.join("many"), &small).unwrap();
+            let halves = SaveModel { dtype: Some(DType::BF16), ..SaveModel::default() };
+            accelerator.save_model(net, &dir.join("halves"), &halves).unwrap();
+            let pickle = SaveModel { safe_serialization: false, ..SaveModel::default() };
+            let refused = accelerator.save_model(net, &dir.join("pickle"), &pickle).unwrap_err();
+            assert!(refused.to_string().contains("runs code when it is read"), "{refused}");
+            let mut state = accelerator.get_state_dict(net).unwrap();
+            assert!(!state.contains_key("table"));
+            assert_eq!(state.remove("ids").unwrap().to_vec::<i32>().unwrap(), [7, 8, 9]);
+            state
+                .into_iter()
+                .map(|(name, t)| (name, t.sizes().to_vec(), t.to_vec::<f32>().unwrap()))
+                .collect()
+        });
+        all.extend(states.into_iter().map(|state: Vec<_>| (dir.clone(), state)));
+    }
+    let (first_dir, first) = &all[0];
+    let names: Vec<&str> = first.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(names, ["counted", "down.bias", "down.weight", "up.bias", "up.weight"]);
+    assert!(first[2].2.iter().any(|&x| x != 0.0) && first[2].1 == [4, 150]);
+    for (dir, state) in &all {
+        assert_eq!(state, first, "{}", dir.display());
+        let file = std::fs::read(dir.join("one/model.safetensors")).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(read.len(), 4);
+        for (name, sizes, values) in state.iter().filter(|(name, ..)| name != "counted") {
+            let tensor = read.tensor(name).unwrap();
+            assert_eq!((tensor.dtype(), tensor.shape()), (safetensors::Dtype::F32, sizes.as_slice()));
+            assert!(tensor.data().chunks(4).zip(values).all(|(bytes, x)| bytes == x.to_le_bytes()));
+        }
+        for file in ["halves/model.safetensors", "many/model.safetensors.index.json"] {
+            let [this, other] = [dir, first_dir].map(|dir| std::fs::read(dir.join(file)).unwrap());
+            assert!(this == other, "{file}");
+        }
+    }
+    let text = std::fs::read_to_string(first_dir.join("many/model.safetensors.index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(index["metadata"]["total_size"], 4 * (2 * 600 + 150 + 4));
+    for (name, _, values) in first.iter().filter(|(name, ..)| name != "counted") {
+        let shard = first_dir.join("many").join(index["weight_map"][name].as_str().unwrap());
+        let file = std::fs::read(shard).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(read.tensor(name).unwrap().data(), bytemuck::cast_slice::<f32, u8>(values));
+    }
+    let wrong = "ten gigabytes".parse::<ShardSize>().unwrap_err().to_string();
+    assert!(wrong.starts_with("max_shard_size: \"ten gigabytes\" is no size"), "{wrong}");
+}
+
+#[test]
+fn weights_come_out_of_a_checkpoint_of_two_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, out) = (folder.path().join("state"), folder.path().join("out"));
+    let first = on_ranks(2, &config(WAYS[4].0, WAYS[4].1), |accelerator| {
+        let training = Loop::new(accelerator).unwrap();
+        accelerator.save_state(Some(&dir)).unwrap();
+        // The first in the order in which they were prepared.
+        accelerator.get_state_dict(&training.nets[1]).unwrap()["up.weight"].to_vec::<f32>().unwrap()
+    });
+    let options = MergeOptions { tag: None, dtype: None, max_shard_bytes: u64::MAX };
+    let merged = merge_weights(&dir, &out, &options).unwrap();
+    assert_eq!(merged.n_elems, 4 * 9 + 9 + 9 * 4 + 4);
+    let file = std::fs::read(out.join("model.safetensors")).unwrap();
+    let read = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(read.tensor("up.weight").unwrap().data(), bytemuck::cast_slice::<f32, u8>(&first[0]));
+}
