@@ -2,7 +2,8 @@
 
     python make_own_model.py crates/oarlock/tests/golden/own_model
 
-layers.safetensors, layers.json        one of each layer: input, output, loss, and the first torch-made bounds of its start
+layers.safetensors, layers.json        one of each layer: input, output, losses, gradients; mean, deviation and largest
+                                       absolute value of fresh parameters
 steps.safetensors, steps.json          a model with a frozen part, a part that no step touches at first, a shared weight
                                        and a buffer: weights after some steps of AdamW, and of SGD with momentum, where
                                        untouched parameters have a gradient of None ("skip") or of zero ("zero")

@@ -404,3 +404,52 @@ tuples!(A B C D E);
 tuples!(A B C D E F);
 tuples!(A B C D E F G);
 tuples!(A B C D E F G H);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{Dropout, Linear};
+    use crate::{AcceleratorConfig, Options, Tensor, optim};
+
+    struct Net(Vec<Linear>, Dropout);
+
+    impl Module for Net {
+        fn visit(&self, visitor: &mut dyn nn::Visitor) {
+            visitor.child("layers", &self.0);
+            visitor.child("drop", &self.1);
+        }
+    }
+
+    impl nn::Forward<Tensor> for Net {
+        type Output = Tensor;
+        fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+            self.1.forward(&self.0[0].forward(x)?)?.mean_all()
+        }
+    }
+
+    #[test]
+    fn checkpoints_keep_passes_and_the_steps_that_left_parameters_out() {
+        let shard = Options { untouched: Untouched::Skip, ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
+        let net = Net((0..2).map(|_| Linear::new(2, 3).unwrap()).collect(), Dropout::new(0.5));
+        let optimizer = optim::adamw(&net);
+        let (net, optimizer) = accelerator.prepare((net, optimizer)).unwrap();
+        let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], accelerator.device()).unwrap();
+        for _ in 0..2 {
+            accelerator.backward(&net.forward(&x).unwrap()).unwrap();
+            optimizer.step().unwrap();
+        }
+        let kept = accelerator.inner.stateful();
+        let find = |what: &str| &kept.iter().find(|(name, _)| *name == what).unwrap().1;
+        let left_out = json!({ "layers.1.bias": 2, "layers.1.weight": 2 });
+        assert_eq!(find("untouched").state_dict().unwrap(), left_out);
+        assert_eq!(find("passes").state_dict().unwrap(), json!({ "passes": 2 }));
+        find("untouched").load_state_dict(&json!({ "layers.0.bias": 7 })).unwrap();
+        find("passes").load_state_dict(&json!({ "passes": 9 })).unwrap();
+        assert_eq!(find("untouched").state_dict().unwrap(), json!({ "layers.0.bias": 7 }));
+        assert_eq!(nn::n_passes(&*net), 9);
+        assert!(find("passes").load_state_dict(&json!({})).is_err());
+        assert!(find("untouched").load_state_dict(&json!([1])).is_err());
+    }
+}
