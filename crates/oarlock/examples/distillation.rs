@@ -11,7 +11,7 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{cross_entropy, kl_div};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Device, DummyOptim,
-    DummyScheduler, Error, Reduction, Result, Tensor,
+    DummyScheduler, Error, Reduction, Result, Tensor, rank,
 };
 use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
 
@@ -33,7 +33,9 @@ fn here(path: &str) -> PathBuf {
 }
 
 fn main() -> Result<()> {
-    let models = std::env::args().nth(1).map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
+    let models = rank::without_local_rank(std::env::args_os().skip(1))
+        .pop()
+        .map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
     let accelerator = Accelerator::new(&config()?)?;
     let losses = train(&accelerator, &models)?;
     let ends = (losses.first().copied().unwrap_or_default(), losses.last().copied().unwrap_or_default());

@@ -9,7 +9,7 @@ use oarlock::dataloader::DataLoader;
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Reduction, Result, Tensor,
-    lr_scheduler, optim,
+    lr_scheduler, optim, rank,
 };
 use serde::Deserialize;
 
@@ -45,8 +45,9 @@ fn here(path: &str) -> PathBuf {
 }
 
 fn main() -> Result<()> {
-    let checkpoint =
-        std::env::args().nth(1).map_or_else(|| here("tests/golden/text_classifier/model"), PathBuf::from);
+    let checkpoint = rank::without_local_rank(std::env::args_os().skip(1))
+        .pop()
+        .map_or_else(|| here("tests/golden/text_classifier/model"), PathBuf::from);
     let accelerator = Accelerator::new(&config())?;
     let outcome = train(&accelerator, &checkpoint)?;
     let last = outcome.accuracy.last().copied().unwrap_or_default();

@@ -132,10 +132,16 @@ fn the_examples_run_as_they_stand() {
     ] {
         let (site, program) = (common::Site::new(), built(name));
         let program = program.to_str().unwrap();
-        for words in [&["--standalone", "--nproc-per-node", "1"], &["--standalone", "--nproc-per-node", "2"]]
-        {
-            let mut command = site.oarlock(&["torchrun"]);
-            command.args(words).args(["--no-python", program]);
+        for launcher in [
+            "torchrun --standalone --nproc-per-node 1 --no-python",
+            "torchrun --standalone --nproc-per-node 2 --no-python",
+            "accelerate launch --cpu --num_processes 2 --no_python",
+            "deepspeed --include localhost:0,1 --no_python",
+        ] {
+            let words: Vec<&str> = launcher.split(' ').chain([program]).collect();
+            let mut command = site.oarlock(&words);
+            // The ranks of deepspeed are those of accelerators, unless this is said.
+            command.env("DS_ACCELERATOR", "cpu");
             let said = common::run(command);
             assert_eq!(said.code, Some(0), "{name}: {said:?}");
             assert_eq!(said.stdout.lines().last(), Some(end), "{name}: {said:?}");
