@@ -18,16 +18,52 @@ const EDGES: &[(&str, &[&str])] = &[
     ("nn", &["nested"]),
     // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
     // sharded.
-    ("model", &["disk", "error", "nn", "shard"]),
+    ("model", &["disk", "error", "nested", "nn", "shard"]),
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
     ("optim", &["config", "nn", "train"]),
     ("lr_scheduler", &["config", "optim", "train"]),
-    ("accelerator", &["data", "error", "lr_scheduler", "nested", "nn", "optim", "rank", "shard", "train"]),
-    ("dataloader", &[]),
-    ("distributed", &[]),
-    ("deepspeed", &[]),
+    (
+        "accelerator",
+        &[
+            "checkpoint",
+            "config",
+            "data",
+            "error",
+            "lr_scheduler",
+            "model",
+            "nearest",
+            "nested",
+            "nn",
+            "optim",
+            "rank",
+            "report",
+            "shard",
+            "train",
+        ],
+    ),
+    ("dataloader", &["accelerator", "data", "error", "nested"]),
+    (
+        "distributed",
+        &["accelerator", "console", "error", "front", "launch", "nn", "optim", "rank", "shard", "train"],
+    ),
+    (
+        "deepspeed",
+        &[
+            "accelerator",
+            "checkpoint",
+            "config",
+            "error",
+            "lr_scheduler",
+            "nearest",
+            "nested",
+            "nn",
+            "optim",
+            "shard",
+            "train",
+        ],
+    ),
     (
         "train",
         &[
@@ -82,7 +118,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("rank", &["console", "error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "data", "estimate", "launch", "report", "train"]),
+    ("error", &["checkpoint", "config", "data", "distributed", "estimate", "launch", "report", "train"]),
     ("nearest", &[]),
     ("main", &[]),
 ];

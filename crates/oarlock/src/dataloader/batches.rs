@@ -81,7 +81,9 @@ fn read<B: Send + 'static>(
     together: Option<&Communicator>,
 ) -> Result<Option<Result<Given<B>>>> {
     let next = batches.next();
-    let next = next.map(|made| made.map(|made| Given { batch: made.batch, rows: made.rows, real: made.real, is_last: false }));
+    let next = next.map(|made| {
+        made.map(|made| Given { batch: made.batch, rows: made.rows, real: made.real, is_last: false })
+    });
     if let Some(comm) = together {
         let mut all_have = [f64::from(u8::from(next.is_some()))];
         comm.all_reduce_f64(&mut all_have, Scalar::Min)?;
