@@ -188,8 +188,16 @@ where
 {
     type Prepared = PreparedLoader<C::Batch>;
 
-    fn announce(&self, _plan: &mut Plan) -> Result<()> {
-        self.order().map(|_| ())
+    fn announce(&self, plan: &mut Plan) -> Result<()> {
+        self.order()?;
+        if let Some(batch_size) = self.settings.batch_size {
+            let ranks = match plan.accelerator.inner.config.dataloader.split_batches {
+                true => plan.accelerator.num_processes(),
+                false => 1,
+            };
+            plan.add_batch_size(batch_size.div_ceil(ranks));
+        }
+        Ok(())
     }
 
     fn finish(mut self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {

@@ -1,0 +1,137 @@
+//! Knowledge distillation: a small student learns from a text and from a larger teacher. The student is trained in ZeRO-2
+//! with its optimizer in main memory; the teacher is divided by ZeRO-3 and only asked.
+//!
+//! `cargo run --example distillation -- [folder with student/ and teacher/]`, or on several ranks, which divide each batch:
+//! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/distillation`
+
+use std::path::{Path, PathBuf};
+
+use oarlock::dataloader::DataLoader;
+use oarlock::model::{Decoder, HfConfig};
+use oarlock::nn::{cross_entropy, kl_div};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Device, DummyOptim,
+    DummyScheduler, Error, Reduction, Result, Tensor, rank,
+};
+use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
+
+const LEN: usize = 32;
+const BATCH_SIZE: usize = 8;
+const NUM_EPOCHS: usize = 3;
+const LR: f64 = 1e-2;
+const WEIGHT_DECAY: f64 = 0.01;
+const WARMUP_STEPS: u64 = 5;
+/// The loss is (1 - ALPHA)·cross-entropy + ALPHA·TEMPERATURE²·KL(teacher ‖ student), the latter of the distributions that
+/// logits divided by TEMPERATURE give. The square keeps the gradients of both parts alike in size.
+const ALPHA: f32 = 0.5;
+const TEMPERATURE: f32 = 2.0;
+/// A label that is not learnt.
+const IGNORED: i32 = -100;
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn main() -> Result<()> {
+    let models = rank::without_local_rank(std::env::args_os().skip(1))
+        .pop()
+        .map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
+    let accelerator = Accelerator::new(&config()?)?;
+    let losses = train(&accelerator, &models)?;
+    let ends = (losses.first().copied().unwrap_or_default(), losses.last().copied().unwrap_or_default());
+    accelerator.print(format_args!(
+        "{} steps, loss {:.4} at first, {:.4} in the end",
+        losses.len(),
+        ends.0,
+        ends.1
+    ));
+    Ok(())
+}
+
+/// How the ranks run: each batch is divided among them, whatever their number; the student's configuration is the first,
+/// and so the active one.
+pub fn config() -> Result<AcceleratorConfig> {
+    let zero2_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/student.json"))?;
+    let zero3_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/teacher.json"))?;
+    let deepspeed_plugins = vec![("student".to_owned(), zero2_plugin), ("teacher".to_owned(), zero3_plugin)];
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
+    Ok(AcceleratorConfig { deepspeed_plugins, dataloader, ..AcceleratorConfig::default() })
+}
+
+/// Distils the teacher of a folder into its student; the loss of every step, the mean over all ranks.
+pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
+    let train_dataloader = DataLoader::new(rows()?, BATCH_SIZE).collate(collate);
+    let num_training_steps = (NUM_EPOCHS * train_dataloader.len()?) as u64;
+
+    let (active_plugin, _) = accelerator.get_active_deepspeed_plugin()?;
+    accelerator.print(format_args!("{num_training_steps} steps, first the {active_plugin}"));
+    let student_model = model(&models.join("student"))?;
+    let optimizer = DummyOptim::new(&student_model).lr(LR).weight_decay(WEIGHT_DECAY);
+    let scheduler = DummyScheduler::new(&optimizer, num_training_steps, WARMUP_STEPS);
+    let (student_model, optimizer, scheduler, train_dataloader) =
+        accelerator.prepare((student_model, optimizer, scheduler, train_dataloader))?;
+    accelerator.load_pretrained(&student_model, models.join("student"))?;
+
+    accelerator.select_deepspeed_plugin("teacher")?;
+    let teacher_model = accelerator.prepare(model(&models.join("teacher"))?)?;
+    accelerator.load_pretrained(&teacher_model, models.join("teacher"))?;
+
+    teacher_model.eval();
+    student_model.train();
+    let mut losses = Vec::new();
+    for _epoch in 0..NUM_EPOCHS {
+        for batch in train_dataloader.iter()? {
+            let (ids, labels) = batch?;
+            let taught = teacher_model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let logits = student_model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+            let loss = loss(&logits, &taught, &labels)?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            scheduler.step();
+            optimizer.zero_grad()?;
+            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+        }
+    }
+    Ok(losses)
+}
+
+/// logits and taught `[B, S, V]`, labels `[B, S]` → what the student is to make small.
+pub fn loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let n_vocab = logits.sizes().last().copied().unwrap_or(1);
+    let [logits, taught] =
+        [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
+    let (logits, taught) = (logits?, taught?);
+    let hard = cross_entropy(&logits, &labels.reshape([labels.n_elems()])?)?;
+    let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax()?;
+    let taught = taught.scale(1.0 / TEMPERATURE)?.softmax()?;
+    let soft = kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
+    Ok(hard.scale(1.0 - ALPHA)?.add(&soft.scale(ALPHA * TEMPERATURE * TEMPERATURE)?)?)
+}
+
+/// The decoder of a folder as transformers writes it; its weights come when it is prepared.
+fn model(folder: &Path) -> Result<Decoder> {
+    Decoder::new(HfConfig::read(folder)?.decoder().clone(), LEN)
+}
+
+/// The texts one after the other, 0 after each, bytes from 1 on, in rows of `LEN`; as many as fill batches.
+fn rows() -> Result<Vec<Vec<i32>>> {
+    let path = here("examples/reviews/train.jsonl");
+    let file = std::fs::read_to_string(&path)
+        .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+    let mut ids = Vec::new();
+    for line in file.lines() {
+        let review: serde_json::Value = serde_json::from_str(line)
+            .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+        ids.extend(review["text"].as_str().unwrap_or_default().bytes().map(|byte| i32::from(byte) + 1));
+        ids.push(0);
+    }
+    let n_rows = ids.len() / LEN / BATCH_SIZE * BATCH_SIZE;
+    Ok(ids.chunks(LEN).take(n_rows).map(<[i32]>::to_vec).collect())
+}
+
+/// Rows as ids `[B, S]` and labels `[B, S]`: at each position the token that follows.
+fn collate(rows: Vec<Vec<i32>>, device: &Device) -> Result<(Tensor, Tensor)> {
+    let shape = [rows.len(), LEN];
+    let labels: Vec<i32> = rows.iter().flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect();
+    Ok((Tensor::from_slice(&rows.concat(), shape, device)?, Tensor::from_slice(&labels, shape, device)?))
+}

@@ -1,0 +1,159 @@
+//! A text classifier, trained and evaluated on any number of ranks: is a review glad or sorry?
+//!
+//! `cargo run --example text_classifier -- [model folder]`, or on several ranks, which divide each batch:
+//! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/text_classifier`
+
+use std::path::{Path, PathBuf};
+
+use oarlock::dataloader::DataLoader;
+use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Reduction, Result, Tensor,
+    lr_scheduler, optim, rank,
+};
+use serde::Deserialize;
+
+const NUM_EPOCHS: usize = 5;
+const BATCH_SIZE: usize = 8;
+/// Much for a model of its size; a large one that is finetuned takes about 3e-5.
+const LR: f64 = 5e-3;
+/// The longest review, in bytes.
+const LEN: usize = 64;
+/// Fills short rows up; bytes are tokens from 1 on.
+const PAD: i32 = 0;
+
+/// A line of the data set.
+#[derive(Clone, Deserialize)]
+struct Review {
+    text: String,
+    /// 1 is glad, 0 is sorry.
+    label: i32,
+}
+
+/// What came out of a training.
+pub struct Outcome {
+    /// The loss of every step, the mean over all ranks.
+    pub losses: Vec<f32>,
+    /// For every epoch, what the model said of each review that it was not trained on.
+    pub predictions: Vec<Vec<i32>>,
+    /// For every epoch, the share of those that is right.
+    pub accuracy: Vec<f64>,
+}
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn main() -> Result<()> {
+    let checkpoint = rank::without_local_rank(std::env::args_os().skip(1))
+        .pop()
+        .map_or_else(|| here("tests/golden/text_classifier/model"), PathBuf::from);
+    let accelerator = Accelerator::new(&config())?;
+    let outcome = train(&accelerator, &checkpoint)?;
+    let last = outcome.accuracy.last().copied().unwrap_or_default();
+    accelerator.print(format_args!("{:.0} % of the reviews are judged right", 100.0 * last));
+    Ok(())
+}
+
+/// How the ranks run: each batch is divided among them, whatever their number.
+pub fn config() -> AcceleratorConfig {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
+    AcceleratorConfig { dataloader, ..AcceleratorConfig::default() }
+}
+
+/// Trains the classifier of a folder as transformers writes it.
+pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
+    let train_dataloader = DataLoader::new(reviews("train.jsonl")?, BATCH_SIZE).collate(with_labels);
+    let eval_dataloader = DataLoader::new(reviews("eval.jsonl")?, BATCH_SIZE).collate(collate);
+    let model = SequenceClassifier::new(&HfConfig::read(checkpoint)?, LEN)?;
+    let optimizer = optim::adamw(&model).lr(LR);
+    let num_training_steps = NUM_EPOCHS * train_dataloader.len()?;
+    let lr_scheduler = lr_scheduler::linear(&optimizer, 0, num_training_steps as u64);
+
+    let (train_dataloader, eval_dataloader, model, optimizer, lr_scheduler) =
+        accelerator.prepare((train_dataloader, eval_dataloader, model, optimizer, lr_scheduler))?;
+    accelerator.load_pretrained(&model, checkpoint)?;
+
+    let mut outcome = Outcome { losses: Vec::new(), predictions: Vec::new(), accuracy: Vec::new() };
+    for epoch in 1..=NUM_EPOCHS {
+        model.train();
+        for batch in train_dataloader.iter()? {
+            let batch = batch?;
+            let outputs = model.forward(&batch)?;
+            let loss = outputs.loss.ok_or_else(|| Error::Usage("a batch without labels".to_owned()))?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            lr_scheduler.step();
+            optimizer.zero_grad()?;
+            let loss = accelerator.reduce(&loss, Reduction::Mean, 1.0)?;
+            outcome.losses.push(loss.item()?);
+            let step = outcome.losses.len();
+            if step.is_multiple_of(num_training_steps / 5) {
+                accelerator.print(format_args!("step {step} of {num_training_steps}"));
+            }
+        }
+
+        model.eval();
+        let mut metric = Accuracy::default();
+        for batch in eval_dataloader.iter()? {
+            let (inputs, targets) = batch?;
+            let predictions = model.forward(&inputs)?.argmax(1)?;
+            let (all_predictions, all_targets) = accelerator.gather_for_metrics(&(predictions, targets))?;
+            metric.add_batch(&all_predictions, &all_targets)?;
+        }
+        let accuracy = metric.compute();
+        accelerator.print(format_args!("epoch {epoch}: accuracy {accuracy:.3}"));
+        outcome.predictions.push(metric.predictions);
+        outcome.accuracy.push(accuracy);
+    }
+    Ok(outcome)
+}
+
+/// What was said of all samples so far, and what is right.
+#[derive(Default)]
+struct Accuracy {
+    predictions: Vec<i32>,
+    targets: Vec<i32>,
+}
+
+impl Accuracy {
+    fn add_batch(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
+        self.predictions.extend(predictions.to_vec::<i32>()?);
+        self.targets.extend(targets.to_vec::<i32>()?);
+        Ok(())
+    }
+
+    fn compute(&self) -> f64 {
+        let pairs = self.predictions.iter().zip(&self.targets);
+        pairs.filter(|(prediction, target)| prediction == target).count() as f64
+            / self.targets.len().max(1) as f64
+    }
+}
+
+/// Reviews as ids `[B, S]` and labels `[B]`: bytes are tokens, short rows are filled up at their end.
+fn collate(reviews: Vec<Review>, device: &Device) -> Result<(Tensor, Tensor)> {
+    let len = reviews.iter().map(|review| review.text.len()).max().unwrap_or(0);
+    let mut ids = Vec::new();
+    for review in &reviews {
+        ids.extend(review.text.bytes().map(|byte| i32::from(byte) + 1));
+        ids.extend(std::iter::repeat_n(PAD, len - review.text.len()));
+    }
+    let labels: Vec<i32> = reviews.iter().map(|review| review.label).collect();
+    let ids = Tensor::from_slice(&ids, [reviews.len(), len], device)?;
+    Ok((ids, Tensor::from_slice(&labels, [reviews.len()], device)?))
+}
+
+/// As [`collate`], for a model that computes its loss.
+fn with_labels(reviews: Vec<Review>, device: &Device) -> Result<ClassifierInput> {
+    let (input_ids, labels) = collate(reviews, device)?;
+    Ok(ClassifierInput { input_ids, attention_mask: None, labels: Some(labels) })
+}
+
+/// A file of reviews, one JSON object a line.
+fn reviews(name: &str) -> Result<Vec<Review>> {
+    let path = here("examples/reviews").join(name);
+    let cannot =
+        |error: &dyn std::fmt::Display| Error::Usage(format!("cannot read {}: {error}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|error| cannot(&error))?;
+    text.lines().map(|line| serde_json::from_str(line).map_err(|error| cannot(&error))).collect()
+}
