@@ -118,12 +118,12 @@ fn layers_losses_and_gradients_are_those_of_torch() {
 
     // One step of SGD with a learning rate of 1 moves each weight by its gradient.
     let grads = expected["grads"].as_object().unwrap();
-    let before: Vec<_> = grads.keys().map(|name| weight(&*model, name)).collect();
+    let before: Vec<_> = grads.keys().map(|name| weight(&model, name)).collect();
     accelerator.backward(&loss).unwrap();
     optimizer.step().unwrap();
     for ((name, grad), before) in grads.iter().zip(before) {
         let moved: Vec<f32> =
-            before.iter().zip(weight(&*model, name)).map(|(before, after)| before - after).collect();
+            before.iter().zip(weight(&model, name)).map(|(before, after)| before - after).collect();
         assert_close(&moved, &floats(grad), 2e-6, name);
     }
 }
@@ -278,9 +278,9 @@ fn a_custom_op_with_a_parameter_trains_in_a_prepared_model() {
     let x: Vec<f32> = (0..15).map(|i| (i as f32 * 1.3).sin()).collect();
     let x = Tensor::from_slice(&x, [5, 3], accelerator.device()).unwrap();
     let loss = model.forward(&x).unwrap();
-    let before = (weight(&*model, "scale"), weight(&*model, "up.bias"));
+    let before = (weight(&model, "scale"), weight(&model, "up.bias"));
     // The loss as a function of the scales and the bias, in f64, for its finite differences.
-    let up = weight(&*model, "up.weight");
+    let up = weight(&model, "up.weight");
     let xs = x.to_vec::<f32>().unwrap();
     let reference = |scale: &[f64], bias: &[f64]| -> f64 {
         let mut sum = 0.0;
@@ -297,7 +297,7 @@ fn a_custom_op_with_a_parameter_trains_in_a_prepared_model() {
     assert!((f64::from(loss.item().unwrap()) - reference(&scale, &bias)).abs() < 1e-6);
     accelerator.backward(&loss).unwrap();
     optimizer.step().unwrap();
-    let (scale_after, bias_after) = (weight(&*model, "scale"), weight(&*model, "up.bias"));
+    let (scale_after, bias_after) = (weight(&model, "scale"), weight(&model, "up.bias"));
     let moved = |values: &[f64], index: usize, by: f64| {
         let mut values = values.to_vec();
         values[index] += by;

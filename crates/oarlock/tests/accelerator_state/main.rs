@@ -115,7 +115,7 @@ impl Loop {
             }
             accelerator.reduce_sum(&mut sums)?;
             *self.best.lock() = Some(sums[0] as f32);
-            self.nets[1].counted.set(vec![(step + 1) as f32, f32::NEG_INFINITY])?;
+            self.nets[1].module().counted.set(vec![(step + 1) as f32, f32::NEG_INFINITY])?;
             losses.extend(sums);
         }
         Ok(losses)

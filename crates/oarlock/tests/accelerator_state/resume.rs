@@ -38,7 +38,7 @@ fn two_models_resume_to_the_bit_and_on_other_ranks_nearly() {
                     assert_eq!(training.optimizers[1].n_steps().unwrap(), 3);
                     assert_eq!(training.best.lock().unwrap(), before[4] as f32);
                     let counted = BufferValues::Floats(vec![3.0, f32::NEG_INFINITY]);
-                    assert_eq!(training.nets[1].counted.values(), counted);
+                    assert_eq!(training.nets[1].module().counted.values(), counted);
                     training.train(accelerator, 3..6).unwrap()
                 });
                 let case = format!("{world} {way:?} to {other} {other_way:?}");

@@ -282,7 +282,7 @@ pub fn all() -> Vec<Wrong> {
                 };
                 let accelerator = with(comm, options)?;
                 let net = accelerator.prepare(Net::new()?)?;
-                Linear::forward(&net.up, &input(&accelerator)?)?;
+                net.module().up.module().forward(&input(&accelerator)?)?;
                 Ok(())
             },
         },

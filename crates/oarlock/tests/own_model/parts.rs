@@ -90,7 +90,7 @@ fn untouched_parameters_are_as_in_torch_with_zero_gradients_and_with_none() {
         }
         assert_close(&losses, &floats(&expected["losses"]), 1e-5, name);
         for (param, end) in expected["end"].as_object().unwrap() {
-            assert_close(&weight(&*parts, param), &floats(end), 2e-5, &format!("{name}: {param}"));
+            assert_close(&weight(&parts, param), &floats(end), 2e-5, &format!("{name}: {param}"));
         }
     }
 }
@@ -258,7 +258,7 @@ fn buffers_come_from_files_and_parameters_are_counted_once() {
     let accelerator = alone(&AcceleratorConfig::default());
     let parts = accelerator.prepare(Parts::new().unwrap()).unwrap();
     accelerator.load_model(&parts, golden("own_model/steps.safetensors")).unwrap();
-    let table = parts.table.on(accelerator.device()).unwrap().to_vec::<f32>().unwrap();
+    let table = parts.module().table.on(accelerator.device()).unwrap().to_vec::<f32>().unwrap();
     assert_close(&table, &[-1.0, -0.6, -0.2, 0.2, 0.6, 1.0], 1e-6, "table");
     let names: Vec<_> = nn::parameters(&**parts.module()).into_iter().map(|named| named.name).collect();
     assert!(names.contains(&"first.weight".to_owned()) && !names.contains(&"second.weight".to_owned()));
