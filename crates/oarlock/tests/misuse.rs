@@ -2,6 +2,8 @@
 //!
 //! `OARLOCK_BLESS=1 cargo test -p oarlock --test misuse` writes down what is said now; read the difference.
 
+#[path = "misuse/further.rs"]
+mod further;
 #[path = "misuse/programs.rs"]
 mod programs;
 
@@ -63,8 +65,11 @@ fn section(wrong: &Wrong) -> String {
 
 /// Lines of sources, temporary folders and measured times are different each time.
 fn without_places(text: &str) -> String {
-    let patterns =
-        [(r"([\w/-]+\.rs):\d+(:\d+)?", "$1:.."), (r"/tmp/[\w.]+", "DIR"), (r"\d+(\.\d+)? (ms|s)\b", ".. $2")];
+    let patterns = [
+        (r"([\w/-]+\.rs):\d+(:\d+)?", "$1:.."),
+        (r"/tmp/[\w./-]+?oarlock-misuse-\d+/\d+|/tmp/oarlock-misuse-\d+/\d+", "DIR"),
+        (r"\d+(\.\d+)? (ms|s)\b", ".. $2"),
+    ];
     let replace = |text: String, (pattern, with): &(&str, &str)| {
         fancy_regex::Regex::new(pattern).unwrap().replace_all(&text, *with).into_owned()
     };
@@ -74,7 +79,7 @@ fn without_places(text: &str) -> String {
 #[test]
 fn every_wrong_program_is_told_what_to_do() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/messages.md");
-    let all: Vec<Wrong> = programs::all();
+    let all: Vec<Wrong> = programs::all().into_iter().chain(further::all()).collect();
     assert!(all.len() >= 25, "{} programs", all.len());
     let mut text = "# What wrong programs are told\n".to_owned();
     for wrong in &all {
@@ -82,6 +87,7 @@ fn every_wrong_program_is_told_what_to_do() {
         assert!(section.contains(' ') && !section.contains("(nothing)\n\n"), "{section}");
         text += &format!("\n{section}");
     }
+    further::clean_up();
     if std::env::var_os("OARLOCK_BLESS").is_some() {
         std::fs::write(&page, &text).unwrap();
     }

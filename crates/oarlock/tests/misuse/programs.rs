@@ -8,17 +8,17 @@ use oarlock_comm::Communicator;
 use super::Wrong;
 
 #[derive(Module)]
-struct Net {
+pub struct Net {
     up: Unit<Linear>,
     down: Unit<Linear>,
 }
 
 impl Net {
-    fn new() -> Result<Net> {
+    pub fn new() -> Result<Net> {
         Net::wide(8)
     }
 
-    fn wide(n: usize) -> Result<Net> {
+    pub fn wide(n: usize) -> Result<Net> {
         Ok(Net {
             up: Unit::new(Linear::normal(4, n, true, 0.3)?),
             down: Unit::new(Linear::normal(n, 1, true, 0.3)?),
@@ -33,18 +33,18 @@ impl Forward<Tensor> for Net {
     }
 }
 
-fn accelerator(comm: &Communicator) -> Result<Accelerator> {
+pub fn accelerator(comm: &Communicator) -> Result<Accelerator> {
     with(comm, Options::default())
 }
 
-fn with(comm: &Communicator, shard: Options) -> Result<Accelerator> {
+pub fn with(comm: &Communicator, shard: Options) -> Result<Accelerator> {
     Accelerator::over(
         comm.clone(),
         &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
     )
 }
 
-fn input(accelerator: &Accelerator) -> Result<Tensor> {
+pub fn input(accelerator: &Accelerator) -> Result<Tensor> {
     Ok(Tensor::from_slice(&[0.5f32; 8], [2, 4], accelerator.device())?)
 }
 
