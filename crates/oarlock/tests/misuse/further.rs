@@ -32,7 +32,8 @@ fn folder(comm: &Communicator) -> Result<PathBuf> {
     Ok(home().join(case))
 }
 
-fn home() -> PathBuf {
+/// Where the cases save.
+pub fn home() -> PathBuf {
     std::env::temp_dir().join(format!("oarlock-misuse-{}", std::process::id()))
 }
 
