@@ -321,7 +321,7 @@ fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
 
 /// All weights of a model.
 fn whole(model: &oarlock::Prepared<Net>) -> Result<Vec<(String, Vec<f32>)>> {
-    zero::gathered_parameters(model, &**model.module(), None, |params| {
+    zero::gathered_parameters(model, model.module(), None, |params| {
         let names: Vec<String> = params.names().map(str::to_owned).collect();
         names.into_iter().map(|name| Ok((name.clone(), params.values(&name)?.to_vec()))).collect()
     })
@@ -362,7 +362,7 @@ fn whole_parameters_are_read_everywhere_and_written_by_one_rank() {
             let weights = whole(engine.model())?;
             // What was not written is as it was drawn, and all of it is what a forward pass sees.
             pass(&engine, 0)?;
-            let told = zero::gathered_parameters(engine.model(), &**engine.module(), Some(0), |_| Ok(()));
+            let told = zero::gathered_parameters(engine.model(), engine.module(), Some(0), |_| Ok(()));
             assert!(told.unwrap_err().to_string().contains("inside of a window"));
             engine.step()?;
             assert_ne!(whole(engine.model())?, weights);
@@ -387,7 +387,7 @@ fn written_parameters_are_those_of_the_next_pass() {
             let shard = Options { gather, ..Options::default() };
             let accelerator = accelerator(comm, AcceleratorConfig { shard, ..AcceleratorConfig::default() })?;
             let engine = engine(&accelerator, &ds_config(stage))?;
-            zero::gathered_parameters(engine.model(), &**engine.module(), Some(0), |params| {
+            zero::gathered_parameters(engine.model(), engine.module(), Some(0), |params| {
                 params.values_mut("down.weight")?.fill(0.0);
                 params.values_mut("down.bias").map(|bias| bias.fill(3.0))
             })?;
@@ -404,7 +404,7 @@ fn a_closure_that_fails_on_one_rank_fails_on_all() {
     let results = on_ranks(2, |comm| {
         let engine = engine(&accelerator(comm, AcceleratorConfig::default())?, &ds_config(3))?;
         let rank = comm.rank();
-        zero::gathered_parameters(engine.model(), &**engine.module(), Some(0), |params| {
+        zero::gathered_parameters(engine.model(), engine.module(), Some(0), |params| {
             if rank == 1 { params.values("nothing").map(|_| ()) } else { Ok(()) }
         })
     });

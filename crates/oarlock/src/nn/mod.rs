@@ -38,6 +38,7 @@ pub use unit::{Unit, UnitRun, is_trained};
 pub use wrap::Wrap;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use oarlock_tensor::{DType, IntoShape};
 
@@ -145,19 +146,30 @@ impl<M: Module> Module for BTreeMap<String, M> {
     }
 }
 
-impl<M: Module> Module for Box<M> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        (**self).visit(visitor);
-    }
+// A module behind a pointer is that module.
+macro_rules! pointers {
+    ($($pointer:ident)*) => {
+        $(impl<M: Module + ?Sized> Module for $pointer<M> {
+            fn visit(&self, visitor: &mut dyn Visitor) {
+                (**self).visit(visitor);
+            }
 
-    fn kind(&self) -> &'static str {
-        (**self).kind()
-    }
+            fn kind(&self) -> &'static str {
+                (**self).kind()
+            }
 
-    fn latency(&self) -> Option<&Latency> {
-        (**self).latency()
-    }
+            fn hidden_size(&self) -> Option<usize> {
+                (**self).hidden_size()
+            }
+
+            fn latency(&self) -> Option<&Latency> {
+                (**self).latency()
+            }
+        })*
+    };
 }
+
+pointers!(Box Arc);
 
 impl<M: Module> Module for Option<M> {
     fn visit(&self, visitor: &mut dyn Visitor) {

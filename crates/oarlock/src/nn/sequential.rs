@@ -2,7 +2,7 @@
 
 use oarlock_tensor::{Result, Tensor};
 
-use crate::nn::{Forward, Latency, Module, Visitor};
+use crate::nn::{Forward, Module, Visitor};
 
 /// A module from a tensor to a tensor; whatever is both is one.
 pub trait Layer: Module + Forward<Tensor, Output = Tensor> {}
@@ -60,20 +60,6 @@ impl Module for Sequential {
         for (index, layer) in self.0.iter().enumerate() {
             visitor.child(&index.to_string(), layer);
         }
-    }
-}
-
-impl Module for Box<dyn Layer> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        (**self).visit(visitor);
-    }
-
-    fn kind(&self) -> &'static str {
-        (**self).kind()
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        (**self).latency()
     }
 }
 

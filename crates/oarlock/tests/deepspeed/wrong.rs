@@ -125,7 +125,7 @@ fn wrong_programs_are_told_what_to_do() {
             "modifier_rank is 3, and there are 1 ranks",
             told(|| {
                 let engine = engine(&plain()?, &ds_config(2))?;
-                zero::gathered_parameters(engine.model(), &**engine.module(), Some(3), |_| Ok(()))
+                zero::gathered_parameters(engine.model(), engine.module(), Some(3), |_| Ok(()))
             }),
         ),
         (
