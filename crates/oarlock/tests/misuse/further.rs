@@ -12,13 +12,13 @@ use oarlock::nn::Linear;
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Kept, LocalSgd, LogWith,
-    Options, Reduction, Result, Tensor, TrackerOptions, optim,
+    Options, Reduction, Result, Tensor, TrackerOptions,
 };
 use oarlock_comm::Communicator;
 use serde_json::{Value, json};
 
 use super::Wrong;
-use super::programs::{Net, accelerator, input, with};
+use super::programs::{Net, accelerator, input, trained, with};
 
 fn config(comm: &Communicator, config: AcceleratorConfig) -> Result<Accelerator> {
     Accelerator::over(comm.clone(), &AcceleratorConfig { threads: Some(1), ..config })
@@ -139,9 +139,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 2,
             program: |comm| {
                 let (accelerator, dir) = (accelerator(comm)?, folder(comm)?);
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let _prepared = accelerator.prepare((net, optimizer))?;
+                let _prepared = trained(&accelerator)?;
                 accelerator.save_state(Some(&dir))?;
                 if accelerator.is_main_process() {
                     accelerator.load_state(Some(&dir)).map(|_| ())
@@ -188,9 +186,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let (accelerator, dir) = (accelerator(comm)?, folder(comm)?);
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)?;
                 accelerator.save_state(Some(&dir)).map(|_| ())
             },
@@ -201,9 +197,7 @@ pub fn all() -> Vec<Wrong> {
             program: |comm| {
                 let accelerator =
                     with(comm, Options { placements: Placements::PARAMETERS, ..Options::default() })?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 accelerator.local_sgd(
                     &net,
                     LocalSgd { local_sgd_steps: 4, ..LocalSgd::default() },

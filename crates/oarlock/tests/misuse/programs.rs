@@ -2,7 +2,10 @@
 
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, lr_scheduler, optim};
+use oarlock::{
+    Accelerator, AcceleratorConfig, Error, Options, Prepared, PreparedOptimizer, Result, Tensor,
+    lr_scheduler, optim,
+};
 use oarlock_comm::Communicator;
 
 use super::Wrong;
@@ -42,6 +45,13 @@ pub fn with(comm: &Communicator, shard: Options) -> Result<Accelerator> {
         comm.clone(),
         &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
     )
+}
+
+/// A model that trains.
+pub fn trained(accelerator: &Accelerator) -> Result<(Prepared<Net>, PreparedOptimizer)> {
+    let net = Net::new()?;
+    let optimizer = optim::adamw(&net);
+    accelerator.prepare((net, optimizer))
 }
 
 pub fn input(accelerator: &Accelerator) -> Result<Tensor> {
@@ -180,9 +190,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 net.eval();
                 accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)
             },
@@ -201,9 +209,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 accelerator.backward(&net.forward(&input(&accelerator)?)?)
             },
         },
@@ -212,9 +218,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 let loss = net.forward(&input(&accelerator)?)?.mean_all()?;
                 accelerator.backward(&loss)?;
                 accelerator.backward(&loss)
@@ -225,9 +229,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let (first, second) = (accelerator(comm)?, accelerator(comm)?);
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = first.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&first)?;
                 second.backward(&net.forward(&input(&first)?)?.mean_all()?)
             },
         },
@@ -236,9 +238,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, optimizer) = trained(&accelerator)?;
                 let x = input(&accelerator)?;
                 accelerator.backward(&net.forward(&x)?.mean_all()?)?;
                 accelerator.clip_grad_norm(&optimizer, 1.0)?;
@@ -250,9 +250,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (_net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let (_net, optimizer) = trained(&accelerator)?;
                 optimizer.step().map(|_| ())
             },
         },
@@ -261,9 +259,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 2,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, optimizer) = trained(&accelerator)?;
                 let x =
                     input(&accelerator)?.scale(if accelerator.is_main_process() { f32::NAN } else { 1.0 })?;
                 accelerator.backward(&net.forward(&x)?.mean_all()?)?;
