@@ -1,7 +1,7 @@
 //! A trainer for one rank that became one for many: a process group, a model in DDP, a sampler that divides the data.
 //!
 //! `cargo run --example ddp_trainer -- TOTAL_EPOCHS SAVE_EVERY` trains in one rank for each core of the machine, and keeps
-//! the model in the folder `checkpoint` after every SAVE_EVERY epochs.
+//! the model in the folder `out/ddp_trainer` after every SAVE_EVERY epochs.
 
 use std::path::{Path, PathBuf};
 
@@ -126,7 +126,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).map(|word| word.parse::<u64>().map_err(|_| usage()));
     let total_epochs = arguments.next().ok_or_else(usage)??;
     let save_every = arguments.next().ok_or_else(usage)??;
-    let checkpoint = Path::new("checkpoint");
+    let checkpoint = Path::new("out/ddp_trainer");
     let settings = Settings { total_epochs, save_every, batch_size: 32, checkpoint, weights: None };
     let world_size = std::thread::available_parallelism().map_or(1, usize::from);
     distributed::spawn(world_size, |rank| train(rank, world_size, &settings).map(|_| ()))

@@ -8,8 +8,9 @@ use oarlock::distributed::{self, NotebookLaunch};
 use oarlock::{Accelerator, AcceleratorConfig, DevicePlacement, Result, Tensor, nn, optim};
 
 fn main() -> Result<()> {
-    let config = std::env::args_os().nth(1).map(PathBuf::from);
-    if let Some(file) = distributed::write_basic_config("fp16", config.as_deref())? {
+    let config =
+        std::env::args_os().nth(1).map_or_else(|| PathBuf::from("out/default_config.yaml"), PathBuf::from);
+    if let Some(file) = distributed::write_basic_config("fp16", Some(&config))? {
         println!("{} is written", file.display());
     }
     let launch = NotebookLaunch { num_processes: Some(2), ..NotebookLaunch::default() };
