@@ -10,7 +10,7 @@ use super::{Accelerator, Prepared};
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
-use crate::nn::{Module, NamedParam, buffers, names_of, parameters};
+use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
 
 /// How [`Accelerator::save_model`] writes.
@@ -55,9 +55,8 @@ impl FromStr for ShardSize {
 
 impl Accelerator {
     /// Writes the weights of a prepared model into the folder `dir`, as `model.safetensors`, or as several files with
-    /// `model.safetensors.index.json`, which transformers and torch read: each weight once, under its first name. Each
-    /// rank writes what it owns, from where it lies. Buffers are no weights: [`Accelerator::save_state`] keeps them, and
-    /// [`Accelerator::load_model`] asks for none. Other files of the folder stay; the weights of an earlier save are
+    /// `model.safetensors.index.json`, which transformers and torch read: each weight once, under its first name, and
+    /// persistent buffers as they are. Each rank writes what it owns, from where it lies. Other files of the folder stay; the weights of an earlier save are
     /// replaced when all is on the disk. All ranks call it.
     ///
     /// # Errors
@@ -73,16 +72,36 @@ impl Accelerator {
                     .to_owned(),
             ));
         }
+        let dtype = options.dtype.unwrap_or(self.dtype());
+        if dtype == DType::I32 {
+            return Err(Error::Usage("weights cannot be written as i32; give f32, bf16 or f16".to_owned()));
+        }
         let weight = |named: NamedParam| Weight {
             in_file: named.name.clone(),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
+            dtype,
         };
-        let weights: Vec<Weight> = parameters(&**model.module()).into_iter().map(weight).collect();
-        let files =
-            ModelFiles::new(&weights, options.dtype.unwrap_or(self.dtype()), options.max_shard_size.0)?;
+        let mut weights: Vec<Weight> = parameters(model.module()).into_iter().map(weight).collect();
+        let mut kept = buffers(model.module());
+        kept.retain(|named| named.buffer.is_persistent());
+        weights.extend(kept.iter().map(|NamedBuffer { name, buffer }| Weight {
+            in_file: name.clone(),
+            shape: buffer.shape().sizes().to_vec(),
+            name: name.clone(),
+            dtype: match buffer.values() {
+                BufferValues::Floats(_) => DType::F32,
+                BufferValues::Ints(_) => DType::I32,
+            },
+        }));
+        let files = ModelFiles::new(&weights, options.max_shard_size.0)?;
         let optimizer = model.held.optimizer()?;
-        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files)
+        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, |writer| {
+            kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
+                BufferValues::Floats(values) => writer.write(name, 0, &values),
+                BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
+            })
+        })
     }
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent

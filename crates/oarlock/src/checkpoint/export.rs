@@ -117,9 +117,14 @@ pub fn lay_out<'a>(
         None => name.clone(),
     };
     let weights: Vec<Weight> = shapes
-        .map(|(name, shape)| Weight { name: name.clone(), in_file: in_file(name), shape: shape.to_vec() })
+        .map(|(name, shape)| Weight {
+            name: name.clone(),
+            in_file: in_file(name),
+            shape: shape.to_vec(),
+            dtype,
+        })
         .collect();
-    let mut files = ModelFiles::new(&weights, dtype, max_shard_bytes)?;
+    let mut files = ModelFiles::new(&weights, max_shard_bytes)?;
     match &config {
         Some(config) => files.settle(config, dtype, dir),
         None => dir.into_iter().for_each(|dir| files.take_over(dir, &["config.json".to_string()])),

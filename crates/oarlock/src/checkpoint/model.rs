@@ -10,18 +10,24 @@ use super::error::CheckpointError;
 use super::job::write_slice;
 use super::outcome::share;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, Staged, staged_path};
+use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
-/// them are on the disk. Weight files of an earlier save that are not replaced are removed at the end. All ranks call
-/// it; it returns when the model is whole.
+/// them are on the disk. Weight files of an earlier save that are not replaced are removed at the end; `more` writes
+/// what is in the files but no parameter, on rank 0. All ranks call it; it returns when the model is whole.
 ///
 /// # Errors
 /// When a rank fails ([`CheckpointError::ModelNotSaved`], the same on all ranks); the folder is then as it was. Or when
 /// a rank is gone.
 #[track_caller]
-pub fn save_model(dir: &Path, comm: &Communicator, engine: &Engine, files: ModelFiles) -> Result<()> {
+pub fn save_model(
+    dir: &Path,
+    comm: &Communicator,
+    engine: &Engine,
+    files: ModelFiles,
+    more: impl FnOnce(&mut ModelWriter) -> Result<()>,
+) -> Result<()> {
     let not_saved =
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
     let files = Arc::new(files);
@@ -43,7 +49,10 @@ pub fn save_model(dir: &Path, comm: &Communicator, engine: &Engine, files: Model
     let token = tokens[0].clone();
     let folder = dir.to_path_buf();
     let writer = files.clone().writer(move |name| staged_path(&folder, &token, name));
-    let written = write_weights(engine.snapshot(), writer);
+    let written = write_weights(engine.snapshot(), writer, |writer| match comm.rank() {
+        0 => more(writer),
+        _ => Ok(()),
+    });
     share(comm, written.map_err(|error| error.to_string()))?.map_err(not_saved)?;
 
     let published = match staged {
@@ -54,13 +63,18 @@ pub fn save_model(dir: &Path, comm: &Communicator, engine: &Engine, files: Model
     Ok(())
 }
 
-fn write_weights(mut snapshot: Snapshot, mut writer: crate::model::hf::ModelWriter) -> Result<()> {
+fn write_weights(
+    mut snapshot: Snapshot,
+    mut writer: ModelWriter,
+    more: impl FnOnce(&mut ModelWriter) -> Result<()>,
+) -> Result<()> {
     for unit in 0..snapshot.units() {
         for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
             write_slice(&snapshot, slice, None, Some(&mut writer), &AtomicBool::new(false))?;
         }
         snapshot.release(unit);
     }
+    more(&mut writer)?;
     writer.finish().map(|_| ())
 }
 

@@ -377,7 +377,7 @@ impl<'a> Run<'a> {
             let comm = self.accelerator.communicator();
             comm.set_phase("saving the model");
             let output = &self.config.save.output_dir;
-            save_model(output, comm, self.optimizer.engine(), self.model_files()?)?;
+            save_model(output, comm, self.optimizer.engine(), self.model_files()?, |_| Ok(()))?;
         }
         // All together, so that pages that ranks share are counted alike.
         self.accelerator.wait_for_everyone()?;

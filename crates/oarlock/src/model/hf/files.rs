@@ -31,6 +31,14 @@ pub struct Weight {
     pub in_file: String,
     /// Its sizes.
     pub shape: Vec<usize>,
+    /// What it is written in.
+    pub dtype: DType,
+}
+
+impl Weight {
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
 }
 
 /// The files of a model: weights in shards, and what is written beside them. The same on every rank.
@@ -40,7 +48,6 @@ pub struct ModelFiles {
     /// The names of the weights in order.
     order: Vec<String>,
     places: HashMap<String, Place>,
-    dtype: DType,
     rest: BTreeMap<String, Content>,
 }
 
@@ -57,6 +64,7 @@ struct Place {
     shard: usize,
     offset: u64,
     n_elems: usize,
+    dtype: DType,
 }
 
 /// What a file beside the weights holds.
@@ -81,39 +89,28 @@ impl ModelFiles {
     /// Lays weights out in this order, in files of at most `max_shard_bytes`.
     ///
     /// # Errors
-    /// A dtype that is not a float, or weights that are no safetensors file together.
-    pub fn new(weights: &[Weight], dtype: DType, max_shard_bytes: u64) -> Result<ModelFiles> {
-        let stored = match dtype {
-            DType::F32 => Dtype::F32,
-            DType::BF16 => Dtype::BF16,
-            DType::F16 => Dtype::F16,
-            DType::I32 => {
-                return Err(Error::Usage(format!(
-                    "weights cannot be written as {dtype}; give f32, bf16 or f16"
-                )));
-            }
-        };
-        let groups = divide(weights, dtype.size(), max_shard_bytes);
+    /// Weights that are no safetensors file together.
+    pub fn new(weights: &[Weight], max_shard_bytes: u64) -> Result<ModelFiles> {
+        let groups = divide(weights, max_shard_bytes);
         let mut files = ModelFiles {
             shards: Vec::new(),
             order: weights.iter().map(|weight| weight.name.clone()).collect(),
             places: HashMap::new(),
-            dtype,
             rest: BTreeMap::new(),
         };
         for (index, group) in groups.iter().enumerate() {
-            let (header, offsets) = header_of(group, stored)?;
+            let (header, offsets) = header_of(group)?;
             let first = header.len() as u64;
             for (weight, range) in group.iter().zip(&offsets) {
-                let n_elems = (range.1 - range.0) / dtype.size();
-                let place = Place { shard: index, offset: first + range.0 as u64, n_elems };
+                let (dtype, n_elems) = (weight.dtype, weight.shape.iter().product());
+                let place = Place { shard: index, offset: first + range.0 as u64, n_elems, dtype };
                 files.places.insert(weight.name.clone(), place);
             }
             let bytes = first + offsets.last().map_or(0, |range| range.1 as u64);
             files.shards.push(Shard { name: shard_name(index, groups.len()), header, bytes });
         }
         if groups.len() > 1 {
-            files.rest.insert(INDEX.to_string(), Content::Text(index_json(&groups, dtype)));
+            files.rest.insert(INDEX.to_string(), Content::Text(index_json(&groups)));
         }
         Ok(files)
     }
@@ -191,14 +188,14 @@ pub struct ModelWriter {
 }
 
 impl ModelWriter {
-    /// Writes elements of a weight, beginning with `first`.
+    /// Writes elements of a weight, beginning with `first`; integers are given by their bits.
     ///
     /// # Errors
     /// When the model has no such elements, or the file cannot be written.
     pub fn write(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
         let place = self.files.places.get(name).copied();
         let fits = |place: &Place| first.checked_add(values.len()).is_some_and(|end| end <= place.n_elems);
-        let Some(Place { shard, offset, .. }) = place.filter(fits) else {
+        let Some(Place { shard, offset, dtype, .. }) = place.filter(fits) else {
             let last = first + values.len();
             return Err(Error::Usage(format!("the model has no elements {first} to {last} of \"{name}\"")));
         };
@@ -206,10 +203,10 @@ impl ModelWriter {
             self.open.insert(shard, SummedFile::open(&(self.path_of)(&self.files.shards[shard].name))?);
         }
         let Some(file) = self.open.get_mut(&shard) else { return Ok(()) };
-        let mut at = offset + (first * self.files.dtype.size()) as u64;
+        let mut at = offset + (first * dtype.size()) as u64;
         for chunk in values.chunks(CHUNK_ELEMS) {
             self.halves.resize(chunk.len(), 0);
-            let bytes: &[u8] = match self.files.dtype {
+            let bytes: &[u8] = match dtype {
                 DType::BF16 => {
                     self.halves.iter_mut().zip(chunk).for_each(|(half, x)| *half = bf16_bits(*x));
                     bytemuck::cast_slice(&self.halves)
@@ -260,10 +257,10 @@ pub(super) fn is_weight_file(name: &str) -> bool {
 }
 
 /// The weights of each file, in order.
-fn divide(weights: &[Weight], size: usize, max_shard_bytes: u64) -> Vec<Vec<&Weight>> {
+fn divide(weights: &[Weight], max_shard_bytes: u64) -> Vec<Vec<&Weight>> {
     let (mut groups, mut bytes) = (vec![Vec::new()], 0);
     for weight in weights {
-        let more = (weight.shape.iter().product::<usize>() * size) as u64;
+        let more = weight.bytes() as u64;
         if bytes > 0 && bytes + more > max_shard_bytes {
             groups.push(Vec::new());
             bytes = 0;
@@ -280,13 +277,19 @@ fn divide(weights: &[Weight], size: usize, max_shard_bytes: u64) -> Vec<Vec<&Wei
 type Ranges = Vec<(usize, usize)>;
 
 /// The head of a safetensors file, and where each weight begins and ends behind it.
-fn header_of(group: &[&Weight], stored: Dtype) -> Result<(Vec<u8>, Ranges)> {
+fn header_of(group: &[&Weight]) -> Result<(Vec<u8>, Ranges)> {
     let mut end = 0;
     let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
     for weight in group {
         let start = end;
-        end += weight.shape.iter().product::<usize>() * stored.bitsize() / 8;
+        end += weight.bytes();
         offsets.push((start, end));
+        let stored = match weight.dtype {
+            DType::F32 => Dtype::F32,
+            DType::BF16 => Dtype::BF16,
+            DType::F16 => Dtype::F16,
+            DType::I32 => Dtype::I32,
+        };
         let info = TensorInfo { dtype: stored, shape: weight.shape.clone(), data_offsets: (start, end) };
         infos.push((weight.in_file.clone(), info));
     }
@@ -301,16 +304,17 @@ fn header_of(group: &[&Weight], stored: Dtype) -> Result<(Vec<u8>, Ranges)> {
     Ok((header, offsets))
 }
 
-fn index_json(groups: &[Vec<&Weight>], dtype: DType) -> String {
+fn index_json(groups: &[Vec<&Weight>]) -> String {
     let mut map = BTreeMap::new();
-    let mut n_elems = 0;
+    let (mut n_elems, mut bytes) = (0, 0);
     for (index, group) in groups.iter().enumerate() {
         for weight in group {
             map.insert(weight.in_file.clone(), shard_name(index, groups.len()));
             n_elems += weight.shape.iter().product::<usize>();
+            bytes += weight.bytes();
         }
     }
-    let metadata = json!({ "total_parameters": n_elems, "total_size": n_elems * dtype.size() });
+    let metadata = json!({ "total_parameters": n_elems, "total_size": bytes });
     format!("{:#}\n", json!({ "metadata": metadata, "weight_map": map }))
 }
 

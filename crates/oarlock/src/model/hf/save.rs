@@ -100,10 +100,11 @@ impl ModelFiles {
             .map(|NamedParam { name, param }| Weight {
                 in_file: config.naming().in_file(&name),
                 shape: param.shape().sizes().to_vec(),
+                dtype: options.dtype,
                 name,
             })
             .collect();
-        let mut files = ModelFiles::new(&weights, options.dtype, options.max_shard_bytes)?;
+        let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
         files.settle(config, options.dtype, options.side_files_from);
         Ok(files)
     }
