@@ -9,7 +9,7 @@ use oarlock_tensor::{DType, Tensor};
 use super::{Accelerator, Prepared};
 use crate::checkpoint;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, Weight};
+use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
 
@@ -73,9 +73,7 @@ impl Accelerator {
             ));
         }
         let dtype = options.dtype.unwrap_or(self.dtype());
-        if dtype == DType::I32 {
-            return Err(Error::Usage("weights cannot be written as i32; give f32, bf16 or f16".to_owned()));
-        }
+        check_weights_dtype(dtype)?;
         let weight = |named: NamedParam| Weight {
             in_file: named.name.clone(),
             shape: named.param.shape().sizes().to_vec(),

@@ -9,7 +9,7 @@ use super::manifest::Manifest;
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{Error, Result};
-use crate::model::hf::{HfConfig, ModelFiles, Weight};
+use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
 use crate::shard::MASTER;
 
 /// How [`merge_weights`] writes.
@@ -116,6 +116,7 @@ pub fn lay_out<'a>(
         Some(config) => config.naming().in_file(name),
         None => name.clone(),
     };
+    check_weights_dtype(dtype)?;
     let weights: Vec<Weight> = shapes
         .map(|(name, shape)| Weight {
             name: name.clone(),

@@ -35,6 +35,17 @@ pub struct Weight {
     pub dtype: DType,
 }
 
+/// Whether weights can be written in a dtype.
+///
+/// # Errors
+/// [`Error::Usage`] where that is no float.
+pub fn check_weights_dtype(dtype: DType) -> Result<()> {
+    if dtype.is_float() {
+        return Ok(());
+    }
+    Err(Error::Usage(format!("weights cannot be written as {dtype}; give f32, bf16 or f16")))
+}
+
 impl Weight {
     fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()

@@ -10,7 +10,7 @@ mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
-pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile};
+pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference};
 pub use names::Naming;
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};

@@ -12,7 +12,9 @@ use half::{bf16, f16};
 use oarlock_tensor::{DType, Init, Shape};
 
 use super::config::HfConfig;
-use super::files::{CHUNK_ELEMS, Content, ModelFiles, ModelWriter, Weight, is_weight_file};
+use super::files::{
+    CHUNK_ELEMS, Content, ModelFiles, ModelWriter, Weight, check_weights_dtype, is_weight_file,
+};
 use crate::disk::sync_folder;
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, names_of};
@@ -93,6 +95,7 @@ impl ModelFiles {
     /// # Errors
     /// A dtype in which weights cannot be written.
     pub fn of_model(config: &HfConfig, model: &dyn Module, options: &SaveOptions<'_>) -> Result<ModelFiles> {
+        check_weights_dtype(options.dtype)?;
         let mut seen = BTreeSet::new();
         let weights: Vec<Weight> = names_of(model)
             .into_iter()
