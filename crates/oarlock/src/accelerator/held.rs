@@ -24,6 +24,8 @@ pub(crate) struct Held {
     max_norm: f64,
     /// The seed of its random numbers, such as those of dropout.
     pub seed: AtomicU64,
+    /// Grows whenever the weights become others: what a forward pass has kept belongs to the weights that it saw.
+    version: AtomicU64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -46,6 +48,7 @@ impl Held {
             local: AtomicBool::new(false),
             max_norm,
             seed: AtomicU64::new(0),
+            version: AtomicU64::new(0),
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
@@ -134,6 +137,17 @@ impl Held {
     /// Whether gradients have come together that no step has used.
     pub fn has_gradients(&self) -> bool {
         self.window().weight != 0.0
+    }
+
+    /// Which weights forward passes see now.
+    pub fn version(&self) -> u64 {
+        self.version.load(Relaxed)
+    }
+
+    /// The weights have become others, and the next window begins.
+    pub fn update(&self) {
+        self.version.fetch_add(1, Relaxed);
+        self.begin();
     }
 
     /// The next window begins.

@@ -35,7 +35,11 @@ impl PreparedOptimizer {
         self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.clip()?;
         let stepped = self.held.optimizer()?.step(self.pace.lr())?;
-        self.held.begin();
+        match stepped {
+            Stepped::Done => self.held.update(),
+            // The weights are what they were.
+            _ => self.held.begin(),
+        }
         self.pace.set_skipped(stepped != Stepped::Done);
         Ok(Some(stepped))
     }

@@ -14,6 +14,8 @@ use crate::nested::Nested;
 struct Pass {
     model: Arc<Held>,
     inner: Arc<Inner>,
+    /// The weights that the pass saw.
+    version: u64,
 }
 
 /// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh one.
@@ -29,8 +31,12 @@ pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, i
         (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
         (None, false) => Tape::new(),
     };
-    if !passes_of(&tape).iter().any(|pass| Arc::ptr_eq(&pass.model, held)) {
-        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone() }));
+    let (passes, version) = (passes_of(&tape), held.version());
+    let before = passes.iter().find(|pass| Arc::ptr_eq(&pass.model, held));
+    if before.is_none_or(|pass| pass.version != version) {
+        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone(), version }));
+    }
+    if before.is_none() {
         tape.enter_unit(held.optimizer()?.engine().pass_hook());
     }
     input.map_tensors(&mut |tensor| match tensor.tape() {
@@ -39,12 +45,14 @@ pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, i
     })
 }
 
-/// The passes that a tape has recorded, each model once.
+/// The passes that a tape has recorded, the latest of each model.
 fn passes_of(tape: &Tape) -> Vec<Arc<Pass>> {
     let mut passes: Vec<Arc<Pass>> = Vec::new();
     for pass in tape.tags().into_iter().filter_map(|tag| tag.downcast::<Pass>().ok()) {
-        if !passes.iter().any(|other| Arc::ptr_eq(&other.model, &pass.model)) {
-            passes.push(pass);
+        match passes.iter_mut().find(|other| Arc::ptr_eq(&other.model, &pass.model)) {
+            Some(other) if other.version < pass.version => *other = pass,
+            Some(_) => {}
+            None => passes.push(pass),
         }
     }
     passes
@@ -109,8 +117,15 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result
         )));
     }
     let mut scale = None;
-    for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
+    for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
         model.check_open()?;
+        if *version != model.version() {
+            return Err(Error::Usage(format!(
+                "backward: the weights of {} have changed since the forward pass of this loss, so its gradients would be \
+                 wrong; run the forward pass again, or all backward passes before `step`",
+                model.name
+            )));
+        }
         let own = model.optimizer()?.loss_scale();
         if let Some((name, scale)) = scale.replace((model.name, own))
             && scale != own

@@ -223,7 +223,7 @@ impl Accelerator {
             held.seed.store(kept.seed, Relaxed);
             nn::seed_layers(&**module, kept.seed, self.process_index());
             nn::set_passes(&**module, own.copied().unwrap_or(0));
-            held.begin();
+            held.update();
         }
         for (buffer, values) in buffers {
             buffer.set(values)?;

@@ -221,6 +221,38 @@ pub fn all() -> Vec<Wrong> {
             },
         },
         Wrong {
+            title: "backward after the step of what ran forward before it",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let x = input(&accelerator)?;
+                let (first, second) = (net.forward(&x)?.mean_all()?, net.forward(&x)?.square()?.mean_all()?);
+                accelerator.backward(&first)?;
+                optimizer.step()?;
+                accelerator.backward(&second)
+            },
+        },
+        Wrong {
+            title: "the hidden state of one step is the input of the next",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Linear::new(4, 4)?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let mut hidden = input(&accelerator)?;
+                for _ in 0..2 {
+                    hidden = net.forward(&hidden)?.tanh()?;
+                    accelerator.backward(&hidden.mean_all()?)?;
+                    optimizer.step()?;
+                }
+                Ok(())
+            },
+        },
+        Wrong {
             title: "backward of another accelerator's model",
             ranks: 1,
             program: |comm| {
