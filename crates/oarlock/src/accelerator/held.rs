@@ -35,6 +35,8 @@ pub(crate) struct Held {
 struct Window {
     /// The weight of this rank's backward passes.
     weight: f64,
+    /// Whether the losses of the backward passes are sums over targets; `None` before the first.
+    is_sum: Option<bool>,
     /// Whether the optimizer knows what to divide by.
     is_closed: bool,
 }
@@ -81,9 +83,17 @@ impl Held {
         self.training.load(Relaxed)
     }
 
-    /// Whether a further backward pass may add to the window.
-    pub fn check_open(&self) -> Result<()> {
-        if self.window().is_closed {
+    /// Whether a further backward pass, from a mean or from a sum over targets, may add to the window.
+    pub fn check_open(&self, is_sum: bool) -> Result<()> {
+        let window = *self.window();
+        if window.is_sum.is_some_and(|other| other != is_sum) {
+            return Err(Error::Usage(format!(
+                "backward of {}: one window has a loss that is a mean and one that is a sum over targets, which weigh \
+                 differently; make all losses of a step means, or all sums",
+                self.name
+            )));
+        }
+        if window.is_closed {
             return Err(Error::Usage(format!(
                 "backward of {} after `clip_grad_norm` and before `step`: the norm of the step is known already; clip when \
                  all its backward passes are done",
@@ -94,8 +104,10 @@ impl Held {
     }
 
     /// A backward pass is over, whose loss weighs this much.
-    pub fn add(&self, weight: f64) {
-        self.window().weight += weight;
+    pub fn add(&self, weight: f64, is_sum: bool) {
+        let mut window = self.window();
+        window.weight += weight;
+        window.is_sum = Some(is_sum);
     }
 
     /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.

@@ -65,6 +65,9 @@ pub trait Loss {
 
     /// What it weighs beside others in a step: 1 for a mean over a micro-batch, the number of targets for a sum.
     fn weight(&self) -> f64;
+
+    /// Whether it is a sum over targets, and no mean.
+    fn is_sum(&self) -> bool;
 }
 
 /// A mean.
@@ -75,6 +78,10 @@ impl Loss for Tensor {
 
     fn weight(&self) -> f64 {
         1.0
+    }
+
+    fn is_sum(&self) -> bool {
+        false
     }
 }
 
@@ -87,10 +94,14 @@ impl Loss for HeadLoss {
     fn weight(&self) -> f64 {
         self.n_targets as f64
     }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
 }
 
-/// Runs a backward pass from a loss that weighs `weight`.
-pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result<()> {
+/// Runs a backward pass from a loss that weighs `weight`: a mean, or a sum over as many targets.
+pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -118,7 +129,7 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result
     }
     let mut scale = None;
     for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
-        model.check_open()?;
+        model.check_open(is_sum)?;
         if *version != model.version() {
             return Err(Error::Usage(format!(
                 "backward: the weights of {} have changed since the forward pass of this loss, so its gradients would be \
@@ -138,6 +149,6 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result
     }
     let scale = scale.map_or(1.0, |(_, scale)| scale);
     tape.backward(loss, scale as f32)?;
-    passes.iter().for_each(|pass| pass.model.add(weight));
+    passes.iter().for_each(|pass| pass.model.add(weight, is_sum));
     Ok(())
 }

@@ -275,6 +275,14 @@ impl<M: Module> Prepare for M {
         if params.is_empty() {
             return Err(Error::Usage(format!("prepare: the model {name} has no parameters")));
         }
+        let mut names = HashSet::new();
+        if let Some(twice) = params.iter().find(|named| !names.insert(&named.name)) {
+            return Err(Error::Usage(format!(
+                "prepare: two parameters of the model {name} have the name \"{}\", under which a checkpoint keeps one; \
+                 rename a field (`#[module(name = ..)]`) or a key of a map",
+                twice.name
+            )));
+        }
         let ids: HashSet<usize> = params.iter().map(|named| named.param.id()).collect();
         let shares =
             |(own, _): &&(Vec<NamedParam>, _)| own.iter().any(|named| ids.contains(&named.param.id()));

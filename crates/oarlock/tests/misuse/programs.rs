@@ -1,5 +1,7 @@
 //! The programs, each with one mistake.
 
+use std::collections::BTreeMap;
+
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, lr_scheduler, optim};
@@ -250,6 +252,44 @@ pub fn all() -> Vec<Wrong> {
                     optimizer.step()?;
                 }
                 Ok(())
+            },
+        },
+        Wrong {
+            title: "a mean and a sum over targets in one step",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let x = input(&accelerator)?;
+                accelerator.backward_sum(&net.forward(&x)?.sum_all()?, 2)?;
+                accelerator.backward(&net.forward(&x)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "gradients are clipped to a negative norm",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)?;
+                accelerator.clip_grad_norm(&optimizer, -1.0).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "two parameters of one name",
+            ranks: 1,
+            program: |comm| {
+                let layers = |key: &str| Ok::<_, Error>(BTreeMap::from([(key.to_owned(), Linear::new(2, 2)?)]));
+                let both = BTreeMap::from([
+                    ("a".to_owned(), layers("b.c")?),
+                    ("a.b".to_owned(), layers("c")?),
+                ]);
+                let optimizer = optim::adamw(&both);
+                accelerator(comm)?.prepare((both, optimizer)).map(|_| ())
             },
         },
         Wrong {
