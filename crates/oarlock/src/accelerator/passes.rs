@@ -19,13 +19,14 @@ struct Pass {
 }
 
 /// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh one.
-/// Where the model is not training, or is not trained, the input stays as it is. A summed loss may make its gradient in
+/// Where the model is not trained, or evaluates an input that is on no tape, the input stays as it is. A summed loss may make its gradient in
 /// the forward pass, because the tape is promised where the backward pass begins.
 pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
-    if !held.is_training() || !held.is_trained {
+    let here = input.tensors().iter().find_map(Tensor::tape);
+    // What comes from another model's pass is recorded in any mode, and so reaches these parameters.
+    if !held.is_trained || !held.is_training() && here.is_none() {
         return Ok(input);
     }
-    let here = input.tensors().iter().find_map(Tensor::tape);
     let tape = match (here, is_summed) {
         (Some(tape), _) => tape,
         (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
