@@ -83,6 +83,17 @@ impl Held {
         self.training.load(Relaxed)
     }
 
+    /// Whether the ranks have the same weights, as what is called needs them.
+    pub fn check_together(&self, call: &str) -> Result<()> {
+        if self.local.load(Relaxed) {
+            return Err(Error::Usage(format!(
+                "{call} inside of `local_sgd`: each rank has weights of its own there; call it behind `local_sgd`, which ends \
+                 with their mean"
+            )));
+        }
+        Ok(())
+    }
+
     /// Whether a further backward pass, from a mean or from a sum over targets, may add to the window.
     pub fn check_open(&self, is_sum: bool) -> Result<()> {
         let window = *self.window();

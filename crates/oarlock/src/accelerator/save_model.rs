@@ -73,6 +73,7 @@ impl Accelerator {
                     .to_owned(),
             ));
         }
+        model.held.check_together("save_model")?;
         let weight = |named: NamedParam| Weight {
             in_file: named.name.clone(),
             shape: named.param.shape().sizes().to_vec(),
@@ -93,6 +94,7 @@ impl Accelerator {
     /// When a rank failed, or there is no memory.
     #[track_caller]
     pub fn get_state_dict<M: Module>(&self, model: &Prepared<M>) -> Result<BTreeMap<String, Tensor>> {
+        model.held.check_together("get_state_dict")?;
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         let module = &**model.module();
         for named in parameters(module) {

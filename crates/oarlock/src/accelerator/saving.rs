@@ -268,6 +268,7 @@ impl Accelerator {
         }
         let mut brought = Brought { passes: Vec::new(), open: Vec::new(), parts: Vec::new() };
         for held in models {
+            held.check_together("save_state")?;
             brought.passes.push(nn::n_passes(&**held.module()?));
             if held.has_gradients() {
                 brought.open.push(held.name.to_owned());

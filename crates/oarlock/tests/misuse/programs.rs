@@ -1,10 +1,11 @@
 //! The programs, each with one mistake.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, lr_scheduler, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Error, LocalSgd, Options, Result, Tensor, lr_scheduler, optim};
 use oarlock_comm::Communicator;
 
 use super::Wrong;
@@ -290,6 +291,32 @@ pub fn all() -> Vec<Wrong> {
                 ]);
                 let optimizer = optim::adamw(&both);
                 accelerator(comm)?.prepare((both, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "weights are asked for while each rank has its own",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                accelerator.local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
+            },
+        },
+        Wrong {
+            title: "a rank loads while the other saves",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (_net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let dir = Path::new("/nowhere/checkpoint");
+                match comm.rank() {
+                    0 => accelerator.save_state(Some(dir)).map(|_| ()),
+                    _ => accelerator.load_state(Some(dir)).map(|_| ()),
+                }
             },
         },
         Wrong {
