@@ -89,7 +89,10 @@ impl PreparedOptimizer {
     /// returns the norm before that; `None` while gradients accumulate.
     #[track_caller]
     pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
-        check_bound("clip_grad_norm: gradients are scaled down to a norm of more than 0, or with 0 not at all", max_norm)?;
+        check_bound(
+            "clip_grad_norm: gradients are scaled down to a norm of more than 0, or with 0 not at all",
+            max_norm,
+        )?;
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }

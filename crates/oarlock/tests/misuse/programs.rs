@@ -5,7 +5,9 @@ use std::path::Path;
 
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Error, LocalSgd, Options, Result, Tensor, lr_scheduler, optim};
+use oarlock::{
+    Accelerator, AcceleratorConfig, Error, LocalSgd, Options, Result, Tensor, lr_scheduler, optim,
+};
 use oarlock_comm::Communicator;
 
 use super::Wrong;
@@ -284,11 +286,10 @@ pub fn all() -> Vec<Wrong> {
             title: "two parameters of one name",
             ranks: 1,
             program: |comm| {
-                let layers = |key: &str| Ok::<_, Error>(BTreeMap::from([(key.to_owned(), Linear::new(2, 2)?)]));
-                let both = BTreeMap::from([
-                    ("a".to_owned(), layers("b.c")?),
-                    ("a.b".to_owned(), layers("c")?),
-                ]);
+                let layers =
+                    |key: &str| Ok::<_, Error>(BTreeMap::from([(key.to_owned(), Linear::new(2, 2)?)]));
+                let both =
+                    BTreeMap::from([("a".to_owned(), layers("b.c")?), ("a.b".to_owned(), layers("c")?)]);
                 let optimizer = optim::adamw(&both);
                 accelerator(comm)?.prepare((both, optimizer)).map(|_| ())
             },
@@ -297,11 +298,13 @@ pub fn all() -> Vec<Wrong> {
             title: "weights are asked for while each rank has its own",
             ranks: 2,
             program: |comm| {
-                let accelerator = with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
+                let accelerator =
+                    with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
                 let net = Net::new()?;
                 let optimizer = optim::adamw(&net);
                 let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
-                accelerator.local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
+                accelerator
+                    .local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
             },
         },
         Wrong {
