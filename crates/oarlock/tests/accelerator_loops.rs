@@ -194,7 +194,7 @@ fn what_was_found_out_about_gradients_is_forgotten_with_them() {
         let x = Tensor::from_slice(&inputs(accelerator.process_index(), 0), [2, 4], accelerator.device())?;
         accelerator.backward(&net.forward(&x)?.mean_all()?)?;
         let error = accelerator.clip_grad_value(&optimizer, f32::NAN).unwrap_err().to_string();
-        assert_eq!(error, "clip_grad_value: elements are cut off at 0 or more, not at NaN");
+        assert_eq!(error, "clip_grad_value: elements are cut off at 0 or more, and got NaN");
         accelerator.clip_grad_value(&optimizer, 0.0)?;
         optimizer.zero_grad()?;
         let error = accelerator.clip_grad_value(&optimizer, 1.0).unwrap_err().to_string();

@@ -306,6 +306,10 @@ fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
         engine.save_checkpoint(&path, Some("a"), &Client { step: 1, best: 0.1 + 0.2 })?;
         let (_, client) = engine.load_checkpoint::<Client>(&path, Some("a"))?.unwrap();
         assert_eq!(client, Client { step: 1, best: 0.1 + 0.2 });
+        // JSON has no word for what a best loss begins with.
+        engine.save_checkpoint(&path, Some("first"), &Client { step: 1, best: f64::INFINITY })?;
+        let (_, client) = engine.load_checkpoint::<Client>(&path, Some("first"))?.unwrap();
+        assert_eq!(client.best, f64::INFINITY);
         // Nothing has changed when the type is another one.
         pass(&engine, 1)?;
         engine.step()?;

@@ -126,3 +126,35 @@ fn a_loop_trains_alike_in_every_placement_and_on_any_number_of_ranks() {
         }
     }
 }
+
+/// The discriminator's weights after a turn of each, in which the generator's loss has gone through it.
+fn after_two_turns(evaluates: bool, forgets: bool) -> Result<Vec<f32>> {
+    let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+    let accelerator = Accelerator::new(&config)?;
+    let (generator, discriminator) = (Linear::normal(4, 4, true, 0.3)?, Linear::normal(4, 1, true, 0.3)?);
+    let optimizers = (optim::sgd(&generator).lr(0.1), optim::sgd(&discriminator).lr(0.1));
+    let (generator, discriminator, (of_generator, of_discriminator)) =
+        accelerator.prepare((generator, discriminator, optimizers))?;
+    let x = Tensor::from_slice(&[0.5f32, -0.25, 1.0, 0.75], [1, 4], accelerator.device())?;
+    if evaluates {
+        discriminator.eval();
+    }
+    let fooled = discriminator.forward(&generator.forward(&x)?.tanh()?)?.square()?.mean_all()?;
+    accelerator.backward(&fooled)?;
+    of_generator.step()?;
+    discriminator.train();
+    if forgets {
+        of_discriminator.zero_grad()?;
+    }
+    accelerator.backward(&discriminator.forward(&x)?.square()?.mean_all()?)?;
+    of_discriminator.step()?;
+    Ok(accelerator.get_state_dict(&discriminator)?["weight"].to_vec()?)
+}
+
+#[test]
+fn a_model_that_evaluates_takes_part_in_another_ones_loss_as_one_that_trains() {
+    for forgets in [false, true] {
+        assert_eq!(after_two_turns(true, forgets).unwrap(), after_two_turns(false, forgets).unwrap());
+    }
+    assert_ne!(after_two_turns(true, false).unwrap(), after_two_turns(true, true).unwrap());
+}

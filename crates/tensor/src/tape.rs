@@ -423,7 +423,7 @@ impl Recorder {
         let run = tape.with(|recording| recording.run);
         if inputs.iter().flatten().any(|id| id.run != run) {
             return Err(Error::Usage(
-                "an op's input was recorded before the tape was last run backward: put it on the tape again"
+                "an op's input comes from a forward pass that has been run backward already; `detach` it before it is used again"
                     .to_string(),
             ));
         }

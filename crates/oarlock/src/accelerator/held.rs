@@ -24,6 +24,8 @@ pub(crate) struct Held {
     max_norm: f64,
     /// The seed of its random numbers, such as those of dropout.
     pub seed: AtomicU64,
+    /// Grows whenever the weights become others: what a forward pass has kept belongs to the weights that it saw.
+    version: AtomicU64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
     window: Mutex<Window>,
 }
@@ -33,6 +35,8 @@ pub(crate) struct Held {
 struct Window {
     /// The weight of this rank's backward passes.
     weight: f64,
+    /// Whether the losses of the backward passes are sums over targets; `None` before the first.
+    is_sum: Option<bool>,
     /// Whether the optimizer knows what to divide by.
     is_closed: bool,
 }
@@ -46,6 +50,7 @@ impl Held {
             local: AtomicBool::new(false),
             max_norm,
             seed: AtomicU64::new(0),
+            version: AtomicU64::new(0),
             engine: OnceLock::new(),
             window: Mutex::default(),
         })
@@ -78,9 +83,28 @@ impl Held {
         self.training.load(Relaxed)
     }
 
-    /// Whether a further backward pass may add to the window.
-    pub fn check_open(&self) -> Result<()> {
-        if self.window().is_closed {
+    /// Whether the ranks have the same weights, as what is called needs them.
+    pub fn check_together(&self, call: &str) -> Result<()> {
+        if self.local.load(Relaxed) {
+            return Err(Error::Usage(format!(
+                "{call} inside of `local_sgd`: each rank has weights of its own there; call it behind `local_sgd`, which ends \
+                 with their mean"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether a further backward pass, from a mean or from a sum over targets, may add to the window.
+    pub fn check_open(&self, is_sum: bool) -> Result<()> {
+        let window = *self.window();
+        if window.is_sum.is_some_and(|other| other != is_sum) {
+            return Err(Error::Usage(format!(
+                "backward of {}: one window has a loss that is a mean and one that is a sum over targets, which weigh \
+                 differently; make all losses of a step means, or all sums",
+                self.name
+            )));
+        }
+        if window.is_closed {
             return Err(Error::Usage(format!(
                 "backward of {} after `clip_grad_norm` and before `step`: the norm of the step is known already; clip when \
                  all its backward passes are done",
@@ -91,8 +115,10 @@ impl Held {
     }
 
     /// A backward pass is over, whose loss weighs this much.
-    pub fn add(&self, weight: f64) {
-        self.window().weight += weight;
+    pub fn add(&self, weight: f64, is_sum: bool) {
+        let mut window = self.window();
+        window.weight += weight;
+        window.is_sum = Some(is_sum);
     }
 
     /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.
@@ -134,6 +160,17 @@ impl Held {
     /// Whether gradients have come together that no step has used.
     pub fn has_gradients(&self) -> bool {
         self.window().weight != 0.0
+    }
+
+    /// Which weights forward passes see now.
+    pub fn version(&self) -> u64 {
+        self.version.load(Relaxed)
+    }
+
+    /// The weights have become others, and the next window begins.
+    pub fn update(&self) {
+        self.version.fetch_add(1, Relaxed);
+        self.begin();
     }
 
     /// The next window begins.

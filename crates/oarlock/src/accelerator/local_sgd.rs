@@ -52,7 +52,7 @@ impl Accelerator {
     /// become their mean too, so that all ranks are equal again whatever comes next. (Accelerate leaves them different,
     /// and with them all later steps.)
     ///
-    /// Each rank must have the whole state (`Placements::WHOLE`).
+    /// Each rank must have the whole state (`Placements::WHOLE`). Nothing is saved inside of it, where weights differ.
     ///
     /// # Errors
     /// Another placement, a model without an optimizer, 16-bit training with a loss scale (each rank's would follow its

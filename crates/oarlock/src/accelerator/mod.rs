@@ -251,10 +251,14 @@ impl Accelerator {
     /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
     /// ranks, or over the targets of all of them; a loss is never divided by hand.
     ///
+    /// Each call counts as a micro-batch. Two losses of one micro-batch are therefore added before
+    /// (`accelerator.backward(&first.add(&second)?)`): run backward one by one they would be averaged, where torch adds
+    /// them up, as [`DivideBy::NumSteps`] does here.
+    ///
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
     pub fn backward(&self, loss: &impl Loss) -> Result<()> {
-        passes::backward(&self.inner, loss.value(), loss.weight())
+        passes::backward(&self.inner, loss.value(), loss.weight(), loss.is_sum())
     }
 
     /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
@@ -263,7 +267,7 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::backward`].
     pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        passes::backward(&self.inner, loss, n as f64)
+        passes::backward(&self.inner, loss, n as f64, true)
     }
 
     /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and

@@ -26,7 +26,11 @@ impl PreparedOptimizer {
     /// forgotten afterwards. While they accumulate it does nothing, and says `None`. All ranks call it.
     ///
     /// # Errors
-    /// A window without any backward pass, a failed rank, a gradient that is not finite.
+    /// A window without any backward pass, a failed rank, 16-bit gradients that overflow at the least loss scale.
+    /// Otherwise gradients that are not finite go into the weights, as in torch; [`Accelerator::clip_grad_norm`] reports
+    /// them.
+    ///
+    /// [`Accelerator::clip_grad_norm`]: crate::Accelerator::clip_grad_norm
     #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.inner.gradients().sync_gradients {
@@ -35,7 +39,11 @@ impl PreparedOptimizer {
         self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.clip()?;
         let stepped = self.held.optimizer()?.step(self.pace.lr())?;
-        self.held.begin();
+        match stepped {
+            Stepped::Done => self.held.update(),
+            // The weights are what they were.
+            _ => self.held.begin(),
+        }
         self.pace.set_skipped(stepped != Stepped::Done);
         Ok(Some(stepped))
     }
@@ -81,6 +89,10 @@ impl PreparedOptimizer {
     /// returns the norm before that; `None` while gradients accumulate.
     #[track_caller]
     pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
+        check_bound(
+            "clip_grad_norm: gradients are scaled down to a norm of more than 0, or with 0 not at all",
+            max_norm,
+        )?;
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
@@ -91,17 +103,20 @@ impl PreparedOptimizer {
     /// Cuts the elements of the averaged gradients off at `value`; whether there is a step that they are for.
     #[track_caller]
     pub(super) fn clip_grad_value(&self, value: f32) -> Result<bool> {
-        // NaN, too, is not at least 0.
-        if !matches!(value.partial_cmp(&0.0), Some(Ordering::Greater | Ordering::Equal)) {
-            return Err(Error::Usage(format!(
-                "clip_grad_value: elements are cut off at 0 or more, not at {value}"
-            )));
-        }
+        check_bound("clip_grad_value: elements are cut off at 0 or more", f64::from(value))?;
         if !self.inner.gradients().sync_gradients {
             return Ok(false);
         }
         self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.optimizer()?.clip_grad_value(value)?;
         Ok(true)
+    }
+}
+
+/// Refuses a bound below 0, or NaN.
+fn check_bound(what: &str, bound: f64) -> Result<()> {
+    match bound.partial_cmp(&0.0) {
+        Some(Ordering::Greater | Ordering::Equal) => Ok(()),
+        _ => Err(Error::Usage(format!("{what}, and got {bound}"))),
     }
 }

@@ -14,23 +14,30 @@ use crate::nested::Nested;
 struct Pass {
     model: Arc<Held>,
     inner: Arc<Inner>,
+    /// The weights that the pass saw.
+    version: u64,
 }
 
 /// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh one.
-/// Where the model is not training, or is not trained, the input stays as it is. A summed loss may make its gradient in
+/// Where the model is not trained, or evaluates an input that is on no tape, the input stays as it is. A summed loss may make its gradient in
 /// the forward pass, because the tape is promised where the backward pass begins.
 pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
-    if !held.is_training() || !held.is_trained {
+    let here = input.tensors().iter().find_map(Tensor::tape);
+    // What comes from another model's pass is recorded in any mode, and so reaches these parameters.
+    if !held.is_trained || !held.is_training() && here.is_none() {
         return Ok(input);
     }
-    let here = input.tensors().iter().find_map(Tensor::tape);
     let tape = match (here, is_summed) {
         (Some(tape), _) => tape,
         (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
         (None, false) => Tape::new(),
     };
-    if !passes_of(&tape).iter().any(|pass| Arc::ptr_eq(&pass.model, held)) {
-        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone() }));
+    let (passes, version) = (passes_of(&tape), held.version());
+    let before = passes.iter().find(|pass| Arc::ptr_eq(&pass.model, held));
+    if before.is_none_or(|pass| pass.version != version) {
+        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone(), version }));
+    }
+    if before.is_none() {
         tape.enter_unit(held.optimizer()?.engine().pass_hook());
     }
     input.map_tensors(&mut |tensor| match tensor.tape() {
@@ -39,12 +46,14 @@ pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, i
     })
 }
 
-/// The passes that a tape has recorded, each model once.
+/// The passes that a tape has recorded, the latest of each model.
 fn passes_of(tape: &Tape) -> Vec<Arc<Pass>> {
     let mut passes: Vec<Arc<Pass>> = Vec::new();
     for pass in tape.tags().into_iter().filter_map(|tag| tag.downcast::<Pass>().ok()) {
-        if !passes.iter().any(|other| Arc::ptr_eq(&other.model, &pass.model)) {
-            passes.push(pass);
+        match passes.iter_mut().find(|other| Arc::ptr_eq(&other.model, &pass.model)) {
+            Some(other) if other.version < pass.version => *other = pass,
+            Some(_) => {}
+            None => passes.push(pass),
         }
     }
     passes
@@ -57,6 +66,9 @@ pub trait Loss {
 
     /// What it weighs beside others in a step: 1 for a mean over a micro-batch, the number of targets for a sum.
     fn weight(&self) -> f64;
+
+    /// Whether it is a sum over targets, and no mean.
+    fn is_sum(&self) -> bool;
 }
 
 /// A mean.
@@ -67,6 +79,10 @@ impl Loss for Tensor {
 
     fn weight(&self) -> f64 {
         1.0
+    }
+
+    fn is_sum(&self) -> bool {
+        false
     }
 }
 
@@ -79,10 +95,14 @@ impl Loss for HeadLoss {
     fn weight(&self) -> f64 {
         self.n_targets as f64
     }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
 }
 
-/// Runs a backward pass from a loss that weighs `weight`.
-pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result<()> {
+/// Runs a backward pass from a loss that weighs `weight`: a mean, or a sum over as many targets.
+pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -109,8 +129,15 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result
         )));
     }
     let mut scale = None;
-    for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
-        model.check_open()?;
+    for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
+        model.check_open(is_sum)?;
+        if *version != model.version() {
+            return Err(Error::Usage(format!(
+                "backward: the weights of {} have changed since the forward pass of this loss, so its gradients would be \
+                 wrong; run the forward pass again, or all backward passes before `step`",
+                model.name
+            )));
+        }
         let own = model.optimizer()?.loss_scale();
         if let Some((name, scale)) = scale.replace((model.name, own))
             && scale != own
@@ -123,6 +150,6 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64) -> Result
     }
     let scale = scale.map_or(1.0, |(_, scale)| scale);
     tape.backward(loss, scale as f32)?;
-    passes.iter().for_each(|pass| pass.model.add(weight));
+    passes.iter().for_each(|pass| pass.model.add(weight, is_sum));
     Ok(())
 }

@@ -93,6 +93,7 @@ impl Plan {
             plan.deepspeed = Some(resolved);
         }
         plan.pair()?;
+        plan.check_window()?;
         plan.agree()?;
         objects.finish(&plan)
     }
@@ -156,6 +157,22 @@ impl Plan {
         let prepared = PreparedScheduler::new(scheduler, self.accelerator.inner.clone());
         self.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
         prepared
+    }
+
+    /// An accelerator has one window of micro-batches, which the models that it trains have in common.
+    fn check_window(&self) -> Result<()> {
+        let inner = &self.accelerator.inner;
+        let Some(Resolved { plan, .. }) = &self.deepspeed else { return Ok(()) };
+        let (ours, theirs) = (plan.gradient_accumulation_steps, inner.accumulation().num_steps.max(1));
+        let new = self.held.iter().find(|(held, _)| held.is_trained);
+        match (new, inner.models().iter().find(|held| held.is_trained)) {
+            (Some((new, _)), Some(other)) if ours != theirs => Err(Error::Usage(format!(
+                "prepare: gradient_accumulation_steps is {ours} for the model {}, and {theirs} for {}, which this \
+                 accelerator trains too; prepare one of them with a second accelerator (`accelerator.another()`)",
+                new.name, other.name
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// All ranks prepare the same; where they do not, the error names the first difference.
@@ -274,6 +291,14 @@ impl<M: Module> Prepare for M {
         }
         if params.is_empty() {
             return Err(Error::Usage(format!("prepare: the model {name} has no parameters")));
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = params.iter().find(|named| !names.insert(&named.name)) {
+            return Err(Error::Usage(format!(
+                "prepare: two parameters of the model {name} have the name \"{}\", under which a checkpoint keeps one; \
+                 rename a field (`#[module(name = ..)]`) or a key of a map",
+                twice.name
+            )));
         }
         let ids: HashSet<usize> = params.iter().map(|named| named.param.id()).collect();
         let shares =

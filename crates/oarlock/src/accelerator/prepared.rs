@@ -86,7 +86,9 @@ impl<M: Module> Prepared<M> {
         self.set_training(true);
     }
 
-    /// From now on nothing is recorded, and dropout does nothing. (torch's `eval` leaves recording to `no_grad`.)
+    /// From now on nothing is recorded, and dropout does nothing. (torch's `eval` leaves recording to `no_grad`.) Only an
+    /// input that comes from another model's recorded pass goes on in that, since the other's gradients come through
+    /// here; `detach` it where they shall not.
     pub fn eval(&self) {
         self.set_training(false);
     }

@@ -74,6 +74,7 @@ impl Accelerator {
         }
         let dtype = options.dtype.unwrap_or(self.dtype());
         check_weights_dtype(dtype)?;
+        model.held.check_together("save_model")?;
         let weight = |named: NamedParam| Weight {
             in_file: named.name.clone(),
             shape: named.param.shape().sizes().to_vec(),
@@ -110,6 +111,7 @@ impl Accelerator {
     /// When a rank failed, or there is no memory.
     #[track_caller]
     pub fn get_state_dict<M: Module>(&self, model: &Prepared<M>) -> Result<BTreeMap<String, Tensor>> {
+        model.held.check_together("get_state_dict")?;
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         let module = &**model.module();
         for named in parameters(module) {

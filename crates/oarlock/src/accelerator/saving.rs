@@ -223,7 +223,7 @@ impl Accelerator {
             held.seed.store(kept.seed, Relaxed);
             nn::seed_layers(&**module, kept.seed, self.process_index());
             nn::set_passes(&**module, own.copied().unwrap_or(0));
-            held.begin();
+            held.update();
         }
         for (buffer, values) in buffers {
             buffer.set(values)?;
@@ -268,6 +268,7 @@ impl Accelerator {
         }
         let mut brought = Brought { passes: Vec::new(), open: Vec::new(), parts: Vec::new() };
         for held in models {
+            held.check_together("save_state")?;
             brought.passes.push(nn::n_passes(&**held.module()?));
             if held.has_gradients() {
                 brought.open.push(held.name.to_owned());

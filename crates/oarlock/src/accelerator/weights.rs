@@ -52,7 +52,7 @@ impl Accelerator {
             engine.initialize(&mut source)?;
         }
         source.fill_buffers()?;
-        model.held.begin();
+        model.held.update();
         Ok(differences)
     }
 

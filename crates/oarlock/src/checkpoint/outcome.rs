@@ -1,5 +1,7 @@
 //! How ranks agree on whether a part of a save or a load succeeded.
 
+use std::panic::Location;
+
 use oarlock_comm::Communicator;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,12 +19,21 @@ where
     T: Serialize + DeserializeOwned,
     E: Serialize + DeserializeOwned,
 {
-    let unexpected =
-        |error: serde_json::Error| Error::Usage(format!("the ranks' outcomes do not travel: {error}"));
-    let all = comm.all_gather_bytes(&serde_json::to_vec(&mine).map_err(unexpected)?)?;
+    let here = Location::caller();
+    let unwritten = |error| Error::Usage(format!("what this rank has to say cannot be written: {error}"));
+    let all = comm.all_gather_bytes(&serde_json::to_vec(&mine).map_err(unwritten)?)?;
     let mut achieved = Vec::with_capacity(all.len());
     for (rank, bytes) in all.iter().enumerate() {
-        match serde_json::from_slice::<std::result::Result<T, E>>(bytes).map_err(unexpected)? {
+        let elsewhere = |_| {
+            Error::Usage(format!(
+                "rank {rank} is in another call than rank {}, which is at {}:{}; all ranks call the same in the same \
+                 order",
+                comm.rank(),
+                here.file(),
+                here.line()
+            ))
+        };
+        match serde_json::from_slice::<std::result::Result<T, E>>(bytes).map_err(elsewhere)? {
             Ok(outcome) => achieved.push(outcome),
             Err(error) => return Ok(Err((rank, error))),
         }

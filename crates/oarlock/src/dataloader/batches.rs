@@ -46,7 +46,8 @@ pub(super) struct Given<B> {
 impl<B: Send + 'static> Batches<B> {
     pub(super) fn begin(core: Arc<Core<B>>, skip: usize) -> Result<Batches<B>> {
         let (epoch, first) = core.order.position.begin();
-        let first = first.saturating_add(skip.saturating_mul(core.rule.round()));
+        // Batches of the epoch: those that were given before a state was saved are among them.
+        let first = first.max(skip.saturating_mul(core.rule.round()));
         let plan = |ranks| {
             let (rule, seed) = (core.rule, core.order.seed.unwrap_or_default());
             core.order.source.plan(Epoch { rule, ranks, epoch, seed, first, left_out: core.left_out.clone() })

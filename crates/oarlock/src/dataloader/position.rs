@@ -63,7 +63,7 @@ impl Position {
     pub fn end(&self, epoch: u64) {
         let mut place = self.place();
         if place.epoch == epoch {
-            *place = Place { epoch: epoch + 1, ..Place::default() };
+            *place = Place { epoch: epoch.saturating_add(1), ..Place::default() };
         }
     }
 }

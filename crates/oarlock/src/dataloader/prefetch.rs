@@ -119,7 +119,7 @@ impl<B> Shared<B> {
             let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
             let number = plan.0;
             let mut queue = self.queue();
-            while !queue.closed && number >= queue.next + self.depth {
+            while !queue.closed && number >= queue.next.saturating_add(self.depth) {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             if queue.closed {

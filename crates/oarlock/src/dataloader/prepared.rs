@@ -98,8 +98,10 @@ impl<B> Clone for PreparedLoader<B> {
     }
 }
 
-/// The loader without its first `n` batches, of which nothing is read (an iterable data set reads its samples, and makes
-/// no batches of them). It is another handle: when it comes to its end, the loader is in the next epoch.
+/// The loader without the first `n` batches of an epoch, of which nothing is read (an iterable data set reads its samples,
+/// and makes no batches of them). It is another handle: when it comes to its end, the loader is in the next epoch. Where
+/// a state was loaded, the batches that were given before are among the `n`: a loop written for Accelerate, which skips by
+/// hand after `load_state`, skips nothing twice.
 pub fn skip_first_batches<B>(loader: &PreparedLoader<B>, n: usize) -> PreparedLoader<B> {
     PreparedLoader { core: loader.core.clone(), skip: loader.skip.saturating_add(n) }
 }

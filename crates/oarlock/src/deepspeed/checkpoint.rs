@@ -29,7 +29,10 @@ struct Kept {
     loss_scale: Option<LossScalerState>,
     /// The type of the client state, for messages.
     client_type: String,
+    /// For people.
     client_state: Value,
+    /// What is read back: MessagePack, since JSON has no word for NaN and the infinities, such as a first best loss.
+    client_packed: Vec<u8>,
 }
 
 /// The key of it in a checkpoint's client state.
@@ -57,21 +60,28 @@ impl<M: Module> DeepSpeedEngine<M> {
                 type_name::<T>()
             ))
         });
+        let packed = rmp_serde::to_vec_named(client_state).map_err(|error| {
+            Error::Usage(format!(
+                "save_checkpoint: the client state {} cannot be packed: {error}",
+                type_name::<T>()
+            ))
+        });
         let kept = kept.and_then(|kept| match self.model().held.has_gradients() {
             true => Err(Error::Usage(
                 "save_checkpoint: a window of micro-batches is open, whose gradients no checkpoint holds; save behind the \
                  `step` that ends it (`is_gradient_accumulation_boundary`)"
                     .to_owned(),
             )),
-            false => Ok(kept),
+            false => Ok((kept, packed?)),
         });
-        let client_state = together(comm, "save_checkpoint", kept)?;
+        let (client_state, client_packed) = together(comm, "save_checkpoint", kept)?;
         let optimizer = self.model().held.optimizer()?;
         let kept = Kept {
             count: self.kept(),
             loss_scale: optimizer.loss_scale_state(),
             client_type: type_name::<T>().to_owned(),
             client_state,
+            client_packed,
         };
         let kept = serde_json::to_value(kept)
             .map_err(|error| Error::Usage(format!("save_checkpoint: the counts are no JSON: {error}")))?;
@@ -168,7 +178,7 @@ fn read<T: DeserializeOwned>(path: &Path, client: &ClientState) -> Result<(Kept,
             "it was not saved by `save_checkpoint` of an engine; load it with what has saved it",
         )
     })?;
-    let state = T::deserialize(&kept.client_state).map_err(|error| {
+    let state = rmp_serde::from_slice(&kept.client_packed).map_err(|error| {
         let (saved, wanted) = (&kept.client_type, type_name::<T>());
         Error::bad_file(
             path,

@@ -302,6 +302,6 @@ impl<M: Module> DeepSpeedEngine<M> {
         }
         let boundary = self.count().boundary;
         *self.count() = Count { boundary, ..kept };
-        self.model.held.begin();
+        self.model.held.update();
     }
 }

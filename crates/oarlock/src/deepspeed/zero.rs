@@ -160,7 +160,7 @@ pub fn gathered_parameters<M: Module, R>(
             write(optimizer.engine_mut(), comm, name, values, root)?;
         }
         optimizer.engine_mut().finish_load(n_steps)?;
-        held.begin();
+        held.update();
     }
     Ok(result)
 }

@@ -205,6 +205,22 @@ fn skipping_reads_nothing_and_moves_to_the_next_epoch() {
 }
 
 #[test]
+fn what_a_state_has_given_is_not_skipped_once_more() {
+    ranks(2, &config(Default::default()), |accelerator| {
+        let loader = accelerator.prepare(numbers(21, 2).shuffle(true)).unwrap();
+        let expected = all(&loader);
+        loader.set_epoch(0);
+        assert_eq!(loader.iter().unwrap().take(3).count(), 3);
+        let state = loader.state_dict().unwrap();
+        for skipped in [2, 3, 4] {
+            loader.load_state_dict(&state).unwrap();
+            let rest = accelerator.skip_first_batches(&loader, skipped);
+            assert_eq!(all(&rest), expected[skipped.max(3)..]);
+        }
+    });
+}
+
+#[test]
 fn a_stream_goes_on_too_whoever_reads() {
     for dispatch in [false, true] {
         let config =

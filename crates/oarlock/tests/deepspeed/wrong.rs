@@ -29,6 +29,22 @@ fn wrong_programs_are_told_what_to_do() {
             told(|| solo(two())?.prepare(Net::new()?).map(|_| ())),
         ),
         (
+            "gradient_accumulation_steps is 4 for the model Net, and 2 for Net, which this accelerator trains too",
+            told(|| {
+                let windows = |n: usize| {
+                    let mut value = ds_config(2);
+                    value["gradient_accumulation_steps"] = json!(n);
+                    value
+                };
+                let accelerator = solo(plugins(&[("first", windows(2)), ("second", windows(4))]))?;
+                let [first, second] = [Net::new()?, Net::new()?];
+                let [of_first, of_second] = [DummyOptim::new(&first), DummyOptim::new(&second)];
+                let _first = accelerator.prepare((first, of_first))?;
+                accelerator.select_deepspeed_plugin("second")?;
+                accelerator.prepare((second, of_second)).map(|_| ())
+            }),
+        ),
+        (
             "an optimizer stands both in the code and in the DeepSpeed plugin \"student\"",
             told(|| {
                 let net = Net::new()?;

@@ -1,9 +1,12 @@
 //! The programs, each with one mistake.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, Options, Prepared, PreparedOptimizer, Result, Tensor,
+    Accelerator, AcceleratorConfig, Error, LocalSgd, Options, Prepared, PreparedOptimizer, Result, Tensor,
     lr_scheduler, optim,
 };
 use oarlock_comm::Communicator;
@@ -222,6 +225,103 @@ pub fn all() -> Vec<Wrong> {
                 let loss = net.forward(&input(&accelerator)?)?.mean_all()?;
                 accelerator.backward(&loss)?;
                 accelerator.backward(&loss)
+            },
+        },
+        Wrong {
+            title: "backward after the step of what ran forward before it",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let x = input(&accelerator)?;
+                let (first, second) = (net.forward(&x)?.mean_all()?, net.forward(&x)?.square()?.mean_all()?);
+                accelerator.backward(&first)?;
+                optimizer.step()?;
+                accelerator.backward(&second)
+            },
+        },
+        Wrong {
+            title: "the hidden state of one step is the input of the next",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Linear::new(4, 4)?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let mut hidden = input(&accelerator)?;
+                for _ in 0..2 {
+                    hidden = net.forward(&hidden)?.tanh()?;
+                    accelerator.backward(&hidden.mean_all()?)?;
+                    optimizer.step()?;
+                }
+                Ok(())
+            },
+        },
+        Wrong {
+            title: "a mean and a sum over targets in one step",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let x = input(&accelerator)?;
+                accelerator.backward_sum(&net.forward(&x)?.sum_all()?, 2)?;
+                accelerator.backward(&net.forward(&x)?.mean_all()?)
+            },
+        },
+        Wrong {
+            title: "gradients are clipped to a negative norm",
+            ranks: 1,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)?;
+                accelerator.clip_grad_norm(&optimizer, -1.0).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "two parameters of one name",
+            ranks: 1,
+            program: |comm| {
+                let layers =
+                    |key: &str| Ok::<_, Error>(BTreeMap::from([(key.to_owned(), Linear::new(2, 2)?)]));
+                let both =
+                    BTreeMap::from([("a".to_owned(), layers("b.c")?), ("a.b".to_owned(), layers("c")?)]);
+                let optimizer = optim::adamw(&both);
+                accelerator(comm)?.prepare((both, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "weights are asked for while each rank has its own",
+            ranks: 2,
+            program: |comm| {
+                let accelerator =
+                    with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                accelerator
+                    .local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
+            },
+        },
+        Wrong {
+            title: "a rank loads while the other saves",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let (_net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let dir = Path::new("/nowhere/checkpoint");
+                match comm.rank() {
+                    0 => accelerator.save_state(Some(dir)).map(|_| ()),
+                    _ => accelerator.load_state(Some(dir)).map(|_| ()),
+                }
             },
         },
         Wrong {

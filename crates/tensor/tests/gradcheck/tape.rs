@@ -185,7 +185,7 @@ fn misuse_of_the_tape_is_named() {
     assert_eq!(text(tape.backward(&y, 1.0).err()), "backward: the tape has already been run backward");
     // The next run of the same tape knows nothing of the places of this one.
     let again = tape.leaf(&x);
-    let stale = "an op's input was recorded before the tape was last run backward: put it on the tape again";
+    let stale = "an op's input comes from a forward pass that has been run backward already; `detach` it before it is used again";
     assert_eq!(text(leaf.add(&again).err()), stale);
     assert_eq!(text(y.relu().err()), stale);
     let gradients = tape.backward(&again.square().unwrap(), 1.0).unwrap();
