@@ -58,11 +58,15 @@ fn train(world: usize, shard: &Options, accumulation: usize, loss: LossOf) -> Ve
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Result<Vec<f32>> {
-    let net = Net {
+fn net() -> Result<Net> {
+    Ok(Net {
         up: nn::Unit::new(Linear::normal(4, 16, true, 0.3)?),
         down: nn::Unit::new(Linear::normal(16, 1, true, 0.3)?),
-    };
+    })
+}
+
+fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Result<Vec<f32>> {
+    let net = net()?;
     let optimizer = optim::adamw(&net).lr(0.05);
     let scheduler = lr_scheduler::linear(&optimizer, 0, 20);
     let (scheduler, net, optimizer) = accelerator.prepare((scheduler, net, optimizer))?;
@@ -157,4 +161,45 @@ fn a_model_that_evaluates_takes_part_in_another_ones_loss_as_one_that_trains() {
         assert_eq!(after_two_turns(true, forgets).unwrap(), after_two_turns(false, forgets).unwrap());
     }
     assert_ne!(after_two_turns(true, false).unwrap(), after_two_turns(true, true).unwrap());
+}
+
+#[test]
+fn losses_of_one_micro_batch_add_up_and_micro_batches_are_averaged() {
+    let norm = |accumulation: usize, split: bool| {
+        let config = AcceleratorConfig {
+            gradient_accumulation: GradientAccumulation::steps(accumulation),
+            threads: Some(1),
+            ..AcceleratorConfig::default()
+        };
+        let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
+        let net = net().unwrap();
+        let optimizer = optim::sgd(&net);
+        let (net, optimizer) = accelerator.prepare((net, optimizer)).unwrap();
+        let mut norm = None;
+        for _ in 0..accumulation {
+            let mut micro_batch = || {
+                let x = Tensor::from_slice(&[0.5f32, -0.25, 1.0, 0.75], [1, 4], accelerator.device())?;
+                let (first, second) = (net.forward(&x)?.square()?.mean_all()?, net.forward(&x)?.mean_all()?);
+                if split {
+                    accelerator.backward(&first)?;
+                    accelerator.backward(&second)?;
+                } else {
+                    accelerator.backward(&first.add(&second)?)?;
+                }
+                norm = accelerator.clip_grad_norm(&optimizer, 0.0)?;
+                Ok(())
+            };
+            if accumulation > 1 {
+                accelerator.accumulate(micro_batch).unwrap()
+            } else {
+                micro_batch().unwrap()
+            }
+        }
+        norm.unwrap()
+    };
+    let expected = norm(1, false);
+    for (accumulation, split) in [(1, true), (2, false), (2, true), (3, true)] {
+        let norm = norm(accumulation, split);
+        assert!((norm - expected).abs() < 1e-6 * expected, "{accumulation} {split}: {norm}, not {expected}");
+    }
 }

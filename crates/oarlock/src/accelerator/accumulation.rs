@@ -1,5 +1,7 @@
 //! Gradient accumulation: which micro-batch ends a window, and with it a step.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::Accelerator;
 use crate::error::Result;
 
@@ -28,7 +30,8 @@ impl Default for GradientState {
 
 impl Accelerator {
     /// Runs one micro-batch of a window. In the last one of the window, or of the loader, optimizers step; in the
-    /// others `step`, `zero_grad` and schedules do nothing.
+    /// others `step`, `zero_grad` and schedules do nothing. The step takes the mean over the micro-batches; a loss is
+    /// never divided by hand. Losses of one micro-batch add up.
     ///
     /// # Errors
     /// What `body` reports.
@@ -43,7 +46,15 @@ impl Accelerator {
                 gradients.sync_gradients = gradients.step.is_multiple_of(accumulation.num_steps.max(1));
             }
         }
-        body()
+        self.in_micro_batch(self.inner.n_micro_batches.fetch_add(1, Relaxed) + 1, body)
+    }
+
+    /// Runs what belongs to one micro-batch, whose number is not 0.
+    pub(crate) fn in_micro_batch<R>(&self, number: u64, body: impl FnOnce() -> R) -> R {
+        let around = self.inner.micro_batch.swap(number, Relaxed);
+        let result = body();
+        self.inner.micro_batch.store(around, Relaxed);
+        result
     }
 
     /// Runs micro-batches of which none ends the window.

@@ -77,7 +77,8 @@ impl GradientAccumulation {
 /// What the sum of a window's gradients is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DivideBy {
-    /// The micro-batches that there were, over all ranks: each weighs the same, also in a short last window.
+    /// The micro-batches that there were, over all ranks: each weighs the same, also in a short last window. All that
+    /// runs outside of `accumulate` is one.
     #[default]
     MicroBatches,
     /// The micro-batches of a full window, as Accelerate does: a short last window weighs less.

@@ -33,8 +33,10 @@ pub(crate) struct Held {
 /// What has come together since the last step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// The weight of this rank's backward passes.
+    /// What this rank's losses weigh: its micro-batches, or the targets of its sums.
     weight: f64,
+    /// The micro-batch that was counted last.
+    counted: Option<u64>,
     /// Whether the losses of the backward passes are sums over targets; `None` before the first.
     is_sum: Option<bool>,
     /// Whether the optimizer knows what to divide by.
@@ -114,11 +116,14 @@ impl Held {
         Ok(())
     }
 
-    /// A backward pass is over, whose loss weighs this much.
-    pub fn add(&self, weight: f64, is_sum: bool) {
+    /// A backward pass of a micro-batch is over. A sum weighs its targets; the means of one micro-batch add up, as in
+    /// torch, and weigh as much as one.
+    pub fn add(&self, micro_batch: u64, weight: f64, is_sum: bool) {
         let mut window = self.window();
-        window.weight += weight;
         window.is_sum = Some(is_sum);
+        if is_sum || window.counted.replace(micro_batch) != Some(micro_batch) {
+            window.weight += weight;
+        }
     }
 
     /// Tells the optimizer what to divide the window's gradients by, over all ranks. Once a window.

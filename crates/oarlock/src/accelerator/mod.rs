@@ -55,7 +55,7 @@ pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_comm::{Communicator, Scalar};
@@ -90,6 +90,9 @@ pub(crate) struct Inner {
     /// The micro-batches of a step that a DeepSpeed configuration asks for; 0: what the accelerator was told.
     num_steps: AtomicUsize,
     gradients: Mutex<GradientState>,
+    /// The micro-batch that runs; 0 outside of any.
+    micro_batch: AtomicU64,
+    n_micro_batches: AtomicU64,
     models: Mutex<Vec<Arc<Held>>>,
     /// What checkpoints keep besides, by what it is.
     stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
@@ -207,6 +210,8 @@ impl Accelerator {
             plugins,
             num_steps: AtomicUsize::new(0),
             gradients: Mutex::default(),
+            micro_batch: AtomicU64::new(0),
+            n_micro_batches: AtomicU64::new(0),
             models: Mutex::default(),
             stateful: Mutex::default(),
             trigger: AtomicBool::new(false),
@@ -249,11 +254,10 @@ impl Accelerator {
 
     /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
     /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
-    /// ranks, or over the targets of all of them; a loss is never divided by hand.
+    /// ranks, or over the targets of all of them.
     ///
-    /// Each call counts as a micro-batch. Two losses of one micro-batch are therefore added before
-    /// (`accelerator.backward(&first.add(&second)?)`): run backward one by one they would be averaged, where torch adds
-    /// them up, as [`DivideBy::NumSteps`] does here.
+    /// What [`Accelerator::accumulate`] runs is a micro-batch, in which losses add up. Outside of it each call is one where
+    /// accumulation steps are configured; else all until the step are one, so that gradients add up as in torch.
     ///
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.

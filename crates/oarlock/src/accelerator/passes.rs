@@ -1,6 +1,7 @@
 //! Recorded passes: a tape knows through which models it goes, so that `backward` knows whose gradients it makes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::{Tape, Tensor};
@@ -150,6 +151,11 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
     }
     let scale = scale.map_or(1.0, |(_, scale)| scale);
     tape.backward(loss, scale as f32)?;
-    passes.iter().for_each(|pass| pass.model.add(weight, is_sum));
+    let micro_batch = match inner.micro_batch.load(Relaxed) {
+        // Whoever counts windows by hand says with the accumulation steps that each call is a micro-batch.
+        0 if inner.accumulation().num_steps > 1 => inner.n_micro_batches.fetch_add(1, Relaxed) + 1,
+        number => number,
+    };
+    passes.iter().for_each(|pass| pass.model.add(micro_batch, weight, is_sum));
     Ok(())
 }

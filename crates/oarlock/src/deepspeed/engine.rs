@@ -70,7 +70,8 @@ impl<M: Module> DeepSpeedEngine<M> {
     /// # Errors
     /// A loss that no recorded pass made, or that goes through a model of another engine; what an op reports.
     pub fn backward(&self, loss: &impl Loss) -> Result<()> {
-        self.accelerator.backward(loss)
+        let micro_batch = self.count().micro_steps + 1;
+        self.accelerator.in_micro_batch(micro_batch, || self.accelerator.backward(loss))
     }
 
     /// Ends a micro-batch. At the boundary of a window the gradients are clipped, the optimizer steps and the schedule
