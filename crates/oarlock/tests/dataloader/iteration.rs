@@ -205,6 +205,17 @@ fn skipping_reads_nothing_and_moves_to_the_next_epoch() {
 }
 
 #[test]
+fn the_largest_numbers_neither_hang_nor_panic() {
+    ranks(1, &config(Default::default()), |accelerator| {
+        let loader = numbers(9, 2).shuffle(true).num_workers(2).prefetch_factor(usize::MAX);
+        let loader = accelerator.prepare(loader).unwrap();
+        loader.set_epoch(u64::MAX);
+        assert_eq!(all(&loader).len(), 5);
+        assert_eq!(loader.epoch(), u64::MAX);
+    });
+}
+
+#[test]
 fn what_a_state_has_given_is_not_skipped_once_more() {
     ranks(2, &config(Default::default()), |accelerator| {
         let loader = accelerator.prepare(numbers(21, 2).shuffle(true)).unwrap();
