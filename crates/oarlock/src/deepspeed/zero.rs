@@ -106,7 +106,7 @@ fn not_among(name: &str, help: &str) -> Error {
 /// # let net = Linear::normal(4, 1, true, 0.1)?;
 /// # let optimizer = optim::adamw(&net);
 /// # let (net, optimizer) = accelerator.prepare((net, optimizer))?;
-/// zero::gathered_parameters(&net, &*net, Some(0), |whole| {
+/// zero::gathered_parameters(&net, &net, Some(0), |whole| {
 ///     whole.values_mut("weight")?.fill(0.5);
 ///     Ok(())
 /// })?;
