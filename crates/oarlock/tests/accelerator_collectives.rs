@@ -1,33 +1,20 @@
 //! What an accelerator does with the values of all ranks, and what becomes of misuse: the same error on all of them.
 
 use std::collections::BTreeMap;
-use std::thread;
 
 use oarlock::{
     Accelerator, AcceleratorConfig, ApplyPadding, DType, DeviceSpecific, Error, Nested, Pad, Reduction,
     Result, Tensor,
 };
-use oarlock_comm::shm;
 use serde::{Deserialize, Serialize};
 
-/// Runs a program on ranks that are threads; a rank that fails tells the others, as a launcher's would.
+mod ranks;
+
 fn on_ranks<R: Send + 'static>(
     world: usize,
     rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
 ) -> Vec<Result<R>> {
-    let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-        let rank = rank.clone();
-        thread::spawn(move || {
-            let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
-            let result = Accelerator::over(comm.clone(), &config).and_then(|accelerator| rank(&accelerator));
-            match &result {
-                Ok(_) => comm.finish(),
-                Err(error) => comm.abort(&error.to_string()),
-            }
-            result
-        })
-    });
-    ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    ranks::on_ranks(world, AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() }, rank)
 }
 
 fn all<R: Send + 'static>(

@@ -1,7 +1,6 @@
 //! Loops that do more than step: gradients cut off by value, ranks that step by themselves, traces.
 
 use std::path::Path;
-use std::thread;
 
 use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::shard::Placements;
@@ -9,8 +8,10 @@ use oarlock::{
     Accelerator, AcceleratorConfig, DType, GradientAccumulation, LocalSgd, Options, Prepared,
     PreparedOptimizer, ProfileConfig, ProfileSchedule, Result, Tensor, optim,
 };
-use oarlock_comm::shm;
 use serde_json::Value;
+
+mod ranks;
+use ranks::on_ranks;
 
 const ALL: [Placements; 4] =
     [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
@@ -39,25 +40,6 @@ fn weights(accelerator: &Accelerator, net: &Prepared<Net>, inputs: usize) -> Res
     let weights = net.forward(&units.cast(accelerator.dtype())?)?.cast(DType::F32)?;
     net.train();
     Ok(weights.to_vec()?)
-}
-
-fn on_ranks<R: Send + 'static>(
-    world: usize,
-    config: AcceleratorConfig,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
-) -> Vec<Result<R>> {
-    let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-        let (rank, config) = (rank.clone(), config.clone());
-        thread::spawn(move || {
-            let result = Accelerator::over(comm.clone(), &config).and_then(|accelerator| rank(&accelerator));
-            match &result {
-                Ok(_) => comm.finish(),
-                Err(error) => comm.abort(&error.to_string()),
-            }
-            result
-        })
-    });
-    ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
 fn config(placements: Placements, steps: usize) -> AcceleratorConfig {

@@ -2,37 +2,27 @@
 //! no other test is counted.
 
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 use oarlock::nn::Linear;
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, Error, Options, Result, STARTING_BATCH_SIZE, Tensor, optim,
 };
-use oarlock_comm::{ProcessMemory, shm};
+use oarlock_comm::ProcessMemory;
+
+mod ranks;
 
 fn on_ranks<R: Send + 'static>(
     world: usize,
     placements: Placements,
     rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
 ) -> Vec<Result<R>> {
-    let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-        let rank = rank.clone();
-        thread::spawn(move || {
-            let config = AcceleratorConfig {
-                shard: Options { placements, ..Options::default() },
-                threads: Some(1),
-                ..AcceleratorConfig::default()
-            };
-            let result = Accelerator::over(comm.clone(), &config).and_then(|accelerator| rank(&accelerator));
-            match &result {
-                Ok(_) => comm.finish(),
-                Err(error) => comm.abort(&error.to_string()),
-            }
-            result
-        })
-    });
-    ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    let shard = Options { placements, ..Options::default() };
+    ranks::on_ranks(
+        world,
+        AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
+        rank,
+    )
 }
 
 /// Weights of 8 MiB.

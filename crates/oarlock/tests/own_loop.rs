@@ -7,6 +7,9 @@ use oarlock::{
     optim,
 };
 
+mod ranks;
+use ranks::on_ranks;
+
 #[derive(Module)]
 struct Net {
     up: nn::Unit<Linear>,
@@ -42,20 +45,8 @@ fn train(world: usize, shard: &Options, accumulation: usize, loss: LossOf) -> Ve
         threads: Some(1),
         ..AcceleratorConfig::default()
     };
-    let ranks: Vec<_> = oarlock_comm::shm::threads(world)
-        .unwrap()
-        .into_iter()
-        .map(|comm| {
-            let config = config.clone();
-            std::thread::spawn(move || {
-                let losses =
-                    rank(&Accelerator::over(comm.clone(), &config).unwrap(), accumulation, loss).unwrap();
-                comm.finish();
-                losses
-            })
-        })
-        .collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    let ranks = on_ranks(world, config, move |accelerator| rank(accelerator, accumulation, loss));
+    ranks.into_iter().map(Result::unwrap).collect()
 }
 
 fn net() -> Result<Net> {

@@ -232,9 +232,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, optimizer) = trained(&accelerator)?;
                 let x = input(&accelerator)?;
                 let (first, second) = (net.forward(&x)?.mean_all()?, net.forward(&x)?.square()?.mean_all()?);
                 accelerator.backward(&first)?;
@@ -264,9 +262,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 let x = input(&accelerator)?;
                 accelerator.backward_sum(&net.forward(&x)?.sum_all()?, 2)?;
                 accelerator.backward(&net.forward(&x)?.mean_all()?)
@@ -277,9 +273,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, optimizer) = trained(&accelerator)?;
                 accelerator.backward(&net.forward(&input(&accelerator)?)?.mean_all()?)?;
                 accelerator.clip_grad_norm(&optimizer, -1.0).map(|_| ())
             },
@@ -302,9 +296,7 @@ pub fn all() -> Vec<Wrong> {
             program: |comm| {
                 let accelerator =
                     with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (net, _optimizer) = trained(&accelerator)?;
                 accelerator
                     .local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
             },
@@ -314,9 +306,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 2,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let net = Net::new()?;
-                let optimizer = optim::adamw(&net);
-                let (_net, _optimizer) = accelerator.prepare((net, optimizer))?;
+                let (_net, _optimizer) = trained(&accelerator)?;
                 let dir = Path::new("/nowhere/checkpoint");
                 match comm.rank() {
                     0 => accelerator.save_state(Some(dir)).map(|_| ()),
