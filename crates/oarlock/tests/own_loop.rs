@@ -6,6 +6,7 @@ use oarlock::{
     Accelerator, AcceleratorConfig, GradientAccumulation, Options, Prepared, Result, Tensor, lr_scheduler,
     optim,
 };
+use oarlock_tensor::ops::head_loss;
 
 mod ranks;
 use ranks::on_ranks;
@@ -193,4 +194,35 @@ fn losses_of_one_micro_batch_add_up_and_micro_batches_are_averaged() {
         let norm = norm(accumulation, split);
         assert!((norm - expected).abs() < 1e-6 * expected, "{accumulation} {split}: {norm}, not {expected}");
     }
+}
+
+#[test]
+fn a_summed_loss_gives_the_same_gradients_when_it_makes_them_in_the_forward_pass() {
+    let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+    let norms = [true, false].map(|in_forward| {
+        let norms = on_ranks(2, config.clone(), move |accelerator| {
+            let head = Linear::new(4, 9)?.no_bias();
+            let optimizer = optim::sgd(&head);
+            let (head, optimizer) = accelerator.prepare((head, optimizer))?;
+            // Two targets on one rank, one on the other: each of the three weighs the same.
+            let labels = [3, if accelerator.is_main_process() { 5 } else { nn::IGNORE_INDEX }];
+            let batch = (
+                Tensor::from_slice(
+                    &[0.5f32, -0.25, 1.0, 0.75, 0.1, 0.2, -0.3, 0.4],
+                    [2, 4],
+                    accelerator.device(),
+                )?,
+                Tensor::from_slice(&labels, [2], accelerator.device())?,
+            );
+            let loss = |head: &Linear, (x, labels): &(Tensor, Tensor)| head_loss(x, &head.weight, labels);
+            let loss = if in_forward { head.loss(&batch, loss)? } else { head.call(&batch, loss)? };
+            assert_eq!(loss.loss.tape().unwrap().seed(), in_forward.then_some(1.0));
+            accelerator.backward(&loss)?;
+            let norm = accelerator.clip_grad_norm(&optimizer, 0.0)?;
+            optimizer.step()?;
+            Ok(norm.unwrap())
+        });
+        norms.into_iter().map(Result::unwrap).collect::<Vec<f64>>()
+    });
+    assert!(norms[0][0] > 0.0 && (norms[0][0] - norms[1][0]).abs() < 1e-6, "{norms:?}");
 }

@@ -57,7 +57,7 @@ impl<M: Module> Prepared<M> {
     }
 
     /// As [`Prepared::call`], for a loss summed over targets, such as a decoder's, which then makes its gradient in the
-    /// forward pass and spares half the work of the head. The loss goes to
+    /// forward pass and spares one of the four products of the head. The loss goes to
     /// [`Accelerator::backward`](crate::Accelerator::backward) as it is; scaled or added to others it is an error there.
     ///
     /// # Errors
