@@ -27,6 +27,9 @@ pub use loss::{
 };
 pub use norm::{LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
+pub use oarlock_tensor::cpu::rope::RopeStyle;
+/// The ops that layers are made of, under the name of torch's `nn.functional`.
+pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
     CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
 };
