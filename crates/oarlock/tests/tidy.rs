@@ -22,7 +22,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
-    ("optim", &["config", "nn", "train"]),
+    ("optim", &["config", "error", "nn", "shard", "train"]),
     ("lr_scheduler", &["config", "optim", "train"]),
     (
         "accelerator",

@@ -5,6 +5,7 @@ use oarlock_tensor::{DType, Param, Shape};
 use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
 use crate::shard::{Grain, Layout};
+use crate::train::OptimizerConfig;
 
 /// The units of a model, as the engine lays them out.
 #[derive(Clone, Debug)]
@@ -21,9 +22,9 @@ impl ModelSize {
     /// Of a model that computes in `dtype`.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
-            // Weight decay applies to all but vectors.
-            let decays = |shape: &Shape| shape.sizes().len() >= 2;
-            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), decays(p.param.shape()));
+            let of = |p: &crate::nn::NamedParam| {
+                (p.name.clone(), *p.param.shape(), OptimizerConfig::param_group(p))
+            };
             Layout::new(params.iter().map(of), Grain::Blocks)
         };
         let found = units_of(model);
@@ -49,7 +50,7 @@ impl ModelSize {
             )));
         }
         let unit = |n: usize| -> Result<_> {
-            Ok(vec![(dtype, Layout::new([(String::new(), Shape::new(&[n])?, true)], Grain::Blocks))])
+            Ok(vec![(dtype, Layout::new([(String::new(), Shape::new(&[n])?, 0)], Grain::Blocks))])
         };
         let mut units = vec![unit(largest)?];
         if n_params > largest {
