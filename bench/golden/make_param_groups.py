@@ -30,6 +30,8 @@ SCHEDULES = {
     "polynomial": lambda o: get_polynomial_decay_schedule_with_warmup(o, 2, 12, lr_end=0.004),
     "WarmupLR": lambda o: ds.WarmupLR(o, warmup_num_steps=4),
     "WarmupLR to one rate": lambda o: ds.WarmupLR(o, warmup_max_lr=0.03, warmup_num_steps=4),
+    "WarmupLR between lists": lambda o: ds.WarmupLR(
+        o, warmup_min_lr=[0.001, 0.0, 0.002], warmup_max_lr=[0.03, 0.02, 0.01], warmup_num_steps=4),
     "WarmupCosineLR": lambda o: ds.WarmupCosineLR(o, total_num_steps=12, warmup_num_steps=3),
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::config::{ScheduleArgs, Shape, Steps};
+use crate::error::{Error, Result};
 use crate::optim::{Optim, Pace};
 use crate::train::Schedule;
 
@@ -32,6 +33,34 @@ impl Scheduler {
     pub fn shaped(optimizer: &Optim, shape: Shape, warmup: u64, total: u64) -> Scheduler {
         let args = ScheduleArgs { learning_rate: optimizer.pace.base(), shape, warmup: Steps::Count(warmup) };
         Scheduler::scheduled(optimizer, Schedule::new(&args, total, 1))
+    }
+
+    /// The same with a shape for each group, such as DeepSpeed's warm-ups whose rates are lists.
+    ///
+    /// # Errors
+    /// Another number of shapes than the optimizer has groups.
+    pub fn shaped_by_group(
+        optimizer: &Optim,
+        shapes: &[Shape],
+        warmup: u64,
+        total: u64,
+    ) -> Result<Scheduler> {
+        let (n_shapes, n_groups) = (shapes.len(), optimizer.pace.lrs().len());
+        if n_shapes != n_groups {
+            return Err(Error::Usage(format!(
+                "shaped_by_group: {n_shapes} shapes for an optimizer of {n_groups} parameter groups; give one for each, \
+                 beginning with group 0"
+            )));
+        }
+        let learning_rate = optimizer.pace.base();
+        let schedule = |shape: &Shape| {
+            let args = ScheduleArgs { learning_rate, shape: *shape, warmup: Steps::Count(warmup) };
+            Schedule::new(&args, total, 1)
+        };
+        let schedules: Vec<Schedule> = shapes.iter().map(schedule).collect();
+        Ok(Scheduler::of(optimizer, move |step, group, base| {
+            schedules.get(group).map_or(base, |schedule| schedule.lr_from(base, step))
+        }))
     }
 
     pub(crate) fn scheduled(optimizer: &Optim, schedule: Schedule) -> Scheduler {

@@ -177,6 +177,13 @@ impl Optim {
                 }
             }
         }
+        if self.pace.lrs().len() != self.groups.len() + 1 {
+            return Err(Error::Usage(
+                "prepare: an optimizer and a clone of it got groups, and clones share their learning rates; make each \
+                 optimizer anew"
+                    .to_owned(),
+            ));
+        }
         for (index, group) in self.param_groups().iter().enumerate() {
             group.check().map_err(|wrong| {
                 Error::Usage(format!("prepare: group {index} of an optimizer has {wrong}"))

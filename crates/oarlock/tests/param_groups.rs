@@ -102,6 +102,14 @@ fn schedule(name: &str, optimizer: &Optim) -> Scheduler {
         "polynomial" => Scheduler::shaped(optimizer, Shape::Polynomial { lr_end: 0.004, power: 1.0 }, 2, 12),
         "WarmupLR" => shaped(DeepSpeedShape::WarmupLr(warmup(None))),
         "WarmupLR to one rate" => shaped(DeepSpeedShape::WarmupLr(warmup(Some(0.03)))),
+        "WarmupLR between lists" => {
+            let shapes = [(0.001, 0.03), (0.0, 0.02), (0.002, 0.01)].map(|(min_lr, max_lr)| {
+                Shape::DeepSpeed(DeepSpeedShape::WarmupLr(Warmup { min_lr, ..warmup(Some(max_lr)) }))
+            });
+            let told = Scheduler::shaped_by_group(optimizer, &shapes[..2], 0, 12).err().unwrap().to_string();
+            assert!(told.contains("2 shapes") && told.contains("3 parameter groups"), "{told}");
+            Scheduler::shaped_by_group(optimizer, &shapes, 0, 12).unwrap()
+        }
         "WarmupCosineLR" => shaped(DeepSpeedShape::WarmupCosineLr {
             warmup_min_ratio: 0.0,
             warmup_num_steps: Some(3),
@@ -176,7 +184,7 @@ fn groups_and_their_schedules_are_those_of_torch_transformers_and_deepspeed() {
         assert_close(&losses, &numbers(&run["losses"]), 2e-6, &what);
         assert_weights(&weights(&accelerator, &net).unwrap(), &run["end"], &what);
     }
-    assert_eq!(runs.len(), 16);
+    assert_eq!(runs.len(), 18);
 }
 
 #[test]

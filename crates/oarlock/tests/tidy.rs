@@ -23,7 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
     ("optim", &["config", "error", "nn", "shard", "train"]),
-    ("lr_scheduler", &["config", "optim", "train"]),
+    ("lr_scheduler", &["config", "error", "optim", "train"]),
     (
         "accelerator",
         &[

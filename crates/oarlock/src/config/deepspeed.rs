@@ -247,8 +247,9 @@ impl DeepSpeedConfig {
     fn with_defaults(&self) -> DeepSpeedConfig {
         let mut config = self.clone();
         let kind = self.get("scheduler.type");
-        if let (Some("WarmupDecayLR"), None, Some((_, place))) =
-            (kind.as_deref(), self.word(PEAK), self.word("scheduler.type"))
+        let says_nothing = config.node_mut(PEAK).is_none_or(|node| node.is_null());
+        if let (Some("WarmupDecayLR"), true, Some((_, place))) =
+            (kind.as_deref(), says_nothing, self.word("scheduler.type"))
         {
             config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
         }
@@ -419,6 +420,10 @@ mod tests {
         assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
         let decaying = text.replace(r#""WarmupLR""#, r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#);
         assert_eq!(self::plan(&decaying, 2).unwrap().learning_rate, 1e-3);
+        let list =
+            decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
+        let told = self::plan(&list, 2).unwrap_err();
+        assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
     }
 
     #[test]

@@ -5,7 +5,6 @@ use oarlock_tensor::{DType, Param, Shape};
 use crate::error::{Error, Result};
 use crate::nn::{Module, units_of};
 use crate::shard::{Grain, Layout};
-use crate::train::OptimizerConfig;
 
 /// The units of a model, as the engine lays them out.
 #[derive(Clone, Debug)]
@@ -22,9 +21,9 @@ impl ModelSize {
     /// Of a model that computes in `dtype`.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
-            let of = |p: &crate::nn::NamedParam| {
-                (p.name.clone(), *p.param.shape(), OptimizerConfig::param_group(p))
-            };
+            // Weight decay applies to all but vectors.
+            let group = |shape: &Shape| usize::from(shape.sizes().len() < 2);
+            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), group(p.param.shape()));
             Layout::new(params.iter().map(of), Grain::Blocks)
         };
         let found = units_of(model);

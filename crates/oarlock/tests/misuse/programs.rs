@@ -189,6 +189,17 @@ pub fn all() -> Vec<Wrong> {
             },
         },
         Wrong {
+            title: "an optimizer and a clone of it get groups",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let _other = optimizer.clone().group(&net.up, |group| group.lr(0.1));
+                let optimizer = optimizer.group(&net.down, |group| group.lr(0.2));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
             title: "groups have other numbers on another rank",
             ranks: 2,
             program: |comm| {
