@@ -9,11 +9,11 @@ use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::optim::{self, Optim, Parameters};
 use oarlock::shard::{Gather, Offload, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DummyOptim, Options, Prepared, PreparedOptimizer, PreparedScheduler,
-    Result, Tensor, lr_scheduler,
+    Accelerator, AcceleratorConfig, DummyOptim, DummyScheduler, Options, Prepared, PreparedOptimizer,
+    PreparedScheduler, Result, Tensor, lr_scheduler,
 };
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 mod ranks;
 use ranks::on_ranks;
@@ -226,6 +226,44 @@ fn an_engine_keeps_the_groups_of_the_code_and_of_model_parameters_as_deepspeed_d
         assert_weights(&weights(&accelerator, engine.model()).unwrap(), &run["end"], title);
     }
     assert_eq!(runs.len(), 5);
+}
+
+/// What Accelerate 1.15 with DeepSpeed 0.19 does: an `"auto"` is the optimizer's one rate.
+#[test]
+fn a_stand_in_has_groups_and_an_auto_peak_takes_all_of_them_to_one_rate() {
+    let config = json!({
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": { "stage": 2 },
+        "optimizer": { "type": "AdamW", "params": { "lr": "auto", "weight_decay": "auto" } },
+        "scheduler": { "type": "WarmupLR", "params": {
+            "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
+        } },
+    });
+    let run = |config: &Value| {
+        let settings = AcceleratorConfig {
+            deepspeed_plugin: Some(Config::from_value(config).unwrap().into()),
+            threads: Some(1),
+            ..AcceleratorConfig::default()
+        };
+        let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &settings).unwrap();
+        let net = Net::new().unwrap();
+        let optimizer = DummyOptim::new(&net).lr(0.01).group(net.head(), |group| group.lr(0.05));
+        let scheduler = DummyScheduler::new(&optimizer, 10, 2);
+        let (net, optimizer, scheduler) = accelerator.prepare((net, optimizer, scheduler)).unwrap();
+        let mut lrs = Vec::new();
+        for step in 0..4 {
+            lrs.push(optimizer.group_lrs());
+            let loss = loss_of(&net, &batch(&accelerator, step).unwrap()).unwrap();
+            accelerator.backward(&loss).unwrap();
+            optimizer.step().unwrap();
+            scheduler.step();
+        }
+        lrs
+    };
+    assert_eq!(run(&config), [[0.0, 0.0], [0.0, 0.0], [0.01, 0.01], [0.01, 0.01]]);
+    let mut silent = config.clone();
+    silent["scheduler"]["params"] = json!({ "warmup_num_steps": 2 });
+    assert_eq!(run(&silent), [[0.0, 0.0], [0.0, 0.0], [0.01, 0.05], [0.01, 0.05]]);
 }
 
 fn rules() -> Vec<Rule> {
