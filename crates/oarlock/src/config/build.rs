@@ -117,6 +117,7 @@ pub fn build(
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));
+        problems.append(dialects.missing());
     }
     problems.into_result(|| TrainConfig {
         model,

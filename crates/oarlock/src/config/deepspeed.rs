@@ -175,6 +175,7 @@ impl DeepSpeedConfig {
         settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
         let mut problems = Problems::default();
         let mut dialects = dialect::read(&mut settings, &mut problems);
+        problems.append(dialects.missing());
         let Some(block) = &dialects.deepspeed else { return Err(problems) };
         self.refuse_autos(hidden_size, &mut problems);
         let said = |name: &str| block.settings.said(name).is_some();
@@ -234,13 +235,15 @@ impl DeepSpeedConfig {
     /// first step on, whatever the optimizer's is.
     fn with_defaults(&self) -> DeepSpeedConfig {
         let mut config = self.clone();
-        let warms_up = matches!(self.get("scheduler.type").as_deref(), Some("WarmupLR" | "WarmupDecayLR"));
-        if let Some((_, place)) = self.word("scheduler.type").filter(|_| warms_up) {
-            const RATE: &str = "scheduler.params.warmup_max_lr";
-            if self.word(RATE).is_none() {
+        const RATE: &str = "scheduler.params.warmup_max_lr";
+        match (self.word("scheduler.type"), self.word(RATE).is_some()) {
+            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
+            // The other schedule takes the optimizer's rate.
+            (Some(("WarmupDecayLR", place)), false) => {
                 config.put(RATE, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
+                config.remove("optimizer.params.lr");
             }
-            config.remove("optimizer.params.lr");
+            _ => {}
         }
         config
     }
@@ -401,9 +404,24 @@ mod tests {
             "optimizer": {"type": "Adam", "params": {"lr": 0.00015}}, "scheduler": {"type": "WarmupLR"}}"#;
         let plan = plan(text, 2).unwrap();
         assert_eq!((plan.stage, plan.precision, plan.gradient_clipping), (1, Precision::F16, 1.0));
-        // The schedule sets the rate from the first step on, and its warm-up takes DeepSpeed's 1000 steps.
-        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (1e-3, Steps::Count(1000)));
+        // The warm-up takes DeepSpeed's 1000 steps.
+        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (1.5e-4, Steps::Count(1000)));
         assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
+    }
+
+    #[test]
+    fn a_schedule_of_deepspeed_that_says_a_rate_sets_it() {
+        for (schedule, expected) in [
+            (r#""WarmupLR""#, 0.25),
+            (r#""WarmupLR", "params": {"warmup_max_lr": 0.5}"#, 0.5),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#, 1e-3),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": 0.5}"#, 0.5),
+        ] {
+            let text = format!(
+                r#"{{"train_batch_size": 4, "optimizer": {{"type": "Adam", "params": {{"lr": 0.25}}}}, "scheduler": {{"type": {schedule}}}}}"#
+            );
+            assert_eq!(plan(&text, 1).unwrap().learning_rate, expected, "{schedule}");
+        }
     }
 
     #[test]

@@ -282,7 +282,9 @@ impl TrainConfig {
 
     /// What is asked for and is not there: the configuration can be shown, but not run.
     pub fn missing(&self) -> Problems {
-        resolve::missing(&self.settings)
+        let mut missing = resolve::missing(&self.settings);
+        missing.append(self.dialects.missing());
+        missing
     }
 
     /// The configuration, if all that it asks for is there.

@@ -3,7 +3,7 @@
 use oarlock_tensor::{DType, Param, Shape};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, units_of};
+use crate::nn::{Module, Wrap, wrapped_units_of};
 use crate::shard::{Grain, Layout};
 
 /// The units of a model, as the engine lays them out.
@@ -18,22 +18,37 @@ pub struct ModelSize {
 }
 
 impl ModelSize {
-    /// Of a model that computes in `dtype`.
+    /// Of a model that computes in `dtype`, with all units that it declares.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
+        ModelSize::wrapped(model, dtype, &Wrap::Declared)
+    }
+
+    /// Of a model whose units follow a policy.
+    pub fn wrapped(model: &dyn Module, dtype: DType, wrap: &Wrap) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
             // Weight decay applies to all but vectors.
             let decays = |shape: &Shape| shape.sizes().len() >= 2;
             let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), decays(p.param.shape()));
             Layout::new(params.iter().map(of), Grain::Blocks)
         };
-        let found = units_of(model);
+        let mut found = wrapped_units_of(model, wrap);
+        // What no unit holds is there from the first to the last, as if all units shared it.
+        let root = found.pop_if(|unit| unit.run.is_none());
+        let has_root = root.is_some();
+        found.splice(..0, root);
         let units = found.iter().map(|unit| {
             unit.by_dtype(dtype).into_iter().map(|(dtype, params)| (dtype, layout(&params))).collect()
         });
         let home = |param: &Param| {
             found.iter().position(|unit| unit.params.iter().any(|own| own.param.id() == param.id()))
         };
-        let shared = found.iter().map(|unit| unit.shared.iter().filter_map(home).collect());
+        let shared = found.iter().enumerate().map(|(index, unit)| {
+            let mut homes: Vec<usize> = unit.shared.iter().filter_map(home).collect();
+            if has_root && index > 0 && !homes.contains(&0) {
+                homes.push(0);
+            }
+            homes
+        });
         ModelSize { units: units.collect(), shared: shared.collect(), known: true }
     }
 

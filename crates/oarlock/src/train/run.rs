@@ -25,7 +25,7 @@ use crate::train::flops;
 use crate::train::journal::{Journal, Told};
 use crate::train::model;
 use crate::train::monitors::momentum;
-use crate::train::options::{optimizer_config, recompute};
+use crate::train::options::{optimizer_config, recompute, wrap};
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
@@ -78,7 +78,7 @@ impl<'a> Run<'a> {
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(recompute(config));
         let forecast = match accelerator.is_main_process() {
-            true => Some(Forecast::new(config, &model, accelerator.device())?),
+            true => Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), accelerator.device())?),
             false => None,
         };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
