@@ -300,6 +300,21 @@ fn a_full_disk_under_the_output_costs_lines_and_not_the_training() {
 }
 
 #[test]
+fn evaluations_begin_when_they_are_asked_to() {
+    let site = Site::new();
+    let evaluated = |output: &str, words: &[&str]| -> Vec<u64> {
+        site.train(output, &[&["val_size=0.1", "do_eval=false", "max_steps=6"], words].concat());
+        let log = site.log(output).into_iter().filter(|record| record.get("eval_loss").is_some());
+        log.map(|record| record["current_steps"].as_u64().unwrap()).collect()
+    };
+    let steps = ["eval_strategy=steps", "eval_steps=2"];
+    assert_eq!(evaluated("a", &steps), [2, 4, 6]);
+    assert_eq!(evaluated("b", &[&steps[..], &["eval_on_start=true", "eval_delay=3"]].concat()), [0, 4, 6]);
+    assert_eq!(evaluated("c", &["eval_on_start=true"]), [0]);
+    assert_eq!(site.losses("a"), site.losses("b"), "an evaluation changes nothing");
+}
+
+#[test]
 fn what_deepspeed_has_and_we_lack_is_shown_and_not_started() {
     let site = Site::new();
     site.write("ds.json", r#"{"zero_optimization": {"stage": 2, "zero_quantized_gradients": true}}"#);

@@ -203,6 +203,10 @@ pub enum When {
 pub struct EvalArgs {
     /// When to evaluate during the training.
     pub when: When,
+    /// Steps before the first of these evaluations; epochs where they come with epochs.
+    pub delay: f64,
+    /// Evaluate before the first step.
+    pub at_start: bool,
     /// Evaluate after the last step.
     pub at_end: bool,
     /// Sequences of a rank in one evaluation pass.

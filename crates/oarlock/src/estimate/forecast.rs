@@ -53,7 +53,7 @@ impl Forecast {
     /// [`Error::Memory`] with what would fit.
     pub fn new(config: &TrainConfig, model: &Decoder, wrap: &Wrap, device: &Device) -> Result<Forecast> {
         let settings = settings_of(config, model.config().hidden_size);
-        let evaluates = config.eval.at_end || config.eval.when != When::Never;
+        let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
             len: config.data.cutoff_len,

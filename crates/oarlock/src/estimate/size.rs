@@ -11,6 +11,8 @@ use crate::shard::{Grain, Layout};
 pub struct ModelSize {
     /// For each unit its groups by dtype of the working copy.
     pub(super) units: Vec<Vec<(DType, Layout)>>,
+    /// Whether the first of them is what no unit holds: its weights stay, and each rank has a whole buffer of its gradients.
+    pub(super) has_root: bool,
     /// For each unit the earlier ones whose weights it uses, too.
     pub(super) shared: Vec<Vec<usize>>,
     /// Whether units and shapes are those of a model; otherwise only the count is known.
@@ -49,7 +51,7 @@ impl ModelSize {
             }
             homes
         });
-        ModelSize { units: units.collect(), shared: shared.collect(), known: true }
+        ModelSize { units: units.collect(), has_root, shared: shared.collect(), known: true }
     }
 
     /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
@@ -70,7 +72,7 @@ impl ModelSize {
         if n_params > largest {
             units.push(unit(n_params - largest)?);
         }
-        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, known: false })
+        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, has_root: false, known: false })
     }
 
     /// The same, with what ranks own cut at other places.
@@ -84,6 +86,11 @@ impl ModelSize {
     /// All parameters.
     pub fn n_params(&self) -> usize {
         self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
+    }
+
+    /// The layouts of units whose gradients are divided where gradients are.
+    pub(super) fn divisible(&self) -> impl Iterator<Item = &Layout> {
+        self.units.iter().skip(usize::from(self.has_root)).flatten().map(|(_, layout)| layout)
     }
 
     /// Parameters of the largest unit.

@@ -14,7 +14,7 @@ use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
 use crate::nn::Wrap;
 use crate::report::speed::PhaseTimer;
 use crate::shard::SeededInit;
-use crate::shard::{Grain, Layout, Options};
+use crate::shard::{Grain, Layout, Options, Placements};
 use crate::train::{OptimizerConfig, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
@@ -312,6 +312,27 @@ fn what_no_unit_holds_is_there_for_the_whole_step() {
     assert_eq!(most(&layers), (all - 2 * layer, all - 2 * layer));
     assert!(most(&Wrap::Declared).0 < all - 2 * layer);
     assert_eq!(ModelSize::wrapped(&model, DType::F32, &layers).n_params(), declared.n_params());
+}
+
+#[test]
+fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
+    let layers = Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
+    for wrap in [Wrap::Declared, layers, Wrap::Size(20_000), Wrap::None] {
+        let model = llama(64, 3, 500, 32);
+        let size = ModelSize::wrapped(&model, DType::F32, &wrap);
+        let settings = Settings::new(DType::F32, Stage::Gradients, 1);
+        let predicted = estimate(&size, settings, None, 0).part("gradients");
+        let shard = Options { placements: Placements::GRADIENTS, wrap: wrap.clone(), ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+        let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
+        let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut source).unwrap();
+        let window = StepBatches { batches: vec![batch(2, 32, false)], ..StepBatches::default() };
+        let timer = &mut PhaseTimer::new();
+        train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, timer).unwrap();
+        let held = optimizer.engine().resident();
+        assert_eq!(predicted, (held.gradients + held.leaving) as u64, "{wrap:?}");
+    }
 }
 
 #[test]
