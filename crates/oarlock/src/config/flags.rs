@@ -104,11 +104,16 @@ impl Flags {
                 "print-config" => out.print_config = true,
                 _ => match self.named(name, word.starts_with("--")) {
                     Named::Help => out.help = true,
-                    Named::Ambiguous(names) => problems.push(ambiguous(name, &names, &place)),
-                    Named::Unknown => {
-                        problems.push(self.unknown(name, &place));
+                    wrong @ (Named::Ambiguous(_) | Named::Unknown) => {
+                        let (problem, meant) = match wrong {
+                            Named::Ambiguous(names) => {
+                                (ambiguous(name, &names, &place), names.last().copied())
+                            }
+                            _ => (self.unknown(name, &place), self.nearest(name)),
+                        };
+                        problems.push(problem);
                         // The value of a flag with a slip in its name is no program to start.
-                        let meant = self.nearest(name).and_then(|near| self.find(near));
+                        let meant = meant.and_then(|near| self.find(near));
                         let has_value = attached.is_none()
                             && words.get(i + 1).is_some_and(|next| {
                                 meant.is_some_and(|key| takes(key, next, self.bare_switches))
@@ -153,6 +158,18 @@ impl Flags {
             if let Err(problem) = self.settle(key, &place, Some(place.clone()), settings) {
                 problems.push(problem);
             }
+        }
+    }
+
+    /// The flag that a word with its hyphens means, if it means one and has no value of its own.
+    pub fn meant(&self, word: &str) -> Option<&'static Key> {
+        let (name, long) = match word.strip_prefix("--") {
+            Some(name) => (name, true),
+            None => (word.strip_prefix('-')?, false),
+        };
+        match self.named(name, long) {
+            Named::Flag(key) => Some(key),
+            _ => None,
         }
     }
 
