@@ -60,10 +60,13 @@ fn a_policy_of_fsdp_makes_the_units_and_changes_no_bit() {
         assert_eq!(site.losses(output), site.losses("declared"), "{policy}");
     }
     let said = train("wrong", &format!("{transformer} Qwen3DecoderLayer"));
-    assert_eq!(said.code, Some(1), "{said:?}");
-    let told = "could not find the transformer layer class Qwen3DecoderLayer in the model; its units are of the classes \
-                Embedding, LlamaDecoderLayer, Head;";
-    assert!(said.stderr.contains(told), "{said:?}");
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("could not find the transformer layer class Qwen3DecoderLayer"), "{said:?}");
+    let said = train("wrong", &format!("{transformer} Qwen3DecoderLayer --dry-run"));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let told = "Qwen3DecoderLayer in the model; its units are of the classes Embedding, LlamaDecoderLayer, Head (write";
+    assert!(said.stderr.contains("missing to run it: ") && said.stderr.contains(told), "{said:?}");
+    assert!(!site.path("wrong").exists());
 }
 
 #[test]

@@ -215,7 +215,7 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
     assert!(
         told.to_string().starts_with(
             "could not find the transformer layer class LlamaDecoderLayer in the model; its units are of the classes \
-             Embedding, Qwen3DecoderLayer, Head;"
+             Embedding, Qwen3DecoderLayer, Head"
         ),
         "{told}"
     );

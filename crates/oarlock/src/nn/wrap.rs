@@ -21,13 +21,16 @@ pub enum Wrap {
 }
 
 impl Wrap {
-    /// A class that no unit of the model is of, with the classes that there are.
-    pub fn missing(&self, model: &dyn Module) -> Option<(String, Vec<&'static str>)> {
+    /// What to say of a class that no unit of the model is of: which, and the classes that there are.
+    pub fn missing(&self, model: &dyn Module) -> Option<String> {
         let Wrap::Transformer(classes) = self else { return None };
         let mut declared = Declared(Vec::new());
         model.visit(&mut declared);
         let missing = classes.iter().find(|class| !declared.0.contains(&class.as_str()))?;
-        Some((missing.clone(), declared.0))
+        Some(format!(
+            "could not find the transformer layer class {missing} in the model; its units are of the classes {}",
+            declared.0.join(", ")
+        ))
     }
 
     /// Whether a declared unit stays one.

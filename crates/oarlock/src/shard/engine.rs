@@ -78,12 +78,8 @@ impl Engine {
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Engine> {
         options.check(comm.world_size())?;
-        if let Some((class, there)) = options.wrap.missing(model) {
-            return Err(Error::Model(format!(
-                "could not find the transformer layer class {class} in the model; its units are of the classes {}; write one \
-                 of them into fsdp_transformer_layer_cls_to_wrap, or leave the key out",
-                there.join(", ")
-            )));
+        if let Some(missing) = options.wrap.missing(model) {
+            return Err(Error::Model(missing));
         }
         let mesh = Mesh::new(comm, options.group, options.secondary)?;
         let shares_memory = comm.shares_memory();

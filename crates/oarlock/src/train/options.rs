@@ -5,7 +5,7 @@ use oarlock_tensor::DType;
 use crate::accelerator::AcceleratorConfig;
 use crate::config::{self, Precision, ShardArgs, ShardGroup, TrainConfig};
 use crate::error::{Error, Result};
-use crate::model::Recompute;
+use crate::model::{Decoder, Recompute};
 use crate::nn::Wrap;
 use crate::shard::{Lifetime, Offload, Options, Placement, Placements};
 use crate::train::{OptimizerConfig, model};
@@ -65,6 +65,17 @@ pub fn wrap(wrap: &config::Wrap) -> Wrap {
         config::Wrap::Size(least) => Wrap::Size(*least),
         config::Wrap::None => Wrap::None,
     }
+}
+
+/// What to say of a class of units that the model of a configuration lacks. What else is wrong with the model is told where
+/// it is read.
+pub fn missing_class(config: &TrainConfig) -> Option<String> {
+    if !matches!(config.shard.wrap, config::Wrap::Classes(_)) {
+        return None;
+    }
+    let hf = model::settings(&config.model).ok()?;
+    let decoder = Decoder::new(hf.decoder().clone(), config.data.cutoff_len).ok()?;
+    wrap(&config.shard.wrap).missing(&decoder)
 }
 
 /// How a configuration asks for an optimizer.
