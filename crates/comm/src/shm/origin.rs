@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::statuses::process;
+use crate::liveness::process;
 use crate::call::digest;
 use crate::error::{Error, Result};
 
