@@ -128,6 +128,11 @@ impl Communicator {
         self.0.transport.sharing_cores()
     }
 
+    /// The machine of each rank, numbered as they come.
+    pub fn machines(&self) -> Vec<usize> {
+        self.0.transport.machines()
+    }
+
     /// Waits for all ranks.
     ///
     /// # Errors

@@ -52,6 +52,11 @@ pub trait Transport: Send + Sync {
         (self.rank(), self.world_size())
     }
 
+    /// The machine of each rank of the group, numbered as they come.
+    fn machines(&self) -> Vec<usize> {
+        vec![0; self.world_size()]
+    }
+
     /// Reserves a region, zeroed.
     ///
     /// # Errors

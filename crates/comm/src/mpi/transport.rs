@@ -143,6 +143,10 @@ impl Transport for Mpi {
         self.group.member.world.sharing_cores(&self.group.ranks)
     }
 
+    fn machines(&self) -> Vec<usize> {
+        self.group.member.world.machines(&self.group.ranks)
+    }
+
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
         self.group.meet(request, &[])?;
         let buffer =

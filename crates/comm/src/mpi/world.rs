@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
+use signal_hook::consts::SIGTERM;
 
 use super::library::{Flight, Library, Span};
 use super::notice::{FINISHED, LEFT, MAX_RANKS, Notice};
@@ -45,6 +46,8 @@ pub(super) struct World {
     state: Mutex<State>,
     /// Set by SIGTERM, with which launchers end the ranks of a run that failed.
     told_to_end: Arc<AtomicBool>,
+    /// This process is in no world now, so that SIGTERM ends it.
+    is_outside: Arc<AtomicBool>,
 }
 
 struct State {
@@ -103,8 +106,9 @@ impl World {
                 "MPI did not start within {seconds} s: other ranks have not come, or machines do not reach each other"
             ))
         })??;
-        let told_to_end = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGTERM, told_to_end.clone())
+        let (told_to_end, is_outside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        signal_hook::flag::register_conditional_default(SIGTERM, is_outside.clone())
+            .and_then(|_| signal_hook::flag::register(SIGTERM, told_to_end.clone()))
             .map_err(|e| Error::system("catch SIGTERM", e))?;
         let state = State {
             people: vec![Person::zeroed(); library.size],
@@ -114,7 +118,7 @@ impl World {
             flights: Vec::new(),
             told_at: None,
         };
-        let world = WORLD.get_or_init(|| World { library, state: Mutex::new(state), told_to_end });
+        let world = WORLD.get_or_init(|| World { library, state: Mutex::new(state), told_to_end, is_outside });
         at_the_end();
         Ok(world)
     }
@@ -145,6 +149,7 @@ impl World {
             return Err(Error::Join(format!("rank {rank} has already joined; each rank is one process")));
         }
         state.session += 1;
+        self.is_outside.store(false, Ordering::Relaxed);
         Ok(state.session)
     }
 
@@ -205,6 +210,7 @@ impl World {
     /// Takes note of a notice of this rank and sends it.
     fn note(&self, notice: Notice) {
         let is_news = {
+            self.is_outside.store(true, Ordering::Relaxed);
             let me = &mut self.state().known[self.library.rank];
             // Whoever has left before stays so, and who has finished.
             let is_news = notice.session > me.finished.max(me.left);
@@ -318,21 +324,35 @@ impl World {
         (place.unwrap_or(0), before.by_ref().count().max(1))
     }
 
+    /// The machine of each of `ranks`, numbered as they come.
+    pub(super) fn machines(&self, ranks: &[usize]) -> Vec<usize> {
+        let state = self.state();
+        let mut known: Vec<u64> = Vec::new();
+        let mut number = |&rank: &usize| {
+            let machine = state.people[rank].machine;
+            let at = known.iter().position(|&other| other == machine);
+            at.unwrap_or_else(|| {
+                known.push(machine);
+                known.len() - 1
+            })
+        };
+        ranks.iter().map(&mut number).collect()
+    }
+
     /// The end of the process: MPI ends well where all ranks have finished, and not at all where one failed, as its end
     /// waits for all.
     fn end(&self) {
-        let session = {
+        {
             let state = self.state();
             let is_finished = state.known[self.library.rank].finished >= state.session;
-            if state.failure.is_some() || !is_finished {
+            if state.failure.is_some() || !is_finished || state.session == 0 {
                 return;
             }
-            state.session
-        };
+        }
         loop {
             let all = (0..self.library.size).map(|rank| self.status(rank));
             let waited_for = all.filter(|status| status.state != RankState::Finished).collect::<Vec<_>>();
-            if waited_for.is_empty() && session > 0 && self.state().flights.is_empty() {
+            if waited_for.is_empty() && self.state().flights.is_empty() {
                 return self.library.end();
             }
             let is_lost =

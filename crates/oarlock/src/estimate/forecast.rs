@@ -45,13 +45,20 @@ pub struct Refusal {
 }
 
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make. With `memory_check` a training that would
+    /// The forecast of a configuration on this rank, for rank 0 to make; `apart` says how many ranks are on this machine
+    /// where they share no memory. With `memory_check` a training that would
     /// not fit is refused.
     ///
     /// # Errors
     /// [`Error::Memory`] with what would fit.
-    pub fn new(config: &TrainConfig, model: &Decoder, device: &Device) -> Result<Forecast> {
-        let settings = settings_of(config, model.config().hidden_size);
+    pub fn new(
+        config: &TrainConfig,
+        model: &Decoder,
+        device: &Device,
+        apart: Option<usize>,
+    ) -> Result<Forecast> {
+        let mut settings = settings_of(config, model.config().hidden_size);
+        settings.apart = apart;
         let evaluates = config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
