@@ -142,7 +142,8 @@ impl Launched {
         match FAMILIES.iter().find(inside) {
             Some(family) => {
                 let mut found = family.read(&lookup)?;
-                let is_same = |other: &Launched| (other.rank, other.world_size) == (found.rank, found.world_size);
+                let is_same =
+                    |other: &Launched| (other.rank, other.world_size) == (found.rank, found.world_size);
                 let mut others = FAMILIES.iter().filter(|other| other.sign != "RANK" && inside(other));
                 found.speaks_mpi = others.any(|other| other.read(&lookup).is_ok_and(|other| is_same(&other)));
                 found.wish = wish(&lookup)?;
@@ -260,6 +261,7 @@ fn missing(name: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::join::HAS_MPI;
 
     fn read(words: &str) -> Result<Option<Launched>> {
         let pairs: Vec<(&str, &str)> =
@@ -326,19 +328,43 @@ mod tests {
     }
 
     #[test]
-    fn several_machines_are_refused_by_name() {
-        for words in [
+    fn several_machines_meet_through_mpi_or_are_refused_by_name() {
+        let way = |words: &str| read(words).unwrap().unwrap().way();
+        let of_torch = [
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 GROUP_WORLD_SIZE=2",
-            "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0",
-        ] {
-            let error = read(words).unwrap().unwrap().way().unwrap_err();
+        ];
+        let srun = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0";
+        // A script between srun and the rank may say the same in torchrun's words.
+        let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
+        for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
+            let error = way(words).unwrap_err();
             assert!(
                 matches!(error, Error::SeveralMachines { world_size: 8, local_world_size: 4, .. }),
                 "{error}"
             );
+            assert!(error.to_string().contains(if HAS_MPI { "mpirun" } else { "--features mpi" }), "{error}");
         }
-        assert_eq!(read(TORCHRUN).unwrap().unwrap().way().unwrap(), Way::SharedMemory);
+        for words in of_mpi.iter().filter(|_| HAS_MPI) {
+            assert_eq!(way(words).unwrap(), Way::Mpi);
+        }
+        assert_eq!(way(TORCHRUN).unwrap(), Way::SharedMemory);
+    }
+
+    #[test]
+    fn a_wish_for_a_way_is_kept_or_refused() {
+        let way = |words: &str| read(words).and_then(|place| place.unwrap().way());
+        assert_eq!(way(&format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")).unwrap(), Way::SharedMemory);
+        for (words, says) in [
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm or mpi"),
+        ] {
+            let error = way(&words).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
+        assert_eq!(way(&format!("{mpirun} OARLOCK_TRANSPORT=mpi")).is_ok_and(|way| way == Way::Mpi), HAS_MPI);
+        assert_eq!(way(mpirun).unwrap(), Way::SharedMemory);
     }
 
     #[test]

@@ -244,7 +244,10 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
         let (output, said) = run(3, role);
         assert!(!output.status.success(), "{role}: {output:?}");
         for rank in [0, 2] {
-            assert!(said[rank].starts_with(begins) && said[rank].contains(holds), "{role}: {said:?} {output:?}");
+            assert!(
+                said[rank].starts_with(begins) && said[rank].contains(holds),
+                "{role}: {said:?} {output:?}"
+            );
         }
         assert_eq!(said[0].split("waited").last(), said[2].split("waited").last(), "{role}");
         if role == "different" {

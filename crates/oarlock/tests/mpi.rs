@@ -41,7 +41,9 @@ fn every_stage_gives_the_bits_of_shared_memory() {
     }
     let site = Site::new();
     for stage in 0..4 {
-        let zero = format!(r#"{{"zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0}}}}"#);
+        let zero = format!(
+            r#"{{"zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0}}}}"#
+        );
         site.write(&format!("stage{stage}.json"), &zero);
     }
     for (n, stage, more) in [

@@ -129,7 +129,8 @@ mod tests {
             calls: Vec::new(),
         };
         let all = || (0..4).map(|rank| status(rank, RankState::Running)).collect();
-        let over = |notice: Notice| Notice::from_bytes(bytemuck::bytes_of(&notice)).unwrap().error(&all).to_string();
+        let over =
+            |notice: Notice| Notice::from_bytes(bytemuck::bytes_of(&notice)).unwrap().error(&all).to_string();
         assert_eq!(over(Notice::peer(3, "no memory")), "rank 3 failed: no memory");
         let long = format!("{}ö", "x".repeat(511));
         assert_eq!(over(Notice::peer(0, &long)), format!("rank 0 failed: {}", "x".repeat(511)));

@@ -149,8 +149,7 @@ impl Transport for Mpi {
 
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
         self.group.meet(request, &[])?;
-        let buffer =
-            Private::new(request.elements).map_err(|error| self.group.member.fail_alone(error))?;
+        let buffer = Private::new(request.elements).map_err(|error| self.group.member.fail_alone(error))?;
         // SAFETY: one buffer of the wanted size, which is this rank's.
         Ok(unsafe { Region::new(request.subject, request.elements, sharing, 0, vec![Box::new(buffer)]) })
     }

@@ -118,7 +118,8 @@ impl World {
             flights: Vec::new(),
             told_at: None,
         };
-        let world = WORLD.get_or_init(|| World { library, state: Mutex::new(state), told_to_end, is_outside });
+        let world =
+            WORLD.get_or_init(|| World { library, state: Mutex::new(state), told_to_end, is_outside });
         at_the_end();
         Ok(world)
     }
@@ -355,8 +356,7 @@ impl World {
             if waited_for.is_empty() && self.state().flights.is_empty() {
                 return self.library.end();
             }
-            let is_lost =
-                |status: &RankStatus| matches!(status.state, RankState::Dead | RankState::Left);
+            let is_lost = |status: &RankStatus| matches!(status.state, RankState::Dead | RankState::Left);
             if waited_for.iter().any(is_lost) || self.check().is_err() || self.was_told_to_end() {
                 return;
             }

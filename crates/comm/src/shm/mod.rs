@@ -11,5 +11,5 @@ mod socket;
 mod statuses;
 mod transport;
 
-pub(crate) use host::{handed_down, join_launched};
 pub use host::{ShmHost, threads};
+pub(crate) use host::{handed_down, join_launched};

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::segment::{ABSENT, FINISHED, KEPT_CALLS, RUNNING, Segment};
 use crate::call::Stamp;
-use crate::liveness;
 use crate::ledger::{RankState, RankStatus};
+use crate::liveness;
 
 /// Where a rank stands in its life. A zombie is dead.
 pub(super) fn state(segment: &Segment, rank: usize) -> RankState {
