@@ -1,4 +1,5 @@
 //! Times of the collectives between processes: `cargo bench -p oarlock-comm [-- RANKS…]`. Each line is the least of many.
+//! Under `mpirun`, with the feature `mpi` and `OARLOCK_TRANSPORT=mpi`, its ranks are those that are measured.
 
 use std::process::Command;
 use std::sync::Arc;

@@ -40,6 +40,11 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
         comm.finish();
         return said;
     }
+    if role == "large" {
+        let said = large(&comm);
+        comm.finish();
+        return said;
+    }
     if role == "twice" {
         comm.barrier().unwrap();
         assert!(oarlock_comm::from_env(&|_| ()).is_err_and(|e| e.to_string().contains("already joined")));
@@ -89,6 +94,19 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
     assert_eq!(comm.all_gather_bytes(b"later").unwrap_err().to_string(), first);
     say(&first);
     std::process::exit(3)
+}
+
+/// The last elements of a broadcast of more bytes than MPI can count.
+fn large(comm: &Communicator) -> String {
+    let n = (1usize << 29) + 5000;
+    let region = comm.allocate("large", 4 * n, Sharing::PerRank).unwrap();
+    if comm.rank() == 0 {
+        region.write(n - 3, &[1.5f32, 2.5, 3.5]).unwrap();
+    }
+    comm.broadcast(&region, DType::F32, 0..n, 0, Ready::now()).unwrap().wait().unwrap();
+    let mut last = [0f32; 3];
+    region.read(n - 3, &mut last).unwrap();
+    format!("{last:?}")
 }
 
 fn value(rank: usize, i: usize) -> f32 {
@@ -254,6 +272,14 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
             assert_eq!(said[1], said[0]);
         }
     }
+}
+
+#[test]
+#[ignore = "takes 2 GB of memory"]
+fn more_bytes_than_an_int_counts() {
+    let (output, said) = run(2, "large");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(said, ["[1.5, 2.5, 3.5]", "[1.5, 2.5, 3.5]"]);
 }
 
 /// Variables that mpirun left, or the mpirun of another MPI.

@@ -101,6 +101,8 @@ fn a_rank_that_is_killed_is_named_and_mpirun_fails() {
     kill_process(Pid::from_raw(ranks[1] as i32).unwrap(), Signal::KILL).unwrap();
     let said = running.wait();
     assert!(said.code != Some(0), "{said:?}");
-    let told = format!("rank 0: error: rank 1 failed: its process {} ended without saying why", ranks[1]);
+    // What it was doing came with its last message.
+    let told =
+        format!("rank 0: error: rank 1 failed: its process {} ended without saying why, in \"", ranks[1]);
     assert!(said.stderr.contains(&told), "{said:?}");
 }
