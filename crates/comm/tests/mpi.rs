@@ -203,6 +203,8 @@ fn run(n: usize, role: &str) -> (Output, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("timeout");
     command.args(["-k", "2", "60", "mpirun", "--oversubscribe", "--bind-to", "none"]);
+    // The ranks that are left have time to say why, also on a machine with other work.
+    command.args(["--mca", "odls_base_sigkill_timeout", "5"]);
     if rustix::process::getuid().is_root() {
         command.arg("--allow-run-as-root");
     }
@@ -252,7 +254,8 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
         (
             "different",
             "ranks called different collectives: rank 0 called all_reduce of 1024 f32",
-            "but rank 1 called all_reduce of 77 bf16 on \"gradients\"",
+            // Of rank 1 or 2, whichever came first.
+            "called all_reduce of 77 bf16 on \"gradients\"",
         ),
         ("aborts", "rank 1 failed: the loss is NaN", ""),
         ("leaves", "rank 1 failed: it left without finishing", ""),
