@@ -22,6 +22,8 @@ const NOTICES: usize = 0;
 const SETTLE: Duration = Duration::from_millis(200);
 /// How long a rank that was told to end (SIGTERM) looks for the reason.
 const REASON: Duration = Duration::from_millis(300);
+/// How long a rank that has finished waits for the others at the end of its process.
+const END: Duration = Duration::from_secs(1800);
 /// Calls that are kept of each rank.
 const KEPT_CALLS: usize = 16;
 
@@ -350,7 +352,8 @@ impl World {
                 return;
             }
         }
-        loop {
+        let began = Instant::now();
+        while began.elapsed() < END {
             let all = (0..self.library.size).map(|rank| self.status(rank));
             let waited_for = all.filter(|status| status.state != RankState::Finished).collect::<Vec<_>>();
             if waited_for.is_empty() && self.state().flights.is_empty() {
@@ -360,7 +363,7 @@ impl World {
             if waited_for.iter().any(is_lost) || self.check().is_err() || self.was_told_to_end() {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
