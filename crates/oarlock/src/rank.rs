@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_the_rank_that_it_was_told_to_be_as_long_as_somebody_keeps_it() {
-        let [first, second] = <[Communicator; 2]>::try_from(shm::threads(2).unwrap()).unwrap();
+        let [first, second] = <[Communicator; 2]>::try_from(oarlock_comm::shm::threads(2).unwrap()).unwrap();
         let mine = [("OARLOCK_TEST_OF_RANK", "mine".to_owned())];
         within(&second, &mine, || {
             assert_eq!((join().unwrap().rank(), join().unwrap().world_size()), (1, 2));
