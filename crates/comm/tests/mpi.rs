@@ -117,14 +117,14 @@ fn value(rank: usize, i: usize) -> f32 {
 fn owners(n: usize) -> Ownership {
     let of = |rank: usize| match rank + 1 == n {
         true => Vec::new(),
-        false => vec![rank * 100..rank * 100 + 90 - rank, 2000 + rank * 300_000..280_000 + rank * 300_000],
+        false => vec![rank * 100..rank * 100 + 90 - rank, 2000 + rank * 250_000..240_000 + rank * 250_000],
     };
     Ownership::new((0..n).map(of).collect()).unwrap()
 }
 
 /// What every kind of collective leaves on this rank, in digests of bits.
 fn results(comm: &Communicator) -> String {
-    const N: usize = 1_600_000;
+    const N: usize = 1_100_000;
     let (rank, n) = (comm.rank(), comm.world_size());
     let mut said = Vec::new();
     let mut tell = |what: &str, region: &oarlock_comm::Region| {
