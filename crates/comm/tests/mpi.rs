@@ -204,7 +204,7 @@ fn run(n: usize, role: &str) -> (Output, Vec<String>) {
     let mut command = Command::new("timeout");
     command.args(["-k", "2", "60", "mpirun", "--oversubscribe", "--bind-to", "none"]);
     // The ranks that are left have time to say why, also on a machine with other work.
-    command.args(["--mca", "odls_base_sigkill_timeout", "5"]);
+    command.args(["--mca", "odls_base_sigkill_timeout", "2"]);
     if rustix::process::getuid().is_root() {
         command.arg("--allow-run-as-root");
     }

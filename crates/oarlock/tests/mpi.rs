@@ -21,7 +21,7 @@ fn has_mpirun() -> bool {
 fn begin(site: &Site, n: usize, output: &str, words: &[&str]) -> Running {
     let root = if getuid().is_root() { "--allow-run-as-root" } else { "" };
     let mut command = site.shell(&format!(
-        "exec mpirun {root} --oversubscribe --bind-to none --mca odls_base_sigkill_timeout 5 -n {n} \"$0\" train train.yaml \"$@\""
+        "exec mpirun {root} --oversubscribe --bind-to none --mca odls_base_sigkill_timeout 2 -n {n} \"$0\" train train.yaml \"$@\""
     ));
     command.args([&format!("output_dir={output}"), &format!("num_processes={n}")]).args(words);
     command.env("OARLOCK_TRANSPORT", "mpi");
