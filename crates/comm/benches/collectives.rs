@@ -1,10 +1,11 @@
 //! Times of the collectives between processes: `cargo bench -p oarlock-comm [-- RANKS…]`. Each line is the least of many.
+//! Under `mpirun`, with the feature `mpi` and `OARLOCK_TRANSPORT=mpi`, its ranks are those that are measured.
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use oarlock_comm::shm::{self, ShmHost};
+use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{
     Communicator, Grace, Ownership, RankGroup, Ready, Result, Scalar, Sharing, StopSignals, available_cores,
     cores_for_rank, pin_current_thread,
@@ -15,7 +16,7 @@ use oarlock_tensor::DType;
 const ELEMENTS: usize = 103_000_000 / 4;
 
 fn main() -> Result<()> {
-    if let Some(comm) = shm::from_env()? {
+    if let Some(comm) = oarlock_comm::from_env(&|_| ())? {
         return measure(&comm);
     }
     let asked: Vec<usize> = std::env::args().filter_map(|a| a.parse().ok()).collect();

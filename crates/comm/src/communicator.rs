@@ -122,6 +122,17 @@ impl Communicator {
         self.0.transport.shares_memory()
     }
 
+    /// This rank's place among those that share its cores, and how many they are: all, where they are on one machine and
+    /// nobody has bound them.
+    pub fn sharing_cores(&self) -> (usize, usize) {
+        self.0.transport.sharing_cores()
+    }
+
+    /// The machine of each rank, numbered as they come.
+    pub fn machines(&self) -> Vec<usize> {
+        self.0.transport.machines()
+    }
+
     /// Waits for all ranks.
     ///
     /// # Errors

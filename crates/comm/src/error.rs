@@ -72,9 +72,10 @@ pub enum Error {
         /// What it should say.
         expected: String,
     },
-    /// A launcher put the ranks of one world on several machines.
+    /// A launcher put the ranks of one world on several machines, and they have no way to meet.
     #[error(
-        "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; this build joins the ranks of one machine only: start all of them here (--nnodes 1, --num_nodes 1)"
+        "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; ranks of several machines meet through MPI: {}, or start all of them here (--nnodes 1, --num_nodes 1)",
+        through_mpi()
     )]
     SeveralMachines {
         /// All ranks.
@@ -97,6 +98,13 @@ pub enum Error {
 impl Error {
     pub(crate) fn system(what: impl Into<String>, cause: impl std::fmt::Display) -> Error {
         Error::System { what: what.into(), cause: cause.to_string() }
+    }
+}
+
+fn through_mpi() -> &'static str {
+    match crate::join::HAS_MPI {
+        true => "start them with mpirun or srun (`deepspeed --launcher openmpi` calls mpirun)",
+        false => "build with `cargo build --release --features mpi` and start them with mpirun or srun",
     }
 }
 

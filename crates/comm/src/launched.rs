@@ -1,7 +1,14 @@
 //! What a launcher that is not ours tells a rank through its environment: torchrun and Accelerate, DeepSpeed, the
-//! launchers of MPI, and Slurm. Only reads; the ranks meet in `shm/rendezvous.rs`.
+//! launchers of MPI, and Slurm. Only reads; the ranks meet as `join.rs` says.
+
+use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::join::{TRANSPORT, Way};
+
+/// How many seconds the ranks wait for each other at the start.
+const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
+const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Looks up a variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -25,6 +32,10 @@ pub struct Launched {
     pub(crate) run: String,
     /// The variables that are different for each rank, as the launcher wrote them.
     pub(crate) own: Vec<(&'static str, String)>,
+    /// Whether the ranks were started as those of MPI: by one of its launchers or Slurm, also with a script between.
+    pub(crate) speaks_mpi: bool,
+    /// How they are to meet, where somebody says so.
+    pub(crate) wish: Option<Way>,
 }
 
 /// The variables of one kind of launcher. Where several names are listed, the first that is set counts.
@@ -130,25 +141,18 @@ impl Launched {
         };
         match FAMILIES.iter().find(inside) {
             Some(family) => {
-                let found = family.read(&lookup)?;
+                let mut found = family.read(&lookup)?;
+                let is_same =
+                    |other: &Launched| (other.rank, other.world_size) == (found.rank, found.world_size);
+                let mut others = FAMILIES.iter().filter(|other| other.sign != "RANK" && inside(other));
+                found.speaks_mpi = others.any(|other| other.read(&lookup).is_ok_and(|other| is_same(&other)));
+                found.wish = wish(&lookup)?;
                 // A job of one task says nothing about ranks: the program may start its own.
                 let is_job = family.sign != "RANK" && found.world_size == 1;
                 Ok(Some(found).filter(|_| !is_job))
             }
             None if lookup("WORLD_SIZE").is_some() && lookup("LOCAL_RANK").is_some() => Err(missing("RANK")),
             None => Ok(None),
-        }
-    }
-
-    /// Whether all ranks are on this machine.
-    ///
-    /// # Errors
-    /// [`Error::SeveralMachines`] when they are not.
-    pub fn on_one_machine(&self) -> Result<()> {
-        let (world_size, local_world_size) = (self.world_size, self.local_world_size);
-        match world_size == local_world_size {
-            true => Ok(()),
-            false => Err(Error::SeveralMachines { world_size, local_world_size, launcher: self.launcher }),
         }
     }
 }
@@ -203,7 +207,33 @@ impl Family {
             local_world_size,
             run: if run.is_empty() { self.launcher.into() } else { run },
             own: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
+            speaks_mpi: false,
+            wish: None,
         })
+    }
+}
+
+/// How many seconds the ranks wait for each other at the start.
+pub(crate) fn join_limit() -> Result<Duration> {
+    let Some(value) = std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) else {
+        return Ok(DEFAULT_LIMIT);
+    };
+    match value.parse::<u32>() {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(u64::from(seconds))),
+        _ => {
+            let expected = "whole seconds, at least 1".into();
+            Err(Error::Variable { name: LIMIT, value: Some(value), expected })
+        }
+    }
+}
+
+/// By which way the ranks are to meet, if somebody says it.
+fn wish(lookup: Lookup) -> Result<Option<Way>> {
+    match lookup(TRANSPORT).as_deref() {
+        None => Ok(None),
+        Some("shm") => Ok(Some(Way::SharedMemory)),
+        Some("mpi") => Ok(Some(Way::Mpi)),
+        Some(_) => Err(malformed(lookup, TRANSPORT, "shm or mpi".into())),
     }
 }
 
@@ -231,6 +261,7 @@ fn missing(name: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::join::HAS_MPI;
 
     fn read(words: &str) -> Result<Option<Launched>> {
         let pairs: Vec<(&str, &str)> =
@@ -297,19 +328,43 @@ mod tests {
     }
 
     #[test]
-    fn several_machines_are_refused_by_name() {
-        for words in [
+    fn several_machines_meet_through_mpi_or_are_refused_by_name() {
+        let way = |words: &str| read(words).unwrap().unwrap().way();
+        let of_torch = [
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 GROUP_WORLD_SIZE=2",
-            "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0",
-        ] {
-            let error = read(words).unwrap().unwrap().on_one_machine().unwrap_err();
+        ];
+        let srun = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0";
+        // A script between srun and the rank may say the same in torchrun's words.
+        let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
+        for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
+            let error = way(words).unwrap_err();
             assert!(
                 matches!(error, Error::SeveralMachines { world_size: 8, local_world_size: 4, .. }),
                 "{error}"
             );
+            assert!(error.to_string().contains(if HAS_MPI { "mpirun" } else { "--features mpi" }), "{error}");
         }
-        read(TORCHRUN).unwrap().unwrap().on_one_machine().unwrap();
+        for words in of_mpi.iter().filter(|_| HAS_MPI) {
+            assert_eq!(way(words).unwrap(), Way::Mpi);
+        }
+        assert_eq!(way(TORCHRUN).unwrap(), Way::SharedMemory);
+    }
+
+    #[test]
+    fn a_wish_for_a_way_is_kept_or_refused() {
+        let way = |words: &str| read(words).and_then(|place| place.unwrap().way());
+        assert_eq!(way(&format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")).unwrap(), Way::SharedMemory);
+        for (words, says) in [
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm or mpi"),
+        ] {
+            let error = way(&words).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
+        assert_eq!(way(&format!("{mpirun} OARLOCK_TRANSPORT=mpi")).is_ok_and(|way| way == Way::Mpi), HAS_MPI);
+        assert_eq!(way(mpirun).unwrap(), Way::SharedMemory);
     }
 
     #[test]

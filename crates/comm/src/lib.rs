@@ -1,4 +1,4 @@
-//! Ranks and collectives: process groups of one machine in shared memory, their liveness, and the processes themselves.
+//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the processes themselves.
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
@@ -6,10 +6,14 @@ mod call;
 mod communicator;
 mod cores;
 mod error;
+mod join;
 mod launched;
 mod ledger;
+mod liveness;
 mod mapped;
 mod memory;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod ownership;
 mod process;
 mod ready;
@@ -25,6 +29,7 @@ pub use call::{Call, Operation, Scalar};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
+pub use join::{HAS_MPI, Way, from_env, join_launched};
 pub use launched::Launched;
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;

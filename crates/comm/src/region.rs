@@ -77,14 +77,6 @@ impl Region {
         self.0.buffers[self.0.local].as_ptr()
     }
 
-    /// The buffer of a rank, if it can be reached from here.
-    pub fn peer_ptr(&self, rank: usize) -> Option<*const u8> {
-        match self.0.sharing {
-            Sharing::Replicated if self.0.buffers.len() == 1 => Some(self.as_ptr()),
-            _ => self.0.buffers.get(rank).map(|b| b.as_ptr().cast_const()),
-        }
-    }
-
     pub(crate) fn buffers(&self) -> impl Iterator<Item = *mut u8> {
         self.0.buffers.iter().map(|b| b.as_ptr())
     }
@@ -193,6 +185,12 @@ impl Private {
         }
         .map_err(|e| Error::system(format!("map {bytes} bytes"), e))?;
         Ok(Private { base: base.cast(), bytes })
+    }
+
+    /// Its size.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -47,6 +47,16 @@ pub trait Transport: Send + Sync {
     /// Whether all ranks of the group see one copy of a replicated region.
     fn shares_memory(&self) -> bool;
 
+    /// This rank's place among those of the group that share its cores, and how many they are.
+    fn sharing_cores(&self) -> (usize, usize) {
+        (self.rank(), self.world_size())
+    }
+
+    /// The machine of each rank of the group, numbered as they come.
+    fn machines(&self) -> Vec<usize> {
+        vec![0; self.world_size()]
+    }
+
     /// Reserves a region, zeroed.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use oarlock_comm::{Ready, Scalar, Sharing, shm};
+use oarlock_comm::{Ready, Scalar, Sharing};
 use oarlock_tensor::DType;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,7 +32,7 @@ fn child() {
 /// Joins, sums, and stays until its input ends.
 fn rank() {
     println!("started");
-    let comm = match shm::from_env() {
+    let comm = match oarlock_comm::from_env(&|_| ()) {
         Ok(Some(comm)) => comm,
         Ok(None) => return println!("alone"),
         Err(error) => return println!("refused {error}"),

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use oarlock_comm::shm::{self, ShmHost};
+use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{
     Communicator, Ending, Error, Exit, Grace, Ownership, ProcessMemory, RankGroup, RankState, Ready, Scalar,
     Sharing, StopSignals,
@@ -22,14 +22,14 @@ fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match role.as_str() {
         "launcher" => launcher("sleeper"),
-        "joiner" => match shm::from_env() {
+        "joiner" => match oarlock_comm::from_env(&|_| ()) {
             Ok(comm) => {
                 println!("joined {}", comm.is_some());
                 std::thread::sleep(Duration::from_millis(300));
             }
             Err(error) => println!("refused {error}"),
         },
-        role => rank(role, shm::from_env().unwrap().expect("started by a launcher")),
+        role => rank(role, oarlock_comm::from_env(&|_| ()).unwrap().expect("started by a launcher")),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ffi::OsString;
 
-use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, shm};
+use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
 
 use crate::console::tell;
 use crate::error::Result;
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// The communicator of the rank that this thread is, or else the one that the environment describes: ranks in shared
-/// memory, or a world of one. While anybody in this thread keeps it, it is the same one.
+/// memory or over MPI, or a world of one. While anybody in this thread keeps it, it is the same one.
 ///
 /// # Errors
 /// When the environment names a group that cannot be joined.
@@ -31,7 +31,7 @@ pub fn join() -> Result<Communicator> {
     if let Some(comm) = current() {
         return Ok(comm);
     }
-    let comm = shm::from_env_telling(&tell_note)?.unwrap_or_else(Communicator::solo);
+    let comm = from_env(&tell_note)?.unwrap_or_else(Communicator::solo);
     remember(&comm);
     Ok(comm)
 }
@@ -96,7 +96,8 @@ pub fn without_local_rank(arguments: impl Iterator<Item = OsString>) -> Vec<OsSt
 
 /// The threads of a rank: its share of the cores that this process may use.
 pub fn default_threads(comm: &Communicator) -> usize {
-    cores_for_rank(comm.rank(), comm.world_size()).len().max(1)
+    let (place, sharing) = comm.sharing_cores();
+    cores_for_rank(place, sharing).len().max(1)
 }
 
 #[cfg(test)]
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_thread_is_the_rank_that_it_was_told_to_be_as_long_as_somebody_keeps_it() {
-        let [first, second] = <[Communicator; 2]>::try_from(shm::threads(2).unwrap()).unwrap();
+        let [first, second] = <[Communicator; 2]>::try_from(oarlock_comm::shm::threads(2).unwrap()).unwrap();
         let mine = [("OARLOCK_TEST_OF_RANK", "mine".to_owned())];
         within(&second, &mine, || {
             assert_eq!((join().unwrap().rank(), join().unwrap().world_size()), (1, 2));

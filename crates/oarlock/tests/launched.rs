@@ -91,7 +91,7 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
     let site = Site::new();
     for (name, value, told) in [
         ("LOCAL_RANK", "one", "LOCAL_RANK=one: expected a whole number"),
-        ("WORLD_SIZE", "8", "this build joins the ranks of one machine only"),
+        ("WORLD_SIZE", "8", "ranks of several machines meet through MPI"),
     ] {
         let mut command = site.training("out", &[]);
         deepspeed(&mut command, 0, port(4));

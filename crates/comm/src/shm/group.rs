@@ -11,10 +11,11 @@ use rustix::time::Timespec;
 use super::failure::Failure;
 use super::segment::{ABSENT, CHUNK, KEPT_CALLS, LEFT, RUNNING, Segment, Slot};
 use super::socket::Listener;
-use super::statuses::{process, state};
+use super::statuses::state;
 use crate::call::{STAMP_WORDS, Stamp};
 use crate::error::{Error, Result};
 use crate::ledger::RankState;
+use crate::liveness::process;
 
 /// The longest a waiting rank sleeps before it looks after the others.
 const SLICE: Duration = Duration::from_millis(50);

@@ -80,42 +80,20 @@ impl ShmHost {
     }
 }
 
-/// This process's place among the ranks of a [`ShmHost`], or among those that another launcher started on this machine
-/// (see [`Launched`]); `None` where the environment names neither, or a world of one.
+/// This process's place among the ranks of a [`ShmHost`] that was handed down to it, if one was and its place is free.
 ///
 /// # Errors
-/// When what was handed down is not this run's segment, another process has taken the rank, a variable makes no sense,
-/// or the ranks of another launcher do not come together.
-pub fn from_env() -> Result<Option<Communicator>> {
-    from_env_telling(&|_| ())
-}
-
-/// The same, and tells once for whom it waits when that takes long.
-///
-/// # Errors
-/// As [`from_env`].
-pub fn from_env_telling(tell: &dyn Fn(&str)) -> Result<Option<Communicator>> {
+/// When what was handed down is not this run's segment, or another process has taken the rank.
+pub(crate) fn handed_down() -> Result<Option<Communicator>> {
     match std::env::var(VARIABLE) {
-        Ok(value) => {
-            if let Some(comm) = join(&value)? {
-                return Ok(Some(comm));
-            }
-        }
-        Err(std::env::VarError::NotPresent) => {}
-        Err(error) => return Err(Error::Join(format!("{VARIABLE}: {error}"))),
-    }
-    match Launched::from_env()? {
-        Some(place) if place.world_size > 1 => rendezvous::join(&place, tell).map(Some),
-        _ => Ok(None),
+        Ok(value) => join(&value),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(Error::Join(format!("{VARIABLE}: {error}"))),
     }
 }
 
-/// This process's place among ranks that say themselves which they are; returns when all have come. `tell` hears once
-/// for whom it waits, if it does for long.
-///
-/// # Errors
-/// When they are not all on this machine, or do not come together.
-pub fn join_launched(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
+/// The ranks of another launcher on this machine find each other; returns when all have come.
+pub(crate) fn join_launched(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
     rendezvous::join(place, tell)
 }
 

@@ -11,4 +11,5 @@ mod socket;
 mod statuses;
 mod transport;
 
-pub use host::{ShmHost, from_env, from_env_telling, join_launched, threads};
+pub use host::{ShmHost, threads};
+pub(crate) use host::{handed_down, join_launched};

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use super::statuses::process;
 use crate::call::digest;
 use crate::error::{Error, Result};
+use crate::liveness::process;
 
 /// The user's word for a run whose ranks have no common launcher, such as ranks started by hand in two terminals.
 pub(super) const RUN: &str = "OARLOCK_RUN_ID";

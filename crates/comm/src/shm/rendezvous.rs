@@ -13,11 +13,8 @@ use super::transport::SharedMemory;
 use crate::call::digest;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::launched::Launched;
+use crate::launched::{Launched, join_limit};
 
-/// How many seconds the ranks wait for each other at the start.
-const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
-const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 /// After this time it tells for whom it waits.
 const NOTICE: Duration = Duration::from_secs(5);
 /// How long a rank of a run that just ended may still hold the name.
@@ -52,17 +49,7 @@ struct Hello {
 
 /// Joins the ranks of this machine; returns when all have. `tell` hears for whom it waits, if it does for long.
 pub(super) fn join(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
-    place.on_one_machine()?;
-    let limit = match std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) {
-        None => DEFAULT_LIMIT,
-        Some(value) => match value.parse::<u32>() {
-            Ok(seconds) if seconds > 0 => Duration::from_secs(u64::from(seconds)),
-            _ => {
-                let expected = "whole seconds, at least 1".into();
-                return Err(Error::Variable { name: LIMIT, value: Some(value), expected });
-            }
-        },
-    };
+    let limit = join_limit()?;
     let uid = rustix::process::getuid().as_raw();
     // Process numbers mean nothing outside their namespace, so ranks of two never meet.
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();

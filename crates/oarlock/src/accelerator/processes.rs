@@ -22,10 +22,11 @@ pub enum ApplyPadding {
 }
 
 impl Accelerator {
-    /// The number of this process on its machine, from 0. The ranks of a process group are on one machine here, so it is
-    /// [`Accelerator::process_index`].
+    /// The number of this process on its machine, from 0.
     pub fn local_process_index(&self) -> usize {
-        self.process_index()
+        let machines = self.comm.machines();
+        let here = machines[self.process_index()];
+        machines[..self.process_index()].iter().filter(|&&machine| machine == here).count()
     }
 
     /// Whether this is the first process of its machine.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oarlock_comm::{Communicator, Launched, shm};
+use oarlock_comm::{Communicator, Launched};
 
 use super::backend::Backend;
 use super::group::ProcessGroup;
@@ -92,7 +92,7 @@ impl Method {
             _ => None,
         })?;
         match place {
-            Some(place) if place.world_size > 1 => Ok(shm::join_launched(&place, &rank::tell_note)?),
+            Some(place) if place.world_size > 1 => Ok(oarlock_comm::join_launched(&place, &rank::tell_note)?),
             _ => Ok(Communicator::solo()),
         }
     }
@@ -168,7 +168,7 @@ fn begin(
     let says_nothing = options.rank.is_none() && rank::variable("RANK").is_none();
     let comm = match current {
         Some(comm) => comm,
-        None => match shm::from_env_telling(&rank::tell_note)? {
+        None => match oarlock_comm::from_env(&rank::tell_note)? {
             Some(comm) => comm,
             None if may_be_alone && says_nothing && method == Method::Env => Communicator::solo(),
             None => method.join(options, &rank::variable)?,

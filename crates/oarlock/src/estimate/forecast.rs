@@ -46,13 +46,21 @@ pub struct Refusal {
 }
 
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit. With `memory_check` a training that would
-    /// not fit is refused.
+    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit, `apart` how many
+    /// ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
+    /// refused.
     ///
     /// # Errors
     /// [`Error::Memory`] with what would fit.
-    pub fn new(config: &TrainConfig, model: &Decoder, wrap: &Wrap, device: &Device) -> Result<Forecast> {
-        let settings = settings_of(config, model.config().hidden_size);
+    pub fn new(
+        config: &TrainConfig,
+        model: &Decoder,
+        wrap: &Wrap,
+        device: &Device,
+        apart: Option<usize>,
+    ) -> Result<Forecast> {
+        let mut settings = settings_of(config, model.config().hidden_size);
+        settings.apart = apart;
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,

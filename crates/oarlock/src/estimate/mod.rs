@@ -98,8 +98,10 @@ pub struct Settings {
     pub dtype: DType,
     /// What is divided among the ranks.
     pub stage: Stage,
-    /// Ranks of this machine.
+    /// Ranks, all of this machine where they share memory.
     pub ranks: usize,
+    /// Where ranks share no memory, as over MPI, how many are on this machine.
+    pub apart: Option<usize>,
     /// The optimizer.
     pub optim: Optim,
     /// Where master weights and optimizer state are kept.
@@ -125,6 +127,7 @@ impl Settings {
             dtype,
             stage,
             ranks: ranks.max(1),
+            apart: None,
             optim: Optim::TwoMoments,
             optimizer: Offload::Memory,
             parameters: Offload::Memory,
@@ -193,6 +196,11 @@ pub fn estimate(size: &ModelSize, settings: Settings, step: Option<&DryRun>, pro
     }
     parts.push(Part::each("program, data", program, settings.ranks));
     parts.retain(|part| part.machine > 0);
+    if let Some(here) = settings.apart {
+        for part in &mut parts {
+            (part.machine, part.shared) = (part.rank.saturating_mul(here as u64), false);
+        }
+    }
     Estimate { settings, parts, complete: step.is_some() }
 }
 

@@ -13,6 +13,8 @@
 //! A rank reads the gradients of the others where they lie, so their pages are shared. Where ranks own equal parts, what
 //! each is charged for theirs is what they are charged less for its reading, and it is left with 4·E. Whole parameters
 //! are owned unequally ([`charged`]).
+//!
+//! Ranks that share no memory have working weights of S·E each in ZeRO-1 and 2; in ZeRO-3 S·E/N and the gathered units.
 
 use oarlock_tensor::DType;
 use std::ops::Range;
@@ -48,11 +50,13 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     };
     let windows = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
 
+    let is_apart = settings.apart.is_some();
     let weights = match (stage, settings.parameters) {
+        (Stage::Optimizer | Stage::Gradients, _) if is_apart => Part::each("working weights", working, ranks),
         (Stage::Whole, _) => Part::each("working weights", working, ranks),
         (Stage::Parameters, Offload::Nvme) => Part {
             name: "weights between file and use",
-            rank: windows.div_ceil(n),
+            rank: if is_apart { windows } else { windows.div_ceil(n) },
             machine: windows,
             shared: true,
         },
@@ -75,10 +79,11 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     }
     push("state between file and use", &|share| share.beyond(step).1);
     push("optimizer's workspace", &|share| share.beyond(step).0);
-    if stage == Stage::Parameters && settings.gather_copies {
+    let in_memory = settings.parameters == Offload::Memory;
+    if stage == Stage::Parameters && (settings.gather_copies || is_apart && in_memory) {
         parts.push(Part {
             name: "gathered weights",
-            rank: windows.div_ceil(n),
+            rank: if is_apart { windows } else { windows.div_ceil(n) },
             machine: windows,
             shared: true,
         });

@@ -31,6 +31,8 @@ pub struct Job {
     pub dry_run: bool,
     /// Show every value of the training, and stop.
     pub print_config: bool,
+    /// A launcher of MPI starts the ranks, who so can be on several machines.
+    pub through_mpi: bool,
 }
 
 /// What a rank runs.
@@ -66,7 +68,7 @@ impl Job {
                 (Program::Training(Box::new(config)), training.notes)
             }
         };
-        Ok(Job { words, launch, program, notes, dry_run, print_config })
+        Ok(Job { words, launch, program, notes, dry_run, print_config, through_mpi: false })
     }
 
     /// Says what is known before anything is started, and whether it is to be started.
@@ -132,11 +134,10 @@ impl Job {
     /// What it takes to run a training that is not there.
     pub(crate) fn missing(&self, config: &TrainConfig) -> Problems {
         let mut missing = config.missing();
-        if self.launch.machines() > 1 {
-            let message =
-                format!("a training of ours on {} machines is not supported yet", self.launch.machines());
-            let help = "ranks of one training meet in the shared memory of one machine; start all of them on one, or \
-                        let this launcher start a program of yours";
+        if self.launch.machines() > 1 && !self.through_mpi {
+            let message = format!("a training of ours on {} machines needs MPI", self.launch.machines());
+            let help = "build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
+                        start all ranks on one machine";
             missing.push(config.problem(message, &["num_processes"]).help(help));
         }
         if let Some(message) = train::missing_class(config) {

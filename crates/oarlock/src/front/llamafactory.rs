@@ -90,6 +90,7 @@ fn job(
         notes,
         dry_run: training.dry_run,
         print_config: training.print_config,
+        through_mpi: false,
     })
 }
 

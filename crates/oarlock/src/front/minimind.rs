@@ -95,6 +95,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
         notes: training.notes,
         dry_run: training.dry_run,
         print_config: training.print_config,
+        through_mpi: false,
     };
     job.run(started)
 }

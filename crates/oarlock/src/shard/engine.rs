@@ -18,7 +18,7 @@ use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
 use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
-use crate::shard::mesh::Mesh;
+use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::passes::{Core, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;
@@ -81,7 +81,11 @@ impl Engine {
         if let Some(missing) = options.wrap.missing(model) {
             return Err(Error::Model(missing));
         }
-        let mesh = Mesh::new(comm, options.group, options.secondary)?;
+        let group = match options.by_machine && options.group.is_none() {
+            true => Some(ranks_per_machine(&comm.machines())?),
+            false => options.group,
+        };
+        let mesh = Mesh::new(comm, group, options.secondary)?;
         let shares_memory = comm.shares_memory();
         let mut maker = Maker {
             mesh: &mesh,

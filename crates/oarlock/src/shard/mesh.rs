@@ -2,7 +2,7 @@
 
 use oarlock_comm::Communicator;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The communicators of one rank.
 #[derive(Clone, Debug)]
@@ -36,5 +36,36 @@ impl Mesh {
             mesh.secondary = Some(world.split(&neighbours(size))?);
         }
         Ok(mesh)
+    }
+}
+
+/// How many ranks each machine has, by the machine of each rank.
+///
+/// # Errors
+/// Where they are not as many neighbouring ranks on each.
+pub fn ranks_per_machine(machines: &[usize]) -> Result<usize> {
+    let size = machines.iter().filter(|&&machine| machine == 0).count().max(1);
+    match machines.iter().enumerate().all(|(rank, &machine)| machine == rank / size) {
+        true if machines.len().is_multiple_of(size) => Ok(size),
+        _ => Err(Error::Usage(format!(
+            "hybrid sharding divides inside each machine: expected as many neighbouring ranks on every machine, but the \
+             ranks are on machines {machines:?}; start as many on each, in their order (`mpirun --map-by slot`, `srun \
+             --distribution=block`)"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_have_as_many_neighbouring_ranks_or_are_refused() {
+        assert_eq!(ranks_per_machine(&[0, 0, 0]).unwrap(), 3);
+        assert_eq!(ranks_per_machine(&[0, 0, 1, 1, 2, 2]).unwrap(), 2);
+        for wrong in [&[0, 1, 0, 1][..], &[0, 0, 1], &[0, 1, 1]] {
+            let error = ranks_per_machine(wrong).unwrap_err().to_string();
+            assert!(error.contains("as many neighbouring ranks"), "{error}");
+        }
     }
 }

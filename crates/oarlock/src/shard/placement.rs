@@ -108,6 +108,8 @@ pub struct Options {
     pub lifetime: Lifetime,
     /// State is divided inside groups of so many neighbouring ranks, and equal across groups. All ranks, by default.
     pub group: Option<usize>,
+    /// Where `group` says nothing, the groups are the ranks of each machine.
+    pub by_machine: bool,
     /// From forward to backward, parameters are kept divided inside groups of so many neighbouring ranks.
     pub secondary: Option<usize>,
     /// How sharded parameters come together.
@@ -140,6 +142,7 @@ impl Default for Options {
             placements: Placements::OPTIMIZER,
             lifetime: Lifetime::OneUse,
             group: None,
+            by_machine: false,
             secondary: None,
             gather: Gather::InPlace,
             wrap: Wrap::Declared,

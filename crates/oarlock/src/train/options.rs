@@ -40,10 +40,10 @@ pub fn engine_options(shard: &ShardArgs, precision: Precision, hidden_size: usiz
             config::Lifetime::ForwardToBackward => Lifetime::ForwardToBackward,
         },
         group: match group {
-            // All ranks are those of one machine.
             ShardGroup::World | ShardGroup::Machine => None,
             ShardGroup::Ranks(ranks) => Some(ranks),
         },
+        by_machine: group == ShardGroup::Machine,
         secondary: shard.secondary,
         wrap: wrap(&shard.wrap),
         prefetch_elems: shard.prefetch.of(hidden_size),

@@ -78,7 +78,10 @@ impl<'a> Run<'a> {
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(recompute(config));
         let forecast = match accelerator.is_main_process() {
-            true => Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), accelerator.device())?),
+            true => {
+                let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
+                Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), device, apart)?)
+            }
             false => None,
         };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
@@ -509,4 +512,12 @@ pub fn started(stamp: Option<&str>) -> SystemTime {
         Some(micros) => UNIX_EPOCH + Duration::from_micros(micros),
         None => SystemTime::now(),
     }
+}
+
+/// How many ranks are on this machine, where they share no memory.
+fn ranks_apart(accelerator: &Accelerator) -> Option<usize> {
+    let comm = accelerator.communicator();
+    let machines = comm.machines();
+    let here = |machine: &&usize| **machine == machines[comm.rank()];
+    (!comm.shares_memory()).then(|| machines.iter().filter(here).count())
 }

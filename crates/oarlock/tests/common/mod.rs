@@ -245,12 +245,15 @@ fn parent(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// `OARLOCK_SHARED_MEMORY=file,rank,ranks,token`.
+/// `OARLOCK_SHARED_MEMORY=file,rank,ranks,token`, or what mpirun says.
 fn rank_of(pid: u32) -> Option<usize> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let environment = String::from_utf8_lossy(&environment);
-    let place = environment.split('\0').find_map(|entry| entry.strip_prefix("OARLOCK_SHARED_MEMORY="))?;
-    place.split(',').nth(1)?.parse().ok()
+    let said = |name: &str| environment.split('\0').find_map(|entry| entry.strip_prefix(name));
+    match said("OARLOCK_SHARED_MEMORY=") {
+        Some(place) => place.split(',').nth(1)?.parse().ok(),
+        None => said("OMPI_COMM_WORLD_RANK=")?.parse().ok(),
+    }
 }
 
 /// Whether a process runs; one that ended and waits for its parent does not.

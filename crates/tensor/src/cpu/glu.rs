@@ -78,7 +78,7 @@ fn silu_slope(x: f32, s: f32) -> f32 {
 
 /// The cubic coefficient of the tanh form of GELU, and `2 sqrt(2 / pi)`: as `(1 + tanh u) / 2` is `sigmoid(2 u)`, the
 /// form is `x sigmoid(2 u)`, which takes one exponential and no choice between two ranges.
-const GELU_TANH: (f32, f32) = (0.044_715, 1.595_769_1);
+const GELU_TANH: (f32, f32) = (0.044_715, 1.595_769_2);
 
 /// The sigmoid by which the tanh form of GELU multiplies.
 #[inline(always)]

@@ -294,6 +294,23 @@ fn stages_divide_what_their_formulas_say() {
     assert!(state(Optim::OneState) < state(Optim::Muon) && state(Optim::Muon) < state(Optim::TwoMoments));
 }
 
+/// As over MPI: each rank has weights of its own, and the machine what its ranks have.
+#[test]
+fn ranks_that_share_no_memory_have_copies() {
+    let size = ModelSize::of_count(1_000_000, None, DType::F32).unwrap();
+    let of = |stage, apart| {
+        let settings = Settings { apart, ..Settings::new(DType::F32, stage, 4) };
+        estimate(&size, settings, None, 0)
+    };
+    for stage in [Stage::Optimizer, Stage::Gradients] {
+        let (here, apart) = (of(stage, None), of(stage, Some(2)));
+        assert_eq!(here.part("working weights"), 1_000_000, "{stage:?}");
+        assert_eq!(apart.part("working weights"), 4_000_000, "{stage:?}");
+        assert_eq!(apart.machine(), 2 * apart.rank(), "{stage:?}");
+    }
+    assert_eq!(of(Stage::Parameters, Some(2)).part("working weights"), 1_000_000);
+}
+
 #[test]
 fn what_no_unit_holds_is_there_for_the_whole_step() {
     let model = llama(64, 3, 500, 32);

@@ -316,6 +316,7 @@ impl Found {
         if !elsewhere {
             return Ok(Plan::Here(Box::new(job)));
         }
+        job.through_mpi = oarlock_comm::HAS_MPI && launcher.is_of_mpi();
         let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
         let start = Start {
             settings,

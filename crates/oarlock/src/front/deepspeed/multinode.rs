@@ -61,6 +61,11 @@ impl Launcher {
         }
     }
 
+    /// Whether the ranks that it starts find each other through MPI.
+    pub fn is_of_mpi(self) -> bool {
+        !matches!(self, Launcher::Ssh | Launcher::Pdsh)
+    }
+
     /// Whether it can start these slots.
     pub fn check(self, settings: &Settings, pool: &Pool, slots: &Slots) -> Result<(), Problem> {
         let name = self.name();

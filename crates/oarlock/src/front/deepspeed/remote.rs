@@ -4,10 +4,8 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Exit, Grace, RankGroup, StopSignals};
 
 use super::exports::{Machine, shell};
@@ -56,8 +54,8 @@ impl Remote {
         let _file = self.machines.as_ref().map(|(path, pool)| MachineFile::write(path, pool)).transpose()?;
         let signals = StopSignals::catch()?;
         let commands: Vec<Command> = self.commands.iter().map(|words| self.command(words, machine)).collect();
-        let host = Arc::new(ShmHost::create(commands.len())?);
-        let ending = RankGroup::spawn(host, commands, GRACE, &signals)?.wait()?;
+        // The commands are launchers, not ranks: nothing is handed down to them.
+        let ending = RankGroup::spawn(None, commands, GRACE, &signals)?.wait()?;
         if let Some(signal) = ending.signal {
             for words in &self.ending {
                 // Where nothing is left to end, it says so, and that is well.

@@ -1,0 +1,202 @@
+//! The MPI library: the few calls that are used, one at a time. None of them waits, but those of the start and the end.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
+
+use mpi_sys as ffi;
+
+use crate::error::{Error, Result};
+
+/// The library, after its start; there is one in a process.
+pub(super) struct Library {
+    comm: ffi::MPI_Comm,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// Calls may come from any thread; the library was asked for one at a time.
+    turn: Mutex<()>,
+}
+
+// SAFETY: a communicator is a handle that any thread may use, and `turn` makes the calls one at a time, which is what
+// MPI_THREAD_SERIALIZED asks for.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// Bytes of a message that is under way.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    pub(super) at: *mut u8,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: a place and a length; whoever reads or writes there keeps its own promises.
+unsafe impl Send for Span {}
+
+/// A message under way. Until it has arrived its bytes belong to the library.
+pub(super) struct Flight(ffi::MPI_Request);
+
+// SAFETY: a request is a handle that any thread may use, one call at a time.
+unsafe impl Send for Flight {}
+
+impl Library {
+    /// Starts MPI in this process. Waits for the other ranks to do the same.
+    pub(super) fn start() -> Result<Library> {
+        let (mut provided, mut rank, mut size): (c_int, c_int, c_int) = (0, 0, 0);
+        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        // SAFETY: all pointers are to locals that outlive the calls; null arguments are allowed; nothing else of MPI was
+        // called in this process, and nobody else calls it now.
+        let comm = unsafe {
+            let wanted = ffi::RSMPI_THREAD_SERIALIZED;
+            let code =
+                ffi::MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), wanted, &mut provided);
+            check("start MPI", code)?;
+            if provided < wanted {
+                let cause = "this MPI library serves one thread only, and ranks call it from several, one at a time \
+                             (MPI_THREAD_SERIALIZED); use a library that was built with threads";
+                return Err(Error::system("start MPI", cause));
+            }
+            let world = ffi::RSMPI_COMM_WORLD;
+            check("ask MPI for errors", ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN))?;
+            // What another part of this program sends through MPI never meets our messages.
+            check("make a communicator", ffi::MPI_Comm_dup(world, comm.as_mut_ptr()))?;
+            let comm = comm.assume_init();
+            check("ask MPI for errors", ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
+            check("ask MPI for the rank", ffi::MPI_Comm_rank(comm, &mut rank))?;
+            check("ask MPI for the ranks", ffi::MPI_Comm_size(comm, &mut size))?;
+            comm
+        };
+        Ok(Library { comm, rank: rank as usize, size: size as usize, turn: Mutex::new(()) })
+    }
+
+    /// Ends MPI in this process; waits for the other ranks to do the same.
+    pub(super) fn end(&self) {
+        let _turn = self.turn();
+        // SAFETY: MPI was started, and nothing calls it after this (the caller is the end of the process).
+        unsafe { ffi::MPI_Finalize() };
+    }
+
+    fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to send.
+    ///
+    /// # Safety
+    /// The bytes stay where they are and nobody writes them until [`poll`](Library::poll) says that they have gone.
+    pub(super) unsafe fn send(&self, to: usize, tag: usize, span: Span) -> Result<Flight> {
+        let mut request = MaybeUninit::uninit();
+        let _turn = self.turn();
+        // SAFETY: the caller's promise; MPI only reads the buffer.
+        unsafe {
+            let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
+            let at = span.at.cast_const().cast::<c_void>();
+            let code =
+                ffi::MPI_Isend(at, count, byte, to as c_int, tag as c_int, self.comm, request.as_mut_ptr());
+            check("send to a rank", code)?;
+            Ok(Flight(request.assume_init()))
+        }
+    }
+
+    /// Begins to receive at most the bytes of `span`.
+    ///
+    /// # Safety
+    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) says that they have come.
+    pub(super) unsafe fn receive(&self, from: usize, tag: usize, span: Span) -> Result<Flight> {
+        let mut request = MaybeUninit::uninit();
+        let _turn = self.turn();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
+            let at = span.at.cast::<c_void>();
+            let code =
+                ffi::MPI_Irecv(at, count, byte, from as c_int, tag as c_int, self.comm, request.as_mut_ptr());
+            check("receive from a rank", code)?;
+            Ok(Flight(request.assume_init()))
+        }
+    }
+
+    /// Whether a message is over, and how many bytes came with one that was received.
+    pub(super) fn poll(&self, flight: &mut Flight) -> Result<Option<usize>> {
+        let (mut over, mut count): (c_int, c_int) = (0, 0);
+        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
+        let _turn = self.turn();
+        // SAFETY: pointers to locals, and a request that is under way or over (then a null one, which MPI allows). A
+        // status of zeros is one without bytes, and MPI fills it for a receive.
+        unsafe {
+            check("ask for a message", ffi::MPI_Test(&mut flight.0, &mut over, status.as_mut_ptr()))?;
+            if over == 0 {
+                return Ok(None);
+            }
+            let _ = ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count);
+        }
+        Ok(Some(usize::try_from(count).unwrap_or(0)))
+    }
+
+    /// Takes the next message of any rank with this tag, if one of `bytes` bytes has come. It has to be short, so that it
+    /// comes as one with the word that it is there.
+    pub(super) fn take(&self, tag: usize, bytes: usize) -> Result<Option<Vec<u8>>> {
+        let mut here: c_int = 0;
+        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
+        let mut buffer = vec![0u8; bytes];
+        let _turn = self.turn();
+        // SAFETY: pointers to locals; what was probed is received next, as calls come one at a time, into a buffer that
+        // outlives the call.
+        unsafe {
+            let any = ffi::RSMPI_ANY_SOURCE;
+            let code = ffi::MPI_Iprobe(any, tag as c_int, self.comm, &mut here, status.as_mut_ptr());
+            check("look for a message", code)?;
+            if here == 0 {
+                return Ok(None);
+            }
+            let (to, count, byte) =
+                (buffer.as_mut_ptr().cast::<c_void>(), bytes as c_int, ffi::RSMPI_UINT8_T);
+            let source = status.assume_init().MPI_SOURCE;
+            let ignore = ffi::RSMPI_STATUS_IGNORE;
+            check(
+                "receive from a rank",
+                ffi::MPI_Recv(to, count, byte, source, tag as c_int, self.comm, ignore),
+            )?;
+        }
+        Ok(Some(buffer))
+    }
+}
+
+/// Messages in one direction between two ranks: those that wait and those under way, oldest first.
+pub(super) struct Lane {
+    /// The other rank, in the world.
+    pub(super) peer: usize,
+    pub(super) waiting: VecDeque<Span>,
+    pub(super) flying: VecDeque<Flight>,
+    /// Messages that are over.
+    pub(super) done: usize,
+    /// The bytes of the last of them.
+    pub(super) last: usize,
+}
+
+impl Lane {
+    pub(super) fn to(peer: usize) -> Lane {
+        Lane { peer, waiting: VecDeque::new(), flying: VecDeque::new(), done: 0, last: 0 }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.flying.is_empty()
+    }
+}
+
+fn check(what: &str, code: c_int) -> Result<()> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize + 1];
+    let mut length: c_int = 0;
+    // SAFETY: the buffer is longer than the longest text.
+    let known = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    let said = &text[..usize::try_from(length).unwrap_or(0).min(text.len())];
+    let cause = match known == ffi::MPI_SUCCESS as c_int {
+        true => String::from_utf8_lossy(said).into_owned(),
+        false => format!("MPI says {code}"),
+    };
+    Err(Error::system(what, cause))
+}
