@@ -180,7 +180,7 @@ fn gan(accelerator: &Accelerator, steps: usize, phases: bool) -> Result<[Vec<f32
     let toward = |x: &Tensor, aim: f32| -> Result<Tensor> {
         let judged = discriminator.forward(x)?;
         let aims = vec![aim; judged.n_elems()];
-        let aims = Tensor::from_slice(&aims, judged.shape().clone(), accelerator.device())?;
+        let aims = Tensor::from_slice(&aims, *judged.shape(), accelerator.device())?;
         Ok(judged.sub(&aims)?.square()?.mean_all()?)
     };
     let discriminate = |index: usize| -> Result<()> {
@@ -323,8 +323,8 @@ fn the_scale_follows_overflows_as_torchs_one_scaler_for_two_optimizers() {
             let pair = Pair::new(accelerator)?;
             let mut told = Vec::new();
             for turn in &turns {
-                for which in 0..2 {
-                    pair.backward(accelerator, which, turn[which])?;
+                for (which, overflows) in turn.iter().enumerate() {
+                    pair.backward(accelerator, which, *overflows)?;
                     let (_, skipped) = pair.step(which)?;
                     // What the next loss is multiplied by.
                     let scale = pair.optimizers[1 - which].loss_scale()?;
@@ -346,12 +346,12 @@ fn local_step(accelerator: &Accelerator, net: &Prepared<Net>, optimizer: &Prepar
     optimizer.step().map(|_| ())
 }
 
+/// What a rank's loop reported, if it failed, and what the model made of an input behind it, or why it did not.
+type Ended = (Option<String>, std::result::Result<Vec<f32>, String>);
+
 /// A loop of three local steps with an average behind every second, in which the ranks that `fails` tells fail before
 /// their step of that number; what the loop says, and what the model does then.
-fn failing(
-    world: usize,
-    fails: fn(usize) -> Option<usize>,
-) -> Vec<(Option<String>, std::result::Result<Vec<f32>, String>)> {
+fn failing(world: usize, fails: fn(usize) -> Option<usize>) -> Vec<Ended> {
     let ranks = on_ranks(world, config(ALL[0], 1, DivideBy::MicroBatches), move |accelerator| {
         let net = net(2, 1)?;
         let optimizer = optim::sgd(&net).lr(0.1);

@@ -50,10 +50,11 @@ pub fn run(words: &Words) -> Outcome {
         let help = "write `accelerate merge-weights out/checkpoint-100 merged`";
         return Err(Failure::Problems(problem.help(help).into()));
     };
+    let (from, model) = model_in(Path::new(from));
     let remove = parsed.settings.bool("remove_checkpoint_dir");
-    let absolute = |path: &str| Path::new(path).canonicalize().or_else(|_| std::path::absolute(path));
+    let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if remove
-        && let (Ok(from), Ok(to)) = (absolute(from), absolute(to))
+        && let (Ok(from), Ok(to)) = (absolute(from), absolute(Path::new(to)))
         && to.starts_with(&from)
     {
         let problem = Problem::new(
@@ -63,9 +64,8 @@ pub fn run(words: &Words) -> Outcome {
     }
     if parsed.dry_run {
         let then = if remove { ", and remove the checkpoint" } else { "" };
-        return say(&format!("would write the model in {from} to {to}{then}\n"));
+        return say(&format!("would write the model in {} to {to}{then}\n", from.display()));
     }
-    let (from, model) = model_in(Path::new(from));
     let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES };
     let merged = merge_weights(from, Path::new(to), &options)?;
     let source = merged.checkpoint.display();
