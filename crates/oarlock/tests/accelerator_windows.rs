@@ -270,6 +270,13 @@ impl Pair {
         accelerator.backward(&out.cast(DType::F32)?.mean_all()?)
     }
 
+    /// A backward pass from the mean of what the second makes of the first one's output.
+    fn backward_through_both(&self, accelerator: &Accelerator) -> Result<()> {
+        let x = Tensor::from_slice(&[0.5f32; 4], [2, 2], accelerator.device())?.cast(DType::F16)?;
+        let out = self.nets[1].forward(&self.nets[0].forward(&x)?)?;
+        accelerator.backward(&out.cast(DType::F32)?.mean_all()?)
+    }
+
     /// How far a step moves each weight, and whether it was skipped.
     fn step(&self, which: usize) -> Result<(f32, bool)> {
         let before = weights(&self.nets[which])?;
@@ -289,15 +296,18 @@ fn optimizers_of_an_accelerator_have_one_loss_scale_and_each_its_own_overflow() 
             pair.backward(accelerator, 1, false)?;
             let mut told = vec![pair.step(0)?, pair.step(1)?];
             // From here on both are at 128, and one loss goes through both models.
-            let x = Tensor::from_slice(&[0.5f32; 4], [2, 2], accelerator.device())?.cast(DType::F16)?;
-            let out = pair.nets[1].forward(&pair.nets[0].forward(&x)?)?.cast(DType::F32)?;
-            accelerator.backward(&out.mean_all()?)?;
+            pair.backward_through_both(accelerator)?;
             told.extend([pair.step(0)?, pair.step(1)?]);
             // A window that is open keeps its scale while the other's step moves it.
             pair.backward(accelerator, 1, false)?;
             pair.backward(accelerator, 0, true)?;
             told.push(pair.step(0)?);
             pair.backward(accelerator, 1, false)?;
+            // One loss cannot have both scales; when one window has ended it has that of the other.
+            pair.backward(accelerator, 0, false)?;
+            let error = pair.backward_through_both(accelerator).unwrap_err().to_string();
+            assert!(error.contains("have the loss scales 64 and 128 so far; end the window"), "{error}");
+            pair.optimizers[0].zero_grad()?;
             told.push(pair.step(1)?);
             Ok(told)
         }) {
@@ -310,6 +320,26 @@ fn optimizers_of_an_accelerator_have_one_loss_scale_and_each_its_own_overflow() 
             assert!(told[2].0 != 0.0 && told[3].0 != 0.0, "{told:?}");
             assert!((told[5].0 - 0.5).abs() < 1e-3, "{told:?}");
         }
+    }
+}
+
+#[test]
+fn a_rank_without_a_backward_pass_steps_with_the_scale_of_the_others() {
+    let config = AcceleratorConfig {
+        mixed_precision: Some(DType::F16),
+        ..config(Placements::WHOLE, 1, DivideBy::MicroBatches)
+    };
+    for told in on_ranks(2, config, |accelerator| {
+        let pair = Pair::new(accelerator)?;
+        if accelerator.is_main_process() {
+            pair.backward(accelerator, 1, false)?;
+        }
+        // The scale falls while that gradient waits.
+        pair.backward(accelerator, 0, true)?;
+        Ok([pair.step(0)?, pair.step(1)?])
+    }) {
+        let [overflown, (moved, _)] = told.unwrap();
+        assert!(overflown.1 && (moved - 0.25).abs() < 1e-3, "{overflown:?} {moved}");
     }
 }
 
