@@ -5,7 +5,6 @@ use oarlock::config::LossScale;
 use oarlock::dataloader::DataLoader;
 use oarlock::deepspeed::Config;
 use oarlock::deepspeed::zero::gathered_parameters;
-use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::optim::Optim;
 use oarlock::shard::Placements;
 use oarlock::{
@@ -15,27 +14,11 @@ use oarlock::{
 use oarlock_tensor::ops::optimizer::Rule;
 use serde_json::{Value, json};
 
+#[path = "ranks/net.rs"]
+mod net;
 mod ranks;
+use net::{ALL, Net, net};
 use ranks::on_ranks;
-
-const ALL: [Placements; 4] =
-    [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
-
-#[derive(Module)]
-struct Net {
-    layer: nn::Unit<Linear>,
-}
-
-impl Forward<Tensor> for Net {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        self.layer.run(x, |layer| layer.forward(x))
-    }
-}
-
-fn net(inputs: usize, outputs: usize) -> Result<Net> {
-    Ok(Net { layer: nn::Unit::new(Linear::normal(inputs, outputs, false, 0.3)?) })
-}
 
 /// The weights that bench/golden/make_zero_grad.py begins with.
 fn begin(net: &Prepared<Net>, columns: usize, seed: usize) -> Result<()> {

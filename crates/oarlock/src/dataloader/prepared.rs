@@ -128,9 +128,21 @@ impl Accelerator {
             loaders.give(id, seen);
             id
         });
-        let result = body();
-        self.inner.with_loaders(|loaders| loaders.end(id));
-        result
+        // Ends with the closure, whether it returns or panics.
+        let _within = Within { accelerator: self, id };
+        body()
+    }
+}
+
+/// A batch of a loader that counts until this is dropped.
+struct Within<'a> {
+    accelerator: &'a Accelerator,
+    id: u64,
+}
+
+impl Drop for Within<'_> {
+    fn drop(&mut self) {
+        self.accelerator.inner.with_loaders(|loaders| loaders.end(self.id));
     }
 }
 
