@@ -218,6 +218,65 @@ class Ours:
         return next(stage["rank"] for stage in json.loads(done.stdout)["stages"] if stage["stage"] == (self.stage or 0))
 
 
+@dataclass(frozen=True)
+class Program:
+    """A loop of its own: an example of ours under our torchrun, or one of peers/ under the original; both take the same
+    `key=value` words and tell `seconds of a step: X`."""
+
+    name: str
+    program: str
+    is_peer: bool
+    settings: tuple = ()
+
+    def start(self, args):
+        words = [f"{key}={value}" for key, value in self.settings]
+        if self.is_peer:
+            launcher = [args.python, "-m", "torch.distributed.run", "--nproc-per-node", args.ranks]
+            program = HERE / "peers" / f"{self.program}.py"
+        else:
+            launcher = [args.oarlock, "torchrun", "--nproc-per-node", args.ranks, "--no-python"]
+            program = args.oarlock.parent / "examples" / self.program
+        # Programs of the environment (a compiler driver of DeepSpeed's) are found beside its Python.
+        environment = {"DS_ACCELERATOR": "cpu", "PATH": f"{Path(args.python).parent}:{os.environ['PATH']}"} if self.is_peer else {}
+        return Command([*launcher, program, *words], args.machine, environment, args.folder / (re.sub(r"[ ,]+", "-", self.name) + ".log"))
+
+    def seconds(self, args):
+        """The median over the steps of a run, from barrier to barrier."""
+        said = self.start(args).wait()
+        times = [float(line.rpartition(" ")[2]) for line in said.splitlines() if "seconds of a step:" in line]
+        if len(times) != args.steps:
+            raise Failed(f"it told the time of {len(times)} steps instead of {args.steps}")
+        return statistics.median(times)
+
+    def memory_mb(self, args):
+        """The largest peak PSS of a rank."""
+        return max(watched(self.start(args)).of_ranks_mb(args.ranks))
+
+
+def program_arguments(parser, **defaults):
+    """The words of a bench of programs, checked; `defaults` are those of its work."""
+    parser.add_argument("--python", default="", help="Python of an environment with peers/requirements.txt; without it ours is measured alone")
+    parser.add_argument("--oarlock", type=Path, default=HERE.parent / "target/release/oarlock", help="its examples lie beside it")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of a rank")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a run may take")
+    parser.add_argument("--folder", type=Path, default=HERE.parent / "target/bench", help="for logs")
+    parser.add_argument("--write", type=Path, help="write the report here, too")
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < args.ranks * args.threads:
+        parser.error(f"{args.ranks} ranks of {args.threads} threads need more than the {len(cores)} cores that there are")
+    args.machine = Machine(args.ranks, args.threads, tuple(cores[: args.ranks * args.threads]), args.timeout)
+    if not (args.oarlock.parent / "examples").is_dir() or not args.oarlock.exists():
+        parser.error(f"{args.oarlock} is not there; run cargo build --release && cargo build --release --examples, or give --oarlock")
+    args.folder = args.folder.resolve()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    return args
+
+
 def watched(command):
     """Waits for the end of a command; gives the watch that sampled its memory."""
     watch = Watch(command.process.pid)

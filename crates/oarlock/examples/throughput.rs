@@ -118,24 +118,28 @@ fn rank(
         }
     }
     if main {
-        let mut ops = accelerator.device().profile().take();
-        ops.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
-        let total = times.last().copied().unwrap_or(0.0);
-        for (name, op) in ops {
-            let seconds = op.time.as_secs_f64();
-            println!(
-                "{name:24} {:5} x {:8.2} ms {:5.1} %  {:7.1} GFLOP/s {:7.1} GB/s",
-                op.calls,
-                1e3 * seconds,
-                100.0 * seconds / total,
-                op.flops as f64 / seconds / 1e9,
-                op.bytes as f64 / seconds / 1e9
-            );
-        }
-        for (name, usage) in accelerator.device().arena().usage() {
-            println!("{name:20} peak {:8.1} MB", usage.peak_bytes as f64 / 1e6);
-        }
+        print_profile(&accelerator, times.last().copied().unwrap_or(0.0));
     }
     comm.finish();
     Ok(())
+}
+
+/// Prints what each op took of a step of `total` seconds, and the peak of each class of memory.
+pub fn print_profile(accelerator: &Accelerator, total: f64) {
+    let mut ops = accelerator.device().profile().take();
+    ops.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
+    for (name, op) in ops {
+        let seconds = op.time.as_secs_f64();
+        println!(
+            "{name:24} {:5} x {:8.2} ms {:5.1} %  {:7.1} GFLOP/s {:7.1} GB/s",
+            op.calls,
+            1e3 * seconds,
+            100.0 * seconds / total,
+            op.flops as f64 / seconds / 1e9,
+            op.bytes as f64 / seconds / 1e9
+        );
+    }
+    for (name, usage) in accelerator.device().arena().usage() {
+        println!("{name:20} peak {:8.1} MB", usage.peak_bytes as f64 / 1e6);
+    }
 }

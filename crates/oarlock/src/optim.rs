@@ -1,12 +1,13 @@
-//! Optimizers as a loop of one's own names them: a rule over a model's parameters, with its learning rate.
+//! Optimizers as a loop of one's own names them: a rule over a model's parameters, in groups with their numbers.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_tensor::ops::optimizer::Rule;
 
+use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
+use crate::shard::ParamGroup;
 use crate::train::OptimizerConfig;
 
 /// Parameters of a model, each once, in the order in which the model shows them.
@@ -47,7 +48,8 @@ impl<M: Module> From<&M> for Parameters {
 pub struct Optim {
     pub(crate) config: OptimizerConfig,
     pub(crate) params: HashSet<usize>,
-    pub(crate) undecayed: HashSet<usize>,
+    /// Those that were named: the groups from 1 on.
+    groups: Vec<Group>,
     pub(crate) pace: Pace,
 }
 
@@ -57,7 +59,7 @@ impl Optim {
         Optim {
             config: OptimizerConfig { rule, weight_decay, ..OptimizerConfig::default() },
             params: params.into().iter().map(|named| named.param.id()).collect(),
-            undecayed: HashSet::new(),
+            groups: Vec::new(),
             pace: Pace::new(lr),
         }
     }
@@ -67,25 +69,57 @@ impl Optim {
         params.iter().any(|named| self.params.contains(&named.param.id()))
     }
 
-    /// Sets the learning rate.
+    /// Sets the learning rate, also of groups that say none.
     pub fn lr(self, lr: f64) -> Optim {
         self.pace.begin(lr);
         self
     }
 
-    /// Sets the weight decay.
+    /// Sets the weight decay, also of groups that say none.
     pub fn weight_decay(mut self, weight_decay: f64) -> Optim {
         self.config.weight_decay = weight_decay;
         self
     }
 
-    /// Leaves these parameters without weight decay.
-    pub fn no_decay(mut self, params: impl Into<Parameters>) -> Optim {
-        self.undecayed.extend(params.into().iter().map(|named| named.param.id()));
+    /// Gives some of the parameters numbers of their own: torch's `{"params": .., "lr": ..}`. What the group does not say
+    /// is the optimizer's. Group 0 is all that no group names; the others are counted in the order in which they are
+    /// written. `prepare` refuses a parameter in two groups, or one that the optimizer does not update.
+    ///
+    /// ```
+    /// use oarlock::nn::{self, Linear, Module};
+    /// use oarlock::optim::{self, Parameters};
+    ///
+    /// #[derive(Module)]
+    /// struct Net {
+    ///     body: Linear,
+    ///     head: Linear,
+    /// }
+    ///
+    /// # fn main() -> nn::Result<()> {
+    /// let net = Net { body: Linear::new(8, 8)?, head: Linear::new(8, 2)? };
+    /// let biases = Parameters::of(&net.body).filter(|p| p.name.ends_with("bias"));
+    /// let optimizer = optim::adamw(&net)
+    ///     .lr(1e-5)
+    ///     .group(&net.head, |group| group.lr(1e-3).betas(0.9, 0.95))
+    ///     .no_decay(biases);
+    /// # let _ = optimizer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn group(mut self, params: impl Into<Parameters>, numbers: impl FnOnce(Group) -> Group) -> Optim {
+        let params = params.into();
+        let group = numbers(Group { params, lr: None, weight_decay: None, betas: None, rule: None });
+        self.pace.add_group(group.lr);
+        self.groups.push(group);
         self
     }
 
-    /// Sets the decays of the moments, where the rule has any.
+    /// Leaves these parameters without weight decay: a group of them.
+    pub fn no_decay(self, params: impl Into<Parameters>) -> Optim {
+        self.group(params, |group| group.weight_decay(0.0))
+    }
+
+    /// Sets the decays of the moments, where the rule has any, also of groups that say none.
     pub fn betas(mut self, beta1: f64, beta2: f64) -> Optim {
         self.config.rule = self.config.rule.with_betas([beta1, beta2]);
         self
@@ -96,6 +130,119 @@ impl Optim {
         self.config.loss_scale = Some(loss_scale);
         self
     }
+
+    /// The group of each parameter that a group names, by its id; all others are in group 0.
+    pub(crate) fn group_of(&self) -> HashMap<usize, usize> {
+        let named = self
+            .groups
+            .iter()
+            .zip(1..)
+            .flat_map(|(group, index)| group.params.iter().map(move |named| (named.param.id(), index)));
+        named.collect()
+    }
+
+    /// The numbers of all groups, with the learning rates at which schedules begin.
+    pub(crate) fn param_groups(&self) -> Vec<ParamGroup> {
+        let OptimizerConfig { rule, weight_decay, .. } = self.config;
+        let own = self.groups.iter().map(|group| {
+            let rule = group.rule.unwrap_or(rule);
+            (
+                group.betas.map_or(rule, |betas| rule.with_betas(betas)),
+                group.weight_decay.unwrap_or(weight_decay),
+            )
+        });
+        let all = std::iter::once((rule, weight_decay)).chain(own).zip(self.pace.lrs_by(|_, base| base));
+        all.map(|((rule, weight_decay), lr)| ParamGroup { rule, lr, weight_decay }).collect()
+    }
+
+    /// Refuses groups that share a parameter, that have one of somebody else, or whose numbers are none. `names` are those
+    /// of the parameters in their model, by their ids.
+    pub(crate) fn check_groups(&self, names: &HashMap<usize, &str>) -> Result<()> {
+        let mut owners = HashMap::new();
+        for (group, index) in self.groups.iter().zip(1..) {
+            for named in group.params.iter() {
+                let id = named.param.id();
+                let name = names.get(&id).copied().unwrap_or(&named.name);
+                if !self.params.contains(&id) {
+                    return Err(Error::Usage(format!(
+                        "prepare: group {index} of an optimizer has the parameter \"{name}\", which the optimizer does not \
+                         update; give `group` parameters of those that the optimizer was made from"
+                    )));
+                }
+                if let Some(other) = owners.insert(id, index).filter(|other| *other != index) {
+                    return Err(Error::Usage(format!(
+                        "prepare: the parameter \"{name}\" is in the groups {other} and {index} of its optimizer, and one \
+                         group has its numbers; take it out of one of them (`Parameters::filter`)"
+                    )));
+                }
+            }
+        }
+        if self.pace.lrs().len() != self.groups.len() + 1 {
+            return Err(Error::Usage(
+                "prepare: an optimizer and a clone of it got groups, and clones share their learning rates; make each \
+                 optimizer anew"
+                    .to_owned(),
+            ));
+        }
+        for (index, group) in self.param_groups().iter().enumerate() {
+            group.check().map_err(|wrong| {
+                Error::Usage(format!("prepare: group {index} of an optimizer has {wrong}"))
+            })?;
+            if !group.rule.is_like(&self.config.rule) {
+                let (own, other) = (self.config.rule.name(), group.rule.name());
+                return Err(Error::Usage(format!(
+                    "prepare: group {index} of an optimizer {own} has a rule {other} that keeps other states; groups have \
+                     other numbers of one rule, and another rule is another optimizer with a model of its own"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Some of an optimizer's parameters with numbers of their own; [`Optim::group`] hands it out.
+#[derive(Clone, Debug)]
+pub struct Group {
+    params: Parameters,
+    lr: Option<f64>,
+    weight_decay: Option<f64>,
+    betas: Option<[f64; 2]>,
+    rule: Option<Rule>,
+}
+
+impl Group {
+    /// Sets the learning rate at which its schedule begins.
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Group {
+        Group { lr: Some(lr), ..self }
+    }
+
+    /// Sets the weight decay.
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Group {
+        Group { weight_decay: Some(weight_decay), ..self }
+    }
+
+    /// Sets the decays of the moments, where the rule has any.
+    #[must_use]
+    pub fn betas(self, beta1: f64, beta2: f64) -> Group {
+        Group { betas: Some([beta1, beta2]), ..self }
+    }
+
+    /// Sets all numbers of the rule, for those that have no word here, such as the momentum of SGD. It is of the
+    /// optimizer's kind and keeps the same states.
+    #[must_use]
+    pub fn rule(self, rule: Rule) -> Group {
+        Group { rule: Some(rule), ..self }
+    }
+}
+
+/// What to say of a checkpoint with another number of parameter groups.
+pub(crate) fn other_groups(saved: usize, own: usize) -> String {
+    format!(
+        "the checkpoint is of an optimizer with {saved} parameter groups, and this one has {own}; load it with the groups \
+         that saved it"
+    )
 }
 
 /// `torch.optim.AdamW` with torch's defaults: lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
@@ -113,52 +260,100 @@ pub fn sgd(params: impl Into<Parameters>) -> Optim {
     Optim::new(params, Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }, 1e-3, 0.0)
 }
 
-/// The pace of an optimizer: its learning rate and the steps done, shared with schedulers. Clones are the same one.
+/// The pace of an optimizer: the learning rates of its groups and whether it has stepped, shared with schedulers. Clones
+/// are the same one.
 #[derive(Clone, Debug)]
-pub(crate) struct Pace(Arc<PaceState>);
+pub(crate) struct Pace(Arc<Mutex<PaceState>>);
 
 #[derive(Debug)]
 struct PaceState {
-    /// Where schedules begin, as f64 bits.
-    base: AtomicU64,
-    /// The learning rate of the next step, as f64 bits.
-    lr: AtomicU64,
+    /// Where schedules begin in groups without a rate of their own.
+    base: f64,
+    groups: Vec<Rate>,
     /// Whether the last step was skipped.
-    skipped: AtomicBool,
+    skipped: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    /// Where its schedule begins, if the group says it.
+    own: Option<f64>,
+    /// The learning rate of the next step.
+    lr: f64,
 }
 
 impl Pace {
     fn new(lr: f64) -> Pace {
-        let bits = lr.to_bits();
-        Pace(Arc::new(PaceState {
-            base: AtomicU64::new(bits),
-            lr: AtomicU64::new(bits),
-            skipped: AtomicBool::new(false),
-        }))
+        let groups = vec![Rate { own: None, lr }];
+        Pace(Arc::new(Mutex::new(PaceState { base: lr, groups, skipped: false })))
     }
 
     fn begin(&self, lr: f64) {
-        self.0.base.store(lr.to_bits(), Relaxed);
-        self.set_lr(lr);
+        self.state().base = lr;
+        self.set_lrs(|_, base| base);
     }
 
+    fn add_group(&self, own: Option<f64>) {
+        let mut state = self.state();
+        let lr = own.unwrap_or(state.base);
+        state.groups.push(Rate { own, lr });
+    }
+
+    /// Where the schedule of group 0 begins.
     pub fn base(&self) -> f64 {
-        f64::from_bits(self.0.base.load(Relaxed))
+        self.state().base
     }
 
+    /// The learning rate of group 0.
     pub fn lr(&self) -> f64 {
-        f64::from_bits(self.0.lr.load(Relaxed))
+        self.lrs().first().copied().unwrap_or_default()
     }
 
-    pub fn set_lr(&self, lr: f64) {
-        self.0.lr.store(lr.to_bits(), Relaxed);
+    /// Those of all groups.
+    pub fn lrs(&self) -> Vec<f64> {
+        self.state().groups.iter().map(|group| group.lr).collect()
+    }
+
+    /// What a function makes of each group's number and of the rate where its schedule begins.
+    pub fn lrs_by(&self, lr: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+        let state = self.state();
+        let groups = state.groups.iter().enumerate();
+        groups.map(|(index, group)| lr(index, group.own.unwrap_or(state.base))).collect()
+    }
+
+    /// Sets what [`Pace::lrs_by`] says.
+    pub fn set_lrs(&self, lr: impl Fn(usize, f64) -> f64) {
+        let lrs = self.lrs_by(lr);
+        for (group, lr) in self.state().groups.iter_mut().zip(lrs) {
+            group.lr = lr;
+        }
+    }
+
+    /// Sets the learning rate of one group, if there is such a one.
+    pub fn set_group_lr(&self, group: usize, lr: f64) -> Option<()> {
+        self.state().groups.get_mut(group).map(|group| group.lr = lr)
+    }
+
+    /// Goes on with the learning rates that a checkpoint kept.
+    pub fn resume(&self, lrs: &[f64]) -> Result<()> {
+        let (saved, own) = (lrs.len(), self.lrs().len());
+        if saved != own {
+            return Err(Error::Usage(other_groups(saved, own)));
+        }
+        self.set_lrs(|group, base| lrs.get(group).copied().unwrap_or(base));
+        Ok(())
     }
 
     pub fn skipped(&self) -> bool {
-        self.0.skipped.load(Relaxed)
+        self.state().skipped
     }
 
     pub fn set_skipped(&self, skipped: bool) {
-        self.0.skipped.store(skipped, Relaxed);
+        self.state().skipped = skipped;
+    }
+
+    fn state(&self) -> MutexGuard<'_, PaceState> {
+        // Numbers, each whole at every moment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,6 +11,7 @@ use oarlock::nn::{
     Mlp, Module, MultiHeadAttention, Param, Reduction, RmsNorm, Sequential, Silu, Unit,
 };
 use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Result, Tensor, optim};
+use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 fn golden(name: &str) -> PathBuf {
@@ -388,4 +389,55 @@ fn a_file_that_one_rank_cannot_read_is_an_error_of_all() {
     let errors: Vec<String> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
     assert!(errors[0].contains("another rank"), "{errors:?}");
     assert!(errors[1].contains("none.safetensors"), "{errors:?}");
+}
+
+#[derive(Module)]
+struct Attending {
+    attn: MultiHeadAttention,
+}
+
+impl Forward<Tensor> for Attending {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        self.attn.forward(x)
+    }
+}
+
+#[test]
+fn heads_that_share_keys_and_values_are_heads_with_equal_ones() {
+    let (dim, n_heads, n_kv_heads, head_dim) = (16, 4, 2, 4);
+    let accelerator = alone(&AcceleratorConfig::default());
+    let attention = || MultiHeadAttention::new(dim, n_heads).unwrap().causal();
+    let shared = accelerator.prepare(Attending { attn: attention().kv_heads(n_kv_heads).unwrap() }).unwrap();
+    let whole = accelerator.prepare(Attending { attn: attention() }).unwrap();
+    let of_shared = weight(&**shared.module(), "attn.in_proj_weight");
+    assert_eq!(of_shared.len(), (dim + 2 * n_kv_heads * head_dim) * dim);
+    let head = |first: usize| of_shared[first * dim..(first + head_dim) * dim].to_vec();
+    let mut in_proj = of_shared[..dim * dim].to_vec();
+    for part in [dim, dim + n_kv_heads * head_dim] {
+        (0..n_heads).for_each(|h| in_proj.extend(head(part + h * n_kv_heads / n_heads * head_dim)));
+    }
+    let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let out = weight(&**shared.module(), "attn.out_proj.weight");
+    let zeros = |n: usize| bytes(&vec![0.0; n]);
+    let tensors = [
+        ("attn.in_proj_weight", vec![3 * dim, dim], bytes(&in_proj)),
+        ("attn.in_proj_bias", vec![3 * dim], zeros(3 * dim)),
+        ("attn.out_proj.weight", vec![dim, dim], bytes(&out)),
+        ("attn.out_proj.bias", vec![dim], zeros(dim)),
+    ];
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("whole.safetensors");
+    safetensors::serialize_to_file(views, None, &file).unwrap();
+    accelerator.load_model(&whole, &file).unwrap();
+
+    let x: Vec<f32> = (0..2 * 5 * dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
+    let x = Tensor::from_slice(&x, [2, 5, dim], accelerator.device()).unwrap();
+    let (got, want) = (shared.forward(&x).unwrap(), whole.forward(&x).unwrap());
+    assert_eq!(got.to_vec::<f32>().unwrap(), want.to_vec::<f32>().unwrap());
+    let error = attention().kv_heads(3).unwrap_err().to_string();
+    assert!(error.contains("4 heads cannot share 3"), "{error}");
 }

@@ -22,8 +22,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
-    ("optim", &["config", "nn", "train"]),
-    ("lr_scheduler", &["config", "optim", "train"]),
+    ("optim", &["config", "error", "nn", "shard", "train"]),
+    ("lr_scheduler", &["config", "error", "optim", "train"]),
     (
         "accelerator",
         &[

@@ -13,7 +13,7 @@ use crate::train::Stepped;
 #[derive(Clone)]
 pub struct PreparedOptimizer {
     pub(crate) held: Arc<Held>,
-    pace: Pace,
+    pub(crate) pace: Pace,
     inner: Arc<Inner>,
 }
 
@@ -38,7 +38,8 @@ impl PreparedOptimizer {
         }
         self.held.close(&self.inner.comm, &self.inner.accumulation())?;
         self.held.clip()?;
-        let stepped = self.held.optimizer()?.step(self.pace.lr())?;
+        let lrs = self.pace.lrs();
+        let stepped = self.held.optimizer()?.step_at(|group| lrs.get(group).copied().unwrap_or_default())?;
         match stepped {
             Stepped::Done => self.held.update(),
             // The weights are what they were.
@@ -67,14 +68,33 @@ impl PreparedOptimizer {
         Ok(())
     }
 
-    /// The learning rate of the next step.
+    /// The learning rate of the next step, of group 0.
     pub fn lr(&self) -> f64 {
         self.pace.lr()
     }
 
-    /// Sets the learning rate of the next step.
+    /// The learning rates of the next step, of all groups.
+    pub fn group_lrs(&self) -> Vec<f64> {
+        self.pace.lrs()
+    }
+
+    /// Sets the learning rate of the next step, for all groups.
     pub fn set_lr(&self, lr: f64) {
-        self.pace.set_lr(lr);
+        self.pace.set_lrs(|_, _| lr);
+    }
+
+    /// Sets the learning rate of the next step for one group.
+    ///
+    /// # Errors
+    /// A group that the optimizer does not have.
+    pub fn set_group_lr(&self, group: usize, lr: f64) -> Result<()> {
+        self.pace.set_group_lr(group, lr).ok_or_else(|| {
+            Error::Usage(format!(
+                "set_group_lr: there is no group {group}; the optimizer of {} has {}, counted from 0",
+                self.held.name,
+                self.pace.lrs().len()
+            ))
+        })
     }
 
     /// The factor of the coming loss in its backward pass: 1 but in f16. All optimizers of an accelerator have one scale,

@@ -14,7 +14,7 @@ use crate::config::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
-use crate::optim::{Optim, Parameters, adamw};
+use crate::optim::{Group, Optim, Parameters, adamw};
 use crate::shard::Options;
 use crate::train::{Schedule, engine_options};
 
@@ -190,7 +190,7 @@ impl Resolved {
     /// The schedule of the configuration over an optimizer.
     pub fn scheduler(&self, optim: &Optim) -> Option<Scheduler> {
         let schedule = Schedule::new(self.plan.schedule.as_ref()?, 0, 1);
-        Some(Scheduler::of(optim, move |step| schedule.lr(step)))
+        Some(Scheduler::scheduled(optim, schedule))
     }
 }
 
@@ -403,7 +403,7 @@ impl Plan {
 /// Accelerate's `DummyOptim`: stands for the optimizer of the active DeepSpeed plugin. Its learning rate and weight decay
 /// count where that says `"auto"`.
 #[derive(Clone, Debug)]
-pub struct DummyOptim(pub(super) Optim);
+pub struct DummyOptim(pub(crate) Optim);
 
 impl DummyOptim {
     /// Over these parameters, with lr 1e-3 and no weight decay.
@@ -421,6 +421,13 @@ impl DummyOptim {
     #[must_use]
     pub fn weight_decay(self, weight_decay: f64) -> DummyOptim {
         DummyOptim(self.0.weight_decay(weight_decay))
+    }
+
+    /// Gives some of the parameters numbers of their own, which count before those of the configuration: see
+    /// [`Optim::group`].
+    #[must_use]
+    pub fn group(self, params: impl Into<Parameters>, numbers: impl FnOnce(Group) -> Group) -> DummyOptim {
+        DummyOptim(self.0.group(params, numbers))
     }
 }
 

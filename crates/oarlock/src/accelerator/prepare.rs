@@ -1,6 +1,6 @@
 //! `prepare`: any number of objects in any order, each becoming what it is on many ranks.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
-use crate::shard::{Engine, SeededInit, Untouched};
+use crate::shard::{Engine, ParamGroup, SeededInit, Untouched};
 use crate::train::{Optimizer, OptimizerConfig};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
@@ -116,10 +116,10 @@ impl Plan {
             let held = Held::new(name, !own.is_empty(), deepspeed);
             self.held.push((held, own.first().map(|optimizer| (*optimizer).clone())));
         }
-        let all: HashSet<usize> =
-            self.models.iter().flat_map(|(params, _)| params.iter().map(|named| named.param.id())).collect();
+        let all = self.models.iter().flat_map(|(params, _)| params);
+        let names: HashMap<usize, &str> = all.map(|named| (named.param.id(), named.name.as_str())).collect();
         for optimizer in &self.optimizers {
-            let strangers = optimizer.params.difference(&all).count();
+            let strangers = optimizer.params.iter().filter(|id| !names.contains_key(id)).count();
             if strangers > 0 || optimizer.params.is_empty() {
                 return Err(Error::Usage(format!(
                     "prepare: an optimizer has {strangers} parameters (of {}) that no model of this call has; give model \
@@ -135,6 +135,7 @@ impl Plan {
                     owners.join(" and ")
                 )));
             }
+            optimizer.check_groups(&names)?;
         }
         Ok(())
     }
@@ -201,14 +202,13 @@ impl Plan {
         let mut text = String::new();
         for ((params, name), (_, optim)) in self.models.iter().zip(&self.held) {
             let _ = writeln!(text, "the model {name}");
+            let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
             for NamedParam { name, param } in params {
                 let _ =
                     write!(text, "the parameter \"{name}\" of shape {:?} ({:?}", param.shape(), param.init());
-                let _ = match optim {
-                    Some(optim) if optim.undecayed.contains(&param.id()) => {
-                        writeln!(text, ", without decay)")
-                    }
-                    Some(optim) if optim.params.contains(&param.id()) => writeln!(text, ")"),
+                let _ = match (optim, group_of.get(&param.id())) {
+                    (Some(_), Some(group)) => writeln!(text, ", in group {group})"),
+                    (Some(optim), None) if optim.params.contains(&param.id()) => writeln!(text, ")"),
                     _ => writeln!(text, ", frozen)"),
                 };
             }
@@ -223,6 +223,11 @@ impl Plan {
                 }
                 None => writeln!(text, "no optimizer"),
             };
+            let groups = optim.as_ref().map(Optim::param_groups).unwrap_or_default();
+            for (index, ParamGroup { rule, lr, weight_decay }) in groups.iter().enumerate().skip(1) {
+                let _ =
+                    writeln!(text, "the group {index} of lr {lr}, weight decay {weight_decay} and {rule:?}");
+            }
         }
         text
     }
@@ -323,9 +328,9 @@ impl<M: Module> Prepare for M {
             }
         }
         let config = optim.as_ref().map_or_else(OptimizerConfig::default, |optim| optim.config);
-        let decays = |named: &NamedParam| {
-            optim.as_ref().is_some_and(|optim| !optim.undecayed.contains(&named.param.id()))
-        };
+        let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
+        let param_groups =
+            optim.as_ref().map_or_else(|| config.param_groups(0.0), |optim| optim.param_groups());
         let module = Arc::new(self);
         let mut engine = Engine::new(
             &*module,
@@ -333,12 +338,12 @@ impl<M: Module> Prepare for M {
             &accelerator.device,
             plan.deepspeed.as_ref().map_or(&accelerator.options, |resolved| &resolved.options).clone(),
             config.rule,
-            &decays,
+            &|named| group_of.get(&named.param.id()).copied().unwrap_or(0),
             &OptimizerConfig::role,
         )?;
         engine
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
-        let mut optimizer = Optimizer::new(engine, config);
+        let mut optimizer = Optimizer::new(engine, param_groups, config.loss_scale);
         // Engines of DeepSpeed have each a loss scale of its own.
         for other in accelerator.inner.models().iter().filter(|other| other.is_trained) {
             if !held.is_deepspeed() && !other.is_deepspeed() {

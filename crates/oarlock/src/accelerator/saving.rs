@@ -396,7 +396,7 @@ fn go_on(
         let (kind, place) = place(index);
         Problem::Part { what: format!("{kind} {place}"), cause: error.to_string() }
     };
-    // Before any of them moves: a schedule that moves sets the rate of its optimizer.
+    // Before any of them moves.
     for (index, (_, part)) in parts.iter().enumerate() {
         before.push(part.state_dict().map_err(|error| failed(index, error))?);
     }

@@ -27,8 +27,13 @@ impl Place {
     }
 
     pub fn set_steps(&self, steps: u64) {
+        self.resume(steps);
+        self.scheduler.go_to(steps);
+    }
+
+    /// Stands there, and leaves the learning rates as they are.
+    pub fn resume(&self, steps: u64) {
         self.steps.store(steps, Relaxed);
-        self.scheduler.pace.set_lr((self.scheduler.lr)(steps));
     }
 }
 
@@ -62,8 +67,13 @@ impl PreparedScheduler {
         self.place.set_steps(steps);
     }
 
-    /// The learning rate that it has set last: torch's `get_last_lr`.
+    /// The learning rate that it has set last, of group 0.
     pub fn last_lr(&self) -> f64 {
-        (self.place.scheduler.lr)(self.steps())
+        self.last_lrs().first().copied().unwrap_or_default()
+    }
+
+    /// The learning rates that it has set last, of all groups: torch's `get_last_lr`.
+    pub fn last_lrs(&self) -> Vec<f64> {
+        self.place.scheduler.lrs(self.steps())
     }
 }

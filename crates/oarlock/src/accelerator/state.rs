@@ -92,7 +92,8 @@ impl Stateful for Place {
 
     fn load_state_dict(&self, state: &Value) -> Result<()> {
         let steps = state.get("steps").and_then(Value::as_u64);
-        self.set_steps(steps.ok_or_else(|| Error::Usage(format!("a schedule cannot go on from {state}")))?);
+        // The learning rates come back with the optimizer, also those that somebody else has set.
+        self.resume(steps.ok_or_else(|| Error::Usage(format!("a schedule cannot go on from {state}")))?);
         Ok(())
     }
 }
@@ -105,7 +106,11 @@ pub(super) struct Rate {
 
 #[derive(Serialize, Deserialize)]
 struct RateState {
+    /// Of group 0.
     lr: f64,
+    /// Of the others; older checkpoints know one rate.
+    #[serde(default)]
+    group_lrs: Option<Vec<f64>>,
     skipped: bool,
     loss_scale: Option<LossScalerState>,
 }
@@ -113,19 +118,54 @@ struct RateState {
 impl Stateful for Rate {
     fn state_dict(&self) -> Result<Value> {
         let loss_scale = self.held.optimizer()?.loss_scale_state();
-        let state = RateState { lr: self.pace.lr(), skipped: self.pace.skipped(), loss_scale };
+        let lrs = self.pace.lrs();
+        let group_lrs = Some(lrs.iter().skip(1).copied().collect());
+        let state = RateState { lr: self.pace.lr(), group_lrs, skipped: self.pace.skipped(), loss_scale };
         serde_json::to_value(state).map_err(|error| Error::Usage(format!("a learning rate: {error}")))
     }
 
     fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let RateState { lr, skipped, loss_scale } = RateState::deserialize(state)
+        let RateState { lr, group_lrs, skipped, loss_scale } = RateState::deserialize(state)
             .map_err(|error| Error::Usage(format!("an optimizer cannot go on from {state}: {error}")))?;
-        self.pace.set_lr(lr);
+        match group_lrs {
+            Some(others) => self.pace.resume(&[&[lr], &*others].concat())?,
+            None => self.pace.set_lrs(|_, _| lr),
+        }
         self.pace.set_skipped(skipped);
         // A run in another dtype has no scale, or begins with its own.
         if let Some(loss_scale) = loss_scale {
             self.held.optimizer()?.resume_loss_scale(loss_scale);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Linear;
+    use crate::{AcceleratorConfig, optim};
+
+    #[test]
+    fn a_state_of_one_rate_sets_it_for_all_groups() {
+        let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
+        let net = Linear::new(2, 3).unwrap();
+        let bias = optim::Parameters::of(&net).filter(|named| named.name == "bias");
+        let optimizer = optim::adamw(&net).group(bias, |group| group.lr(0.5));
+        let (_net, optimizer) = accelerator.prepare((net, optimizer)).unwrap();
+        let state = &accelerator.inner.stateful()[0].1;
+        let kept = state.state_dict().unwrap();
+        assert_eq!((&kept["lr"], &kept["group_lrs"]), (&json!(1e-3), &json!([0.5])));
+        // As checkpoints were before there were groups.
+        let one = json!({ "lr": 0.25, "skipped": true, "loss_scale": null });
+        state.load_state_dict(&one).unwrap();
+        assert_eq!((optimizer.group_lrs(), optimizer.step_was_skipped()), (vec![0.25; 2], true));
+        let other = json!({ "lr": 0.125, "group_lrs": [], "skipped": false, "loss_scale": null });
+        let told = state.load_state_dict(&other).unwrap_err().to_string();
+        assert!(told.contains("with 1 parameter groups, and this one has 2"), "{told}");
+        assert_eq!(optimizer.group_lrs(), [0.25; 2]);
+        state.load_state_dict(&kept).unwrap();
+        assert_eq!(optimizer.group_lrs(), [1e-3, 0.5]);
     }
 }

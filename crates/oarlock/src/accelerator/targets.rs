@@ -41,11 +41,11 @@ impl Accelerator {
             &self.device,
             self.options.clone(),
             optimizer.rule,
-            &OptimizerConfig::decays,
+            &OptimizerConfig::param_group,
             &OptimizerConfig::role,
         )?;
         engine.initialize(source)?;
-        Ok(Optimizer::new(engine, optimizer))
+        Ok(Optimizer::new(engine, optimizer.param_groups(0.0), optimizer.loss_scale))
     }
 
     /// Begins an accumulation window: the ranks agree on the number of targets of the whole step, so that every token

@@ -17,7 +17,10 @@ use super::value::{Field, Value};
 use super::yaml::{Data, Node};
 use super::{optimizer, schedule};
 
-/// The highest rate of DeepSpeed's warm-ups where nobody says it.
+/// The highest rate of DeepSpeed's warm-ups.
+const PEAK: &str = "scheduler.params.warmup_max_lr";
+
+/// The same of `WarmupDecayLR` where nobody says it.
 const WARMUP_MAX_LR: f64 = 1e-3;
 
 /// What `gradient_clipping` is where nobody says it.
@@ -169,7 +172,9 @@ impl DeepSpeedConfig {
     /// Everything that is wrong between the keys, and each `"auto"` that nobody has resolved.
     pub fn plan(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedPlan, Problems> {
         let mut settings = Settings::of(KEYS);
-        settings.derive("deepspeed", Value::Map(self.with_defaults().fields), "the configuration");
+        let own = self.with_defaults();
+        let names_peak = own.word(PEAK).is_some();
+        settings.derive("deepspeed", Value::Map(own.fields), "the configuration");
         settings.derive("num_processes", Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)), "the ranks");
         settings.derive("max_grad_norm", Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
         settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
@@ -199,8 +204,15 @@ impl DeepSpeedConfig {
         }
         let learning_rate = settings.f64("learning_rate");
         let schedule = has_schedule.then(|| {
-            let shape = schedule::shape(&settings, learning_rate, &mut problems);
+            let mut shape = schedule::shape(&settings, learning_rate, &mut problems);
             needs_total(&shape, &mut problems);
+            if let Shape::DeepSpeed(
+                DeepSpeedShape::WarmupLr(warmup) | DeepSpeedShape::WarmupDecayLr { warmup, .. },
+            ) = &mut shape
+            {
+                // A rate that is written holds for all parameter groups, whatever theirs is.
+                warmup.max_lr = names_peak.then_some(learning_rate);
+            }
             ScheduleArgs { learning_rate, shape, warmup: Steps::Count(settings.f64("warmup_steps") as u64) }
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
@@ -239,16 +251,18 @@ impl DeepSpeedConfig {
         })
     }
 
-    /// With what DeepSpeed means where a schedule of its own says nothing. The rate of such a schedule holds from the
-    /// first step on, whatever the optimizer's is.
+    /// With what DeepSpeed means where a schedule of its own says nothing. The rate that such a schedule names holds from
+    /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
     fn with_defaults(&self) -> DeepSpeedConfig {
         let mut config = self.clone();
-        let warms_up = matches!(self.get("scheduler.type").as_deref(), Some("WarmupLR" | "WarmupDecayLR"));
-        if let Some((_, place)) = self.word("scheduler.type").filter(|_| warms_up) {
-            const RATE: &str = "scheduler.params.warmup_max_lr";
-            if self.word(RATE).is_none() {
-                config.put(RATE, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
-            }
+        let kind = self.get("scheduler.type");
+        let says_nothing = config.node_mut(PEAK).is_none_or(|node| node.is_null());
+        if let (Some("WarmupDecayLR"), true, Some((_, place))) =
+            (kind.as_deref(), says_nothing, self.word("scheduler.type"))
+        {
+            config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
+        }
+        if matches!(kind.as_deref(), Some("WarmupLR" | "WarmupDecayLR")) && config.word(PEAK).is_some() {
             config.remove("optimizer.params.lr");
         }
         config
@@ -410,9 +424,15 @@ mod tests {
             "optimizer": {"type": "Adam", "params": {"lr": 0.00015}}, "scheduler": {"type": "WarmupLR"}}"#;
         let plan = plan(text, 2).unwrap();
         assert_eq!((plan.stage, plan.precision, plan.gradient_clipping), (1, Precision::F16, 1.0));
-        // The schedule sets the rate from the first step on, and its warm-up takes DeepSpeed's 1000 steps.
-        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (1e-3, Steps::Count(1000)));
+        // The schedule rises to the optimizer's rate, and its warm-up takes DeepSpeed's 1000 steps.
+        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
         assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
+        let decaying = text.replace(r#""WarmupLR""#, r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#);
+        assert_eq!(self::plan(&decaying, 2).unwrap().learning_rate, 1e-3);
+        let list =
+            decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
+        let told = self::plan(&list, 2).unwrap_err();
+        assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::zero::{each_parameter, together};
 use crate::checkpoint::{self, ClientState, Contents, Manifest, Saver};
 use crate::error::{Error, Result};
 use crate::nn::Module;
+use crate::optim::other_groups;
 use crate::train::LossScalerState;
 
 /// The file that [`DeepSpeedEngine::save_16bit_model`] writes where nobody names another.
@@ -27,6 +28,9 @@ const MODEL_FILE: &str = "model.safetensors";
 struct Kept {
     count: Count,
     loss_scale: Option<LossScalerState>,
+    /// The learning rates of the parameter groups; older checkpoints have none.
+    #[serde(default)]
+    group_lrs: Option<Vec<f64>>,
     /// The type of the client state, for messages.
     client_type: String,
     /// For people.
@@ -79,6 +83,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         let kept = Kept {
             count: self.kept(),
             loss_scale: optimizer.loss_scale_state(),
+            group_lrs: self.group_lrs().ok(),
             client_type: type_name::<T>().to_owned(),
             client_state,
             client_packed,
@@ -119,7 +124,7 @@ impl<M: Module> DeepSpeedEngine<M> {
     ) -> Result<Option<(PathBuf, T)>> {
         let (dir, comm) = (dir.as_ref(), self.accelerator().communicator());
         let looked = match comm.rank() {
-            0 => look::<T>(dir, tag),
+            0 => look::<T>(dir, tag, self.group_lrs().ok()),
             _ => Ok(()),
         };
         together(comm, "load_checkpoint", looked)?;
@@ -132,7 +137,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         if let Some(state) = kept.loss_scale {
             self.model().held.optimizer()?.resume_loss_scale(state);
         }
-        self.go_on(kept.count);
+        self.go_on(kept.count, kept.group_lrs)?;
         Ok(Some((path, client_state)))
     }
 
@@ -162,12 +167,17 @@ impl<M: Module> DeepSpeedEngine<M> {
     }
 }
 
-/// Whether the client state of a checkpoint is a `T`. What else is wrong is told where it is loaded.
-fn look<T: DeserializeOwned>(dir: &Path, tag: Option<&str>) -> Result<()> {
+/// Whether the client state of a checkpoint is a `T`, and it has as many parameter groups as `own`. What else is wrong is
+/// told where it is loaded.
+fn look<T: DeserializeOwned>(dir: &Path, tag: Option<&str>, own: Option<Vec<f64>>) -> Result<()> {
     let Ok(path) = checkpoint::find(dir, tag) else { return Ok(()) };
-    match Manifest::open(&path) {
-        Ok(manifest) => read::<T>(&path, &manifest.client_state).map(|_| ()),
-        Err(_) => Ok(()),
+    let Ok(manifest) = Manifest::open(&path) else { return Ok(()) };
+    let (kept, _) = read::<T>(&path, &manifest.client_state)?;
+    match (kept.group_lrs, own) {
+        (Some(saved), Some(own)) if saved.len() != own.len() => {
+            Err(Error::bad_file(path, other_groups(saved.len(), own.len())))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -145,7 +145,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         result
     }
 
-    /// The learning rate of the next step.
+    /// The learning rate of the next step, of group 0.
     ///
     /// # Errors
     /// An engine without an optimizer.
@@ -153,7 +153,15 @@ impl<M: Module> DeepSpeedEngine<M> {
         Ok(self.optimizer("get_lr")?.lr())
     }
 
-    /// Sets the learning rate of the next step, for a schedule of one's own.
+    /// The learning rates of the next step, of all groups.
+    ///
+    /// # Errors
+    /// An engine without an optimizer.
+    pub fn group_lrs(&self) -> Result<Vec<f64>> {
+        Ok(self.optimizer("group_lrs")?.group_lrs())
+    }
+
+    /// Sets the learning rate of the next step for all groups, for a schedule of one's own.
     ///
     /// # Errors
     /// An engine without an optimizer, or one that steps a schedule.
@@ -296,13 +304,17 @@ impl<M: Module> DeepSpeedEngine<M> {
         Count { schedule, ..*self.count() }
     }
 
-    /// Goes on from what a checkpoint kept.
-    pub(super) fn go_on(&self, kept: Count) {
+    /// Goes on from what a checkpoint kept; a schedule sets its own learning rates.
+    pub(super) fn go_on(&self, kept: Count, group_lrs: Option<Vec<f64>>) -> Result<()> {
+        if let (Some(optimizer), Some(lrs)) = (&self.optimizer, group_lrs) {
+            optimizer.pace.resume(&lrs)?;
+        }
         if let Some(scheduler) = &self.scheduler {
             scheduler.set_steps(kept.schedule);
         }
         let boundary = self.count().boundary;
         *self.count() = Count { boundary, ..kept };
         self.model.held.update();
+        Ok(())
     }
 }

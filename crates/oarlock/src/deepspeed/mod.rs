@@ -43,7 +43,9 @@ pub mod zero;
 pub use crate::config::{DeepSpeedConfig as Config, DeepSpeedPlan};
 pub use engine::DeepSpeedEngine;
 
-use crate::accelerator::{Accelerator, AcceleratorConfig, DivideBy, GradientAccumulation, Prepare, Resolved};
+use crate::accelerator::{
+    Accelerator, AcceleratorConfig, DivideBy, DummyOptim, GradientAccumulation, Prepare, Resolved,
+};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::Module;
@@ -56,6 +58,9 @@ pub struct InitializeArgs<M, L = ()> {
     /// An optimizer made in code, over the model's parameters; it counts instead of that of the configuration, as in
     /// DeepSpeed.
     pub optimizer: Option<Optim>,
+    /// The parameters that the optimizer of the configuration updates, in groups with numbers of their own; by default all
+    /// of the model, in one. Where an optimizer is made in code, it says that itself.
+    pub model_parameters: Option<DummyOptim>,
     /// A schedule over that optimizer, made in code; it counts instead of that of the configuration. The engine steps it
     /// after every step that was not skipped. A schedule that you step yourself is not given here.
     pub lr_scheduler: Option<Scheduler>,
@@ -80,6 +85,7 @@ impl<M: Module> InitializeArgs<M> {
         InitializeArgs {
             model,
             optimizer: None,
+            model_parameters: None,
             lr_scheduler: None,
             training_data: (),
             config,
@@ -96,6 +102,7 @@ impl<M: Module> InitializeArgs<M> {
         let InitializeArgs {
             model,
             optimizer,
+            model_parameters,
             lr_scheduler,
             config,
             accelerator,
@@ -106,6 +113,7 @@ impl<M: Module> InitializeArgs<M> {
         InitializeArgs {
             model,
             optimizer,
+            model_parameters,
             lr_scheduler,
             training_data,
             config,
@@ -129,6 +137,7 @@ pub fn initialize<M: Module, L: Prepare>(
     let InitializeArgs {
         model,
         optimizer,
+        model_parameters,
         lr_scheduler,
         training_data,
         mut config,
@@ -140,6 +149,17 @@ pub fn initialize<M: Module, L: Prepare>(
         Some(accelerator) => accelerator,
         None => Accelerator::new(&AcceleratorConfig::default())?,
     };
+    if let (Some(_), Some(_)) = (&optimizer, &model_parameters) {
+        return Err(Error::Usage(
+            "initialize: an optimizer made in code has its parameters, and model_parameters are those of the \
+             configuration's; keep one of the two"
+                .to_owned(),
+        ));
+    }
+    if let Some(DummyOptim(optim)) = &model_parameters {
+        config.fill("optimizer.params.lr", optim.pace.base());
+        config.fill("optimizer.params.weight_decay", optim.config.weight_decay);
+    }
     if let Some(optim) = &optimizer {
         // The optimizer of the code says what the configuration leaves to it, and replaces its optimizer.
         config.fill("scheduler.params.warmup_max_lr", optim.pace.base());
@@ -185,8 +205,11 @@ pub fn initialize<M: Module, L: Prepare>(
             Some(scale) if optim.config.loss_scale.is_none() => optim.loss_scale(scale),
             _ => optim,
         }),
-        (None, Some(_)) => Some(resolved.optimizer(&adamw(&model))?),
-        (None, None) => None,
+        (None, optimizer) => match (model_parameters, optimizer) {
+            (Some(DummyOptim(optim)), _) => Some(resolved.optimizer(&optim)?),
+            (None, Some(_)) => Some(resolved.optimizer(&adamw(&model))?),
+            (None, None) => None,
+        },
     };
     let scheduler = match (lr_scheduler, &optim) {
         (Some(scheduler), _) => Some(scheduler),

@@ -61,7 +61,7 @@ pub fn dry_run(
     for unit in units_of(model) {
         for (dtype, params) in unit.by_dtype(dtype) {
             let layout =
-                Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks);
+                Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), 0)), Grain::Blocks);
             let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
             let flat = |size: usize| FlatBuffer::dry(layout.n_elems() * size);
             let home = FlatParams::new(places, dtype, flat(dtype.size()), Some(flat(4)), &device)?;

@@ -22,8 +22,8 @@ impl ModelSize {
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
             // Weight decay applies to all but vectors.
-            let decays = |shape: &Shape| shape.sizes().len() >= 2;
-            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), decays(p.param.shape()));
+            let group = |shape: &Shape| usize::from(shape.sizes().len() < 2);
+            let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), group(p.param.shape()));
             Layout::new(params.iter().map(of), Grain::Blocks)
         };
         let found = units_of(model);
@@ -49,7 +49,7 @@ impl ModelSize {
             )));
         }
         let unit = |n: usize| -> Result<_> {
-            Ok(vec![(dtype, Layout::new([(String::new(), Shape::new(&[n])?, true)], Grain::Blocks))])
+            Ok(vec![(dtype, Layout::new([(String::new(), Shape::new(&[n])?, 0)], Grain::Blocks))])
         };
         let mut units = vec![unit(largest)?];
         if n_params > largest {

@@ -1,6 +1,6 @@
 //! Multi-head self-attention under torch's names.
 //!
-//! Shape legend: B batch, S sequence, E width, H heads, D head size.
+//! Shape legend: B batch, S sequence, E width, H heads, K heads of keys and values, D head size.
 
 use std::sync::Arc;
 
@@ -10,17 +10,18 @@ use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 use super::layers::in_dtype_of;
 use crate::nn::{Forward, Latency, Linear, Module, Visitor};
 
-/// Self-attention with as many heads for keys and values as for queries: `torch.nn.MultiheadAttention` with
-/// `batch_first=True`, without dropout on the attention weights, which are never formed.
+/// Self-attention: `torch.nn.MultiheadAttention` with `batch_first=True`, without dropout on the attention weights, which
+/// are never formed. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
-    /// Queries, keys and values one below the other: `[3·E, E]`.
+    /// Queries, keys and values one below the other: `[E + 2·K·D, E]`, which is `[3·E, E]` where K = H.
     pub in_proj_weight: Param,
-    /// `[3·E]`.
+    /// `[E + 2·K·D]`.
     pub in_proj_bias: Option<Param>,
     /// `[E, E]`.
     pub out_proj: Linear,
     n_heads: usize,
+    n_kv_heads: usize,
     mask: Mask,
     rope: Option<Arc<Rope>>,
     latency: Latency,
@@ -38,15 +39,38 @@ impl MultiHeadAttention {
                 "MultiHeadAttention: a width of {dim} cannot be divided into {n_heads} heads"
             )));
         }
-        let bound = (6.0 / (4 * dim).max(1) as f32).sqrt();
         Ok(MultiHeadAttention {
-            in_proj_weight: Param::new(Shape::new(&[3 * dim, dim])?, Init::Uniform { bound }),
+            in_proj_weight: in_proj(dim, 3 * dim)?,
             in_proj_bias: Some(Param::new(Shape::new(&[3 * dim])?, Init::Zeros)),
             out_proj: Linear::new(dim, dim)?.bias_init(Init::Zeros),
             n_heads,
+            n_kv_heads: n_heads,
             mask: Mask::Full,
             rope: None,
             latency: Latency::default(),
+        })
+    }
+
+    /// With `n` heads of keys and values, each for as many heads of queries (Ainslie et al. 2023); 1 is multi-query
+    /// attention. The weight is a new one.
+    ///
+    /// # Errors
+    /// A number that does not divide the heads.
+    pub fn kv_heads(self, n: usize) -> Result<MultiHeadAttention> {
+        if n == 0 || !self.n_heads.is_multiple_of(n) {
+            return Err(Error::Usage(format!(
+                "MultiHeadAttention: {} heads cannot share {n} heads of keys and values equally",
+                self.n_heads
+            )));
+        }
+        let dim = self.in_proj_weight.shape().sizes()[1];
+        let n_out = dim + 2 * n * (dim / self.n_heads);
+        let bias = |_| -> Result<Param> { Ok(Param::new(Shape::new(&[n_out])?, Init::Zeros)) };
+        Ok(MultiHeadAttention {
+            in_proj_weight: in_proj(dim, n_out)?,
+            in_proj_bias: self.in_proj_bias.as_ref().map(bias).transpose()?,
+            n_kv_heads: n,
+            ..self
         })
     }
 
@@ -94,13 +118,15 @@ impl MultiHeadAttention {
             let layout = WeightLayout::OutIn;
             let qkv = ops::linear(&x, &self.in_proj_weight, self.in_proj_bias.as_ref(), layout)?;
             let head_dim = dim / self.n_heads;
+            let kv_dim = self.n_kv_heads * head_dim;
             let part =
-                |index: usize| ops::split_heads(&qkv.narrow(2, index * dim..(index + 1) * dim)?, head_dim);
+                |from: usize, width: usize| ops::split_heads(&qkv.narrow(2, from..from + width)?, head_dim);
             let turned = |x: Tensor| match &self.rope {
                 Some(rope) => ops::rope(&x, rope, 0),
                 None => Ok(x),
             };
-            let (q, k, v) = (turned(part(0)?)?, turned(part(1)?)?, part(2)?);
+            let (q, k) = (turned(part(0, dim)?)?, turned(part(dim, kv_dim)?)?);
+            let v = part(dim + kv_dim, kv_dim)?;
             let attended = ops::attention(&q, &k, &v, mask, 1.0 / (head_dim as f32).sqrt())?;
             self.out_proj.forward(&ops::merge_heads(&attended)?)
         })
@@ -126,4 +152,10 @@ impl Forward<Tensor> for MultiHeadAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward(x)
     }
+}
+
+/// As torch starts it: Xavier-uniform (Glorot and Bengio 2010) over the whole matrix.
+fn in_proj(dim: usize, n_out: usize) -> Result<Param> {
+    let bound = (6.0 / (dim + n_out).max(1) as f32).sqrt();
+    Ok(Param::new(Shape::new(&[n_out, dim])?, Init::Uniform { bound }))
 }

@@ -28,10 +28,13 @@ pub use loss::{
 };
 pub use norm::{LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
+pub use oarlock_tensor::cpu::rope::RopeStyle;
+/// The ops that layers are made of, under the name of torch's `nn.functional`.
+pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
     CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
 };
-pub use oarlock_tensor::{Init, Param, Result};
+pub use oarlock_tensor::{Init, Param, Result, RopeScaling, Yarn};
 pub use sequential::{Layer, Sequential};
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};

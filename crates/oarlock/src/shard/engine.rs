@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Ready, Scalar};
-use oarlock_tensor::ops::optimizer::{Role, Rule, StepArgs};
+use oarlock_tensor::ops::optimizer::{Role, Rule};
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{Device, UnitHook};
 
@@ -23,7 +23,7 @@ use crate::shard::passes::{Core, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
-use crate::shard::step::CHUNK;
+use crate::shard::step::{CHUNK, ParamGroup};
 
 /// A model on one rank.
 pub struct Engine {
@@ -63,8 +63,8 @@ pub struct Resident {
 }
 
 impl Engine {
-    /// Gives every parameter of the model a home. `decays` says whether weight decay applies to a parameter, `role`
-    /// what it is to the optimizer.
+    /// Gives every parameter of the model a home. `param_group` says which of the optimizer's groups a parameter is in,
+    /// `role` what it is to the optimizer.
     ///
     /// # Errors
     /// No memory, options that contradict themselves, or a model that belongs to an engine already.
@@ -74,7 +74,7 @@ impl Engine {
         device: &Device,
         options: Options,
         rule: Rule,
-        decays: &dyn Fn(&NamedParam) -> bool,
+        param_group: &dyn Fn(&NamedParam) -> usize,
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Engine> {
         options.check(comm.world_size())?;
@@ -106,7 +106,7 @@ impl Engine {
             for (kind, params) in kinds {
                 homes.extend(params.iter().enumerate().map(|(i, p)| (p.param.clone(), groups.len(), i)));
                 let in_unit = unit.run.is_some();
-                groups.push(maker.group(groups.len(), kind, &params, in_unit, decays, role)?);
+                groups.push(maker.group(groups.len(), kind, &params, in_unit, param_group, role)?);
             }
             if unit.run.is_some() {
                 let own: Vec<usize> = (first..groups.len()).collect();
@@ -186,22 +186,9 @@ impl Engine {
         &self.core.options
     }
 
-    /// How gradients change the weights.
+    /// The kind of rule by which gradients change the weights; a step takes its numbers from the parameter groups.
     pub fn rule(&self) -> &Rule {
         &self.rule
-    }
-
-    /// Changes the rule's numbers; the kind of rule stays.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] when it is another kind.
-    pub fn set_rule(&mut self, rule: Rule) -> Result<()> {
-        if rule.name() != self.rule.name() || rule.state_names() != self.rule.state_names() {
-            let (old, new) = (self.rule.name(), rule.name());
-            return Err(Error::Usage(format!("the optimizer {old} cannot become {new} while it has state")));
-        }
-        self.rule = rule;
-        Ok(())
     }
 
     /// What is in memory of the model's state.
@@ -362,12 +349,13 @@ impl Engine {
         Ok(GradNorm { norm: update::tree_sum(&squares).sqrt(), first_bad })
     }
 
-    /// One optimizer step on what this rank updates, then the new weights for all; gradients are forgotten afterwards.
-    /// The number of the step is counted here.
+    /// One optimizer step on what this rank updates, with the numbers of each parameter group, then the new weights for
+    /// all; gradients are multiplied with `grad_scale`, and forgotten afterwards. The number of the step is counted here.
     ///
     /// # Errors
-    /// When a rank failed, or somebody still holds weights.
-    pub fn step(&mut self, args: StepArgs) -> Result<()> {
+    /// When a rank failed, somebody still holds weights, or a parameter group is missing or has another kind of rule.
+    pub fn step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        self.check_param_groups(param_groups)?;
         self.reduce_grads()?;
         let touched = match self.core.options.untouched {
             Untouched::Zero => None,
@@ -384,9 +372,29 @@ impl Engine {
             let takes_part = touched.as_ref().is_none_or(|touched| touched[group][param]);
             takes_part.then(|| self.n_steps.saturating_sub(self.left_out[group][param]))
         };
-        self.core.update(&self.rule, &StepArgs { step: self.n_steps, ..args }, &step)?;
+        self.core.update(param_groups, grad_scale, &step)?;
         self.reduced = false;
         self.publish()
+    }
+
+    /// Each parameter has its numbers, and its state is that of its rule.
+    fn check_param_groups(&self, param_groups: &[ParamGroup]) -> Result<()> {
+        let last =
+            self.core.groups.iter().flat_map(|group| group.layout.params()).map(|p| p.param_group).max();
+        if let Some(last) = last.filter(|last| *last >= param_groups.len()) {
+            return Err(Error::Usage(format!(
+                "the model has parameters of the parameter group {last}, and a step has numbers for {} groups",
+                param_groups.len()
+            )));
+        }
+        match param_groups.iter().map(|group| &group.rule).find(|rule| !rule.is_like(&self.rule)) {
+            Some(other) => Err(Error::Usage(format!(
+                "the optimizer {} cannot step as {} with the state that it has",
+                self.rule.name(),
+                other.name()
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// With [`Untouched::Skip`], the steps that have left out each parameter, where there were any.

@@ -113,15 +113,17 @@ impl Maker<'_> {
         kind: Kind,
         named: &[NamedParam],
         in_unit: bool,
-        decays: &dyn Fn(&NamedParam) -> bool,
+        param_group: &dyn Fn(&NamedParam) -> usize,
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Group> {
         let grain = match self.rule.needs() {
             Needs::Elementwise => Grain::Blocks,
             Needs::WholeParameters => Grain::Parameters,
         };
-        let layout =
-            Arc::new(Layout::new(named.iter().map(|p| (p.name.clone(), *p.param.shape(), decays(p))), grain));
+        let layout = Arc::new(Layout::new(
+            named.iter().map(|p| (p.name.clone(), *p.param.shape(), param_group(p))),
+            grain,
+        ));
         let roles: Vec<Role> = named.iter().map(role).collect();
         let (shard, n_elems) = (&self.mesh.shard, layout.n_elems());
         let n = shard.world_size();

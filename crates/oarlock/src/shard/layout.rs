@@ -27,8 +27,8 @@ pub struct LayoutParam {
     pub name: String,
     /// Its first element and its shape.
     pub place: Place,
-    /// Whether weight decay applies to it.
-    pub decay: bool,
+    /// Which of the optimizer's parameter groups has its numbers.
+    pub param_group: usize,
 }
 
 impl LayoutParam {
@@ -61,12 +61,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Places parameters (name, shape, decay) one after the other.
-    pub fn new(params: impl IntoIterator<Item = (String, Shape, bool)>, grain: Grain) -> Layout {
+    /// Places parameters (name, shape, parameter group) one after the other.
+    pub fn new(params: impl IntoIterator<Item = (String, Shape, usize)>, grain: Grain) -> Layout {
         let mut end = 0;
         let mut placed = Vec::new();
-        for (name, shape, decay) in params {
-            placed.push(LayoutParam { name, place: Place { first: end, shape }, decay });
+        for (name, shape, param_group) in params {
+            placed.push(LayoutParam { name, place: Place { first: end, shape }, param_group });
             end = (end + shape.n_elems()).next_multiple_of(ALIGN);
         }
         Layout { params: placed, n_elems: end, grain }
@@ -128,7 +128,7 @@ impl Layout {
     }
 
     /// What an optimizer updates at once, with the first parameter of each: whole parameters where those are the grain,
-    /// otherwise runs of at most `most` elements that all decay or all do not. `step` is the number of the step for a
+    /// otherwise runs of at most `most` elements of one parameter group. `step` is the number of the step for a
     /// parameter, the same for all of a run, and `None` for one that the step leaves out.
     pub fn pieces<'a>(
         &'a self,
@@ -154,7 +154,7 @@ impl Layout {
                 !whole
                     && next.0 <= last + 1
                     && step(next.0) == step(param)
-                    && self.params[next.0].decay == self.params[param].decay
+                    && self.params[next.0].param_group == self.params[param].param_group
                     && next.1.end - start <= most
             };
             // Padding between parameters holds zeros and stays zero: it may be stepped over in one run.
@@ -177,7 +177,7 @@ mod tests {
             sizes in prop::collection::vec(1usize..20_000, 1..12), world in 1usize..9, whole in any::<bool>(),
         ) {
             let grain = if whole { Grain::Parameters } else { Grain::Blocks };
-            let shapes = sizes.iter().map(|&n| (String::new(), Shape::new(&[n]).unwrap(), true));
+            let shapes = sizes.iter().map(|&n| (String::new(), Shape::new(&[n]).unwrap(), 0));
             let layout = Layout::new(shapes, grain);
             let mut next = 0;
             for rank in 0..world {
@@ -208,13 +208,13 @@ mod tests {
         }
 
         #[test]
-        fn pieces_cover_what_is_owned_in_runs_that_decay_alike(
-            params in prop::collection::vec((1usize..20_000, any::<bool>(), prop::option::of(3u64..5)), 1..12),
+        fn pieces_cover_what_is_owned_in_runs_of_one_parameter_group(
+            params in prop::collection::vec((1usize..20_000, 0usize..3, prop::option::of(3u64..5)), 1..12),
             world in 1usize..5, whole in any::<bool>(), most in 1usize..30_000,
         ) {
             let most = most.max(100);
             let grain = if whole { Grain::Parameters } else { Grain::Blocks };
-            let param = |&(n, decay, _): &(usize, bool, Option<u64>)| (String::new(), Shape::new(&[n]).unwrap(), decay);
+            let param = |&(n, group, _): &(usize, usize, Option<u64>)| (String::new(), Shape::new(&[n]).unwrap(), group);
             let layout = Layout::new(params.iter().map(param), grain);
             for rank in 0..world {
                 let owned = layout.owned(rank, world);
@@ -229,8 +229,8 @@ mod tests {
                     }
                     let inside = of.iter().map(|(_, f)| f.end.min(part.end) - f.start.max(part.start));
                     prop_assert_eq!(inside.sum::<usize>(), part.len());
-                    let decay = layout.params()[index].decay;
-                    prop_assert!(of.iter().all(|(first, _)| layout.params()[*first].decay == decay));
+                    let group = layout.params()[index].param_group;
+                    prop_assert!(of.iter().all(|(first, _)| layout.params()[*first].param_group == group));
                     prop_assert!(of.iter().all(|(first, _)| params[*first].2 == params[index].2));
                     prop_assert!(!whole || of == [&(index, part)]);
                 }

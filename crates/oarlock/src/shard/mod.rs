@@ -26,3 +26,4 @@ pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{SeededInit, WeightSource};
 pub use state::{MASTER, Slice, Snapshot};
+pub use step::ParamGroup;

@@ -12,6 +12,36 @@ use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::passes::Core;
 
+/// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParamGroup {
+    /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own numbers.
+    pub rule: Rule,
+    /// The learning rate.
+    pub lr: f64,
+    /// Weight decay; 0 for none.
+    pub weight_decay: f64,
+}
+
+impl ParamGroup {
+    /// What of its numbers is none that training takes, as torch looks at them.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let is_rate = |number: f64| number.is_finite() && number >= 0.0;
+        if !is_rate(self.lr) {
+            return Err(format!("the learning rate {}; it is a number of at least 0", self.lr));
+        }
+        if !is_rate(self.weight_decay) {
+            return Err(format!("the weight decay {}; it is a number of at least 0", self.weight_decay));
+        }
+        match self.rule.betas() {
+            Some(betas) if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) => {
+                Err(format!("the betas {} and {}; they are at least 0 and below 1", betas[0], betas[1]))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Elements that are updated at once.
 struct Piece {
     group: usize,
@@ -27,12 +57,12 @@ struct Piece {
 type Staged = Vec<FlatBuffer>;
 
 impl Core {
-    /// One step of `rule` on what this rank updates; `step` is its number for parameter `.1` of group `.0`, or `None`
-    /// where the step leaves it out. Waits for whoever holds the state constant.
+    /// One step on what this rank updates, with the numbers of each parameter group; `step` is its number for parameter
+    /// `.1` of group `.0`, or `None` where the step leaves it out. Waits for whoever holds the state constant.
     pub fn update(
         &self,
-        rule: &Rule,
-        args: &StepArgs,
+        numbers: &[ParamGroup],
+        grad_scale: f32,
         step: &dyn Fn(usize, usize) -> Option<u64>,
     ) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
@@ -42,19 +72,20 @@ impl Core {
             .partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
-            let shape = &group.layout.params()[piece.param].place.shape;
-            optimizer::workspace_bytes(&self.device, rule, shape, group.roles[piece.param])
+            let param = &group.layout.params()[piece.param];
+            let rule = &numbers[param.param_group].rule;
+            optimizer::workspace_bytes(&self.device, rule, &param.place.shape, group.roles[piece.param])
         };
         // One for all: pieces of many sizes would fit into none of each other's.
         let bytes = in_memory.iter().chain(&in_files).map(workspace_bytes).max().unwrap_or(0);
         let mut workspace = Workspace::new(&self.device, bytes)?;
         for piece in &in_memory {
             self.groups[piece.group].state.gate.wait();
-            self.update_piece(rule, args, piece, &Vec::new(), &mut workspace)?;
+            self.update_piece(numbers, grad_scale, piece, &Vec::new(), &mut workspace)?;
         }
         match offload {
             Some(offload) if !in_files.is_empty() => {
-                self.update_in_files(rule, args, &in_files, offload.buffers, &mut workspace)
+                self.update_in_files(numbers, grad_scale, &in_files, offload.buffers, &mut workspace)
             }
             _ => Ok(()),
         }
@@ -78,8 +109,8 @@ impl Core {
 
     fn update_piece(
         &self,
-        rule: &Rule,
-        args: &StepArgs,
+        numbers: &[ParamGroup],
+        grad_scale: f32,
         piece: &Piece,
         staged: &Staged,
         workspace: &mut Workspace,
@@ -110,17 +141,17 @@ impl Core {
         let Some(weights) = weights else { return Ok(()) };
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let decay = if param.decay { args.weight_decay } else { 0.0 };
-        let args = StepArgs { step: piece.step, weight_decay: decay, ..*args };
+        let ParamGroup { rule, lr, weight_decay } = numbers[param.param_group];
+        let args = StepArgs { step: piece.step, lr, weight_decay, grad_scale };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
-        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
+        Ok(optimizer::update(&self.device, &rule, &args, shape, role, &parts, workspace)?)
     }
 
     /// The same for state in files: while one piece is updated, the next is read and the one before is written.
     fn update_in_files(
         &self,
-        rule: &Rule,
-        args: &StepArgs,
+        numbers: &[ParamGroup],
+        grad_scale: f32,
         pieces: &[Piece],
         buffers: usize,
         workspace: &mut Workspace,
@@ -138,7 +169,7 @@ impl Core {
             let mut step = || -> Result<()> {
                 for piece in pieces {
                     let staged = to_update.recv().map_err(|_| stopped())??;
-                    self.update_piece(rule, args, piece, &staged, workspace)?;
+                    self.update_piece(numbers, grad_scale, piece, &staged, workspace)?;
                     updated.send(staged).map_err(|_| stopped())?;
                 }
                 Ok(())

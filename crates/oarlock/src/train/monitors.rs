@@ -146,12 +146,9 @@ fn name_of(key: &str) -> String {
 
 /// What the moments of a rule keep of themselves; 0 for a rule that has none.
 pub fn momentum(rule: &Rule) -> Momentum {
-    match *rule {
-        Rule::AdamW { beta1, beta2, .. }
-        | Rule::Adam { beta1, beta2, .. }
-        | Rule::Lion { beta1, beta2 }
-        | Rule::Lamb { beta1, beta2, .. } => Momentum::Two(beta1, beta2),
-        Rule::Sgd { momentum, .. } | Rule::Muon { momentum, .. } => Momentum::One(momentum),
-        Rule::Adagrad { .. } | Rule::Adafactor { .. } => Momentum::One(0.0),
+    match (rule.betas(), *rule) {
+        (Some([beta1, beta2]), _) => Momentum::Two(beta1, beta2),
+        (None, Rule::Sgd { momentum, .. } | Rule::Muon { momentum, .. }) => Momentum::One(momentum),
+        (None, _) => Momentum::One(0.0),
     }
 }

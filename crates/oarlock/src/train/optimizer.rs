@@ -1,14 +1,14 @@
-//! The optimizer over a prepared model: a rule, weight decay for matrices only, clipping.
+//! The optimizer over a prepared model: the numbers of its parameter groups, loss scale, clipping, the step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_tensor::DType;
-use oarlock_tensor::ops::optimizer::{Role, Rule, StepArgs};
+use oarlock_tensor::ops::optimizer::{Role, Rule};
 
 use crate::config::LossScale;
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
-use crate::shard::Engine;
+use crate::shard::{Engine, ParamGroup};
 use crate::train::scale::{LossScaler, LossScalerState, Verdict};
 
 /// Which optimizer, and its numbers.
@@ -34,9 +34,14 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Whether weight decay applies to a parameter: not to biases and norms, which are vectors.
-    pub fn decays(param: &NamedParam) -> bool {
-        param.param.shape().sizes().len() >= 2
+    /// The group of a parameter in a training: 0 with weight decay, 1 without, which are vectors: biases and norms.
+    pub fn param_group(param: &NamedParam) -> usize {
+        usize::from(param.param.shape().sizes().len() < 2)
+    }
+
+    /// These two groups.
+    pub fn param_groups(&self, lr: f64) -> Vec<ParamGroup> {
+        [self.weight_decay, 0.0].map(|weight_decay| ParamGroup { rule: self.rule, lr, weight_decay }).to_vec()
     }
 
     /// What a parameter is to the optimizer: embeddings and the head are no hidden matrices.
@@ -49,7 +54,8 @@ impl OptimizerConfig {
 /// The optimizer of a prepared model.
 pub struct Optimizer {
     engine: Engine,
-    weight_decay: f64,
+    /// Their learning rates are those of the last step.
+    param_groups: Vec<ParamGroup>,
     /// One for all optimizers of an accelerator.
     scaler: Option<Arc<Mutex<LossScaler>>>,
     /// The scale of the gradients that have come together, where the scaler may have moved since.
@@ -83,12 +89,16 @@ pub enum Stepped {
 }
 
 impl Optimizer {
-    pub(crate) fn new(engine: Engine, config: OptimizerConfig) -> Optimizer {
+    pub(crate) fn new(
+        engine: Engine,
+        param_groups: Vec<ParamGroup>,
+        loss_scale: Option<LossScale>,
+    ) -> Optimizer {
         let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
-        let scaler = config.loss_scale.or(in_f16).map(|rule| Arc::new(Mutex::new(LossScaler::new(rule))));
+        let scaler = loss_scale.or(in_f16).map(|rule| Arc::new(Mutex::new(LossScaler::new(rule))));
         Optimizer {
             engine,
-            weight_decay: config.weight_decay,
+            param_groups,
             scaler,
             window_scale: None,
             divisor: 1.0,
@@ -150,13 +160,16 @@ impl Optimizer {
         }
     }
 
-    /// Sets the decays of the moments, for schedules that move them.
-    ///
-    /// # Errors
-    /// Never for a rule that the optimizer has already.
-    pub fn set_betas(&mut self, betas: [f64; 2]) -> Result<()> {
-        let rule = self.engine.rule().with_betas(betas);
-        self.engine.set_rule(rule)
+    /// How gradients change the weights of the first group.
+    pub fn rule(&self) -> &Rule {
+        self.param_groups.first().map_or(self.engine.rule(), |group| &group.rule)
+    }
+
+    /// Sets the decays of the moments in all groups, for schedules that move them.
+    pub fn set_betas(&mut self, betas: [f64; 2]) {
+        for group in &mut self.param_groups {
+            group.rule = group.rule.with_betas(betas);
+        }
     }
 
     /// The coming step, and its norm, divide the sum of all gradients by this.
@@ -222,12 +235,17 @@ impl Optimizer {
         (self.divisor, self.found, self.averaged, self.window_scale) = (1.0, None, false, None);
     }
 
-    /// Updates the weights with the gradients summed over all ranks, and forgets the gradients. With loss scaling, a
-    /// step whose gradients overflowed on any rank is skipped on all, and the scale follows.
+    /// Updates the weights with the gradients summed over all ranks, at one learning rate, and forgets the gradients. With
+    /// loss scaling, a step whose gradients overflowed on any rank is skipped on all, and the scale follows.
     ///
     /// # Errors
     /// When a rank failed, somebody still holds a weight, or the loss scale cannot fall any further.
     pub fn step(&mut self, lr: f64) -> Result<Stepped> {
+        self.step_at(|_| lr)
+    }
+
+    /// The same at a learning rate for each group.
+    pub(crate) fn step_at(&mut self, lr: impl Fn(usize) -> f64) -> Result<Stepped> {
         if self.scaler.is_some() && self.found.is_none() {
             self.clip_grad_norm(0.0)?;
         }
@@ -244,8 +262,10 @@ impl Optimizer {
                 return Ok(Stepped::Skipped { line });
             }
         }
-        let (grad_scale, weight_decay) = (found.grad_scale, self.weight_decay);
-        self.engine.step(StepArgs { step: 0, lr, weight_decay, grad_scale })?;
+        for (index, group) in self.param_groups.iter_mut().enumerate() {
+            group.lr = lr(index);
+        }
+        self.engine.step(&self.param_groups, found.grad_scale)?;
         Ok(Stepped::Done)
     }
 }

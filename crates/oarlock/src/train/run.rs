@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
             let updates = self.optimizer.n_steps();
             let lr = self.schedule.lr(updates);
             if let Some(betas) = self.schedule.betas(updates) {
-                self.optimizer.set_betas(betas)?;
+                self.optimizer.set_betas(betas);
             }
             let report = train_step(
                 self.accelerator,
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
                     samples: self.position,
                     loss: report.loss(),
                     lr: self.schedule.lr(updates),
-                    momentum: momentum(self.optimizer.engine().rule()),
+                    momentum: momentum(self.optimizer.rule()),
                     loss_scale: self.optimizer.loss_scale_state().map(|_| self.optimizer.loss_scale()),
                     times,
                 })?;

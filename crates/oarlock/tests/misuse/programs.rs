@@ -10,6 +10,7 @@ use oarlock::{
     lr_scheduler, optim,
 };
 use oarlock_comm::Communicator;
+use oarlock_tensor::ops::optimizer::Rule;
 
 use super::Wrong;
 
@@ -148,6 +149,71 @@ pub fn all() -> Vec<Wrong> {
                 let optimizer = optim::adamw(optim::Parameters::of(&first).and(&second));
                 accelerator.prepare((first, second, optimizer)).map(|_| ())
             },
+        },
+        Wrong {
+            title: "a parameter is in two groups of its optimizer",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let biases = optim::Parameters::of(&net).filter(|named| named.name.ends_with("bias"));
+                let optimizer = optim::adamw(&net).group(&net.down, |group| group.lr(0.1)).no_decay(biases);
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a group has a parameter that its optimizer does not update",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net.up).group(&net.down, |group| group.lr(0.1));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a group has betas that are none",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net).group(&net.down, |group| group.betas(0.9, 1.0));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a group has another rule",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let sgd = Rule::Sgd { momentum: 0.9, dampening: 0.0, nesterov: false };
+                let optimizer = optim::adamw(&net).group(&net.down, |group| group.rule(sgd));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "an optimizer and a clone of it get groups",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net);
+                let _other = optimizer.clone().group(&net.up, |group| group.lr(0.1));
+                let optimizer = optimizer.group(&net.down, |group| group.lr(0.2));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "groups have other numbers on another rank",
+            ranks: 2,
+            program: |comm| {
+                let accelerator = accelerator(comm)?;
+                let lr = if accelerator.is_main_process() { 0.1 } else { 0.2 };
+                let net = Net::new()?;
+                let optimizer = optim::adamw(&net).group(&net.down, |group| group.lr(lr));
+                accelerator.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a group that is not there gets a learning rate",
+            ranks: 1,
+            program: |comm| trained(&accelerator(comm)?)?.1.set_group_lr(1, 0.1),
         },
         Wrong {
             title: "a model without parameters is prepared",

@@ -76,8 +76,15 @@ fn silu_slope(x: f32, s: f32) -> f32 {
     s * (1.0 + x * (1.0 - s))
 }
 
-/// `sqrt(2 / pi)` and the cubic coefficient of the tanh form of GELU.
-const GELU_TANH: (f32, f32) = (0.797_884_6, 0.044_715);
+/// The cubic coefficient of the tanh form of GELU, and `2 sqrt(2 / pi)`: as `(1 + tanh u) / 2` is `sigmoid(2 u)`, the
+/// form is `x sigmoid(2 u)`, which takes one exponential and no choice between two ranges.
+const GELU_TANH: (f32, f32) = (0.044_715, 1.595_769_1);
+
+/// The sigmoid by which the tanh form of GELU multiplies.
+#[inline(always)]
+fn gelu_tanh_gate(x: f32) -> f32 {
+    sigmoid(GELU_TANH.1 * (x + GELU_TANH.0 * x * x * x))
+}
 
 /// `y = act(x)`.
 pub fn activation_forward<T: Float>(cpu: &Cpu, act: Activation, x: &[T], y: &mut [T]) {
@@ -97,9 +104,7 @@ multiversion! {
         match act {
             Activation::Silu => map(x, y, |x| x * sigmoid(x)),
             Activation::GeluErf => map(x, y, |x| x * normal_cdf(x)),
-            Activation::GeluTanh => {
-                map(x, y, |x| 0.5 * x * (1.0 + tanh(GELU_TANH.0 * (x + GELU_TANH.1 * x * x * x))))
-            }
+            Activation::GeluTanh => map(x, y, |x| x * gelu_tanh_gate(x)),
             // Not `max`: NaN must stay NaN.
             Activation::Relu => map(x, y, |x| if x < 0.0 { 0.0 } else { x }),
             Activation::Tanh => map(x, y, tanh),
@@ -139,9 +144,8 @@ multiversion! {
                 normal_cdf(x) + x * density
             }),
             Activation::GeluTanh => chain(x, dy, dx, store, |x| {
-                let t = tanh(GELU_TANH.0 * (x + GELU_TANH.1 * x * x * x));
-                let inner = GELU_TANH.0 * (1.0 + 3.0 * GELU_TANH.1 * x * x);
-                0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
+                let (s, inner) = (gelu_tanh_gate(x), GELU_TANH.1 * (1.0 + 3.0 * GELU_TANH.0 * x * x));
+                s + x * s * (1.0 - s) * inner
             }),
             Activation::Relu => chain(x, dy, dx, store, |x| if x > 0.0 { 1.0 } else { 0.0 }),
             Activation::Tanh => chain(x, dy, dx, store, |x| {

@@ -198,6 +198,11 @@ impl Rule {
         }
     }
 
+    /// Whether it is of the same kind and keeps the same states, so that it differs in numbers only.
+    pub fn is_like(&self, other: &Rule) -> bool {
+        self.name() == other.name() && self.state_names() == other.state_names()
+    }
+
     /// The states kept beside the f32 master weights, by torch's names.
     pub fn state_names(&self) -> &'static [&'static str] {
         match self {
@@ -237,6 +242,17 @@ impl Rule {
     /// The elements of state `index` of a parameter; 0 where the parameter does without.
     pub fn state_len(&self, index: usize, shape: &Shape, role: Role) -> usize {
         self.state_shape(index, shape, role).map_or(0, |shape| shape.n_elems())
+    }
+
+    /// The decays of its moments, where [`Rule::with_betas`] sets them.
+    pub fn betas(&self) -> Option<[f64; 2]> {
+        match *self {
+            Rule::AdamW { beta1, beta2, .. }
+            | Rule::Adam { beta1, beta2, .. }
+            | Rule::Lion { beta1, beta2 }
+            | Rule::Lamb { beta1, beta2, .. } => Some([beta1, beta2]),
+            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
+        }
     }
 
     /// The rule with the decays that a schedule sets. A rule that has no such pair is left as it is, as by

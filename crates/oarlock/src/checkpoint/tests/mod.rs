@@ -75,8 +75,8 @@ pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dty
 pub fn bare_engine(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
     let options = Options { dtype, placements, ..Options::default() };
     let rule = OptimizerConfig::default().rule;
-    let (decays, role) = (&OptimizerConfig::decays, &OptimizerConfig::role);
-    Engine::new(model, comm, &device(), options, rule, decays, role).unwrap()
+    let (param_group, role) = (&OptimizerConfig::param_group, &OptimizerConfig::role);
+    Engine::new(model, comm, &device(), options, rule, param_group, role).unwrap()
 }
 
 /// The bits that a test puts into one element: any f32, NaN and infinity included.

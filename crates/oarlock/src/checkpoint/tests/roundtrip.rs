@@ -1,7 +1,5 @@
 //! What is saved comes back to the bit, whatever the ranks and the placement.
 
-use oarlock_tensor::ops::optimizer::StepArgs;
-
 use super::*;
 use crate::checkpoint::load;
 use crate::checkpoint::manifest::Manifest;
@@ -80,7 +78,8 @@ fn working_copies_follow_the_master_weights() {
 /// Steps without gradients still move the weights, by the moments and the number of steps done.
 pub fn steps(engine: &mut Engine, n: usize) {
     for _ in 0..n {
-        engine.step(StepArgs { step: 0, lr: 1e-2, weight_decay: 0.1, grad_scale: 1.0 }).unwrap();
+        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+        engine.step(&config.param_groups(1e-2), 1.0).unwrap();
     }
 }
 
@@ -123,11 +122,7 @@ fn the_accelerator_saves_and_loads() {
         let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let optimizer = accelerator
-            .hold(
-                model,
-                crate::train::OptimizerConfig::default(),
-                &mut SeededInit { seed: 2, device: device() },
-            )
+            .hold(model, OptimizerConfig::default(), &mut SeededInit { seed: 2, device: device() })
             .unwrap();
         (accelerator, optimizer)
     };

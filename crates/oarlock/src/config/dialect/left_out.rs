@@ -58,7 +58,7 @@ pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
     }
     let has_parameter = |name| has(&block.settings, "scheduler.params", name);
     if block.settings.said("scheduler.type").is_some() {
-        if is_one_of(settings, &["WarmupLR", "WarmupDecayLR"]) && !has_parameter("warmup_max_lr") {
+        if is_one_of(settings, &["WarmupDecayLR"]) && !has_parameter("warmup_max_lr") {
             left_out.push(("warmup_max_lr", "learning_rate", WARMUP_MAX_LR));
         }
         if is_one_of(settings, &WARMING_UP) && !has_parameter("warmup_num_steps") {

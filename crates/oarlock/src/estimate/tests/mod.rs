@@ -185,7 +185,7 @@ fn an_update_borrows_what_the_estimate_says() {
 #[test]
 fn who_owns_a_whole_matrix_is_charged_for_reading_it() {
     let layout = |sizes: &[usize]| {
-        let param = |&n: &usize| (String::new(), Shape::new(&[n]).unwrap(), true);
+        let param = |&n: &usize| (String::new(), Shape::new(&[n]).unwrap(), 0);
         Layout::new(sizes.iter().map(param), Grain::Parameters)
     };
     let (alone, halves) = (layout(&[1024]), layout(&[512, 512]));

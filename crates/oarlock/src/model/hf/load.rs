@@ -58,7 +58,7 @@ pub fn load_for_inference(
 }
 
 fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, dtype: DType) -> Result<()> {
-    let layout = Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), false)), Grain::Blocks);
+    let layout = Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), 0)), Grain::Blocks);
     let flat = FlatBuffer::pooled(device, layout.n_elems() * dtype.size(), "weights")?;
     let mut values = vec![0.0; CHUNK_ELEMS];
     for (named, placed) in params.iter().zip(layout.params()) {

@@ -4,11 +4,11 @@ mod rules;
 
 use oarlock_comm::{Communicator, Operation, shm};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::optimizer::{Rule, StepArgs};
+use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
 use crate::nn::{Linear, Module, Unit, Visitor};
-use crate::shard::{Engine, Gather, Lifetime, Options, Placements, SeededInit};
+use crate::shard::{Engine, Gather, Lifetime, Options, ParamGroup, Placements, SeededInit};
 use crate::train::OptimizerConfig;
 
 const DIM: usize = 96;
@@ -71,15 +71,20 @@ fn engine(model: &Chain, comm: &Communicator, options: Options) -> Engine {
 }
 
 fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule) -> Engine {
-    let (decays, role) = (&OptimizerConfig::decays, &OptimizerConfig::role);
-    let mut engine = Engine::new(model, comm, &model.device, options, rule, decays, role).unwrap();
+    let (param_group, role) = (&OptimizerConfig::param_group, &OptimizerConfig::role);
+    let mut engine = Engine::new(model, comm, &model.device, options, rule, param_group, role).unwrap();
     engine.initialize(&mut SeededInit { seed: 1, device: model.device.clone() }).unwrap();
     engine
 }
 
+/// The numbers of the two parameter groups of a training.
+fn numbers(rule: Rule) -> Vec<ParamGroup> {
+    OptimizerConfig { rule, weight_decay: 0.1, ..OptimizerConfig::default() }.param_groups(1e-2)
+}
+
 fn step(engine: &mut Engine) -> f64 {
     let norm = engine.grad_norm().unwrap().norm;
-    engine.step(StepArgs { step: 0, lr: 1e-2, weight_decay: 0.1, grad_scale: 1.0 }).unwrap();
+    engine.step(&numbers(*engine.rule()), 1.0).unwrap();
     norm
 }
 

@@ -49,7 +49,7 @@ fn train(rule: Rule, ranks: usize, options: &Options) -> Vec<(String, usize, Vec
             // The other ranks take part with gradients of zero.
             let seed = if comm.rank() == 0 { 1.0 } else { 0.0 };
             backward_from(&engine, &model, at, seed, |_| true);
-            engine.step(StepArgs { step: 0, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 }).unwrap();
+            engine.step(&numbers(rule), 0.5).unwrap();
         }
         weights(&engine)
     }))

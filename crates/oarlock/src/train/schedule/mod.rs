@@ -38,19 +38,24 @@ impl Schedule {
         self.warmup
     }
 
-    /// The learning rate of the optimizer step `step`, counted from 0; a step that was skipped does not count. As in the Trainer of transformers the
-    /// schedule moves on after the optimizer, so the first step runs at the schedule's value at 0 (which is 0 with a
-    /// warm-up).
+    /// The learning rate of the optimizer step `step`, counted from 0; a step that was skipped does not count. As in the
+    /// Trainer of transformers the schedule moves on after the optimizer, so the first step runs at the schedule's value
+    /// at 0 (which is 0 with a warm-up).
     pub fn lr(&self, step: u64) -> f64 {
+        self.lr_from(self.peak, step)
+    }
+
+    /// The same for parameters whose own rate is `base`, while the schedule's peak shapes it.
+    pub fn lr_from(&self, base: f64, step: u64) -> f64 {
         let factor = match self.shape {
             Shape::DeepSpeed(shape) => {
-                return deepspeed::lr(&shape, step, self.peak, self.warmup, self.total);
+                return deepspeed::lr(&shape, step, base, self.warmup, self.total);
             }
             Shape::MinimindSeed => self.factor_of_minimind_seed(step),
             Shape::Minimind3 => self.factor_of_minimind3(step),
             _ => self.factor_of_transformers(step),
         };
-        self.peak * factor
+        base * factor
     }
 
     /// The decays of the moments that the schedule sets for a step, for
