@@ -39,6 +39,37 @@ fn a_file_trains_on_cpu_ranks() {
 }
 
 #[test]
+fn a_policy_of_fsdp_makes_the_units_and_changes_no_bit() {
+    let site = Site::new();
+    let train = |output: &str, policy: &str| {
+        let flags = "--use_fsdp --cpu --num_processes 2 --main_process_port 0 --fsdp_auto_wrap_policy";
+        let output = format!("output_dir={output}");
+        let script = ["src/train.py", "train.yaml", output.as_str(), "max_steps=4"];
+        let words: Vec<&str> = flags.split(' ').chain(policy.split(' ')).chain(script).collect();
+        launch(&site, &words)
+    };
+    let transformer = "TRANSFORMER_BASED_WRAP --fsdp_transformer_layer_cls_to_wrap";
+    for (output, policy) in [
+        ("declared", "TRANSFORMER_BASED_WRAP".to_owned()),
+        ("layers", format!("{transformer} LlamaDecoderLayer")),
+        ("size", "SIZE_BASED_WRAP --fsdp_min_num_params 9000".to_owned()),
+        ("one", "NO_WRAP".to_owned()),
+    ] {
+        let said = train(output, &policy);
+        assert_eq!(said.code, Some(0), "{policy}: {said:?}");
+        assert_eq!(site.losses(output), site.losses("declared"), "{policy}");
+    }
+    let said = train("wrong", &format!("{transformer} Qwen3DecoderLayer"));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("could not find the transformer layer class Qwen3DecoderLayer"), "{said:?}");
+    let said = train("wrong", &format!("{transformer} Qwen3DecoderLayer --dry-run"));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let told = "Qwen3DecoderLayer in the model; its units are of the classes Embedding, LlamaDecoderLayer, Head (write";
+    assert!(said.stderr.contains("missing to run it: ") && said.stderr.contains(told), "{said:?}");
+    assert!(!site.path("wrong").exists());
+}
+
+#[test]
 fn a_conflict_names_both_places() {
     let site = Site::new();
     site.write("accelerate.yaml", &FILE.replace("num_processes: 2", "num_processes: 3"));

@@ -267,7 +267,9 @@ fn what_is_wrong_is_told_in_words() {
         (&["config", "defualt"], &["has no `defualt`", "`default` and `update`"]),
         (&["config", "default", "--mixed_precision", "fp8"], &["one of no, fp16, bf16"]),
         (&["config", "update"], &["cannot read the configuration"]),
-        (&["env", "--config_fil", "x"], &["did you mean `--config_file`?"]),
+        (&["env", "--config_files", "x"], &["did you mean `--config_file`?"]),
+        (&["env", "--config", "nowhere.yaml"], &["nowhere.yaml"]),
+        (&["to-fsdp2", "--o", "x"], &["ambiguous option: --o could match --"]),
         (&["env", "x"], &["takes no `x`"]),
         (&["estimate-memory"], &["is told no model"]),
         (
@@ -287,7 +289,7 @@ fn what_is_wrong_is_told_in_words() {
             assert!(said.stderr.contains(part), "{words:?} does not say {part:?}: {}", said.stderr);
         }
     }
-    let said = told(&site, &["estimate_memory", "--dtypes", "float16", "int8", "--", "model"]);
+    let said = told(&site, &["estimate_memory", "--dty", "float16", "int8", "--", "model"]);
     assert!(said.stdout.contains("│float16│") && !said.stdout.contains("│float32│"), "{said:?}");
     assert!(said.stdout.contains("`oarlock estimate-memory model`"), "{said:?}");
 }

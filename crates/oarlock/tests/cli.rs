@@ -290,6 +290,47 @@ fn a_run_leaves_the_files_of_llama_factory() {
 }
 
 #[test]
+fn a_full_disk_under_the_output_costs_lines_and_not_the_training() {
+    let site = Site::new();
+    let said = run(site.shell("exec \"$0\" train train.yaml output_dir=out > /dev/full"));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(said.stderr.matches("warning: cannot write to standard output").count(), 1, "{said:?}");
+    assert!(site.path("out/model.safetensors").exists());
+    assert_eq!(site.losses("out").len(), 10, "the log of the run has every step");
+}
+
+#[test]
+fn evaluations_begin_when_they_are_asked_to() {
+    let site = Site::new();
+    let evaluated = |output: &str, words: &[&str]| -> Vec<u64> {
+        site.train(output, &[&["val_size=0.1", "do_eval=false", "max_steps=6"], words].concat());
+        let log = site.log(output).into_iter().filter(|record| record.get("eval_loss").is_some());
+        log.map(|record| record["current_steps"].as_u64().unwrap()).collect()
+    };
+    let steps = ["eval_strategy=steps", "eval_steps=2"];
+    assert_eq!(evaluated("a", &steps), [2, 4, 6]);
+    assert_eq!(evaluated("b", &[&steps[..], &["eval_on_start=true", "eval_delay=3"]].concat()), [0, 4, 6]);
+    assert_eq!(evaluated("c", &["eval_on_start=true"]), [0]);
+    assert_eq!(site.losses("a"), site.losses("b"), "an evaluation changes nothing");
+}
+
+#[test]
+fn what_deepspeed_has_and_we_lack_is_shown_and_not_started() {
+    let site = Site::new();
+    site.write("ds.json", r#"{"zero_optimization": {"stage": 2, "zero_quantized_gradients": true}}"#);
+    let said = run(site.training("out", &["deepspeed=ds.json", "--dry-run"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stdout.contains("zero_optimization.stage"), "{said:?}");
+    let missing = "`zero_optimization.zero_quantized_gradients: true` is not supported yet";
+    assert!(
+        said.stderr.contains("missing to run it: ds.json:1:") && said.stderr.contains(missing),
+        "{said:?}"
+    );
+    assert_refused(&run(site.training("out", &["deepspeed=ds.json"])), 2, &[missing]);
+    assert!(!site.path("out").exists());
+}
+
+#[test]
 fn a_model_evaluates_alike_on_any_number_of_ranks() {
     let site = Site::new();
     site.write(

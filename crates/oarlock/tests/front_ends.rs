@@ -110,7 +110,7 @@ fn what_else_they_answer() {
         &["not there yet; `oarlock merge-weights`"],
     );
     assert_refused(
-        &said(&site, &["deepspeed", "--hostfil", "x", "y.py"], &[], &[]),
+        &said(&site, &["deepspeed", "--hostfiles", "x", "y.py"], &[], &[]),
         2,
         &["did you mean `--hostfile`?"],
     );

@@ -10,6 +10,7 @@ use common::golden;
 use oarlock::config::LossScale;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::nn::Wrap;
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Gather, Lifetime, Offload, Options, Placements};
 use oarlock::train::{Stepped, train_step};
@@ -18,7 +19,8 @@ use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 
 /// Both have tied and untied weights, norms of their own, and units of several blocks.
-const MODELS: [&str; 2] = ["llama", "qwen3"];
+/// And what FSDP calls their layers.
+const MODELS: [(&str, &str); 2] = [("llama", "LlamaDecoderLayer"), ("qwen3", "Qwen3DecoderLayer")];
 
 struct Data {
     dir: PathBuf,
@@ -121,11 +123,13 @@ fn placed(placements: Placements, dtype: DType) -> Options {
 }
 
 /// All ways to hold a model on `ranks` ranks, each with a name.
-fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)> {
+fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'static str, Options)> {
     let zero = |placements| placed(placements, dtype);
     let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
     let full = || copied(Placements::PARAMETERS);
     let nvme = || Some(Offload { dir: disk.to_path_buf(), sub_group_elems: 5000, buffers: 3 });
+    let wrapped = |wrap, options| Options { wrap, ..options };
+    let layers = || Wrap::Transformer(vec![layer.to_owned()]);
     let mut ways = vec![
         ("ZeRO-1", zero(Placements::OPTIMIZER)),
         ("ZeRO-2", zero(Placements::GRADIENTS)),
@@ -159,6 +163,12 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
             "ZeRO-3, parameters on disk",
             Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
         ),
+        ("FULL_SHARD, copies, a layer a unit", wrapped(layers(), full())),
+        ("FULL_SHARD, copies, units of 10,000", wrapped(Wrap::Size(10_000), full())),
+        ("FULL_SHARD, copies, one unit", wrapped(Wrap::None, full())),
+        ("ZeRO-2, one unit", wrapped(Wrap::None, zero(Placements::GRADIENTS))),
+        ("NO_SHARD, one unit", wrapped(Wrap::None, zero(Placements::WHOLE))),
+        ("SHARD_GRAD_OP, a layer a unit", wrapped(layers(), zero(Placements::PARAMETERS))),
     ];
     if ranks == 4 {
         let hybrid = |options| Options { group: Some(2), ..options };
@@ -175,13 +185,13 @@ fn ways(ranks: usize, dtype: DType, disk: &Path) -> Vec<(&'static str, Options)>
 #[test]
 fn every_way_to_hold_a_model_has_the_same_bits() {
     let disk = tempfile::tempdir().unwrap();
-    for name in MODELS {
+    for (name, layer) in MODELS {
         let data = Data::open(name);
         for (ranks, dtype, steps) in
             [(2, DType::F32, 20), (4, DType::BF16, 20), (4, DType::F32, 5), (3, DType::F32, 4)]
         {
             let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), steps, 1);
-            for (way, options) in ways(ranks, dtype, disk.path()) {
+            for (way, options) in ways(ranks, dtype, disk.path(), layer) {
                 let trace = train(&data, ranks, &options, steps, 1);
                 assert_eq!(trace.losses, whole.losses, "{name}, {ranks} ranks, {dtype}: {way}");
                 assert!(trace.state == whole.state, "{name}, {ranks} ranks, {dtype}: {way}: other weights");
@@ -189,6 +199,26 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
         }
     }
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
+}
+
+#[test]
+fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
+    let data = Data::open("qwen3");
+    let hf = HfConfig::read(&data.dir).unwrap();
+    let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
+    let shard =
+        Options { wrap: Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]), ..Options::default() };
+    let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+    let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+    let mut init = SeededInit { seed: 3, device: accelerator.device().clone() };
+    let told = accelerator.hold(&model, OptimizerConfig::default(), &mut init).map(|_| ()).unwrap_err();
+    assert!(
+        told.to_string().starts_with(
+            "could not find the transformer layer class LlamaDecoderLayer in the model; its units are of the classes \
+             Embedding, Qwen3DecoderLayer, Head"
+        ),
+        "{told}"
+    );
 }
 
 /// The model of the bench, once; `cargo test --release --test placements -- --ignored --nocapture`.
@@ -200,7 +230,7 @@ fn a_model_of_26_million_parameters_has_the_same_bits_too() {
     for (ranks, dtype) in [(2, DType::F32), (2, DType::BF16), (4, DType::F32), (4, DType::BF16)] {
         let whole = train(&data, ranks, &placed(Placements::WHOLE, dtype), 20, 1);
         println!("{ranks} ranks, {dtype}: DDP ends with the loss {:x}", whole.losses[19].0);
-        for (way, mut options) in ways(ranks, dtype, disk.path()) {
+        for (way, mut options) in ways(ranks, dtype, disk.path(), MODELS[0].1) {
             if options.reduce_bucket_elems < 10_000 {
                 options.reduce_bucket_elems = 1_000_000;
             }
@@ -226,7 +256,7 @@ fn reducing_every_micro_batch_stays_within_rounding() {
             trace.losses.iter().map(|(loss, _)| f64::from_bits(*loss) / (2.0 * 4.0 * 31.0)).collect()
         };
         let whole = losses(&placed(Placements::WHOLE, dtype));
-        for (way, options) in ways(2, dtype, disk.path()) {
+        for (way, options) in ways(2, dtype, disk.path(), MODELS[0].1) {
             let apart = losses(&options).iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(apart < tolerance, "{way}, {dtype}: losses {apart} apart");
         }

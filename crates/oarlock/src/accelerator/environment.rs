@@ -3,24 +3,32 @@
 use oarlock_tensor::DType;
 
 use super::config::AcceleratorConfig;
+use crate::config::Precision;
+use crate::config::environment::fsdp;
 use crate::error::{Error, Result};
 use crate::rank;
+use crate::shard::Options;
+use crate::train::engine_options;
 
 /// The variable that says in which dtype to compute.
 pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
 
 const ACCUMULATION: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 
-/// A configuration with what the launcher of this rank says. As in the original the precision counts where the program
-/// names none, and the number of accumulation steps counts over the program's.
+/// A configuration with what the launcher of this rank, one of so many, says. As in the original the precision and FSDP's
+/// settings count where the program names none, and the number of accumulation steps counts over the program's.
 ///
 /// # Errors
 /// A variable whose value makes no sense; it is named.
-pub(super) fn apply(config: &AcceleratorConfig) -> Result<AcceleratorConfig> {
-    with(config, &rank::variable)
+pub(super) fn apply(config: &AcceleratorConfig, ranks: usize) -> Result<AcceleratorConfig> {
+    with(config, ranks, &rank::variable)
 }
 
-fn with(config: &AcceleratorConfig, lookup: &dyn Fn(&str) -> Option<String>) -> Result<AcceleratorConfig> {
+fn with(
+    config: &AcceleratorConfig,
+    ranks: usize,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<AcceleratorConfig> {
     // A variable that is empty is one that is not set.
     let said = |name| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
     let mut config = config.clone();
@@ -35,6 +43,14 @@ fn with(config: &AcceleratorConfig, lookup: &dyn Fn(&str) -> Option<String>) -> 
             Ok(steps) if steps > 0 => steps,
             _ => return Err(wrong(ACCUMULATION, &value, "a whole number from 1 on, or auto")),
         };
+    }
+    let has_plugin = config.deepspeed_plugin.is_some() || !config.deepspeed_plugins.is_empty();
+    if config.shard == Options::default()
+        && !has_plugin
+        && let Some(shard) = fsdp(lookup, ranks)?
+    {
+        // FSDP has no size that follows from the model's.
+        config.shard = engine_options(&shard, Precision::F32, 0);
     }
     Ok(config)
 }
@@ -60,12 +76,14 @@ fn wrong(name: &str, value: &str, expected: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GradientAccumulation;
+    use crate::nn::Wrap;
+    use crate::shard::{Lifetime, Placements};
+    use crate::{DeepSpeedPlugin, GradientAccumulation};
 
     fn told(config: AcceleratorConfig, variables: &[(&str, &str)]) -> Result<(Option<DType>, usize)> {
         let lookup =
             |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
-        let config = with(&config, &lookup)?;
+        let config = with(&config, 2, &lookup)?;
         Ok((config.mixed_precision, config.gradient_accumulation.num_steps))
     }
 
@@ -82,6 +100,40 @@ mod tests {
         let variables = [(MIXED_PRECISION, "no"), (ACCUMULATION, "auto")];
         assert_eq!(told(AcceleratorConfig::default(), &variables).unwrap(), (None, 1));
         assert_eq!(told(program, &[(ACCUMULATION, "")]).unwrap(), (Some(DType::F32), 3));
+    }
+
+    #[test]
+    fn fsdp_of_the_launcher_counts_where_the_program_divides_nothing() {
+        let variables = [
+            ("ACCELERATE_USE_FSDP", "true"),
+            ("FSDP_VERSION", "1"),
+            ("FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP"),
+            ("FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP"),
+            ("FSDP_TRANSFORMER_CLS_TO_WRAP", "Block,Head"),
+            ("FSDP_MIN_NUM_PARAMS", "100000000"),
+        ];
+        let shard = |config: &AcceleratorConfig, variables: &[(&str, &str)]| {
+            let lookup = |name: &str| {
+                variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned())
+            };
+            with(config, 2, &lookup).map(|config| config.shard)
+        };
+        let unsaid = AcceleratorConfig::default();
+        let told = shard(&unsaid, &variables).unwrap();
+        assert_eq!((told.placements, told.lifetime), (Placements::PARAMETERS, Lifetime::ForwardToBackward));
+        assert_eq!(told.wrap, Wrap::Transformer(vec!["Block".to_owned(), "Head".to_owned()]));
+        assert_eq!(shard(&unsaid, &variables[1..]).unwrap(), Options::default(), "nothing asks for FSDP");
+        let own = Options { placements: Placements::GRADIENTS, ..Options::default() };
+        let program = AcceleratorConfig { shard: own.clone(), ..AcceleratorConfig::default() };
+        assert_eq!(shard(&program, &variables).unwrap(), own);
+        let plugin = AcceleratorConfig {
+            deepspeed_plugin: Some(DeepSpeedPlugin::default()),
+            ..AcceleratorConfig::default()
+        };
+        assert_eq!(shard(&plugin, &variables).unwrap(), Options::default());
+        let wrong = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED")];
+        let told = shard(&unsaid, &wrong).unwrap_err().to_string();
+        assert!(told.contains("FSDP_AUTO_WRAP_POLICY: `auto_wrap_policy` takes one of"), "{told}");
     }
 
     #[test]

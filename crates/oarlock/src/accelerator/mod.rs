@@ -178,14 +178,16 @@ impl Accelerator {
     /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
     /// of this process: one of a group that was launched, or a world of one. A second accelerator shares the group.
     ///
-    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, and, as in
-    /// the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it names a number of steps.
+    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, FSDP's variables
+    /// where it divides nothing of its own, and, as in the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it
+    /// names a number of steps.
     ///
     /// # Errors
     /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
     pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
-        let config = environment::apply(config)?;
-        Accelerator::over(rank::join()?, &config)
+        let comm = rank::join()?;
+        let config = environment::apply(config, comm.world_size())?;
+        Accelerator::over(comm, &config)
     }
 
     /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.

@@ -83,6 +83,8 @@ pub fn build(
     let has_eval = held_out != HeldOut::None || !data.eval_datasets.is_empty();
     let eval = EvalArgs {
         when: read.when("eval_strategy", "eval_steps"),
+        delay: read.f64("eval_delay"),
+        at_start: read.bool("eval_on_start"),
         at_end: has_eval && read.bool("do_eval"),
         batch_size: read.usize("per_device_eval_batch_size"),
     };
@@ -117,6 +119,7 @@ pub fn build(
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));
+        problems.append(dialects.missing());
     }
     problems.into_result(|| TrainConfig {
         model,
@@ -236,11 +239,11 @@ fn between(settings: &Settings, problems: &mut Problems) {
             .help("write `val_size: 0.01` or `eval_dataset: …`"),
         );
     }
-    if matches!(get("do_eval").value, Value::Bool(true)) && nothing {
-        problems.push(
-            at(Problem::new("`do_eval` is on, but there is nothing to evaluate on"), &[get("do_eval")])
-                .help("write `val_size: 0.01` or `eval_dataset: …`"),
-        );
+    for name in ["do_eval", "eval_on_start"] {
+        if matches!(get(name).value, Value::Bool(true)) && nothing {
+            let problem = Problem::new(format!("`{name}` is on, but there is nothing to evaluate on"));
+            problems.push(at(problem, &[get(name)]).help("write `val_size: 0.01` or `eval_dataset: …`"));
+        }
     }
     if !read.bool("do_train") && nothing {
         problems.push(

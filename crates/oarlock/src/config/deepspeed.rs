@@ -180,6 +180,7 @@ impl DeepSpeedConfig {
         settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
         let mut problems = Problems::default();
         let mut dialects = dialect::read(&mut settings, &mut problems);
+        problems.append(dialects.missing());
         let Some(block) = &dialects.deepspeed else { return Err(problems) };
         self.refuse_autos(hidden_size, &mut problems);
         let said = |name: &str| block.settings.said(name).is_some();
@@ -255,15 +256,14 @@ impl DeepSpeedConfig {
     /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
     fn with_defaults(&self) -> DeepSpeedConfig {
         let mut config = self.clone();
-        let kind = self.get("scheduler.type");
-        let says_nothing = config.node_mut(PEAK).is_none_or(|node| node.is_null());
-        if let (Some("WarmupDecayLR"), true, Some((_, place))) =
-            (kind.as_deref(), says_nothing, self.word("scheduler.type"))
-        {
-            config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
-        }
-        if matches!(kind.as_deref(), Some("WarmupLR" | "WarmupDecayLR")) && config.word(PEAK).is_some() {
-            config.remove("optimizer.params.lr");
+        match (self.word("scheduler.type"), self.word(PEAK).is_some()) {
+            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
+            // The other schedule takes the optimizer's rate.
+            (Some(("WarmupDecayLR", place)), false) => {
+                config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
+                config.remove("optimizer.params.lr");
+            }
+            _ => {}
         }
         config
     }
@@ -433,6 +433,21 @@ mod tests {
             decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
         let told = self::plan(&list, 2).unwrap_err();
         assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
+    }
+
+    #[test]
+    fn a_schedule_of_deepspeed_that_says_a_rate_sets_it() {
+        for (schedule, expected) in [
+            (r#""WarmupLR""#, 0.25),
+            (r#""WarmupLR", "params": {"warmup_max_lr": 0.5}"#, 0.5),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#, 1e-3),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": 0.5}"#, 0.5),
+        ] {
+            let text = format!(
+                r#"{{"train_batch_size": 4, "optimizer": {{"type": "Adam", "params": {{"lr": 0.25}}}}, "scheduler": {{"type": {schedule}}}}}"#
+            );
+            assert_eq!(plan(&text, 1).unwrap().learning_rate, expected, "{schedule}");
+        }
     }
 
     #[test]

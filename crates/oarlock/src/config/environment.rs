@@ -6,9 +6,10 @@ use oarlock_comm::Launched;
 
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
-use super::dialect::settle;
+use super::dialect::{self, settle};
 use super::problem::{Problem, Problems};
-use super::resolve::Settings;
+use super::resolve::{self, Settings};
+use super::sharding::ShardArgs;
 use super::source::{Place, Source, SourceKind};
 use super::value::{Field, boolean};
 use super::written::{Authority, Entry, Layer};
@@ -16,6 +17,9 @@ use super::yaml::{Data, Node};
 
 /// What looks up a variable.
 type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// The variable that asks for FSDP.
+const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///
@@ -29,6 +33,26 @@ pub fn layer(read: &Read<'_>) -> Result<Layer, Problems> {
     let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
     entries.extend(accelerate(&variable)?);
     Ok(Layer { authority: Authority::MustAgree, entries })
+}
+
+/// What FSDP's variables of Accelerate's launcher say is divided among so many ranks; `None` where it does not ask for FSDP.
+///
+/// # Errors
+/// Everything that is wrong in them, or not there.
+pub fn fsdp(read: &Read<'_>, ranks: usize) -> Result<Option<ShardArgs>, Problems> {
+    let asks = |field: &Field| boolean(field.value.place.text().trim()) == Some(true);
+    if variable(USE_FSDP, read).filter(asks).is_none() {
+        return Ok(None);
+    }
+    let mut entries = accelerate(&|name| variable(name, read))?;
+    entries.retain(|entry| entry.key == "fsdp_config");
+    let (mut settings, mut problems) =
+        resolve::resolve(&[Layer { authority: Authority::MustAgree, entries }]);
+    let mut dialects = dialect::read(&mut settings, &mut problems);
+    problems.append(dialects.missing());
+    let ranks = i64::try_from(ranks).unwrap_or(i64::MAX);
+    let (shard, _) = dialect::shard(&mut dialects, ranks, &mut problems);
+    problems.into_result(|| Some(shard))
 }
 
 /// What a variable says, if it says anything.
@@ -76,7 +100,7 @@ fn accelerate(variable: &dyn Fn(&str) -> Option<Field>) -> Result<Vec<Entry>, Pr
     let mut settings = Settings::of(FLAGS);
     let on =
         |name: &str| variable(name).filter(|field| boolean(field.value.place.text().trim()) == Some(true));
-    let engine = match (on("ACCELERATE_USE_DEEPSPEED"), on("ACCELERATE_USE_FSDP")) {
+    let engine = match (on("ACCELERATE_USE_DEEPSPEED"), on(USE_FSDP)) {
         (Some(field), _) => Engine::DeepSpeed(field.place),
         (None, Some(field)) => Engine::Fsdp(field.place),
         (None, None) => Engine::Plain,

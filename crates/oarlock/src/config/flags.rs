@@ -1,6 +1,6 @@
 //! Flags of a command against a table of them: what each front end accepts, with the place at which it was written.
 //! Hyphens and underscores are alike, `--flag value` and `--flag=value` too, and of a repeated flag the last counts,
-//! as in the originals.
+//! as in the originals. Where they take a beginning that only one flag has for the flag, so do we.
 
 use std::fmt::Write as _;
 
@@ -28,6 +28,26 @@ pub struct Flags {
     pub keys: &'static [Key],
     /// Names of one letter, and other names.
     pub aliases: &'static [(&'static str, &'static str)],
+    /// Which names may be cut short.
+    pub abbreviations: Abbreviations,
+}
+
+/// Which flags a beginning of their name stands for, if it is that of no other: argparse's `allow_abbrev`.
+#[derive(Clone, Copy, Debug)]
+pub enum Abbreviations {
+    /// None: the original forbids it.
+    None,
+    /// All but these, which the original does not have.
+    AllBut(&'static [&'static str]),
+}
+
+/// What a name means.
+enum Named {
+    Flag(&'static Key),
+    Help,
+    /// It begins several names.
+    Ambiguous(Vec<&'static str>),
+    Unknown,
 }
 
 /// Our own flags, which every front end has beside those of its original.
@@ -80,21 +100,27 @@ impl Flags {
             };
             let place = words.part(i, start..start + name.len());
             match name.replace('_', "-").as_str() {
-                "help" | "h" => out.help = true,
                 "dry-run" => out.dry_run = true,
                 "print-config" => out.print_config = true,
-                _ => match self.find(name) {
-                    None => {
-                        problems.push(self.unknown(name, &place));
+                _ => match self.named(name, word.starts_with("--")) {
+                    Named::Help => out.help = true,
+                    wrong @ (Named::Ambiguous(_) | Named::Unknown) => {
+                        let (problem, meant) = match wrong {
+                            Named::Ambiguous(names) => {
+                                (ambiguous(name, &names, &place), names.last().copied())
+                            }
+                            _ => (self.unknown(name, &place), self.nearest(name)),
+                        };
+                        problems.push(problem);
                         // The value of a flag with a slip in its name is no program to start.
-                        let meant = self.nearest(name).and_then(|near| self.find(near));
+                        let meant = meant.and_then(|near| self.find(near));
                         let has_value = attached.is_none()
                             && words.get(i + 1).is_some_and(|next| {
                                 meant.is_some_and(|key| takes(key, next, self.bare_switches))
                             });
                         i += usize::from(has_value);
                     }
-                    Some(key) => {
+                    Named::Flag(key) => {
                         // The last word of a launcher is what it starts, also where that is called `true`.
                         let program = !self.operands.is_empty() && words.get(i + 2).is_none();
                         let bare = self.bare_switches || program;
@@ -132,6 +158,49 @@ impl Flags {
             if let Err(problem) = self.settle(key, &place, Some(place.clone()), settings) {
                 problems.push(problem);
             }
+        }
+    }
+
+    /// The flag that a word with its hyphens means, if it means one and has no value of its own.
+    pub fn meant(&self, word: &str) -> Option<&'static Key> {
+        let (name, long) = match word.strip_prefix("--") {
+            Some(name) => (name, true),
+            None => (word.strip_prefix('-')?, false),
+        };
+        match self.named(name, long) {
+            Named::Flag(key) => Some(key),
+            _ => None,
+        }
+    }
+
+    /// What somebody wrote: a name, or with `long` the beginning of one.
+    fn named(&self, name: &str, long: bool) -> Named {
+        const HELP: &str = "help";
+        // A name of one letter has one hyphen.
+        let short = name.len() == 1;
+        if name == HELP || (name == "h" && !long) {
+            return Named::Help;
+        }
+        if let Some(key) = self.find(name).filter(|_| !(short && long)) {
+            return Named::Flag(key);
+        }
+        let Abbreviations::AllBut(own) = self.abbreviations else { return Named::Unknown };
+        let normal = name.replace('-', "_");
+        let others = self.aliases.iter().map(|(alias, _)| *alias).filter(|alias| alias.len() > 1);
+        let names: Vec<&str> = std::iter::once(HELP)
+            .chain(self.keys.iter().map(|key| key.name).filter(|name| !own.contains(name)))
+            .chain(others)
+            .filter(|name| long && !normal.is_empty() && name.starts_with(&normal))
+            .collect();
+        let mut meant = names.iter().map(|name| self.find(name));
+        match meant.next() {
+            None => Named::Unknown,
+            // Two names of one flag are no two flags.
+            Some(first) if meant.any(|other| other.map(|key| key.name) != first.map(|key| key.name)) => {
+                Named::Ambiguous(names)
+            }
+            Some(Some(key)) => Named::Flag(key),
+            Some(None) => Named::Help,
         }
     }
 
@@ -216,6 +285,42 @@ impl Flags {
     }
 }
 
+fn ambiguous(name: &str, names: &[&str], place: &Place) -> Problem {
+    let names: Vec<String> = names.iter().map(|name| format!("--{name}")).collect();
+    Problem::new(format!("ambiguous option: --{name} could match {}", names.join(", "))).at(place, "")
+}
+
+/// Compares what words mean as flags of a command with what the original's parser takes them for
+/// (`bench/golden/make_abbreviations.py`).
+#[cfg(test)]
+pub(crate) fn assert_abbreviations(flags: &Flags, command: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/abbreviations.json");
+    let all: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let words = all[command].as_object().unwrap();
+    assert!(words.len() > 5, "{command}");
+    let flag = |name: &str| match flags.find(name) {
+        Some(key) => key.name,
+        None if name == "help" => "help",
+        None => panic!("`{command}` has no --{name}"),
+    };
+    for (word, theirs) in words {
+        let mut theirs: Vec<&str> =
+            theirs.as_array().unwrap().iter().map(|name| flag(name.as_str().unwrap())).collect();
+        theirs.sort_unstable();
+        theirs.dedup();
+        let name = word.strip_prefix("--").unwrap();
+        let mut ours = match flags.named(name, true) {
+            Named::Flag(key) => vec![key.name],
+            Named::Help => vec!["help"],
+            Named::Ambiguous(names) => names.into_iter().map(flag).collect(),
+            Named::Unknown => Vec::new(),
+        };
+        ours.sort_unstable();
+        ours.dedup();
+        assert_eq!(ours, theirs, "{command} {word}");
+    }
+}
+
 /// Whether the word after a flag is its value: a switch takes one only if it is true or false.
 fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
     match key.kind {
@@ -246,6 +351,7 @@ mod tests {
             key(Kind::Text, "role", Status::Used),
         ],
         aliases: &[("r", "role")],
+        abbreviations: Abbreviations::AllBut(&[]),
     };
 
     fn parse(line: &str) -> (Parsed, Problems) {
@@ -277,8 +383,38 @@ mod tests {
     }
 
     #[test]
+    fn the_beginning_of_one_name_stands_for_it_and_that_of_several_for_none() {
+        let (parsed, problems) = parse("--nproc-per 2 --stand --ro=x train.py --nproc 3");
+        assert!(problems.is_empty(), "{problems}");
+        assert_eq!((parsed.settings.int("nproc_per_node"), parsed.settings.bool("standalone")), (2, true));
+        assert_eq!(parsed.settings.text("role").as_deref(), Some("x"));
+        assert_eq!(parsed.rest.to_vec(), ["train.py", "--nproc", "3"], "what follows is the program's");
+        assert!(parse("--he").0.help);
+        const TWO: Flags = Flags {
+            keys: &[
+                key(Kind::Bool, "no_ssh", Status::Used),
+                key(Kind::Bool, "no_ssh_check", Status::Used),
+                key(Kind::Bool, "no_own", Status::Used),
+            ],
+            abbreviations: Abbreviations::AllBut(&["no_own"]),
+            ..FLAGS
+        };
+        let told = |flags: Flags, word: &str| {
+            let mut problems = Problems::default();
+            flags.parse(&Words::new(&[word.to_owned()]), &mut problems);
+            problems.to_string()
+        };
+        assert!(told(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check"));
+        assert_eq!(told(TWO, "--no-ssh"), "", "a name is no beginning");
+        assert!(told(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
+        assert!(told(TWO, "-no_ssh_c").contains("has no flag"));
+        let strict = Flags { abbreviations: Abbreviations::None, ..TWO };
+        assert!(told(strict, "--no_ssh_c").contains("did you mean `--no_ssh_check`?"));
+    }
+
+    #[test]
     fn wrong_flags_are_told_with_their_places() {
-        let (parsed, problems) = parse("--nproc_per_nod 2 x");
+        let (parsed, problems) = parse("--nproc_per_nodes 2 x");
         assert_eq!(parsed.rest.to_vec(), ["x"]);
         assert!(problems.to_string().contains("did you mean `--nproc_per_node`?"), "{problems}");
         let (_, problems) = parse("--nproc_per_node two --role");

@@ -203,6 +203,10 @@ pub enum When {
 pub struct EvalArgs {
     /// When to evaluate during the training.
     pub when: When,
+    /// Steps before the first of these evaluations; epochs where they come with epochs.
+    pub delay: f64,
+    /// Evaluate before the first step.
+    pub at_start: bool,
     /// Evaluate after the last step.
     pub at_end: bool,
     /// Sequences of a rank in one evaluation pass.
@@ -282,7 +286,9 @@ impl TrainConfig {
 
     /// What is asked for and is not there: the configuration can be shown, but not run.
     pub fn missing(&self) -> Problems {
-        resolve::missing(&self.settings)
+        let mut missing = resolve::missing(&self.settings);
+        missing.append(self.dialects.missing());
+        missing
     }
 
     /// The configuration, if all that it asks for is there.

@@ -14,6 +14,8 @@ pub struct ShardArgs {
     pub gradients: Placement,
     /// Where parameters lie.
     pub parameters: Placement,
+    /// What becomes a unit: what is gathered and reduced together.
+    pub wrap: Wrap,
     /// How long a gathered copy of divided parameters lives.
     pub lifetime: Lifetime,
     /// The ranks among which a state is divided; other groups of ranks hold replicas.
@@ -46,6 +48,7 @@ impl ShardArgs {
         optimizer: Placement::Sharded,
         gradients: Placement::Whole,
         parameters: Placement::Whole,
+        wrap: Wrap::Declared,
         lifetime: Lifetime::OneUse,
         group: ShardGroup::World,
         secondary: None,
@@ -68,6 +71,19 @@ pub enum Placement {
     Whole,
     /// Each rank has its part.
     Sharded,
+}
+
+/// What becomes a unit of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrap {
+    /// Every unit that the model declares.
+    Declared,
+    /// Those of these classes.
+    Classes(Vec<String>),
+    /// Those of at least so many elements.
+    Size(usize),
+    /// The model as a whole.
+    None,
 }
 
 /// How long a gathered copy of divided parameters lives.

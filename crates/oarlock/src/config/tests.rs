@@ -59,7 +59,10 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(train.optimizer, optimizer);
     let schedule = ScheduleArgs { learning_rate: 5e-5, shape: Shape::Linear, warmup: Steps::Share(0.0) };
     assert_eq!(train.schedule, schedule);
-    assert_eq!(config.eval, EvalArgs { when: When::Never, at_end: false, batch_size: 8 });
+    assert_eq!(
+        config.eval,
+        EvalArgs { when: When::Never, delay: 0.0, at_start: false, at_end: false, batch_size: 8 }
+    );
     assert_eq!(config.save.when, When::Every(Steps::Count(500)));
     assert_eq!(config.save.resume, Resume::IfPresent);
     assert_eq!(config.ranks, RankArgs { num_processes: 1, threads: None, cpu_path: None });
@@ -182,7 +185,16 @@ fn settings_take_their_meaning_from_each_other() {
     );
     let eval = good("val_size: 0.1\nevaluation_strategy: steps\nlogging_steps: 5");
     assert_eq!(eval.data.held_out, HeldOut::Share(0.1));
-    assert_eq!(eval.eval, EvalArgs { when: When::Every(Steps::Count(5)), at_end: true, batch_size: 8 });
+    assert_eq!(
+        eval.eval,
+        EvalArgs {
+            when: When::Every(Steps::Count(5)),
+            delay: 0.0,
+            at_start: false,
+            at_end: true,
+            batch_size: 8
+        }
+    );
     assert_eq!(eval.origin("eval_strategy").unwrap().to_string(), "evaluation_strategy");
     assert!(!good("val_size: 0.1\ndo_eval: no").eval.at_end);
     assert_eq!(good("val_size: 20").data.held_out, HeldOut::Records(20));

@@ -13,6 +13,7 @@ use super::{
 use crate::config::{self, Placement, Precision, RowFormat, TrainConfig, When};
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Recompute};
+use crate::nn::Wrap;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
 /// allocator's slack, stacks.
@@ -45,14 +46,14 @@ pub struct Refusal {
 }
 
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make. With `memory_check` a training that would
+    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit. With `memory_check` a training that would
     /// not fit is refused.
     ///
     /// # Errors
     /// [`Error::Memory`] with what would fit.
-    pub fn new(config: &TrainConfig, model: &Decoder, device: &Device) -> Result<Forecast> {
+    pub fn new(config: &TrainConfig, model: &Decoder, wrap: &Wrap, device: &Device) -> Result<Forecast> {
         let settings = settings_of(config, model.config().hidden_size);
-        let evaluates = config.eval.at_end || config.eval.when != When::Never;
+        let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
             len: config.data.cutoff_len,
@@ -60,19 +61,19 @@ impl Forecast {
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
-        let estimate = predict(model, device, shape, settings, program)?;
+        let estimate = predict(model, wrap, device, shape, settings, program)?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
         {
             let limits = Limits::current()?;
             let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
-            let fitting = proposals(model, device, shape, settings, program, &fits)?;
+            let fitting = proposals(model, wrap, device, shape, settings, program, &fits)?;
             return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
         }
         let mut saved = 0;
         if config.train.recompute != config::Recompute::None {
             let keeps_all = Decoder::new(model.config().clone(), config.data.cutoff_len)?;
-            let kept = predict(&keeps_all, device, shape, settings, program)?;
+            let kept = predict(&keeps_all, wrap, device, shape, settings, program)?;
             saved = kept.rank().saturating_sub(estimate.rank());
         }
         Ok(Forecast { estimate, saved, peak: 0, every: config.log.memory_steps as u64 })
@@ -190,12 +191,13 @@ pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ran
 /// Sequences longer than the model's, or impossible sizes.
 pub fn predict(
     model: &Decoder,
+    wrap: &Wrap,
     device: &Device,
     shape: StepShape,
     settings: Settings,
     program: u64,
 ) -> Result<Estimate> {
-    let size = ModelSize::of(model, settings.dtype);
+    let size = ModelSize::wrapped(model, settings.dtype, wrap);
     let step = decoder_step(model, settings.dtype, device, shape)?;
     Ok(estimate(&size, settings, Some(&step), program))
 }
@@ -207,6 +209,7 @@ pub fn predict(
 /// As [`predict`].
 pub fn proposals(
     model: &Decoder,
+    wrap: &Wrap,
     device: &Device,
     shape: StepShape,
     settings: Settings,
@@ -214,7 +217,7 @@ pub fn proposals(
     fits: &dyn Fn(&Estimate) -> bool,
 ) -> Result<Vec<(String, Estimate)>> {
     let mut found = Vec::new();
-    let size = ModelSize::of(model, settings.dtype);
+    let size = ModelSize::wrapped(model, settings.dtype, wrap);
     let halved =
         |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
     let batches =
@@ -222,7 +225,7 @@ pub fn proposals(
     let mut smallest = shape;
     for batch in batches {
         smallest = halved(batch);
-        let estimate = predict(model, device, smallest, settings, program)?;
+        let estimate = predict(model, wrap, device, smallest, settings, program)?;
         if fits(&estimate) {
             found.push((format!("per_device_train_batch_size: {batch}"), estimate));
             break;

@@ -3,7 +3,7 @@
 use oarlock_tensor::{DType, Param, Shape};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, units_of};
+use crate::nn::{Module, Wrap, wrapped_units_of};
 use crate::shard::{Grain, Layout};
 
 /// The units of a model, as the engine lays them out.
@@ -11,6 +11,8 @@ use crate::shard::{Grain, Layout};
 pub struct ModelSize {
     /// For each unit its groups by dtype of the working copy.
     pub(super) units: Vec<Vec<(DType, Layout)>>,
+    /// Whether the first of them is what no unit holds: its weights stay, and each rank has a whole buffer of its gradients.
+    pub(super) has_root: bool,
     /// For each unit the earlier ones whose weights it uses, too.
     pub(super) shared: Vec<Vec<usize>>,
     /// Whether units and shapes are those of a model; otherwise only the count is known.
@@ -18,23 +20,38 @@ pub struct ModelSize {
 }
 
 impl ModelSize {
-    /// Of a model that computes in `dtype`.
+    /// Of a model that computes in `dtype`, with all units that it declares.
     pub fn of(model: &dyn Module, dtype: DType) -> ModelSize {
+        ModelSize::wrapped(model, dtype, &Wrap::Declared)
+    }
+
+    /// Of a model whose units follow a policy.
+    pub fn wrapped(model: &dyn Module, dtype: DType, wrap: &Wrap) -> ModelSize {
         let layout = |params: &[crate::nn::NamedParam]| {
             // Weight decay applies to all but vectors.
             let group = |shape: &Shape| usize::from(shape.sizes().len() < 2);
             let of = |p: &crate::nn::NamedParam| (p.name.clone(), *p.param.shape(), group(p.param.shape()));
             Layout::new(params.iter().map(of), Grain::Blocks)
         };
-        let found = units_of(model);
+        let mut found = wrapped_units_of(model, wrap);
+        // What no unit holds is there from the first to the last, as if all units shared it.
+        let root = found.pop_if(|unit| unit.run.is_none());
+        let has_root = root.is_some();
+        found.splice(..0, root);
         let units = found.iter().map(|unit| {
             unit.by_dtype(dtype).into_iter().map(|(dtype, params)| (dtype, layout(&params))).collect()
         });
         let home = |param: &Param| {
             found.iter().position(|unit| unit.params.iter().any(|own| own.param.id() == param.id()))
         };
-        let shared = found.iter().map(|unit| unit.shared.iter().filter_map(home).collect());
-        ModelSize { units: units.collect(), shared: shared.collect(), known: true }
+        let shared = found.iter().enumerate().map(|(index, unit)| {
+            let mut homes: Vec<usize> = unit.shared.iter().filter_map(home).collect();
+            if has_root && index > 0 && !homes.contains(&0) {
+                homes.push(0);
+            }
+            homes
+        });
+        ModelSize { units: units.collect(), has_root, shared: shared.collect(), known: true }
     }
 
     /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
@@ -55,7 +72,7 @@ impl ModelSize {
         if n_params > largest {
             units.push(unit(n_params - largest)?);
         }
-        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, known: false })
+        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, has_root: false, known: false })
     }
 
     /// The same, with what ranks own cut at other places.
@@ -69,6 +86,11 @@ impl ModelSize {
     /// All parameters.
     pub fn n_params(&self) -> usize {
         self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
+    }
+
+    /// The layouts of units whose gradients are divided where gradients are.
+    pub(super) fn divisible(&self) -> impl Iterator<Item = &Layout> {
+        self.units.iter().skip(usize::from(self.has_root)).flatten().map(|(_, layout)| layout)
     }
 
     /// Parameters of the largest unit.

@@ -32,7 +32,6 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
         size.layouts().map(|(dtype, layout)| dtype_bytes(*dtype) * layout.n_elems() as u64).sum()
     };
     let working = elems(|dtype| dtype.size() as u64);
-    let all = elems(|_| 1);
     // Buffers of gradients that every rank has for itself; the first layout of each is its size.
     let regions: Vec<Vec<&Layout>> = match stage {
         Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),
@@ -59,7 +58,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
         },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
-    let divided = if stage >= Stage::Gradients { 4 * all } else { 0 };
+    let of_units: u64 = size.divisible().map(|layout| layout.n_elems() as u64).sum();
+    let divided = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
     let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
     let gradients =
         Part { name: "gradients", rank: share.gradients, machine: divided + n * own, shared: true };
@@ -132,10 +132,12 @@ impl Share {
         let optimizer_in_file = settings.optimizer == Offload::Nvme;
         let weights_in_file = settings.parameters == Offload::Nvme && settings.stage == Stage::Parameters;
         let (mut share, mut n_pieces) = (Share::default(), 0);
+        if settings.stage >= Stage::Gradients {
+            share.gradients = size.divisible().map(|layout| 4 * layout.owned(rank, ranks).len() as u64).sum();
+        }
         for (dtype, layout) in size.layouts() {
             let owned = layout.owned(rank, ranks);
             let master = *dtype != DType::F32;
-            share.gradients += if settings.stage >= Stage::Gradients { 4 * owned.len() as u64 } else { 0 };
             share.with_master += if master { owned.len() as u64 } else { 0 };
             for (param, flat) in layout.pieces(owned, settings.sub_group_elems, |_| Some(0)) {
                 let param = &layout.params()[param];

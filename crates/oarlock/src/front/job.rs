@@ -139,6 +139,10 @@ impl Job {
                         let this launcher start a program of yours";
             missing.push(config.problem(message, &["num_processes"]).help(help));
         }
+        if let Some(message) = train::missing_class(config) {
+            let problem = config.problem(message, &["fsdp_config", "fsdp"]);
+            missing.push(problem.help("write one of these, or leave the classes out"));
+        }
         missing
     }
 

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{self, HeadLoss, Mask, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use crate::model::cache::LayerCache;
-use crate::model::config::DecoderConfig;
+use crate::model::config::{DecoderConfig, Family};
 use crate::model::recompute::{Parts, Recompute};
 use crate::nn::{Embedding, Latency, Linear, Module, RmsNorm, Unit, Visitor, is_trained};
 
@@ -34,6 +34,7 @@ pub(super) struct Body {
 /// same parameters.
 #[derive(Clone, Debug)]
 pub struct Block {
+    family: Family,
     input_layernorm: RmsNorm,
     self_attn: Attention,
     post_attention_layernorm: RmsNorm,
@@ -190,6 +191,7 @@ impl Block {
             latency: Latency::default(),
         };
         Ok(Block {
+            family: config.family,
             input_layernorm: RmsNorm::new(hidden, config.norm_eps)?,
             self_attn,
             post_attention_layernorm: RmsNorm::new(hidden, config.norm_eps)?,
@@ -327,6 +329,16 @@ impl Module for Block {
         visitor.child("self_attn", &self.self_attn);
         visitor.child("post_attention_layernorm", &self.post_attention_layernorm);
         visitor.child("mlp", &self.mlp);
+    }
+
+    /// As the class is called in Python, where people write its name into FSDP's settings.
+    fn kind(&self) -> &'static str {
+        match self.family {
+            Family::Llama => "LlamaDecoderLayer",
+            Family::Qwen2 => "Qwen2DecoderLayer",
+            Family::Qwen3 => "Qwen3DecoderLayer",
+            Family::Minimind => "MiniMindBlock",
+        }
     }
 }
 

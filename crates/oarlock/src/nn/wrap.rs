@@ -1,6 +1,8 @@
 //! Which of a model's declared units an engine takes as units: the auto-wrap policies of FSDP.
 
-use crate::nn::{Module, parameters};
+use oarlock_tensor::Param;
+
+use crate::nn::{Module, UnitRun, Visitor, parameters};
 
 /// Which declared units stay units. What no unit holds moves with the root: it is gathered for the whole step, and its
 /// gradients leave at the end. No policy changes a bit of the training.
@@ -19,6 +21,18 @@ pub enum Wrap {
 }
 
 impl Wrap {
+    /// What to say of a class that no unit of the model is of: which, and the classes that there are.
+    pub fn missing(&self, model: &dyn Module) -> Option<String> {
+        let Wrap::Transformer(classes) = self else { return None };
+        let mut declared = Declared(Vec::new());
+        model.visit(&mut declared);
+        let missing = classes.iter().find(|class| !declared.0.contains(&class.as_str()))?;
+        Some(format!(
+            "could not find the transformer layer class {missing} in the model; its units are of the classes {}",
+            declared.0.join(", ")
+        ))
+    }
+
     /// Whether a declared unit stays one.
     pub(super) fn keeps(&self, inside: &dyn Module) -> bool {
         match self {
@@ -30,5 +44,23 @@ impl Wrap {
             }
             Wrap::None => false,
         }
+    }
+}
+
+/// The classes of a model's declared units, each once.
+struct Declared(Vec<&'static str>);
+
+impl Visitor for Declared {
+    fn param(&mut self, _name: &str, _param: &Param) {}
+
+    fn child(&mut self, _name: &str, child: &dyn Module) {
+        child.visit(self);
+    }
+
+    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
+        if !self.0.contains(&inside.kind()) {
+            self.0.push(inside.kind());
+        }
+        inside.visit(self);
     }
 }

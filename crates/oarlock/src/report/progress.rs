@@ -34,7 +34,8 @@ pub struct Status {
 const REDRAW: Duration = Duration::from_millis(100);
 
 /// The progress of a run on an output. Only rank 0 has one. A reader that goes away, as `head` does, ends the output
-/// quietly and not the training.
+/// quietly and not the training; where the output fails otherwise, as on a full disk, lines are lost, which standard
+/// error is told once.
 pub struct Progress<W: Write> {
     out: W,
     /// The columns of a terminal; `None` for plain lines.
@@ -43,6 +44,8 @@ pub struct Progress<W: Write> {
     /// Whether the cursor stands behind a line that moves.
     open: bool,
     closed: bool,
+    /// Whether it was told that lines are lost.
+    warned: bool,
 }
 
 impl Progress<io::Stdout> {
@@ -58,7 +61,7 @@ impl Progress<io::Stdout> {
 impl<W: Write> Progress<W> {
     /// On any output: a terminal of so many columns, or plain lines.
     pub fn new(out: W, width: Option<usize>) -> Self {
-        Progress { out, width, drawn: None, open: false, closed: false }
+        Progress { out, width, drawn: None, open: false, closed: false, warned: false }
     }
 
     /// Whether this is a terminal, with a line that moves.
@@ -67,26 +70,17 @@ impl<W: Write> Progress<W> {
     }
 
     /// After every step: moves the line, at most ten times a second. Nothing without a terminal.
-    ///
-    /// # Errors
-    /// If the output fails for another reason than a reader that went away.
-    pub fn step(&mut self, status: &Status) -> io::Result<()> {
+    pub fn step(&mut self, status: &Status) {
         let due = self.drawn.is_none_or(|at| at.elapsed() >= REDRAW) || status.step >= status.total;
-        match self.width {
-            Some(width) if due => {
-                self.drawn = Some(Instant::now());
-                self.open = true;
-                self.write(&format!("\r{}\x1b[K", moving_line(status, width)))
-            }
-            _ => Ok(()),
+        if let Some(width) = self.width.filter(|_| due) {
+            self.drawn = Some(Instant::now());
+            self.open = true;
+            self.write(&format!("\r{}\x1b[K", moving_line(status, width)));
         }
     }
 
     /// At every record: a line that stays, without a terminal; else the line just moves.
-    ///
-    /// # Errors
-    /// As [`Progress::step`].
-    pub fn record(&mut self, status: &Status) -> io::Result<()> {
+    pub fn record(&mut self, status: &Status) {
         match self.width {
             Some(_) => self.step(status),
             None => self.write(&format!("{}\n", plain_line(status))),
@@ -94,34 +88,35 @@ impl<W: Write> Progress<W> {
     }
 
     /// A message that stays, above the line that moves.
-    ///
-    /// # Errors
-    /// As [`Progress::step`].
-    pub fn message(&mut self, text: &str) -> io::Result<()> {
+    pub fn message(&mut self, text: &str) {
         let clear = if self.open { "\r\x1b[K" } else { "" };
         // The line comes back with the next step, without waiting.
         (self.open, self.drawn) = (false, None);
-        self.write(&format!("{clear}{text}\n"))
+        self.write(&format!("{clear}{text}\n"));
     }
 
     /// Leaves the line as it is and goes below it.
-    ///
-    /// # Errors
-    /// As [`Progress::step`].
-    pub fn finish(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.open) { self.write("\n") } else { Ok(()) }
+    pub fn finish(&mut self) {
+        if std::mem::take(&mut self.open) {
+            self.write("\n");
+        }
     }
 
-    fn write(&mut self, text: &str) -> io::Result<()> {
+    fn write(&mut self, text: &str) {
         if self.closed {
-            return Ok(());
+            return;
         }
         match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                self.closed = true;
-                Ok(())
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
+            Err(error) if !self.warned => {
+                self.warned = true;
+                // Where that fails, too, there is nobody to tell.
+                let _ = writeln!(
+                    io::stderr(),
+                    "warning: cannot write to standard output: {error}; lines are lost, and the training goes on"
+                );
             }
-            result => result,
+            _ => {}
         }
     }
 }
@@ -273,23 +268,23 @@ mod tests {
     #[test]
     fn a_pipe_gets_lines_and_a_terminal_one_line() {
         let mut plain = Progress::new(Vec::new(), None);
-        plain.step(&status(1)).unwrap();
-        plain.message("evaluating").unwrap();
-        plain.record(&status(2)).unwrap();
-        plain.finish().unwrap();
+        plain.step(&status(1));
+        plain.message("evaluating");
+        plain.record(&status(2));
+        plain.finish();
         assert_eq!(
             String::from_utf8(plain.out).unwrap(),
             format!("evaluating\n{}\n", plain_line(&status(2)))
         );
 
         let mut terminal = Progress::new(Vec::new(), Some(90));
-        terminal.step(&status(1)).unwrap();
-        terminal.step(&status(2)).unwrap();
-        terminal.message("saved").unwrap();
-        terminal.record(&status(3)).unwrap();
-        terminal.step(&status(1000)).unwrap();
-        terminal.finish().unwrap();
-        terminal.finish().unwrap();
+        terminal.step(&status(1));
+        terminal.step(&status(2));
+        terminal.message("saved");
+        terminal.record(&status(3));
+        terminal.step(&status(1000));
+        terminal.finish();
+        terminal.finish();
         let line = |step| format!("\r{}\x1b[K", moving_line(&status(step), 90));
         // Step 2 came too soon; the last step is always drawn.
         let expected = format!("{}\r\x1b[Ksaved\n{}{}\n", line(1), line(3), line(1000));
@@ -299,11 +294,13 @@ mod tests {
     #[test]
     fn a_reader_that_goes_away_is_no_error() {
         let mut progress = Progress::new(Broken(io::ErrorKind::BrokenPipe, 0), None);
-        progress.record(&status(1)).unwrap();
-        progress.record(&status(2)).unwrap();
-        assert_eq!(progress.out.1, 1, "nothing more is tried");
+        progress.record(&status(1));
+        progress.record(&status(2));
+        assert_eq!((progress.out.1, progress.warned), (1, false), "nothing more is tried");
         let mut progress = Progress::new(Broken(io::ErrorKind::StorageFull, 0), None);
-        assert_eq!(progress.record(&status(1)).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        progress.record(&status(1));
+        progress.record(&status(2));
+        assert_eq!((progress.out.1, progress.warned), (2, true), "there may be space again");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use oarlock_tensor::ops::update;
 use oarlock_tensor::{Device, UnitHook};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, NamedParam, wrapped_units_of};
+use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
 use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
@@ -78,6 +78,9 @@ impl Engine {
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Engine> {
         options.check(comm.world_size())?;
+        if let Some(missing) = options.wrap.missing(model) {
+            return Err(Error::Model(missing));
+        }
         let mesh = Mesh::new(comm, options.group, options.secondary)?;
         let shares_memory = comm.shares_memory();
         let mut maker = Maker {
@@ -90,10 +93,11 @@ impl Engine {
             first_blocks: HashMap::new(),
             n_blocks: 0,
         };
+        // In the order of the model, so that no sum of blocks depends on what is a unit.
+        maker.count(&parameters(model));
         let found = wrapped_units_of(model, &options.wrap);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
         for unit in &found {
-            maker.count(&unit.params);
             let mut kinds: Vec<(Kind, Vec<NamedParam>)> = Vec::new();
             for named in &unit.params {
                 let kind = Kind::of(named, &options, shares_memory, unit.run.is_some());

@@ -98,7 +98,7 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Numbers the blocks of parameters that come next in the model.
+    /// Numbers the blocks of a model's parameters.
     pub fn count(&mut self, named: &[NamedParam]) {
         for named in named {
             self.first_blocks.insert(named.param.id(), self.n_blocks);

@@ -158,8 +158,11 @@ mod tests {
         // As the original shows them: 10.82 K and 2.46 M; 3.07 K and 983.04 K; 7.68 K and 1.47 M.
         let parts =
             [block, &block.children[1], &block.children[3]].map(|c| (c.kind.as_str(), c.params, c.macs));
-        let expected =
-            [("Block", 10_816, 2_457_600), ("Attention", 3_072, 983_040), ("Mlp", 7_680, 1_474_560)];
+        let expected = [
+            ("LlamaDecoderLayer", 10_816, 2_457_600),
+            ("Attention", 3_072, 983_040),
+            ("Mlp", 7_680, 1_474_560),
+        ];
         assert_eq!(parts, expected);
     }
 

@@ -8,7 +8,7 @@ use oarlock_comm::{Communicator, ProcessMemory};
 use oarlock_tensor::Arena;
 
 use crate::config::TrainConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::report::engine::EngineStep;
 use crate::report::flops;
 use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
@@ -119,7 +119,7 @@ impl Journal {
 
     /// A line for the terminal and running_log.txt.
     pub fn message(&mut self, text: &str) -> Result<()> {
-        self.progress.message(text).map_err(Error::io("write to", "standard output"))?;
+        self.progress.message(text);
         Ok(self.log.message(text)?)
     }
 
@@ -148,11 +148,11 @@ impl Journal {
             elapsed: clock.elapsed(),
             remaining: clock.remaining(told.step, self.log.state().max_steps),
         };
-        let stdout = |r: std::io::Result<()>| r.map_err(Error::io("write to", "standard output"));
         if !told.log {
-            return stdout(self.progress.step(&status));
+            self.progress.step(&status);
+            return Ok(());
         }
-        stdout(self.progress.record(&status))?;
+        self.progress.record(&status);
         self.log.step(&StepRecord {
             step: told.step,
             epoch: told.epoch,
@@ -202,7 +202,7 @@ impl Journal {
         let profiled = profiler.end(self.log.state().global_step, timer.so_far(), held)?;
         let line = profiled.line();
         let shown = if self.progress.is_terminal() { profiled.table() } else { line.clone() };
-        self.progress.message(&shown).map_err(Error::io("write to", "standard output"))?;
+        self.progress.message(&shown);
         Ok(self.log.message(&line)?)
     }
 
@@ -229,7 +229,7 @@ impl Journal {
 
     /// The end: results and pictures.
     pub fn finish(&mut self, config: &TrainConfig, samples: u64, steps: u64) -> Result<()> {
-        self.progress.finish().map_err(Error::io("write to", "standard output"))?;
+        self.progress.finish();
         if steps > 0 {
             let loss = self.run.0 / self.run.1.max(1) as f64;
             self.log.finish(&Summary { loss, samples, steps })?;

@@ -17,7 +17,7 @@ mod step;
 
 pub use optimizer::{Optimizer, OptimizerConfig, Stepped};
 pub use options::accelerator_config;
-pub(crate) use options::engine_options;
+pub(crate) use options::{engine_options, missing_class};
 pub use run::{run, started};
 pub use scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
 pub use schedule::Schedule;

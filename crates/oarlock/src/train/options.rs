@@ -5,7 +5,8 @@ use oarlock_tensor::DType;
 use crate::accelerator::AcceleratorConfig;
 use crate::config::{self, Precision, ShardArgs, ShardGroup, TrainConfig};
 use crate::error::{Error, Result};
-use crate::model::Recompute;
+use crate::model::{Decoder, Recompute};
+use crate::nn::Wrap;
 use crate::shard::{Lifetime, Offload, Options, Placement, Placements};
 use crate::train::{OptimizerConfig, model};
 
@@ -44,6 +45,7 @@ pub fn engine_options(shard: &ShardArgs, precision: Precision, hidden_size: usiz
             ShardGroup::Ranks(ranks) => Some(ranks),
         },
         secondary: shard.secondary,
+        wrap: wrap(&shard.wrap),
         prefetch_elems: shard.prefetch.of(hidden_size),
         max_live_elems: shard.max_live.of(hidden_size),
         persistence_elems: shard.persistence.of(hidden_size),
@@ -53,6 +55,27 @@ pub fn engine_options(shard: &ShardArgs, precision: Precision, hidden_size: usiz
         offload_params: offload(shard.offload_parameters.as_ref()),
         ..Options::default()
     }
+}
+
+/// Which of a model's units are units.
+pub fn wrap(wrap: &config::Wrap) -> Wrap {
+    match wrap {
+        config::Wrap::Declared => Wrap::Declared,
+        config::Wrap::Classes(classes) => Wrap::Transformer(classes.clone()),
+        config::Wrap::Size(least) => Wrap::Size(*least),
+        config::Wrap::None => Wrap::None,
+    }
+}
+
+/// What to say of a class of units that the model of a configuration lacks. What else is wrong with the model is told where
+/// it is read.
+pub fn missing_class(config: &TrainConfig) -> Option<String> {
+    if !matches!(config.shard.wrap, config::Wrap::Classes(_)) {
+        return None;
+    }
+    let hf = model::settings(&config.model).ok()?;
+    let decoder = Decoder::new(hf.decoder().clone(), config.data.cutoff_len).ok()?;
+    wrap(&config.shard.wrap).missing(&decoder)
 }
 
 /// How a configuration asks for an optimizer.

@@ -25,7 +25,7 @@ use crate::train::flops;
 use crate::train::journal::{Journal, Told};
 use crate::train::model;
 use crate::train::monitors::momentum;
-use crate::train::options::{optimizer_config, recompute};
+use crate::train::options::{optimizer_config, recompute, wrap};
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
@@ -78,7 +78,7 @@ impl<'a> Run<'a> {
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(recompute(config));
         let forecast = match accelerator.is_main_process() {
-            true => Some(Forecast::new(config, &model, accelerator.device())?),
+            true => Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), accelerator.device())?),
             false => None,
         };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
@@ -154,6 +154,13 @@ impl<'a> Run<'a> {
         let mut loader = Loader::new(self.data.train.clone(), self.sampler.clone(), self.position)?;
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
+        if self.config.eval.at_start {
+            let begin = Instant::now();
+            self.evaluate(first)?;
+            if let Some(journal) = &mut self.journal {
+                journal.paused(begin.elapsed());
+            }
+        }
         for step in first..self.total_steps {
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
@@ -248,7 +255,12 @@ impl<'a> Run<'a> {
         let saved = self.saver.poll(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
         let last = done == self.total_steps;
-        if due(self.config.eval.when, done, self.total_steps, per_epoch) && !(last && self.config.eval.at_end)
+        let eval = &self.config.eval;
+        let waited = match eval.when {
+            When::Epoch => self.position as f64 / self.sampler.len as f64,
+            _ => done as f64,
+        };
+        if due(eval.when, done, self.total_steps, per_epoch) && waited >= eval.delay && !(last && eval.at_end)
         {
             self.evaluate(done)?;
         }

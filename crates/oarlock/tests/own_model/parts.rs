@@ -239,7 +239,6 @@ fn a_wrap_policy_changes_what_is_gathered_and_no_bit() {
     let kinds = |kind: &str| Wrap::Transformer(vec![kind.to_owned()]);
     for (wrap, gathers) in [
         (kinds("Linear"), Some(declared.2)),
-        (kinds("Block"), None),
         // The frozen part and both branches have 30 and 42 elements, the shared weight 36, the unused part 21.
         (Wrap::Size(37), None),
         (Wrap::None, None),

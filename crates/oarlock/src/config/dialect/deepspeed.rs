@@ -10,7 +10,7 @@ use super::super::sharding::{
     Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict,
 };
 use super::super::table::MINIMIND_SCHEDULES;
-use super::super::value::Value;
+use super::super::value::{Value, float};
 use super::super::written::{Entry, Layer};
 use super::{Dialect, divides, fields, layer as empty_layer, methods};
 
@@ -61,6 +61,26 @@ pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<Strin
             theirs.value, ours.value
         )
     })
+}
+
+/// DeepSpeed's scheduler sets the learning rate, whatever its optimizer's is: of two rates in the block the scheduler's
+/// stays, which is to be told. Where the training says a rate itself, both must agree with it, as in transformers.
+pub fn rate_of_scheduler(layer: &mut Layer, settings: &Settings) -> Option<String> {
+    let is_rate = |entry: &&Entry| entry.key == "learning_rate";
+    let rates: Vec<&Entry> = layer.entries.iter().filter(is_rate).collect();
+    let [of_optimizer, of_scheduler] = rates.as_slice() else { return None };
+    let [first, second] = [of_optimizer, of_scheduler].map(|entry| entry.value.to_yaml());
+    if settings.get("learning_rate").is_written() || float(&first) == float(&second) {
+        return None;
+    }
+    let note = format!(
+        "DeepSpeed's scheduler sets the learning rate: its warmup_max_lr {second} ({}) counts, not the optimizer's lr {first} \
+         ({})",
+        of_scheduler.place, of_optimizer.place
+    );
+    let loser = layer.entries.iter().position(|entry| entry.key == "learning_rate");
+    loser.map(|index| layer.entries.remove(index));
+    Some(note)
 }
 
 /// Makes `train_batch_size` = batch of a rank x accumulation x ranks true: what was said must agree, what was not said
@@ -197,6 +217,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         whole_weights_on_save: block.settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
             || block.settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
         state_dict: StateDict::Sharded,
+        ..ShardArgs::UNSAID
     }
 }
 

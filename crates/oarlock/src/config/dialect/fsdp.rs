@@ -3,7 +3,7 @@
 use super::super::plan::Precision;
 use super::super::problem::Problems;
 use super::super::resolve::{Setting, Settings};
-use super::super::sharding::{Elems, Lifetime, Offload, Placement, ShardArgs, ShardGroup, StateDict};
+use super::super::sharding::{Elems, Lifetime, Offload, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
 use super::super::source::Place;
 use super::super::value::{Field, Value, boolean};
 use super::super::yaml::Node;
@@ -13,6 +13,12 @@ use crate::nearest::nearest_of;
 /// The strategies in the order of their numbers, from 1.
 const STRATEGIES: [&str; 5] =
     ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"];
+
+/// What makes units.
+const POLICIES: [&str; 3] = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"];
+
+/// The names under which classes of units are written.
+const CLASSES: [&str; 2] = ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"];
 
 /// The block that `fsdp` and `fsdp_config` say together.
 pub fn read(settings: &Settings, problems: &mut Problems) -> Option<Dialect> {
@@ -105,6 +111,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         problems,
     );
     ShardArgs {
+        wrap: wrap(block, notes, problems),
         optimizer: placement,
         gradients: placement,
         parameters: placement,
@@ -134,6 +141,28 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
             _ => StateDict::Sharded,
         },
         ..ShardArgs::UNSAID
+    }
+}
+
+/// What becomes a unit. Class names alone ask for the policy that reads them.
+fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wrap {
+    let policy = choice(block, "auto_wrap_policy", &POLICIES, problems);
+    let classes = CLASSES.into_iter().find_map(|name| match &block.settings.said(name)?.value {
+        Value::List(classes) if !classes.is_empty() => Some((name, classes.clone())),
+        _ => None,
+    });
+    match (policy, classes) {
+        (None | Some("TRANSFORMER_BASED_WRAP"), Some((_, classes))) => Wrap::Classes(classes),
+        (Some(other @ ("SIZE_BASED_WRAP" | "NO_WRAP")), classes) => {
+            if let Some((name, _)) = classes {
+                notes.push(format!("FSDP: `{name}` counts with TRANSFORMER_BASED_WRAP, not with {other}"));
+            }
+            match usize::try_from(block.settings.int("min_num_params")) {
+                Ok(least) if other == "SIZE_BASED_WRAP" && least > 0 => Wrap::Size(least),
+                _ => Wrap::None,
+            }
+        }
+        _ => Wrap::Declared,
     }
 }
 

@@ -4,7 +4,6 @@ use super::super::keys::Kind::{Bool, Int, List, Map, Text};
 use super::super::keys::Status::{Later, NoEffect, Used};
 use super::super::keys::{Key, Status};
 
-const UNITS: Status = NoEffect("a unit is a block of the model, always");
 const MAPPED: Status = NoEffect("every rank maps the file of the weights");
 const ORIGINAL: Status = NoEffect("parameters keep their names and shapes");
 const OVERLAP: Status = NoEffect("communication overlaps computation by itself");
@@ -29,10 +28,10 @@ pub const KEYS: &[Key] = &[
     Key::flag(Text, "mixed_precision_policy.buffer_dtype", "", NoEffect("bf16 and fp16 say it"), "What buffers are computed in"),
     Key::flag(Text, "mixed_precision_policy.output_dtype", "", NoEffect("bf16 and fp16 say it"), "What outputs are computed in"),
     Key::flag(Bool, "mixed_precision_policy.cast_forward_inputs", "true", NoEffect("inputs are tokens"), "Cast inputs"),
-    Key::flag(Text, "auto_wrap_policy", "", UNITS, "What becomes a unit"),
-    Key::flag(List, "transformer_layer_cls_to_wrap", "", UNITS, "Classes of modules that become units"),
-    Key::flag(List, "transformer_cls_names_to_wrap", "", UNITS, "The same"),
-    Key::flag(Int(0), "min_num_params", "", UNITS, "The least size of a unit"),
+    Key::flag(Text, "auto_wrap_policy", "", Used, "What becomes a unit: TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP"),
+    Key::flag(List, "transformer_layer_cls_to_wrap", "", Used, "Classes whose modules become units; unset: all units that the model has"),
+    Key::flag(List, "transformer_cls_names_to_wrap", "", Used, "The same"),
+    Key::flag(Int(0), "min_num_params", "1e8", Used, "Least size of a unit of SIZE_BASED_WRAP; 0: one unit, as there"),
     Key::flag(Bool, "cpu_ram_efficient_loading", "false", MAPPED, "Only rank 0 reads the weights"),
     Key::flag(Bool, "sync_module_states", "true", MAPPED, "Send the weights of rank 0"),
     Key::flag(Bool, "use_orig_params", "true", ORIGINAL, "Keep the model's parameters"),

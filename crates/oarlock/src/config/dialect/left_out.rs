@@ -36,7 +36,10 @@ pub fn defaults(block: &Dialect) -> (f64, f64) {
 /// What to say of parameters that are not in the block and that DeepSpeed's defaults would make something else of.
 pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
     let mut left_out: Vec<(&str, &str, f64)> = Vec::new();
-    let own_rate = is_one_of(settings, &["WarmupLR", "WarmupDecayLR", "LRRangeTest", "OneCycle"])
+    let has_parameter = |name| has(&block.settings, "scheduler.params", name);
+    // WarmupLR takes the optimizer's rate where it says none.
+    let own_rate = is_one_of(settings, &["WarmupDecayLR", "LRRangeTest", "OneCycle"])
+        || is_one_of(settings, &["WarmupLR"]) && has_parameter("warmup_max_lr")
         || is_one_of(settings, MINIMIND_SCHEDULES);
     if let Some(kind) = block.settings.text("optimizer.type").map(|kind| kind.to_ascii_lowercase()) {
         let missing = |name: &str| !block.settings.get(&format!("optimizer.params.{name}")).is_written();
@@ -56,7 +59,6 @@ pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
             left_out.push(("weight_decay", "weight_decay", weight_decay));
         }
     }
-    let has_parameter = |name| has(&block.settings, "scheduler.params", name);
     if block.settings.said("scheduler.type").is_some() {
         if is_one_of(settings, &["WarmupDecayLR"]) && !has_parameter("warmup_max_lr") {
             left_out.push(("warmup_max_lr", "learning_rate", WARMUP_MAX_LR));

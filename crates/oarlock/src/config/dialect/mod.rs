@@ -51,6 +51,13 @@ impl Dialects {
     pub fn iter(&self) -> impl Iterator<Item = &Dialect> {
         self.deepspeed.iter().chain(&self.fsdp)
     }
+
+    /// What the blocks ask for and is not there.
+    pub fn missing(&self) -> Problems {
+        let mut missing = Problems::default();
+        self.iter().for_each(|block| missing.append(resolve::missing(&block.settings)));
+        missing
+    }
 }
 
 /// Reads the blocks that the settings name and joins what they say to the settings.
@@ -65,18 +72,15 @@ pub fn read(settings: &mut Settings, problems: &mut Problems) -> Dialects {
         let problem = Problem::new("`deepspeed` and `fsdp` exclude each other");
         problems.push(super::build::at(problem, &written).help("keep one of them"));
     }
-    if let Some(block) = &mut dialects.deepspeed {
+    if let Some(block) = &dialects.deepspeed {
         dialects.notes.extend(deepspeed::scheduler_of_script(block, settings));
-        let layer = deepspeed::layer(block, settings, problems);
+        let mut layer = deepspeed::layer(block, settings, problems);
+        dialects.notes.extend(deepspeed::rate_of_scheduler(&mut layer, settings));
         resolve::add(&layer, settings, problems);
-        resolve::refuse(&mut block.settings, problems);
         deepspeed::batch(block, settings, problems);
     }
     left_out::warmup(dialects.deepspeed.as_ref(), settings);
     dialects.notes.extend(dialects.deepspeed.iter().filter_map(|block| left_out::told(block, settings)));
-    if let Some(block) = &mut dialects.fsdp {
-        resolve::refuse(&mut block.settings, problems);
-    }
     dialects
 }
 

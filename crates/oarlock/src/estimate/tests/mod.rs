@@ -11,9 +11,10 @@ use super::states::charged;
 use super::*;
 use crate::data::{Batch, StepBatches};
 use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use crate::nn::Wrap;
 use crate::report::speed::PhaseTimer;
 use crate::shard::SeededInit;
-use crate::shard::{Grain, Layout, Options};
+use crate::shard::{Grain, Layout, Options, Placements};
 use crate::train::{OptimizerConfig, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
@@ -294,6 +295,47 @@ fn stages_divide_what_their_formulas_say() {
 }
 
 #[test]
+fn what_no_unit_holds_is_there_for_the_whole_step() {
+    let model = llama(64, 3, 500, 32);
+    let weigh = |groups: &[(DType, Layout)]| groups.iter().map(|(_, layout)| layout.n_elems() as u64).sum();
+    let most = |wrap: &Wrap| {
+        let size = ModelSize::wrapped(&model, DType::F32, wrap);
+        let leaving: usize = size.leaving().iter().map(|window| window[0].n_elems()).sum();
+        (size.most_open(0, weigh), leaving as u64)
+    };
+    let declared = ModelSize::of(&model, DType::F32);
+    let all: u64 = declared.units.iter().map(|unit| weigh(unit)).sum();
+    let layer: u64 = weigh(&declared.units[1]);
+    assert_eq!(most(&Wrap::None), (all, all));
+    // Embedding and head stay open while one layer after another comes and goes.
+    let layers = Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
+    assert_eq!(most(&layers), (all - 2 * layer, all - 2 * layer));
+    assert!(most(&Wrap::Declared).0 < all - 2 * layer);
+    assert_eq!(ModelSize::wrapped(&model, DType::F32, &layers).n_params(), declared.n_params());
+}
+
+#[test]
+fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
+    let layers = Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
+    for wrap in [Wrap::Declared, layers, Wrap::Size(20_000), Wrap::None] {
+        let model = llama(64, 3, 500, 32);
+        let size = ModelSize::wrapped(&model, DType::F32, &wrap);
+        let settings = Settings::new(DType::F32, Stage::Gradients, 1);
+        let predicted = estimate(&size, settings, None, 0).part("gradients");
+        let shard = Options { placements: Placements::GRADIENTS, wrap: wrap.clone(), ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
+        let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
+        let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut source).unwrap();
+        let window = StepBatches { batches: vec![batch(2, 32, false)], ..StepBatches::default() };
+        let timer = &mut PhaseTimer::new();
+        train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, timer).unwrap();
+        let held = optimizer.engine().resident();
+        assert_eq!(predicted, (held.gradients + held.leaving) as u64, "{wrap:?}");
+    }
+}
+
+#[test]
 fn a_count_alone_gives_model_states_alone() {
     let size = ModelSize::of_count(7_000_000_000, None, DType::BF16).unwrap();
     let estimate = estimate(&size, Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
@@ -327,7 +369,7 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let device = Device::dry(Isa::detect(), Par::solo());
     let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16) };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
-    let needs = predict(&model, &device, shape, settings, 1 << 20).unwrap();
+    let needs = predict(&model, &Wrap::Declared, &device, shape, settings, 1 << 20).unwrap();
     let roomy = Limits { available: needs.machine(), group: None, address_space: None, data: None };
     assert_eq!(roomy.broken_by(&needs), None);
     let short = needs.machine() - 1;
@@ -342,12 +384,14 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     }
     let limits = Limits { available: needs.machine() * 2 / 3, ..roomy };
     let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
-    let found = proposals(&model, &device, shape, settings, 1 << 20, &fits).unwrap();
+    let found = proposals(&model, &Wrap::Declared, &device, shape, settings, 1 << 20, &fits).unwrap();
     assert!(found.iter().any(|(what, _)| what == "per_device_train_batch_size: 8"), "{found:?}");
     assert!(found.iter().any(|(what, _)| what == "gradient_checkpointing: true"), "{found:?}");
     assert!(found.iter().all(|(_, estimate)| fits(estimate)));
     let nothing = |_: &Estimate| false;
-    assert!(proposals(&model, &device, shape, settings, 1 << 20, &nothing).unwrap().is_empty());
+    assert!(
+        proposals(&model, &Wrap::Declared, &device, shape, settings, 1 << 20, &nothing).unwrap().is_empty()
+    );
 
     let text = "Max data size             4096    unlimited            bytes     \nMax address space         unlimited            unlimited            bytes";
     assert_eq!(

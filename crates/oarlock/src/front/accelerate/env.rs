@@ -8,7 +8,7 @@ use oarlock_comm::MachineMemory;
 use super::cluster::{Cluster, default_file};
 use super::{ACCELERATE, CONFIG_FILE, parse};
 use crate::config::Words;
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::console::{Failure, Outcome, say};
 
 pub(super) const ENV: Flags = Flags {
@@ -18,6 +18,7 @@ pub(super) const ENV: Flags = Flags {
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
     keys: &[CONFIG_FILE],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// Runs the command.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{parse, scalar};
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::value::Value;
 use crate::config::{Problem, Words};
@@ -45,6 +45,7 @@ pub(super) const FLAGS: Flags = Flags {
         ),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// A dtype, how many times smaller than f32 it is, and how many times the model in f32 its training takes.

@@ -1,7 +1,7 @@
 //! The flags of `accelerate launch`.
 
 use crate::config::accelerate::keys::FLAGS;
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 
 /// All flags.
 pub(super) const LAUNCH: Flags = Flags {
@@ -11,4 +11,5 @@ pub(super) const LAUNCH: Flags = Flags {
     about: "Starts a training of ours, or any program, on several processes.",
     keys: FLAGS,
     aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
+    abbreviations: Abbreviations::None,
 };

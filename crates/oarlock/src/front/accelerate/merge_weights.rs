@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::parse;
 use crate::checkpoint::{MergeOptions, merge_weights};
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};
@@ -37,6 +37,7 @@ pub(super) const FLAGS: Flags = Flags {
         ),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// The most that one file holds, as transformers writes models.

@@ -164,10 +164,8 @@ fn operands_last(flags: &Flags, words: &Words) -> Words {
             continue;
         }
         first.push(word.to_owned());
-        let name = word.trim_start_matches('-').replace('-', "_");
-        let key = flags.keys.iter().find(|key| key.name == name);
         let is_value = |next: &&str| !next.starts_with('-');
-        match key.map(|key| key.kind) {
+        match flags.meant(word).map(|key| key.kind) {
             Some(Kind::List) => {
                 let mut values = Vec::new();
                 while let Some(value) = words.next_if(is_value) {

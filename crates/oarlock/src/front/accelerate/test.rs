@@ -9,7 +9,7 @@ use oarlock_tensor::DType;
 use super::checks::{self, CHECKS, Site};
 use super::cluster::{Cluster, default_file};
 use super::{CONFIG_FILE, parse};
-use crate::config::flags::{Flags, Parsed};
+use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, say, tell};
@@ -43,6 +43,7 @@ pub(super) const FLAGS: Flags = Flags {
         ),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&["cpu", "num_processes"]),
 };
 
 /// What the words and the configuration ask for.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::cluster::{save_or_show, value};
 use super::{dump, parse};
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Words, written};
 use crate::console::{Failure, Outcome, tell};
@@ -28,6 +28,7 @@ pub(super) const FLAGS: Flags = Flags {
         ),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// What becomes of a key.

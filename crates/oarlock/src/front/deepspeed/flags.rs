@@ -1,6 +1,6 @@
 //! The flags of DeepSpeed's launcher.
 
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
 use crate::config::keys::Kind::{Bool, Choice, Int, Path, Text};
 use crate::config::keys::Status::{Later, Used};
@@ -54,4 +54,12 @@ pub const FLAGS: Flags = Flags {
         ("q", "quiet"),
         ("num_accelerators", "num_gpus"),
     ],
+    abbreviations: Abbreviations::AllBut(&[
+        "elastic_training",
+        "min_elastic_nodes",
+        "max_elastic_nodes",
+        "cpu",
+        "mpi_rank",
+        "world_info",
+    ]),
 };

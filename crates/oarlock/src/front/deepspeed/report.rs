@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use oarlock_tensor::cpu::Isa;
 
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
 use crate::config::keys::Kind::Bool;
 use crate::config::keys::Status::Used;
@@ -12,7 +12,7 @@ use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, say};
 use crate::launch::devices::Devices;
 
-const FLAGS: Flags = Flags {
+pub(super) const FLAGS: Flags = Flags {
     command: "ds_report",
     bare_switches: true,
     operands: "",
@@ -22,6 +22,7 @@ const FLAGS: Flags = Flags {
         Key::flag(Bool, "hide_errors_and_warnings", "", Used, "Leave out warnings"),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// DeepSpeed's ops, and what stands in their place here; `None` where nothing does.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::*;
+use crate::config::flags::assert_abbreviations;
 use crate::config::keys::Status;
 use crate::front::job::Program;
 use crate::launch::spec::{Binding, Nodes};
@@ -467,4 +468,10 @@ fn elastic_runs_binding_and_logs_reach_the_launch() {
     assert_eq!(launch.output.log_dir, Some("logs".into()));
     let streams = launch.output.redirects.of(3);
     assert!(streams.out && streams.err && launch.quiet);
+}
+
+#[test]
+fn flags_are_cut_short_as_in_the_original() {
+    assert_abbreviations(&FLAGS, "deepspeed");
+    assert_abbreviations(&report::FLAGS, "ds_report");
 }

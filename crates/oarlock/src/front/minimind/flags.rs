@@ -1,6 +1,6 @@
 //! The flags of MiniMind's two scripts in one table, their defaults, and the settings of ours that they are.
 
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::{NotNegative, Positive};
 use crate::config::keys::Status::{NoEffect, Used};
@@ -54,6 +54,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(-1), "local_rank", "-1", ELSEWHERE, "Rank on this machine"),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&["vocab_size", "tokenizer_path", "num_processes", "cpu"]),
 };
 
 /// Defaults of minimind-3 that are others than MiniMind2's.

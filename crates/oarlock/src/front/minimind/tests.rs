@@ -126,7 +126,8 @@ fn what_is_not_there_is_refused_with_a_reason() {
         ("--dim 512 --hidden_size 768", "they make different models"),
         ("--out_dir a --save_dir b", "`--out_dir` and `--save_dir` are one setting of two scripts"),
         ("--dtype fp8", "`dtype` takes one of bfloat16, float16, float32, not `fp8`"),
-        ("--epoch 3", "`train_pretrain` has no flag `--epoch` (did you mean `--epochs`?)"),
+        ("--epoches 3", "`train_pretrain` has no flag `--epoches` (did you mean `--epochs`?)"),
+        ("--save 3", "ambiguous option: --save could match --save_dir, --save_weight, --save_interval"),
         ("train.yaml", "`train_pretrain` takes flags only, not `train.yaml`"),
         ("--help", "`oarlock train_pretrain --help` shows its flags"),
     ] {

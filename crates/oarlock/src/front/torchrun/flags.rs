@@ -1,6 +1,6 @@
 //! The flags of torchrun, with what each means here.
 
-use crate::config::flags::Flags;
+use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::NotNegative;
 use crate::config::keys::Status::{Later, NoEffect, Used};
@@ -127,4 +127,5 @@ pub(super) const FLAGS: Flags = Flags {
         key(Bool, "virtual_local_rank", "", Used, "Each rank sees one GPU, its own, and has LOCAL_RANK 0"),
     ],
     aliases: &[("m", "module"), ("r", "redirects"), ("t", "tee")],
+    abbreviations: Abbreviations::AllBut(&[]),
 };

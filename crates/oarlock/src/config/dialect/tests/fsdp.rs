@@ -1,7 +1,9 @@
 //! Blocks of FSDP, from the written text to the plan.
 
 use super::super::super::Precision;
-use super::super::super::sharding::{Elems, Lifetime, Offload, Recompute, ShardArgs, ShardGroup, StateDict};
+use super::super::super::sharding::{
+    Elems, Lifetime, Offload, Recompute, ShardArgs, ShardGroup, StateDict, Wrap,
+};
 use super::super::super::tests::{bad, good};
 use super::{S, W, placements};
 
@@ -68,6 +70,31 @@ fn the_fsdp_block_of_llama_factory_is_read_as_it_stands() {
 }
 
 #[test]
+fn policies_say_what_becomes_a_unit() {
+    let classes = |names: &[&str]| Wrap::Classes(names.iter().map(|name| (*name).to_owned()).collect());
+    for (text, expected) in [
+        ("", Wrap::Declared),
+        ("auto_wrap_policy: TRANSFORMER_BASED_WRAP", Wrap::Declared),
+        ("fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer", classes(&["LlamaDecoderLayer"])),
+        ("transformer_cls_names_to_wrap: [A, B]", classes(&["A", "B"])),
+        ("auto_wrap_policy: transformer_based_wrap, transformer_layer_cls_to_wrap: [A]", classes(&["A"])),
+        ("fsdp_auto_wrap_policy: SIZE_BASED_WRAP", Wrap::Size(100_000_000)),
+        ("fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 2e3", Wrap::Size(2000)),
+        // As the originals have it.
+        ("fsdp_auto_wrap_policy: SIZE_BASED_WRAP, fsdp_min_num_params: 0", Wrap::None),
+        ("fsdp_min_num_params: 2000", Wrap::Declared),
+        ("fsdp_auto_wrap_policy: NO_WRAP, fsdp_min_num_params: 2000", Wrap::None),
+    ] {
+        let config = good(&format!("fsdp_config: {{sharding_strategy: 1, {text}}}\n"));
+        assert_eq!(config.shard.wrap, expected, "{text}");
+        assert!(config.notes().is_empty(), "{text}: {:?}", config.notes());
+    }
+    let both = good("fsdp_config: {auto_wrap_policy: NO_WRAP, transformer_layer_cls_to_wrap: A}\n");
+    assert_eq!(both.shard.wrap, Wrap::None);
+    assert!(both.notes()[0].contains("`transformer_layer_cls_to_wrap` counts with"), "{:?}", both.notes());
+}
+
+#[test]
 fn every_wrong_fsdp_block_says_where_and_what_to_do() {
     let mut failed = String::new();
     for (text, expected) in [
@@ -95,6 +122,10 @@ fn every_wrong_fsdp_block_says_where_and_what_to_do() {
             "fsdp_config: {state_dict_type: FULL}",
             "t.yaml:4:32: `state_dict_type` takes one of FULL_STATE_DICT, LOCAL_STATE_DICT, SHARDED_STATE_DICT, not \
              `FULL`",
+        ),
+        (
+            "fsdp_config: {auto_wrap_policy: LAYERS}",
+            "t.yaml:4:33: `auto_wrap_policy` takes one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP, not `LAYERS`",
         ),
         (
             "fsdp_config: {reshard_after_forward: 3}",

@@ -10,7 +10,7 @@ use super::super::sharding::{
     Elems, Lifetime, LossScale, Offload, Placement, Recompute, ShardArgs, ShardGroup,
 };
 use super::super::tests::{MINIMUM, bad, good, train};
-use super::super::{Length, Precision, TrainConfig};
+use super::super::{Length, Precision, TrainConfig, train_config_of, written};
 use super::{deepspeed_keys, fsdp_keys};
 
 /// The configuration of a DeepSpeed file beside training settings.
@@ -506,4 +506,45 @@ proptest! {
     ) {
         let _ = bad(&format!("fsdp: {options}\nfsdp_config:\n  {}: {value}\n", fsdp_keys::KEYS[i].name), &[], &[]);
     }
+}
+
+#[test]
+fn of_two_rates_in_the_file_the_schedulers_counts_and_is_told() {
+    let json = |rate: &str| {
+        format!(
+            "{{\"optimizer\": {{\"type\": \"AdamW\", \"params\": {{\"lr\": 1e-4}}}},\n\"scheduler\": {{\"type\": \"WarmupLR\", \
+             \"params\": {{\"warmup_max_lr\": {rate}, \"warmup_num_steps\": 5}}}}}}"
+        )
+    };
+    let config = file(&json("3e-4"), "");
+    assert_eq!(config.train.schedule.learning_rate, 3e-4);
+    let [note] = config.notes() else { panic!("{:?}", config.notes()) };
+    for part in
+        ["its warmup_max_lr 3e-4 (", "ds.json:2:63) counts, not the optimizer's lr 1e-4 (", "ds.json:1:50)"]
+    {
+        assert!(note.contains(part), "{note}");
+    }
+    assert!(file(&json("0.0001"), "").notes().is_empty());
+    // What the training says itself must agree with both, as in transformers.
+    for own in ["1e-4", "3e-4"] {
+        let told = try_file(&json("3e-4"), &format!("learning_rate: {own}\n")).unwrap_err();
+        assert!(told.contains("`learning_rate` is"), "{own}: {told}");
+    }
+}
+
+#[test]
+fn what_is_not_there_resolves_and_is_missing() {
+    let json =
+        r#"{"zero_optimization": {"stage": 2, "zero_quantized_weights": true}, "amp": {"enabled": true}}"#;
+    let text = format!("{MINIMUM}deepspeed: {json}\n");
+    let layers = vec![written::text_of_file("t.yaml", text).unwrap()];
+    let config = train_config_of(layers, &|_| None).unwrap();
+    assert_eq!(placements(&config.shard), [S, S, W]);
+    let missing = config.missing().to_string();
+    assert_eq!(missing.lines().count(), 2, "{missing}");
+    assert!(
+        missing.contains("`zero_optimization.zero_quantized_weights: true` is not supported yet"),
+        "{missing}"
+    );
+    assert!(config.complete().is_err());
 }

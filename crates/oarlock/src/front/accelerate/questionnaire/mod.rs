@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::cluster::{Cluster, default_file, save, save_or_show};
 use super::{CONFIG_FILE, parse};
-use crate::config::flags::{Flags, Parsed};
+use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say, tell};
@@ -32,6 +32,7 @@ pub(super) const CONFIG: Flags = Flags {
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
     keys: &[CONFIG_FILE],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 pub(super) const DEFAULT: Flags = Flags {
@@ -50,6 +51,7 @@ pub(super) const DEFAULT: Flags = Flags {
         ),
     ],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 pub(super) const UPDATE: Flags = Flags {
@@ -59,6 +61,7 @@ pub(super) const UPDATE: Flags = Flags {
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
     keys: &[CONFIG_FILE],
     aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
 };
 
 /// Runs the command.

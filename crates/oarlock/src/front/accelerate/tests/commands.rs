@@ -1,6 +1,7 @@
 //! Every flag of the small commands, against those that the original lists.
 
 use super::super::*;
+use crate::config::flags::assert_abbreviations;
 
 /// A value that a flag of this kind takes.
 fn value(kind: Kind) -> Option<&'static str> {
@@ -12,21 +13,29 @@ fn value(kind: Kind) -> Option<&'static str> {
     }
 }
 
+const COMMANDS: [(&str, &Flags); 8] = [
+    ("config", &questionnaire::CONFIG),
+    ("config default", &questionnaire::DEFAULT),
+    ("config update", &questionnaire::UPDATE),
+    ("env", &env::ENV),
+    ("test", &test::FLAGS),
+    ("estimate-memory", &estimate_memory::FLAGS),
+    ("merge-weights", &merge_weights::FLAGS),
+    ("to-fsdp2", &to_fsdp2::FLAGS),
+];
+
+#[test]
+fn flags_are_cut_short_as_in_the_original() {
+    for (name, flags) in COMMANDS.into_iter().chain([("launch", &launch_flags::LAUNCH)]) {
+        assert_abbreviations(flags, &format!("accelerate {name}"));
+    }
+}
+
 #[test]
 fn every_flag_of_the_original_is_known() {
-    let commands = [
-        ("config", &questionnaire::CONFIG),
-        ("config default", &questionnaire::DEFAULT),
-        ("config update", &questionnaire::UPDATE),
-        ("env", &env::ENV),
-        ("test", &test::FLAGS),
-        ("estimate-memory", &estimate_memory::FLAGS),
-        ("merge-weights", &merge_weights::FLAGS),
-        ("to-fsdp2", &to_fsdp2::FLAGS),
-    ];
     let golden = golden();
-    assert_eq!(golden["flags"].as_object().unwrap().len(), commands.len());
-    for (name, flags) in commands {
+    assert_eq!(golden["flags"].as_object().unwrap().len(), COMMANDS.len());
+    for (name, flags) in COMMANDS {
         for flag in golden["flags"][name].as_array().unwrap() {
             let flag = flag.as_str().unwrap();
             let key = flags.keys.iter().find(|key| format!("--{}", key.name) == flag);

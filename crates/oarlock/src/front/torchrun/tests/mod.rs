@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use super::job;
 use crate::config::Words;
+use crate::config::flags::assert_abbreviations;
 use crate::front::job::{Job, Program};
 use crate::launch::Launch;
 use crate::launch::spec::{Binding, Master, Near, Nodes, Restarts};
+
+use super::flags::FLAGS;
 
 fn parse(line: &[&str], environment: &[(&str, &str)]) -> Result<Job, String> {
     let words: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
@@ -221,11 +224,21 @@ fn what_cannot_be_is_told_with_what_to_do() {
         ("--numa-binding moon", "core-complex"),
         ("--max-restarts -1", "at least 0"),
         ("--master-port 70000 --nnodes 2", "65535"),
-        ("--nproc-per-nod 2", "did you mean"),
+        ("--nproc-per-nodes 2", "did you mean"),
         ("--module", "exclude each other"),
     ] {
         let problems = refused(line);
         assert!(problems.contains(said), "{line}: {problems}");
     }
     assert!(parse(&[], &[]).unwrap_err().contains("no program to start"));
+}
+
+#[test]
+fn flags_are_cut_short_as_in_the_original() {
+    assert_abbreviations(&FLAGS, "torchrun");
+    assert_eq!(
+        format!("{:?}", launch("--nproc_per 2 --nnode 1")),
+        format!("{:?}", launch("--nproc_per_node 2 --nnodes 1"))
+    );
+    assert!(refused("--lo 0").contains("ambiguous option: --lo could match --log_dir, --"));
 }
