@@ -244,8 +244,16 @@ fn weights_are_merged_and_the_checkpoint_goes_only_when_asked() {
     assert!(site.path("merged/model.safetensors").is_file() && site.path("out/checkpoint-2").is_dir());
     let said = merge(&["out/checkpoint-2", "out/checkpoint-2/merged", "--remove_checkpoint_dir"]);
     assert!(said.code == Some(2) && said.stderr.contains("would remove the merged model"), "{said:?}");
+    let of_model = "out/checkpoint-2/pytorch_model_fsdp_0";
+    let said = merge(&[of_model, "out/checkpoint-2/merged", "--remove_checkpoint_dir"]);
+    assert!(said.code == Some(2) && said.stderr.contains("would remove the merged model"), "{said:?}");
     let said = merge(&["--unsafe_serialization", "out/checkpoint-2", "other"]);
     assert!(said.code == Some(2) && said.stderr.contains("safetensors alone"), "{said:?}");
+    // A path that goes on to a model of the checkpoint, as in accelerate's.
+    assert_eq!(merge(&[of_model, "first"]).code, Some(0));
+    assert_eq!(site.read("merged/model.safetensors"), site.read("first/model.safetensors"));
+    let said = merge(&["out/checkpoint-2/pytorch_model_fsdp_1", "second"]);
+    assert!(said.code == Some(1) && said.stderr.contains("it holds no model 1; it has 0 ("), "{said:?}");
     assert_eq!(merge(&["out/checkpoint-2", "again", "--remove_checkpoint_dir"]).code, Some(0));
     assert_eq!(site.read("merged/model.safetensors"), site.read("again/model.safetensors"));
     assert!(!site.path("out/checkpoint-2").exists());

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, GradientAccumulation, LocalSgd, Options, Prepared,
@@ -10,27 +9,11 @@ use oarlock::{
 };
 use serde_json::Value;
 
+#[path = "ranks/net.rs"]
+mod net;
 mod ranks;
+use net::{ALL, Net, net};
 use ranks::on_ranks;
-
-const ALL: [Placements; 4] =
-    [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
-
-#[derive(Module)]
-struct Net {
-    layer: nn::Unit<Linear>,
-}
-
-impl Forward<Tensor> for Net {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        self.layer.run(x, |layer| layer.forward(x))
-    }
-}
-
-fn net(inputs: usize, outputs: usize) -> Result<Net> {
-    Ok(Net { layer: nn::Unit::new(Linear::normal(inputs, outputs, false, 0.3)?) })
-}
 
 /// The weights, `[inputs, outputs]`: what the model makes of the unit vectors.
 fn weights(accelerator: &Accelerator, net: &Prepared<Net>, inputs: usize) -> Result<Vec<f32>> {

@@ -113,7 +113,7 @@ fn merged(checkpoint: &Path, out: &Path) -> Vec<(String, Vec<u32>)> {
     merge_weights(
         checkpoint,
         out,
-        &MergeOptions { tag: None, dtype: Some(DType::F32), max_shard_bytes: 1 << 30 },
+        &MergeOptions { tag: None, model: None, dtype: Some(DType::F32), max_shard_bytes: 1 << 30 },
     )
     .unwrap();
     let bytes = std::fs::read(out.join("model.safetensors")).unwrap();

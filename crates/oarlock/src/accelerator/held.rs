@@ -20,8 +20,10 @@ pub(crate) struct Held {
     pub training: AtomicBool,
     /// Whether this rank steps by itself, inside of `local_sgd`.
     pub local: AtomicBool,
-    /// The norm to which every step clips the gradients, as a DeepSpeed configuration says; 0: none.
-    max_norm: f64,
+    /// Why the ranks no longer have the same weights, where an error inside of `local_sgd` left them so.
+    apart: OnceLock<String>,
+    /// Of a model that a DeepSpeed configuration holds: the norm to which every step clips the gradients; 0: none.
+    deepspeed: Option<f64>,
     /// The seed of its random numbers, such as those of dropout.
     pub seed: AtomicU64,
     /// Grows whenever the weights become others: what a forward pass has kept belongs to the weights that it saw.
@@ -44,13 +46,14 @@ struct Window {
 }
 
 impl Held {
-    pub fn new(name: &'static str, is_trained: bool, max_norm: f64) -> Arc<Held> {
+    pub fn new(name: &'static str, is_trained: bool, deepspeed: Option<f64>) -> Arc<Held> {
         Arc::new(Held {
             name,
             is_trained,
             training: AtomicBool::new(is_trained),
             local: AtomicBool::new(false),
-            max_norm,
+            apart: OnceLock::new(),
+            deepspeed,
             seed: AtomicU64::new(0),
             version: AtomicU64::new(0),
             engine: OnceLock::new(),
@@ -65,6 +68,7 @@ impl Held {
     }
 
     fn engine(&self) -> Result<&(Arc<dyn Module>, Mutex<Optimizer>)> {
+        self.check_whole()?;
         self.engine.get().ok_or_else(|| {
             Error::Usage(format!("the optimizer of {} is used before its model is prepared", self.name))
         })
@@ -94,6 +98,29 @@ impl Held {
             )));
         }
         Ok(())
+    }
+
+    /// From now on every use of the model is an error, since the ranks have different weights.
+    pub fn break_apart(&self, why: String) {
+        // The first reason stands; later ones follow from it.
+        let _ = self.apart.set(why);
+    }
+
+    /// Whether nothing has left the ranks with different weights.
+    pub fn check_whole(&self) -> Result<()> {
+        match self.apart.get() {
+            None => Ok(()),
+            Some(why) => Err(Error::Usage(format!(
+                "{} has different weights on the ranks, since a `local_sgd` ended without their mean: {why}; build it again \
+                 and prepare that, with the weights of a checkpoint",
+                self.name
+            ))),
+        }
+    }
+
+    /// Whether a DeepSpeed configuration holds the model.
+    pub fn is_deepspeed(&self) -> bool {
+        self.deepspeed.is_some()
     }
 
     /// Whether a further backward pass, from a mean or from a sum over targets, may add to the window.
@@ -144,11 +171,18 @@ impl Held {
                 self.name
             )));
         }
+        let mut optimizer = self.optimizer()?;
+        if !self.local.load(Relaxed) && optimizer.loss_scale_state().is_some() {
+            // A rank that ran no backward pass takes the scale of those that did.
+            let mut scale = [optimizer.window_scale().unwrap_or(0.0)];
+            comm.all_reduce_f64(&mut scale, Scalar::Max)?;
+            optimizer.set_window_scale(scale[0]);
+        }
         let divisor = match accumulation.divide_by {
             DivideBy::MicroBatches => total[0],
-            DivideBy::NumSteps => (accumulation.num_steps.max(1) * ranks) as f64,
+            DivideBy::NumSteps => accumulation.num_steps.max(1) as f64 * ranks as f64,
         };
-        self.optimizer()?.divide_by(divisor);
+        optimizer.divide_by(divisor);
         window.is_closed = true;
         Ok(())
     }
@@ -156,8 +190,8 @@ impl Held {
     /// Clips the gradients of the closed window as its DeepSpeed configuration says.
     #[track_caller]
     pub fn clip(&self) -> Result<()> {
-        if self.max_norm > 0.0 {
-            self.optimizer()?.clip_grad_norm(self.max_norm)?;
+        if let Some(max_norm) = self.deepspeed.filter(|max_norm| *max_norm > 0.0) {
+            self.optimizer()?.clip_grad_norm(max_norm)?;
         }
         Ok(())
     }

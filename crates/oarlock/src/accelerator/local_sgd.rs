@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use oarlock_comm::Communicator;
+use serde::{Deserialize, Serialize};
+
+use super::collectives::{decode, encode};
 use super::held::Held;
 use super::{Accelerator, Prepared};
 use crate::error::{Error, Result};
@@ -26,8 +30,9 @@ impl Default for LocalSgd {
 
 /// Counts the steps inside of [`Accelerator::local_sgd`].
 pub struct LocalSteps {
-    held: Arc<Held>,
-    config: LocalSgd,
+    /// `None` where ranks step together.
+    alone: Option<Alone>,
+    local_sgd_steps: usize,
     n_steps: usize,
 }
 
@@ -36,13 +41,92 @@ impl LocalSteps {
     /// `optimizer.step()` that is one, as often on each rank.
     ///
     /// # Errors
-    /// When a rank failed, or has done another number of steps.
+    /// When a rank failed, has left the loop, or has done another number of steps.
     pub fn step(&mut self) -> Result<()> {
         self.n_steps += 1;
-        if self.config.enabled && self.n_steps.is_multiple_of(self.config.local_sgd_steps) {
-            self.held.optimizer()?.engine_mut().average(false)?;
+        match &self.alone {
+            Some(alone) if self.n_steps.is_multiple_of(self.local_sgd_steps) => alone.average(&Place::Inside),
+            _ => Ok(()),
         }
+    }
+}
+
+/// A model whose weights each rank has for itself. Dropped before they were averaged at the end, as by a panic, it leaves
+/// the model unusable: nobody knows whether the other ranks have the same weights.
+struct Alone {
+    held: Arc<Held>,
+    comm: Communicator,
+}
+
+/// Where a rank stands when weights become their mean.
+#[derive(Serialize, Deserialize)]
+enum Place {
+    /// Inside of the loop.
+    Inside,
+    /// At its end.
+    End,
+    /// Behind an error that has ended it.
+    Failed(String),
+}
+
+impl Alone {
+    fn begin(held: &Arc<Held>, comm: &Communicator) -> Result<Alone> {
+        held.optimizer()?.engine_mut().set_local(true)?;
+        held.local.store(true, Relaxed);
+        Ok(Alone { held: held.clone(), comm: comm.clone() })
+    }
+
+    /// Weights become their mean, at the end with the optimizer's states, where all ranks are inside or all at the end.
+    fn average(&self, place: &Place) -> Result<()> {
+        let averaged = self.meet(place).and_then(|()| {
+            let mut optimizer = self.held.optimizer()?;
+            optimizer.engine_mut().average(!matches!(place, Place::Inside))
+        });
+        // The ranks have the weights that they had, or some of them.
+        averaged.inspect_err(|error| self.held.break_apart(error.to_string()))
+    }
+
+    /// All ranks tell where they are.
+    fn meet(&self, place: &Place) -> Result<()> {
+        self.held.check_whole()?;
+        let told = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
+        let told = told.iter().enumerate().map(|(rank, bytes)| decode::<Place>("local_sgd", rank, bytes));
+        let told = told.collect::<Result<Vec<Place>>>()?;
+        let Some(inside) = told.iter().position(|place| matches!(place, Place::Inside)) else {
+            return Ok(());
+        };
+        let left = told.iter().enumerate().find_map(|(rank, place)| match place {
+            Place::Inside => None,
+            Place::End => Some(format!("rank {rank} is at the end of its loop")),
+            Place::Failed(why) => Some(format!("the loop of rank {rank} has ended with an error ({why})")),
+        });
+        match left {
+            None => Ok(()),
+            Some(left) => Err(Error::Usage(format!(
+                "local_sgd: {left} while rank {inside} is inside of its own; all ranks do as many steps"
+            ))),
+        }
+    }
+
+    /// Ranks go on as one.
+    fn end(self, place: &Place) -> Result<()> {
+        if !matches!(place, Place::End) {
+            // The micro-batch that failed has left some, on this rank or that.
+            self.held.optimizer()?.clear_grads()?;
+            self.held.begin();
+        }
+        self.average(place)?;
+        self.held.optimizer()?.engine_mut().set_local(false)?;
+        self.held.local.store(false, Relaxed);
         Ok(())
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if self.held.local.swap(false, Relaxed) {
+            self.held.break_apart("this rank has left it in the middle".to_owned());
+        }
     }
 }
 
@@ -56,14 +140,16 @@ impl Accelerator {
     ///
     /// # Errors
     /// Another placement, a model without an optimizer, 16-bit training with a loss scale (each rank's would follow its
-    /// own overflows), no steps at all; what `body` reports; a failed rank.
+    /// own overflows), no steps at all; what `body` reports; a failed rank. After an error of `body` the weights are
+    /// averaged as well, where all ranks have done as many steps; where they have not, or a rank is gone, the model
+    /// cannot be used any more, and each use says why.
     pub fn local_sgd<M: Module, R>(
         &self,
         model: &Prepared<M>,
         config: LocalSgd,
         body: impl FnOnce(&mut LocalSteps) -> Result<R>,
     ) -> Result<R> {
-        let held = model.held.clone();
+        let held = &model.held;
         let wrong = |what: &str| Err(Error::Usage(format!("local_sgd: {} {what}", held.name)));
         if config.local_sgd_steps == 0 {
             return wrong(
@@ -73,27 +159,26 @@ impl Accelerator {
         if !held.is_trained {
             return wrong("has no optimizer, and nothing of it is trained");
         }
+        let mut alone = None;
         if config.enabled {
             if held.local.load(Relaxed) {
                 return wrong("is in a `local_sgd` already");
             }
-            let mut optimizer = held.optimizer()?;
-            if optimizer.loss_scale_state().is_some() {
+            if held.optimizer()?.loss_scale_state().is_some() {
                 return wrong("is trained with a loss scale, which the ranks share; train it in bf16 or f32");
             }
-            optimizer.engine_mut().set_local(true)?;
-            held.local.store(true, Relaxed);
+            alone = Some(Alone::begin(held, &self.comm)?);
         }
-        let mut steps = LocalSteps { held: held.clone(), config, n_steps: 0 };
+        let mut steps = LocalSteps { alone, local_sgd_steps: config.local_sgd_steps, n_steps: 0 };
         let result = body(&mut steps);
-        if config.enabled {
-            held.local.store(false, Relaxed);
-            let mut optimizer = held.optimizer()?;
-            optimizer.engine_mut().set_local(false)?;
-            if result.is_ok() {
-                optimizer.engine_mut().average(true)?;
+        let Some(alone) = steps.alone else { return result };
+        match result {
+            Ok(result) => alone.end(&Place::End).map(|()| result),
+            Err(error) => {
+                // Where this fails, the next use of the model says so.
+                let _ = alone.end(&Place::Failed(error.to_string()));
+                Err(error)
             }
         }
-        result
     }
 }

@@ -67,7 +67,7 @@ impl Accelerator {
                 Some(cause) => last = format!(": {cause}"),
             }
             self.free_memory(result.ok());
-            batch_size = batch_size * 9 / 10;
+            batch_size -= batch_size.div_ceil(10);
         }
         Err(Error::Usage(format!(
             "find_executable_batch_size: no batch size fits, from {starting_batch_size} down to 1{last}"

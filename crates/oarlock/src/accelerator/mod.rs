@@ -6,6 +6,7 @@ mod collectives;
 mod config;
 mod environment;
 pub(crate) mod held;
+pub(crate) mod loaders;
 mod local_sgd;
 mod memory;
 mod metrics;
@@ -63,6 +64,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use self::held::Held;
+use self::loaders::{Loaders, Seen};
 use self::plugins::Plugins;
 use self::saving::Saving;
 use self::seed::Seed;
@@ -90,6 +92,7 @@ pub(crate) struct Inner {
     /// The micro-batches of a step that a DeepSpeed configuration asks for; 0: what the accelerator was told.
     num_steps: AtomicUsize,
     gradients: Mutex<GradientState>,
+    loaders: Mutex<Loaders>,
     /// The micro-batch that runs; 0 outside of any.
     micro_batch: AtomicU64,
     n_micro_batches: AtomicU64,
@@ -108,6 +111,17 @@ impl Inner {
     pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
         // Numbers, whole at every moment.
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a loader does, and what the loop knows of its batch then.
+    pub fn with_loaders<R>(&self, note: impl FnOnce(&mut Loaders) -> R) -> R {
+        // Lists of numbers, whole at every moment.
+        let mut loaders = self.loaders.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = note(&mut loaders);
+        let Seen { is_last, rows, real } = loaders.seen();
+        let mut gradients = self.gradients();
+        (gradients.end_of_dataloader, gradients.rows, gradients.real) = (is_last, rows, real);
+        result
     }
 
     /// How micro-batches make a step.
@@ -212,6 +226,7 @@ impl Accelerator {
             plugins,
             num_steps: AtomicUsize::new(0),
             gradients: Mutex::default(),
+            loaders: Mutex::default(),
             micro_batch: AtomicU64::new(0),
             n_micro_batches: AtomicU64::new(0),
             models: Mutex::default(),

@@ -49,14 +49,19 @@ impl PreparedOptimizer {
         Ok(Some(stepped))
     }
 
-    /// Forgets the gradients of an abandoned step. [`PreparedOptimizer::step`] has forgotten its own, so in a loop this
-    /// does nothing, wherever it stands; in windows of several micro-batches it never does anything. (Accelerate's
-    /// forgets a window's gradients where it stands before the last backward pass.)
+    /// Forgets the gradients that have come together, where [`PreparedOptimizer::step`] would step; while they accumulate
+    /// it does nothing. `step` has forgotten its own, so behind it there are only those that another model's loss left
+    /// here, such as the generator's in a discriminator. All ranks call it.
+    ///
+    /// In the last micro-batch of a window, before its backward pass, it drops all that the window has gathered, as in
+    /// Accelerate: the place for it is behind `step`. With a DeepSpeed configuration, whose loops step and forget by
+    /// themselves, it leaves windows of several micro-batches alone, as there.
     ///
     /// # Errors
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
-        if self.inner.accumulation().num_steps <= 1 && self.inner.gradients().sync_gradients {
+        let accumulates = self.inner.accumulation().num_steps > 1;
+        if self.inner.gradients().sync_gradients && !(accumulates && self.held.is_deepspeed()) {
             self.held.optimizer()?.clear_grads()?;
             self.held.begin();
         }
@@ -90,6 +95,15 @@ impl PreparedOptimizer {
                 self.pace.lrs().len()
             ))
         })
+    }
+
+    /// The factor of the coming loss in its backward pass: 1 but in f16. All optimizers of an accelerator have one scale,
+    /// as with torch's `GradScaler`, and each step moves it; gradients that wait for their step keep that which they had.
+    ///
+    /// # Errors
+    /// Before its model is prepared.
+    pub fn loss_scale(&self) -> Result<f64> {
+        Ok(self.held.optimizer()?.loss_scale())
     }
 
     /// Whether the last step was skipped because gradients overflowed.

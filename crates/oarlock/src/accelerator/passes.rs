@@ -23,6 +23,7 @@ struct Pass {
 /// Where the model is not trained, or evaluates an input that is on no tape, the input stays as it is. A summed loss may make its gradient in
 /// the forward pass, because the tape is promised where the backward pass begins.
 pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
+    held.check_whole()?;
     let here = input.tensors().iter().find_map(Tensor::tape);
     // What comes from another model's pass is recorded in any mode, and so reaches these parameters.
     if !held.is_trained || !held.is_training() && here.is_none() {
@@ -129,7 +130,7 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
             pass.model.name
         )));
     }
-    let mut scale = None;
+    let scale = loss_scale(&passes)?;
     for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
         model.check_open(is_sum)?;
         if *version != model.version() {
@@ -139,23 +140,55 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
                 model.name
             )));
         }
-        let own = model.optimizer()?.loss_scale();
-        if let Some((name, scale)) = scale.replace((model.name, own))
-            && scale != own
-        {
-            return Err(Error::Usage(format!(
-                "backward: one loss goes through {name} and {}, whose loss scales are {scale} and {own}",
-                model.name
-            )));
-        }
     }
-    let scale = scale.map_or(1.0, |(_, scale)| scale);
     tape.backward(loss, scale as f32)?;
     let micro_batch = match inner.micro_batch.load(Relaxed) {
         // Whoever counts windows by hand says with the accumulation steps that each call is a micro-batch.
         0 if inner.accumulation().num_steps > 1 => inner.n_micro_batches.fetch_add(1, Relaxed) + 1,
         number => number,
     };
-    passes.iter().for_each(|pass| pass.model.add(micro_batch, weight, is_sum));
+    for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
+        model.optimizer()?.set_window_scale(scale);
+        model.add(micro_batch, weight, is_sum);
+    }
     Ok(())
+}
+
+/// The scale of a loss that goes through these models. A window keeps the one that it began with, though another
+/// optimizer's step may move the scale meanwhile; where none has begun it is the least of all.
+fn loss_scale(passes: &[Arc<Pass>]) -> Result<f64> {
+    let refused = |a: &str, b: &str, why: String| {
+        Err(Error::Usage(format!("backward: one loss goes through {a} and {b}, {why}")))
+    };
+    let (mut of_windows, mut unscaled) = (None::<(&str, f64)>, None);
+    let mut least = (passes.first().map_or("", |pass| pass.model.name), f64::INFINITY);
+    for model in passes.iter().map(|pass| &pass.model) {
+        let optimizer = model.optimizer()?;
+        if optimizer.loss_scale_state().is_none() {
+            unscaled = Some(model.name);
+            continue;
+        }
+        if optimizer.loss_scale() < least.1 {
+            least = (model.name, optimizer.loss_scale());
+        }
+        let Some(own) = optimizer.window_scale() else { continue };
+        if let Some((other, scale)) = of_windows.replace((model.name, own))
+            && scale != own
+        {
+            let why = format!(
+                "whose gradients have the loss scales {scale} and {own} so far; end the window of one of them before, with \
+                 `step` or `zero_grad`"
+            );
+            return refused(other, model.name, why);
+        }
+    }
+    let (scaled, scale) = of_windows.unwrap_or(least);
+    match unscaled {
+        None => Ok(scale),
+        Some(_) if scale.is_infinite() || scale == 1.0 => Ok(1.0),
+        Some(unscaled) => {
+            let why = format!("and only the first has a loss scale ({scale}); train both in one precision");
+            refused(scaled, unscaled, why)
+        }
+    }
 }

@@ -112,8 +112,8 @@ impl Plan {
             if own.is_empty() {
                 self.check_stage(name)?;
             }
-            let max_norm = self.deepspeed.as_ref().map_or(0.0, |resolved| resolved.plan.gradient_clipping);
-            let held = Held::new(name, !own.is_empty(), max_norm);
+            let deepspeed = self.deepspeed.as_ref().map(|resolved| resolved.plan.gradient_clipping);
+            let held = Held::new(name, !own.is_empty(), deepspeed);
             self.held.push((held, own.first().map(|optimizer| (*optimizer).clone())));
         }
         let all = self.models.iter().flat_map(|(params, _)| params);
@@ -343,7 +343,14 @@ impl<M: Module> Prepare for M {
         )?;
         engine
             .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
-        held.fill(module.clone(), Optimizer::new(engine, param_groups, config.loss_scale))?;
+        let mut optimizer = Optimizer::new(engine, param_groups, config.loss_scale);
+        // Engines of DeepSpeed have each a loss scale of its own.
+        for other in accelerator.inner.models().iter().filter(|other| other.is_trained) {
+            if !held.is_deepspeed() && !other.is_deepspeed() {
+                optimizer.share_loss_scale(&*other.optimizer()?);
+            }
+        }
+        held.fill(module.clone(), optimizer)?;
         if nn::has_modes(&*module) {
             held.seed.store(accelerator.seed(), Relaxed);
             nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());

@@ -216,6 +216,7 @@ impl Accelerator {
             let mut engines: Vec<&mut Engine> =
                 locked.iter_mut().map(|optimizer| optimizer.engine_mut()).collect();
             checked.restore(&self.comm, &mut engines)?;
+            locked.iter_mut().for_each(|optimizer| optimizer.forget());
         }
         for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
             let same_ranks = kept.passes.len() == self.num_processes();

@@ -54,7 +54,7 @@ impl PreparedScheduler {
             }
             _ => 1,
         };
-        self.set_steps(self.steps() + by);
+        self.set_steps(self.steps().saturating_add(by));
     }
 
     /// The steps that it has moved.

@@ -236,6 +236,24 @@ pub enum Problem {
     /// The weights without the state, where they were to be put together.
     #[error("it holds the model alone, in Hugging Face form already: use the folder as it is")]
     AlreadyMerged,
+    /// Several models, where one was to be put together.
+    #[error("it holds {n} models; say which one by its number ({how}): {models}")]
+    SeveralModels {
+        /// How many.
+        n: usize,
+        /// How to say it.
+        how: String,
+        /// Their numbers and parameters.
+        models: String,
+    },
+    /// A model that the checkpoint does not have.
+    #[error("it holds no model {wanted}; it has {models}")]
+    NoSuchModel {
+        /// The number of the model.
+        wanted: usize,
+        /// The numbers and parameters of those that are there.
+        models: String,
+    },
     /// Elements that no file holds.
     #[error("elements {start} to {end} of {kind} of \"{name}\" are in no file")]
     NotCovered {

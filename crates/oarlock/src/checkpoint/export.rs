@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use oarlock_tensor::DType;
 
 use super::error::{CheckpointError, Problem};
-use super::manifest::Manifest;
+use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{Error, Result};
@@ -17,6 +17,9 @@ use crate::shard::MASTER;
 pub struct MergeOptions<'a> {
     /// The tag, where the folder holds several checkpoints; without it the one that `latest` names, or the newest.
     pub tag: Option<&'a str>,
+    /// The number of the model, where the checkpoint holds several; they are counted from 0, in the order in which they
+    /// were prepared.
+    pub model: Option<usize>,
     /// The dtype of the weights; by default that in which the model was trained.
     pub dtype: Option<DType>,
     /// The most bytes of weights in one file.
@@ -32,17 +35,19 @@ pub struct Merged {
     pub n_elems: usize,
     /// Their dtype.
     pub dtype: DType,
+    /// Models that the checkpoint holds.
+    pub n_models: usize,
     /// The names of the files.
     pub files: Vec<String>,
 }
 
 /// Writes the weights of a checkpoint, whatever ranks wrote it and however they held the model, into the folder `out` in
 /// Hugging Face form, with the settings and the tokenizer that the checkpoint has. Checksums are verified first; memory
-/// stays small, whatever the size. Of a checkpoint of several models it takes the first.
+/// stays small, whatever the size.
 ///
 /// # Errors
-/// When there is no such checkpoint, when it is damaged or holds no state ([`CheckpointError`]), or a file cannot be
-/// written; `out` is then as it was.
+/// When there is no such checkpoint, when it is damaged, holds no state or several models of which `options` names none
+/// ([`CheckpointError`]), or a file cannot be written; `out` is then as it was.
 pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) -> Result<Merged> {
     let dir = find(checkpoint, options.tag)?;
     let refused = |problem| Error::from(CheckpointError::NotLoaded { path: dir.clone(), problem });
@@ -50,30 +55,55 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
     if !manifest.has_state() {
         return Err(refused(Problem::AlreadyMerged));
     }
-    verify_weights(&dir, &manifest).map_err(refused)?;
+    let model = model_of(&manifest, options.model).map_err(refused)?;
+    verify_weights(&dir, &manifest, model).map_err(refused)?;
     let dtype = match options.dtype {
         Some(dtype) => dtype,
-        None => dtype_of(&manifest).map_err(refused)?,
+        None => dtype_of(&manifest, model).map_err(refused)?,
     };
-    let shapes = manifest.of_first_model().map(|(name, parameter)| (name, parameter.shape.as_slice()));
+    let shapes = manifest.of_model(model).map(|(name, parameter)| (name, parameter.shape.as_slice()));
     let files = lay_out(Some(&dir), shapes, dtype, options.max_shard_bytes)?;
     let merged = Merged {
         checkpoint: dir.clone(),
         n_elems: files.weights().map(|(_, n_elems)| n_elems).sum(),
         dtype,
+        n_models: manifest.each_model().count(),
         files: files.names().map(str::to_string).collect(),
     };
     let mut reader = Reader::new(&dir, &manifest);
-    files.save(out, &mut |name, elements, values| reader.read(MASTER, name, &elements, values))?;
+    files.save(out, &mut |name, elements, values| {
+        reader.read(MASTER, &qualified(model, name), &elements, values)
+    })?;
     Ok(merged)
 }
 
+/// The number of the model that is wanted.
+fn model_of(manifest: &Manifest, wanted: Option<usize>) -> std::result::Result<usize, Problem> {
+    let n = manifest.each_model().count();
+    let models = || {
+        let told = (0..n).map(|index| {
+            let names: Vec<&str> = manifest.of_model(index).map(|(name, _)| name).collect();
+            format!("{index} ({} parameters, {:?} first)", names.len(), names.first().unwrap_or(&""))
+        });
+        told.collect::<Vec<_>>().join(", ")
+    };
+    match wanted {
+        Some(index) if index < n => Ok(index),
+        Some(wanted) => Err(Problem::NoSuchModel { wanted, models: models() }),
+        None if n == 1 => Ok(0),
+        None => {
+            let how = "`oarlock merge-weights --model N`, `accelerate merge-weights CHECKPOINT/pytorch_model_fsdp_N`";
+            Err(Problem::SeveralModels { n, how: how.to_owned(), models: models() })
+        }
+    }
+}
+
 /// Verifies all bytes that hold weights, and the files that are taken over.
-fn verify_weights(dir: &Path, manifest: &Manifest) -> std::result::Result<(), Problem> {
+fn verify_weights(dir: &Path, manifest: &Manifest, model: usize) -> std::result::Result<(), Problem> {
     let mut runs = Vec::new();
-    for (name, parameter) in manifest.of_first_model() {
+    for (name, parameter) in manifest.of_model(model) {
         let pieces = parameter.state.get(MASTER);
-        let missing = || Problem::MissingState { kind: MASTER.into(), name: name.clone() };
+        let missing = || Problem::MissingState { kind: MASTER.into(), name: name.to_owned() };
         for piece in pieces.ok_or_else(missing)? {
             runs.push((piece.file.as_str(), piece.offset, piece.offset + 4 * piece.len));
         }
@@ -95,31 +125,32 @@ fn verify_weights(dir: &Path, manifest: &Manifest) -> std::result::Result<(), Pr
     Ok(())
 }
 
-fn dtype_of(manifest: &Manifest) -> std::result::Result<DType, Problem> {
+fn dtype_of(manifest: &Manifest, model: usize) -> std::result::Result<DType, Problem> {
     let known = [DType::F32, DType::BF16, DType::F16];
+    let said = manifest.each_model().nth(model).map_or("", |(plan, _)| plan.dtype.as_str());
     known
         .into_iter()
-        .find(|dtype| dtype.to_string() == manifest.plan.dtype)
-        .ok_or_else(|| Problem::BadManifest { why: format!("it has the dtype {:?}", manifest.plan.dtype) })
+        .find(|dtype| dtype.to_string() == said)
+        .ok_or_else(|| Problem::BadManifest { why: format!("it has the dtype {said:?}") })
 }
 
 /// The files of a model with these weights, with the settings and the tokenizer in a folder.
 pub fn lay_out<'a>(
     dir: Option<&Path>,
-    shapes: impl Iterator<Item = (&'a String, &'a [usize])>,
+    shapes: impl Iterator<Item = (&'a str, &'a [usize])>,
     dtype: DType,
     max_shard_bytes: u64,
 ) -> Result<ModelFiles> {
     // Settings that we do not know belong to somebody's own model: they are taken over as they are.
     let config = dir.and_then(|dir| HfConfig::read(dir).ok());
-    let in_file = |name: &String| match &config {
+    let in_file = |name: &str| match &config {
         Some(config) => config.naming().in_file(name),
-        None => name.clone(),
+        None => name.to_owned(),
     };
     check_weights_dtype(dtype)?;
     let weights: Vec<Weight> = shapes
         .map(|(name, shape)| Weight {
-            name: name.clone(),
+            name: name.to_owned(),
             in_file: in_file(name),
             shape: shape.to_vec(),
             dtype,

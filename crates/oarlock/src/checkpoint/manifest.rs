@@ -216,10 +216,14 @@ impl Manifest {
         std::iter::once((&self.plan, self.optimizer_steps)).chain(further)
     }
 
-    /// The parameters of the first model.
-    pub(super) fn of_first_model(&self) -> impl Iterator<Item = (&String, &ParameterEntry)> {
-        let others: Vec<String> = (1..=self.models.len()).map(|index| qualified(index, "")).collect();
-        self.parameters.iter().filter(move |(name, _)| !others.iter().any(|other| name.starts_with(other)))
+    /// The parameters of a model, with their names in it.
+    pub(super) fn of_model(&self, index: usize) -> impl Iterator<Item = (&str, &ParameterEntry)> {
+        let prefixes: Vec<String> = (1..=self.models.len()).map(|index| qualified(index, "")).collect();
+        self.parameters.iter().filter_map(move |(name, parameter)| {
+            let further = prefixes.iter().position(|prefix| name.starts_with(prefix));
+            let own = further.map_or(0, |further| further + 1) == index;
+            own.then(|| (&name[further.map_or(0, |further| prefixes[further].len())..], parameter))
+        })
     }
 
     /// How its checksums are computed.

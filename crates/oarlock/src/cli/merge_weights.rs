@@ -22,6 +22,9 @@ pub(super) struct MergeArgs {
     checkpoint: PathBuf,
     /// The folder to write to
     out: PathBuf,
+    /// The number of the model, from 0, in a checkpoint of several
+    #[arg(long)]
+    model: Option<usize>,
     /// The dtype of the weights; by default that in which the model was trained
     #[arg(long)]
     dtype: Option<Precision>,
@@ -39,7 +42,12 @@ pub(super) fn run(args: &MergeArgs) -> Outcome {
         Precision::Bf16 => DType::BF16,
         Precision::F16 => DType::F16,
     });
-    let options = MergeOptions { tag: args.tag.as_deref(), dtype, max_shard_bytes: args.max_shard_size };
+    let options = MergeOptions {
+        tag: args.tag.as_deref(),
+        model: args.model,
+        dtype,
+        max_shard_bytes: args.max_shard_size,
+    };
     let merged = merge_weights(&args.checkpoint, &args.out, &options)?;
     say(&format!(
         "wrote {:.2} M parameters of {} in {} to {}: {}\n",

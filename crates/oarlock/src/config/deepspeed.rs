@@ -227,6 +227,15 @@ impl DeepSpeedConfig {
         let [micro_batch_size, gradient_accumulation_steps] =
             ["per_device_train_batch_size", "gradient_accumulation_steps"]
                 .map(|name| settings.usize(name).max(1));
+        let train_batch_size =
+            micro_batch_size.checked_mul(gradient_accumulation_steps).and_then(|n| n.checked_mul(ranks));
+        if train_batch_size.is_none() {
+            let what = format!(
+                "{gradient_accumulation_steps} steps of {micro_batch_size} samples on {ranks} ranks are more than a \
+                 `train_batch_size` can be"
+            );
+            problems.push(Problem::new(what).help("lower `train_micro_batch_size_per_gpu`"));
+        }
         let stage = stage_of(&dialects);
         problems.into_result(|| DeepSpeedPlan {
             stage,
@@ -236,7 +245,7 @@ impl DeepSpeedConfig {
             optimizer,
             learning_rate,
             schedule,
-            train_batch_size: micro_batch_size * gradient_accumulation_steps * ranks,
+            train_batch_size: train_batch_size.unwrap_or(usize::MAX),
             micro_batch_size,
             gradient_accumulation_steps,
             gradient_clipping: settings.f64("max_grad_norm"),

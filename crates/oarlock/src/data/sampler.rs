@@ -50,7 +50,7 @@ impl Sampler {
     /// Checks the numbers against each other.
     ///
     /// # Errors
-    /// When one of them is zero, or the rank is not below the number of ranks.
+    /// When one of them is zero, the rank is not below the number of ranks, or a step has more samples than 32 bits count.
     pub fn check(&self) -> Result<()> {
         let positive = [
             ("dataset", self.len),
@@ -72,8 +72,17 @@ impl Sampler {
         }
         let step = self.world.checked_mul(self.micro_batch).and_then(|n| n.checked_mul(self.accumulation));
         match step {
-            Some(_) => Ok(()),
-            None => Err(Error::Setting { key: "train_batch_size", cause: "too large for 64 bits".into() }),
+            Some(step) if step <= u64::from(u32::MAX) => Ok(()),
+            _ => {
+                let cause = format!(
+                    "{} steps of {} samples on {} ranks are too large; a step has at most {} samples",
+                    self.accumulation,
+                    self.micro_batch,
+                    self.world,
+                    u32::MAX
+                );
+                Err(Error::Setting { key: "train_batch_size", cause })
+            }
         }
     }
 
@@ -95,7 +104,7 @@ impl Sampler {
     /// The position after `steps` steps from the beginning.
     pub fn position_after(&self, steps: u64) -> u64 {
         let (epochs, rest) = (steps / self.steps_per_epoch(), steps % self.steps_per_epoch());
-        epochs * self.len + rest * self.step_samples()
+        epochs.saturating_mul(self.len).saturating_add(rest * self.step_samples())
     }
 
     /// The step that begins at `position`, however the samples before it were taken.
@@ -103,7 +112,7 @@ impl Sampler {
         let micro_batches = self
             .places(position)
             .map(|place| {
-                let mine = place + self.rank * self.micro_batch;
+                let mine = place.saturating_add(self.rank * self.micro_batch);
                 self.rows(position / self.len, mine, self.micro_batch)
             })
             .collect();
@@ -117,7 +126,7 @@ impl Sampler {
     }
 
     fn end(&self, position: u64) -> u64 {
-        position + self.step_samples().min(self.len - position % self.len)
+        position.saturating_add(self.step_samples().min(self.len - position % self.len))
     }
 
     fn micro_batch_samples(&self) -> u64 {
@@ -129,7 +138,7 @@ impl Sampler {
         let first = position % self.len;
         let last = first + (self.end(position) - position);
         (0..self.accumulation)
-            .map(move |a| first + a * self.micro_batch_samples())
+            .map(move |a| first.saturating_add(a * self.micro_batch_samples()))
             .take_while(move |&p| p < last)
     }
 
@@ -143,7 +152,7 @@ impl Sampler {
 
     fn rows(&self, epoch: u64, first: u64, n: u64) -> Vec<Option<u64>> {
         let row = self.order(epoch);
-        (first..first + n).map(|place| (place < self.len).then(|| row(place))).collect()
+        (first..first.saturating_add(n)).map(|place| (place < self.len).then(|| row(place))).collect()
     }
 }
 
@@ -207,6 +216,24 @@ mod tests {
         fn the_split_does_not_change_the_order(sampler in sampler(), world in 1u64..6, micro_batch in 1u64..5) {
             let other = Sampler { world, micro_batch, accumulation: 1, ..sampler.clone() };
             prop_assert_eq!(epoch(&sampler, 1), epoch(&other, 1));
+        }
+
+        #[test]
+        fn no_number_is_too_large(
+            numbers in proptest::array::uniform5(prop_oneof![0u64..4, (0u32..64).prop_map(|shift| u64::MAX >> shift)]),
+            position in any::<u64>(),
+            shuffle in any::<bool>(),
+        ) {
+            let [len, world, rank, micro_batch, accumulation] = numbers;
+            let sampler = Sampler { len, seed: 1, shuffle, world, rank, micro_batch, accumulation };
+            // What passes the check has positions and steps wherever it stands.
+            if sampler.check().is_ok() {
+                sampler.position_after(position);
+                if sampler.step_samples() < 1000 {
+                    let window = sampler.window(position);
+                    prop_assert!(window.end >= window.begin);
+                }
+            }
         }
 
         #[test]

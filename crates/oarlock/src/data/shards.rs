@@ -34,7 +34,7 @@ impl BatchSamplerShard {
     /// The shard of a rank; with `split_batches` the batch size is that of all ranks together.
     ///
     /// # Errors
-    /// When a number is 0, the rank is none of the world, or batches cannot be split evenly.
+    /// When a number is 0 or too large, the rank is none of the world, or batches cannot be split evenly.
     pub fn new(
         len: usize,
         batch_size: usize,
@@ -52,6 +52,10 @@ impl BatchSamplerShard {
             return Err(Error::Setting { key: "batch_size", cause });
         }
         let batch_size = if split_batches { batch_size / world } else { batch_size };
+        if batch_size.checked_mul(world).is_none() {
+            let cause = format!("batches of {batch_size} samples for each of {world} ranks are too large");
+            return Err(Error::Setting { key: "batch_size", cause });
+        }
         Ok(BatchSamplerShard { len, first: 0, batch_size, world, rank, drop_last: false, even_batches: true })
     }
 
@@ -74,14 +78,21 @@ impl BatchSamplerShard {
     }
 
     /// The samples of a batch of this rank, by their places in the order.
-    pub fn batch(&self, batch: usize) -> Vec<usize> {
+    ///
+    /// # Errors
+    /// No memory for a batch that is filled up.
+    pub fn batch(&self, batch: usize) -> Result<Vec<usize>> {
         let places = self.places(batch);
         if !self.even_batches || self.drop_last {
-            return places.take_while(|place| *place < self.len).collect();
+            return Ok((places.start..places.end.min(self.len)).collect());
         }
         // What is missing is filled from the first round, again and again where that is short as well.
         let first_round = self.len.min(self.round()).max(1);
-        places.map(|place| if place < self.len { place } else { (place - self.len) % first_round }).collect()
+        let mut samples = room(places.len())?;
+        samples.extend(
+            places.map(|place| if place < self.len { place } else { (place - self.len) % first_round }),
+        );
+        Ok(samples)
     }
 
     /// How many samples of a batch are not repeats that fill it up; they stand first.
@@ -91,14 +102,29 @@ impl BatchSamplerShard {
     }
 
     fn places(&self, batch: usize) -> Range<usize> {
-        let begin = self.first + (batch * self.world + self.rank) * self.batch_size;
-        begin..begin + self.batch_size
+        // What is behind the last number is behind every data set.
+        let before = batch.saturating_mul(self.world).saturating_add(self.rank);
+        let begin = self.first.saturating_add(before.saturating_mul(self.batch_size));
+        begin..begin.saturating_add(self.batch_size)
     }
 
     /// All batches of this rank in their order.
-    pub fn batches(&self) -> impl Iterator<Item = Vec<usize>> {
+    pub fn batches(&self) -> impl Iterator<Item = Result<Vec<usize>>> {
         (0..self.n_batches()).map(|batch| self.batch(batch))
     }
+}
+
+/// A list with room for the `n` samples of a batch.
+///
+/// # Errors
+/// No memory for so many.
+pub(crate) fn room<T>(n: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(n).map_err(|_| Error::Setting {
+        key: "batch_size",
+        cause: format!("a batch of {n} samples does not fit into memory; give a smaller one"),
+    })?;
+    Ok(list)
 }
 
 /// The samples of one rank: torch's `DistributedSampler`, with the same order as torch's for the same seed.
@@ -143,7 +169,10 @@ impl DistributedSampler {
             return Vec::new();
         }
         let order = self.shuffle.then(|| randperm(self.len, self.seed.wrapping_add(self.epoch)));
-        let place = |i: usize| (i * self.num_replicas + self.rank) % self.len;
+        // Both numbers are anybody's; their product may be too large for a usize, and their place is not.
+        let place = |i: usize| {
+            ((i as u128 * self.num_replicas as u128 + self.rank as u128) % self.len as u128) as usize
+        };
         (0..self.num_samples()).map(place).map(|i| order.as_ref().map_or(i, |order| order[i])).collect()
     }
 }
@@ -190,7 +219,7 @@ mod tests {
                     }
                     let shard =
                         BatchSamplerShard { drop_last: n(5) == 1, even_batches: n(7) == 1, ..shard.unwrap() };
-                    let batches: Vec<String> = shard.batches().map(|batch| join(&batch)).collect();
+                    let batches: Vec<String> = shard.batches().map(|batch| join(&batch.unwrap())).collect();
                     assert_eq!(or_dash(batches.join(";")), words[9], "{line}");
                     other_len += usize::from(shard.n_batches() != n(8));
                 }

@@ -8,6 +8,7 @@ use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::Prefetch;
 use super::prepared::Core;
+use crate::accelerator::loaders::{Loaders, Seen};
 use crate::error::Result;
 
 /// The batches of an iteration. When it ends, or is dropped, the accelerator's state is that of the loop around it.
@@ -17,8 +18,8 @@ pub struct Batches<B> {
     epoch: u64,
     /// Units given to all ranks so far.
     given: usize,
-    /// What the accelerator said about the loop around this one; taken when this one ends.
-    around: Option<(bool, Option<usize>, Option<usize>)>,
+    /// Under which number the accelerator knows it; taken when it ends.
+    running: Option<u64>,
     ended: bool,
 }
 
@@ -65,13 +66,9 @@ impl<B: Send + 'static> Batches<B> {
                 Reader::Own { batches, ahead, together }
             }
         };
-        let around = core.accelerator.as_ref().map(|accelerator| {
-            let mut gradients = accelerator.inner.gradients();
-            let around = (gradients.end_of_dataloader, gradients.rows, gradients.real);
-            (gradients.end_of_dataloader, gradients.rows, gradients.real) = (false, None, None);
-            around
-        });
-        Ok(Batches { core, reader, epoch, given: first, around, ended: false })
+        let running =
+            core.accelerator.as_ref().map(|accelerator| accelerator.inner.with_loaders(Loaders::begin));
+        Ok(Batches { core, reader, epoch, given: first, running, ended: false })
     }
 }
 
@@ -133,11 +130,11 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                     .order
                     .position
                     .advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
-                if let Some(accelerator) = &self.core.accelerator {
-                    let mut gradients = accelerator.inner.gradients();
-                    gradients.end_of_dataloader = given.is_last;
-                    gradients.rows = Some(given.rows);
-                    gradients.real = self.core.real(self.given, given.real);
+                if let (Some(id), Some(accelerator)) = (self.running, &self.core.accelerator) {
+                    let real = self.core.real(self.given, given.real);
+                    let seen = Seen { is_last: given.is_last, rows: Some(given.rows), real };
+                    self.core.set_seen(seen);
+                    accelerator.inner.with_loaders(|loaders| loaders.give(id, seen));
                 }
                 Some(Ok(given.batch))
             }
@@ -159,9 +156,8 @@ impl<B> Batches<B> {
     /// Gives the accelerator back the state of the loop around this one.
     fn leave(&mut self) {
         self.ended = true;
-        if let (Some(around), Some(accelerator)) = (self.around.take(), &self.core.accelerator) {
-            let mut gradients = accelerator.inner.gradients();
-            (gradients.end_of_dataloader, gradients.rows, gradients.real) = around;
+        if let (Some(id), Some(accelerator)) = (self.running.take(), &self.core.accelerator) {
+            accelerator.inner.with_loaders(|loaders| loaders.end(id));
         }
     }
 }

@@ -44,8 +44,8 @@ pub use dataset::{Dataset, Items, IterableDataset, from_fn, stream};
 pub use prepared::{PreparedLoader, skip_first_batches};
 pub use sampler::{BatchSampler, Replica, Sampler};
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
@@ -249,11 +249,6 @@ impl<I: Send + 'static, C> DataLoader<I, C> {
             _ => 1,
         };
         let shard = BatchSamplerShard::new(0, batch_size, (rank, world), split)?;
-        if shard.batch_size.checked_mul(world).is_none() {
-            return Err(Error::Usage(format!(
-                "data loader: batches of {batch_size} samples for {world} ranks are too large"
-            )));
-        }
         Ok(Rule { batch_size: shard.batch_size, world, drop_last: self.settings.drop_last, even, together })
     }
 }
@@ -326,6 +321,7 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
             depth: num_workers.saturating_mul(prefetch_factor.max(1)),
             left_out: Arc::new(AtomicUsize::new(0)),
             told: AtomicBool::new(false),
+            seen: Mutex::default(),
             accelerator: None,
             codec: None,
         })

@@ -8,7 +8,7 @@ use oarlock_tensor::Device;
 
 use super::dataset::{Data, Dataset, Items, IterableDataset};
 use super::sampler::{Order, Units};
-use crate::data::BatchSamplerShard;
+use crate::data::{BatchSamplerShard, room};
 use crate::error::Result;
 
 /// A batch that is yet to be made.
@@ -59,11 +59,11 @@ impl Rule {
                 n.saturating_sub(1) * self.batch_size + n.checked_sub(1).map_or(0, |last| shard.n_real(last))
             })
             .sum();
-        len.saturating_sub(first) - given
+        len.saturating_sub(first).saturating_sub(given)
     }
 
     pub fn round(&self) -> usize {
-        self.world * self.batch_size
+        self.world.saturating_mul(self.batch_size)
     }
 }
 
@@ -149,7 +149,7 @@ impl<I: Send + 'static, B: Send + 'static> Samples<I, B> {
         Box::new(order.filter(move |(round, rank)| *round < rule.n_batches(len, first, *rank)).map(
             move |(round, rank)| {
                 let shard = rule.shard(len, first, rank);
-                let places = shard.batch(round);
+                let places = shard.batch(round)?;
                 let n_real = shard.n_real(round);
                 let real = (n_real < places.len()).then_some(match &*units {
                     // A repeated batch is repeated as a whole.
@@ -208,7 +208,12 @@ impl<I: Send + 'static, B: Send + 'static> Rounds<I, B> {
     fn round(&mut self) -> Result<Vec<Planned<B>>> {
         let Epoch { rule, ranks, .. } = &self.epoch;
         let Some(items) = &mut self.items else { return Ok(Vec::new()) };
-        let mut batches: Vec<Vec<I>> = ranks.clone().map(|_| Vec::new()).collect();
+        // A batch that will be filled up needs its whole length, whatever the stream gives.
+        let is_filled = rule.even && !rule.drop_last;
+        let mut batches = Vec::with_capacity(ranks.len());
+        for _ in ranks.clone() {
+            batches.push(if is_filled { room(rule.batch_size)? } else { Vec::new() });
+        }
         let mut keep = |place: usize, item: I| {
             if let Some(batch) =
                 (place / rule.batch_size).checked_sub(ranks.start).and_then(|i| batches.get_mut(i))

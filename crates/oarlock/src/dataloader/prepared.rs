@@ -1,7 +1,7 @@
 //! A loader that gives each rank its own batches.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use oarlock_comm::Communicator;
 
@@ -11,6 +11,7 @@ use super::dataset::Data;
 use super::plan::Rule;
 use super::state::Kept;
 use super::{DataLoader, Division, Replica};
+use crate::accelerator::loaders::Seen;
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
 use crate::{Accelerator, Ends, Plan, Prepare};
@@ -29,6 +30,8 @@ pub(super) struct Core<B> {
     pub left_out: Arc<AtomicUsize>,
     /// Whether that was told.
     pub told: AtomicBool,
+    /// What is to be known of the batch that was given last.
+    pub seen: Mutex<Seen>,
     /// None for a loader that was not prepared.
     pub accelerator: Option<Accelerator>,
     /// Where rank 0 reads for all.
@@ -42,6 +45,10 @@ impl<B> Core<B> {
 
     pub fn set_left_out(&self, n: usize) {
         self.left_out.store(n, Relaxed);
+    }
+
+    pub fn set_seen(&self, seen: Seen) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
     /// Tells once, on rank 0, what no rank gets though nobody asked to drop it, or that there is no batch at all.
@@ -111,6 +118,32 @@ impl Accelerator {
     pub fn skip_first_batches<B>(&self, loader: &PreparedLoader<B>, n: usize) -> PreparedLoader<B> {
         skip_first_batches(loader, n)
     }
+
+    /// Runs what belongs to the batch that `loader` gave last. Inside, `gather_for_metrics` and its kin take its rows for
+    /// the batch's: for loops over several loaders side by side (`zip`), where otherwise the batch that came last counts.
+    pub fn with_loader<B, R>(&self, loader: &PreparedLoader<B>, body: impl FnOnce() -> R) -> R {
+        let seen = *loader.core.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = self.inner.with_loaders(|loaders| {
+            let id = loaders.begin();
+            loaders.give(id, seen);
+            id
+        });
+        // Ends with the closure, whether it returns or panics.
+        let _within = Within { accelerator: self, id };
+        body()
+    }
+}
+
+/// A batch of a loader that counts until this is dropped.
+struct Within<'a> {
+    accelerator: &'a Accelerator,
+    id: u64,
+}
+
+impl Drop for Within<'_> {
+    fn drop(&mut self) {
+        self.accelerator.inner.with_loaders(|loaders| loaders.end(self.id));
+    }
 }
 
 impl<B> PreparedLoader<B> {
@@ -144,7 +177,9 @@ impl<B> PreparedLoader<B> {
 
     /// Samples in one batch of all ranks together; `None` with a batch sampler.
     pub fn total_batch_size(&self) -> Option<usize> {
-        self.core.has_batch_size.then(|| self.core.rule.round() * self.core.order.divided.unwrap_or(1))
+        self.core
+            .has_batch_size
+            .then(|| self.core.rule.round().saturating_mul(self.core.order.divided.unwrap_or(1)))
     }
 
     /// Samples of the data set; `None` where nobody knows.

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use oarlock_tensor::{Device, Error, IntoShape, Param, Result, Shape, Tensor};
+use oarlock_tensor::{Device, Error, IntoShape, Result, Shape, Tensor};
 
-use crate::nn::{Module, UnitRun, Visitor};
+use super::leaf::{Leaf, each_leaf};
+use crate::nn::{Module, Visitor};
 
 /// A tensor that is no parameter: `register_buffer` of torch. It is whole on every rank, and never trained, divided or
 /// rounded. Forward passes read it with [`Buffer::on`], at the price of a handle. Clones are the same buffer.
@@ -218,32 +219,13 @@ pub struct NamedBuffer {
 
 /// A model's buffers, each under every name by which the model shows it.
 pub fn buffers(model: &dyn Module) -> Vec<NamedBuffer> {
-    let mut found = Found { path: Vec::new(), buffers: Vec::new() };
-    model.visit(&mut found);
-    found.buffers
-}
-
-struct Found {
-    path: Vec<String>,
-    buffers: Vec<NamedBuffer>,
-}
-
-impl Visitor for Found {
-    fn param(&mut self, _name: &str, _param: &Param) {}
-
-    fn child(&mut self, name: &str, child: &dyn Module) {
-        self.path.push(name.to_owned());
-        child.visit(self);
-        self.path.pop();
-    }
-
-    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
-        inside.visit(self);
-    }
-
-    fn buffer(&mut self, name: &str, buffer: &Buffer) {
-        self.buffers.push(NamedBuffer { name: super::join(&self.path, name), buffer: buffer.clone() });
-    }
+    let mut found = Vec::new();
+    each_leaf(model, &mut |path, name, leaf| {
+        if let Leaf::Buffer(buffer) = leaf {
+            found.push(NamedBuffer { name: super::join(path, name), buffer: buffer.clone() });
+        }
+    });
+    found
 }
 
 #[cfg(test)]

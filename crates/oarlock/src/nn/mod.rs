@@ -9,6 +9,7 @@ mod buffer;
 mod dropout;
 mod latency;
 mod layers;
+mod leaf;
 mod loss;
 mod norm;
 mod sequential;
@@ -44,6 +45,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use oarlock_tensor::{DType, IntoShape};
+
+use self::leaf::{Leaf, each_leaf};
 
 /// A part of a model that can list its parameters.
 ///
@@ -251,9 +254,13 @@ pub fn parameters(model: &dyn Module) -> Vec<NamedParam> {
 
 /// Every name under which a model shows a parameter, shared ones as often as they are shown.
 pub fn names_of(model: &dyn Module) -> Vec<NamedParam> {
-    let mut names = Names { path: Vec::new(), names: Vec::new() };
-    model.visit(&mut names);
-    names.names
+    let mut names = Vec::new();
+    each_leaf(model, &mut |path, name, leaf| {
+        if let Leaf::Param(param) = leaf {
+            names.push(NamedParam { name: join(path, name), param: param.clone() });
+        }
+    });
+    names
 }
 
 /// A parameter of a module of one's own; ops take it as [`parameter`] on the tape of another tensor.
@@ -325,27 +332,6 @@ impl Visitor for Collect<'_> {
         self.inside = true;
         inside.visit(self);
         self.inside = false;
-    }
-}
-
-struct Names {
-    path: Vec<String>,
-    names: Vec<NamedParam>,
-}
-
-impl Visitor for Names {
-    fn param(&mut self, name: &str, param: &Param) {
-        self.names.push(NamedParam { name: join(&self.path, name), param: param.clone() });
-    }
-
-    fn child(&mut self, name: &str, child: &dyn Module) {
-        self.path.push(name.to_string());
-        child.visit(self);
-        self.path.pop();
-    }
-
-    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
-        inside.visit(self);
     }
 }
 

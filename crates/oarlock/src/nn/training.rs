@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use oarlock_tensor::Param;
-
-use crate::nn::{Module, UnitRun, Visitor};
+use super::leaf::{Leaf, each_leaf};
+use crate::nn::{Module, Visitor};
 
 /// Whether a layer trains, and where its random numbers come from. A layer holds one and shows it with
 /// [`Visitor::mode`]; a field of this type is shown by `#[derive(Module)]`. Clones are the same one.
@@ -131,28 +130,9 @@ impl Moment {
 
 /// Shows every mode of a model with the path of its layer.
 fn each(model: &dyn Module, f: &mut dyn FnMut(&str, &Mode)) {
-    model.visit(&mut Modes { path: Vec::new(), f });
-}
-
-struct Modes<'a> {
-    path: Vec<String>,
-    f: &'a mut dyn FnMut(&str, &Mode),
-}
-
-impl Visitor for Modes<'_> {
-    fn param(&mut self, _name: &str, _param: &Param) {}
-
-    fn child(&mut self, name: &str, child: &dyn Module) {
-        self.path.push(name.to_owned());
-        child.visit(self);
-        self.path.pop();
-    }
-
-    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
-        inside.visit(self);
-    }
-
-    fn mode(&mut self, mode: &Mode) {
-        (self.f)(&self.path.join("."), mode);
-    }
+    each_leaf(model, &mut |path, _, leaf| {
+        if let Leaf::Mode(mode) = leaf {
+            f(&path.join("."), mode);
+        }
+    });
 }

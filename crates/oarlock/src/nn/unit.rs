@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
 
+use super::leaf::{Leaf, each_leaf};
 use super::training::Moment;
 use crate::nested::Nested;
 use crate::nn::{Forward, Latency, Module, Visitor};
@@ -128,9 +129,13 @@ impl<M> Unit<M> {
 /// # Errors
 /// A parameter without a home.
 pub fn is_trained(module: &dyn Module) -> Result<bool> {
-    let mut trained = Trained(Ok(false));
-    module.visit(&mut trained);
-    trained.0
+    let mut trained = Ok(false);
+    each_leaf(module, &mut |_, _, leaf| {
+        if let (Leaf::Param(param), Ok(false)) = (leaf, &trained) {
+            trained = param.trainable();
+        }
+    });
+    trained
 }
 
 /// Whether an engine is attached to a unit inside of a module.
@@ -151,24 +156,6 @@ impl Visitor for Attached {
 
     fn unit(&mut self, unit: &UnitRun, inside: &dyn Module) {
         self.0 |= unit.0.hook.get().is_some();
-        inside.visit(self);
-    }
-}
-
-struct Trained(Result<bool>);
-
-impl Visitor for Trained {
-    fn param(&mut self, _name: &str, param: &Param) {
-        if let Ok(false) = self.0 {
-            self.0 = param.trainable();
-        }
-    }
-
-    fn child(&mut self, _name: &str, child: &dyn Module) {
-        child.visit(self);
-    }
-
-    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
         inside.visit(self);
     }
 }

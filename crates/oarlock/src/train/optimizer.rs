@@ -1,5 +1,7 @@
 //! The optimizer over a prepared model: the numbers of its parameter groups, loss scale, clipping, the step.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{Role, Rule};
 
@@ -54,7 +56,10 @@ pub struct Optimizer {
     engine: Engine,
     /// Their learning rates are those of the last step.
     param_groups: Vec<ParamGroup>,
-    scaler: Option<LossScaler>,
+    /// One for all optimizers of an accelerator.
+    scaler: Option<Arc<Mutex<LossScaler>>>,
+    /// The scale of the gradients that have come together, where the scaler may have moved since.
+    window_scale: Option<f64>,
     /// What the coming step divides the sum of gradients by.
     divisor: f64,
     /// What the norm of the coming step's gradients says; `None` until it is known.
@@ -90,8 +95,16 @@ impl Optimizer {
         loss_scale: Option<LossScale>,
     ) -> Optimizer {
         let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
-        let scaler = loss_scale.or(in_f16).map(LossScaler::new);
-        Optimizer { engine, param_groups, scaler, divisor: 1.0, found: None, averaged: false }
+        let scaler = loss_scale.or(in_f16).map(|rule| Arc::new(Mutex::new(LossScaler::new(rule))));
+        Optimizer {
+            engine,
+            param_groups,
+            scaler,
+            window_scale: None,
+            divisor: 1.0,
+            found: None,
+            averaged: false,
+        }
     }
 
     /// The engine that holds the model.
@@ -109,20 +122,41 @@ impl Optimizer {
         self.engine.n_steps()
     }
 
+    /// From now on the two have one loss scale, which every step of either moves: torch's one `GradScaler`. Optimizers
+    /// with other rules keep their own.
+    pub(crate) fn share_loss_scale(&mut self, other: &Optimizer) {
+        if let (Some(own), Some(shared)) = (&self.scaler, &other.scaler)
+            && locked(own).rule() == locked(shared).rule()
+        {
+            self.scaler = Some(shared.clone());
+        }
+    }
+
     /// The factor of the loss in the backward pass; 1 without loss scaling.
     pub fn loss_scale(&self) -> f64 {
-        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
+        let scale = self.window_scale.or_else(|| self.scaler.as_ref().map(|scaler| locked(scaler).scale()));
+        scale.unwrap_or(1.0)
+    }
+
+    /// The scale of the gradients that have come together, if there are any.
+    pub(crate) fn window_scale(&self) -> Option<f64> {
+        self.window_scale
+    }
+
+    /// A backward pass of the coming step had this scale.
+    pub(crate) fn set_window_scale(&mut self, scale: f64) {
+        self.window_scale = Some(scale);
     }
 
     /// What a checkpoint keeps of the loss scale.
     pub fn loss_scale_state(&self) -> Option<LossScalerState> {
-        self.scaler.as_ref().map(LossScaler::state)
+        self.scaler.as_ref().map(|scaler| locked(scaler).state())
     }
 
     /// Goes on with the loss scale of a checkpoint.
     pub fn resume_loss_scale(&mut self, state: LossScalerState) {
-        if let Some(scaler) = &mut self.scaler {
-            scaler.resume(state);
+        if let Some(scaler) = &self.scaler {
+            locked(scaler).resume(state);
         }
     }
 
@@ -196,8 +230,9 @@ impl Optimizer {
         self.engine.clear_grads()
     }
 
-    fn forget(&mut self) {
-        (self.divisor, self.found, self.averaged) = (1.0, None, false);
+    /// Forgets what was found out about gradients that are gone.
+    pub(crate) fn forget(&mut self) {
+        (self.divisor, self.found, self.averaged, self.window_scale) = (1.0, None, false, None);
     }
 
     /// Updates the weights with the gradients summed over all ranks, at one learning rate, and forgets the gradients. With
@@ -216,8 +251,8 @@ impl Optimizer {
         }
         let found = self.found.take().unwrap_or_else(|| self.unclipped());
         self.forget();
-        if let Some(scaler) = &mut self.scaler {
-            let verdict = scaler.update(found.first_bad.is_some());
+        if let Some(scaler) = &self.scaler {
+            let verdict = locked(scaler).update(found.first_bad.is_some());
             let verdict = verdict.map_err(|error| match &found.first_bad {
                 Some((unit, parameter)) => error.found_in(format!("\"{parameter}\" of the unit \"{unit}\"")),
                 None => error,
@@ -233,4 +268,9 @@ impl Optimizer {
         self.engine.step(&self.param_groups, found.grad_scale)?;
         Ok(Stepped::Done)
     }
+}
+
+fn locked(scaler: &Mutex<LossScaler>) -> MutexGuard<'_, LossScaler> {
+    // Numbers, which an update leaves whole.
+    scaler.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -496,7 +496,10 @@ fn introduce(
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
     }
-    let per_step = accelerator.num_processes() * config.train.batch_size * config.train.accumulation;
+    let per_step = accelerator
+        .num_processes()
+        .saturating_mul(config.train.batch_size)
+        .saturating_mul(config.train.accumulation);
     journal.message(&format!(
         "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {row_len} tokens; {total_steps} steps of {per_step} rows",
         n_params as f64 / 1e6,

@@ -78,6 +78,11 @@ impl LossScaler {
         LossScaler { rule, state }
     }
 
+    /// How it follows overflows.
+    pub fn rule(&self) -> &LossScale {
+        &self.rule
+    }
+
     /// The factor of the loss; gradients are divided by it.
     pub fn scale(&self) -> f64 {
         self.state.scale

@@ -82,16 +82,27 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
 fn weights_come_out_of_a_checkpoint_of_two_models() {
     let folder = tempfile::tempdir().unwrap();
     let (dir, out) = (folder.path().join("state"), folder.path().join("out"));
-    let first = on_ranks(2, &config(WAYS[4].0, WAYS[4].1), |accelerator| {
+    let of_ranks = on_ranks(2, &config(WAYS[4].0, WAYS[4].1), |accelerator| {
         let training = Loop::new(accelerator).unwrap();
         accelerator.save_state(Some(&dir)).unwrap();
-        // The first in the order in which they were prepared.
-        accelerator.get_state_dict(&training.nets[1]).unwrap()["up.weight"].to_vec::<f32>().unwrap()
+        // In the order in which they were prepared.
+        [1, 0].map(|net| {
+            accelerator.get_state_dict(&training.nets[net]).unwrap()["up.weight"].to_vec::<f32>().unwrap()
+        })
     });
-    let options = MergeOptions { tag: None, dtype: None, max_shard_bytes: u64::MAX };
-    let merged = merge_weights(&dir, &out, &options).unwrap();
-    assert_eq!(merged.n_elems, 4 * 9 + 9 + 9 * 4 + 4);
-    let file = std::fs::read(out.join("model.safetensors")).unwrap();
-    let read = SafeTensors::deserialize(&file).unwrap();
-    assert_eq!(read.tensor("up.weight").unwrap().data(), bytemuck::cast_slice::<f32, u8>(&first[0]));
+    let of = |model| MergeOptions { tag: None, model, dtype: None, max_shard_bytes: u64::MAX };
+    for (model, width) in [(0, 9), (1, 150)] {
+        let merged = merge_weights(&dir, &out, &of(Some(model))).unwrap();
+        assert_eq!((merged.n_elems, merged.n_models), (4 * width + width + width * 4 + 4, 2));
+        let file = std::fs::read(out.join("model.safetensors")).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        let of_model: &[f32] = &of_ranks[0][model];
+        assert_eq!(read.tensor("up.weight").unwrap().data(), bytemuck::cast_slice::<f32, u8>(of_model));
+    }
+    let told = |model| merge_weights(&dir, &out, &of(model)).unwrap_err().to_string();
+    let models = "0 (4 parameters, \"down.bias\" first), 1 (4 parameters, \"down.bias\" first)";
+    let several = "it holds 2 models; say which one by its number (`oarlock merge-weights --model N`, `accelerate \
+                   merge-weights CHECKPOINT/pytorch_model_fsdp_N`): ";
+    assert!(told(None).ends_with(&format!("{several}{models}")), "{}", told(None));
+    assert!(told(Some(2)).ends_with(&format!("it holds no model 2; it has {models}")), "{}", told(Some(2)));
 }

@@ -252,3 +252,34 @@ fn a_stream_goes_on_too_whoever_reads() {
         assert_eq!(rest[2].last().unwrap(), &(vec![1, 2, 3, 4], 0));
     }
 }
+
+#[test]
+fn loaders_side_by_side_end_with_the_shortest_and_each_knows_its_rows() {
+    ranks(2, &config(Default::default()), |accelerator| {
+        let around = accelerator.prepare(numbers(4, 2)).unwrap();
+        // 7 samples in batches of 2 on two ranks: the second round has 3 real ones. The other loader has more.
+        let (short, long) = accelerator.prepare((numbers(7, 2), numbers(100, 2))).unwrap();
+        for batch in around.iter().unwrap() {
+            batch.unwrap();
+            for swapped in [false, true] {
+                let (first, second) = if swapped { (&long, &short) } else { (&short, &long) };
+                let (mut ends, mut seen) = (Vec::new(), Vec::new());
+                for (a, b) in first.iter().unwrap().zip(second.iter().unwrap()) {
+                    let ids = if swapped { b } else { a }.unwrap();
+                    ends.push(accelerator.gradient_state().end_of_dataloader);
+                    let gathered =
+                        accelerator.with_loader(&short, || accelerator.gather_for_metrics_object(ids));
+                    seen.extend(gathered.unwrap());
+                }
+                assert_eq!(ends, [false, true], "{swapped}");
+                assert_eq!(seen, (0..7).collect::<Ids>());
+                // Behind it the loop around counts again, in whatever order the two have ended.
+                let state = accelerator.gradient_state();
+                assert_eq!((state.end_of_dataloader, state.rows), (true, Some(2)));
+                short.set_epoch(0);
+                long.set_epoch(0);
+            }
+        }
+        assert_eq!(accelerator.gradient_state().rows, None);
+    });
+}

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use oarlock::data::DistributedSampler;
-use oarlock::dataloader::{DataLoader, stream};
-use oarlock::{DataLoaderConfiguration, Result, Tensor};
+use oarlock::data::{BatchSamplerShard, DistributedSampler};
+use oarlock::dataloader::{DataLoader, skip_first_batches, stream};
+use oarlock::{DataLoaderConfiguration, Error, Result, Tensor};
+use proptest::prelude::*;
 
-use crate::{Ids, all, config, numbers, ranks, real};
+use crate::{Ids, all, config, numbers, ranks, real, streamed};
 
 #[test]
 fn a_distributed_sampler_divides_and_is_not_divided_again() {
@@ -122,4 +123,72 @@ fn a_loader_does_not_keep_its_accelerator() {
         assert_eq!(loader.iter().unwrap().count(), 2);
     });
     assert_eq!(std::sync::Arc::strong_count(&data), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_number_of_a_loader_is_too_large_to_be_told(
+        len in 0..20_usize,
+        batch_size in number(),
+        first in number(),
+        (prefetch, split, even, drop_last, is_stream) in
+            (number(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
+        world in 1..4_usize,
+    ) {
+        let settings =
+            DataLoaderConfiguration { split_batches: split, even_batches: even, ..Default::default() };
+        let seen = ranks(world, &config(settings), |accelerator| {
+            let loader = if is_stream {
+                accelerator.prepare(streamed(len, batch_size).drop_last(drop_last).prefetch_factor(prefetch))
+            } else {
+                accelerator.prepare(numbers(len, batch_size).drop_last(drop_last).prefetch_factor(prefetch))
+            };
+            let loader = loader?;
+            loader.total_batch_size();
+            let _ = loader.len();
+            let all: Result<Vec<Ids>> = loader.iter()?.collect();
+            let _: Result<Vec<Ids>> = skip_first_batches(&loader, first).iter()?.collect();
+            Ok::<_, Error>(all?.concat())
+        });
+        // What is too large is so for every rank; the samples of a batch that fits are all there.
+        prop_assert!(seen.iter().all(|rank| rank.is_ok() == seen[0].is_ok()));
+        if batch_size > 0 && world == 1 && !drop_last {
+            let seen = seen.into_iter().next().unwrap();
+            prop_assert_eq!(seen.unwrap(), (0..len).collect::<Ids>());
+        }
+    }
+
+    #[test]
+    fn no_number_of_a_sampler_is_too_large_to_be_told(
+        len in number(),
+        batch_size in number(),
+        first in number(),
+        (rank, world, batch) in (number(), number(), number()),
+        (drop_last, even_batches) in (any::<bool>(), any::<bool>()),
+    ) {
+        let shard = BatchSamplerShard { len, first, batch_size, world, rank, drop_last, even_batches };
+        // A round of no samples is refused where a shard is made; by hand nobody can be stopped.
+        if shard.round() > 0 {
+            shard.n_batches();
+            shard.n_real(batch);
+            if len < 100 || even_batches && !drop_last && batch_size > 1 << 50 {
+                let _ = shard.batch(batch);
+            }
+        }
+        let _ = BatchSamplerShard::new(len, batch_size, (rank, world), drop_last);
+        let sampler = DistributedSampler { shuffle: false, drop_last, ..DistributedSampler::new(len, (rank, world)) };
+        sampler.num_samples();
+        if len < 100 {
+            prop_assert!(sampler.indices().iter().all(|sample| *sample < len));
+        }
+    }
+}
+
+/// Small ones and those at the edges.
+fn number() -> impl Strategy<Value = usize> {
+    let large = (0..4_usize, 0..64_u32)
+        .prop_map(|(less, shift)| (usize::MAX >> shift) - less.min(usize::MAX >> shift));
+    prop_oneof![0..10_usize, large.prop_filter("no gigabytes", |n| *n < 100 || *n > 1 << 50)]
 }

@@ -29,7 +29,8 @@ const CHUNK_ELEMS: usize = if cfg!(test) { 5 } else { 1 << 18 };
 /// # Errors
 /// When a file cannot be read or written; `to` is then as it was.
 pub fn write(source: &Source, beside: Option<&Path>, to: &Path) -> Result<()> {
-    let shapes = source.parameters.iter().map(|(name, parameter)| (name, parameter.shape.as_slice()));
+    let shapes =
+        source.parameters.iter().map(|(name, parameter)| (name.as_str(), parameter.shape.as_slice()));
     let model = Arc::new(lay_out(beside, shapes, source.dtype, SaveOptions::MAX_SHARD_BYTES)?);
     let mut slices = Vec::new();
     for (name, parameter) in &source.parameters {

@@ -185,7 +185,12 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
                 let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
                 save(&checkpoint, comm, &engine, contents).unwrap();
             });
-            let merge = crate::checkpoint::MergeOptions { tag: None, dtype: Some(dtype), max_shard_bytes };
+            let merge = crate::checkpoint::MergeOptions {
+                tag: None,
+                model: None,
+                dtype: Some(dtype),
+                max_shard_bytes,
+            };
             crate::checkpoint::merge_weights(&checkpoint, &merged, &merge).unwrap();
             let all = names(&alone);
             assert!(all.iter().any(|name| name == "tokenizer.json" || name == "config.json"));
