@@ -13,6 +13,8 @@ mod reference;
 mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
+mod tile_avx2;
+#[cfg(target_arch = "x86_64")]
 mod tile_x86;
 mod workers;
 
