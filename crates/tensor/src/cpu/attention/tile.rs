@@ -26,7 +26,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     type V: Copy;
     /// Elements of a unit.
     const PAIR: usize;
-    /// Rows of a tile that the registers hold at once; divides [`ROWS`].
+    /// Rows of a tile that the registers hold at once: all, 6 of one vector, or 2.
     const STRIP: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
@@ -211,7 +211,7 @@ pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
     #[cfg(target_arch = "x86_64")]
     {
         use super::tile_avx2::Avx2;
-        use super::tile_x86::{Avx512, Avx512Bf16};
+        use super::tile_avx512::{Avx512, Avx512Bf16};
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
         unsafe fn avx512bf16(task: impl Task) {
             // SAFETY: the features are enabled here.

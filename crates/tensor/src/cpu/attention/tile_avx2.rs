@@ -12,7 +12,7 @@ pub(super) struct Avx2;
 /// Lanes of a register.
 const HALF: usize = LANES / 2;
 
-/// The bits of `n + 127` are those of 2^n before they are shifted into the exponent.
+/// What the exponent of 2^n has beside `n`.
 const BIAS: i32 = 127 << 23;
 
 impl Kernel for Avx2 {
