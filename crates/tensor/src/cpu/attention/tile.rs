@@ -100,9 +100,9 @@ unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool
         let (b, c) = (b.add(vector * LANES), c.add(row * ldc + vector * LANES));
         let mut sums = [[K::splat(0.0); W]; R];
         if ADD {
-            for r in 0..R {
-                for w in 0..W {
-                    sums[r][w] = K::load(c.add(r * ldc + w * LANES));
+            for (r, row) in sums.iter_mut().enumerate() {
+                for (w, sum) in row.iter_mut().enumerate() {
+                    *sum = K::load(c.add(r * ldc + w * LANES));
                 }
             }
         }
@@ -119,9 +119,9 @@ unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool
                 }
             }
         }
-        for r in 0..R {
-            for w in 0..W {
-                K::store(c.add(r * ldc + w * LANES), sums[r][w]);
+        for (r, row) in sums.iter().enumerate() {
+            for (w, sum) in row.iter().enumerate() {
+                K::store(c.add(r * ldc + w * LANES), *sum);
             }
         }
     }
