@@ -26,7 +26,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     type V: Copy;
     /// Elements of a unit.
     const PAIR: usize;
-    /// Rows of a tile that the registers hold at once: all, 6 of one vector, or 2.
+    /// Rows of a tile that the registers hold at once; divides [`ROWS`].
     const STRIP: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
@@ -55,6 +55,21 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn put_across(p: *mut u32, ld: usize, x0: Row<Self>, x1: Row<Self>);
     /// Writes the transpose of 16 x 16 units.
     unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize);
+
+    /// A product of 8 rows and `W` vectors, in strips that the registers hold.
+    #[inline(always)]
+    unsafe fn tile<const W: usize, const ROW_MAJOR: bool, const ADD: bool>(operands: Operands) {
+        // SAFETY: passed on; the strips are the tile.
+        unsafe {
+            if Self::STRIP == ROWS {
+                strip::<Self, ROWS, W, ROW_MAJOR, ADD>(operands, 0, 0);
+            } else {
+                for r in (0..ROWS).step_by(2) {
+                    strip::<Self, 2, W, ROW_MAJOR, ADD>(operands, r, 0);
+                }
+            }
+        }
+    }
 }
 
 /// Minimax coefficients of 2^r for |r| <= 1/2, lowest power first; relative error 1.2e-7.
@@ -78,7 +93,7 @@ pub(super) enum Left {
 
 /// C = A B or C += A B for a tile: `steps` units, against a panel `b`; rows of C are `ldc` numbers apart.
 #[derive(Clone, Copy)]
-struct Operands {
+pub(super) struct Operands {
     steps: usize,
     a: *const u32,
     ld: usize,
@@ -88,13 +103,22 @@ struct Operands {
 }
 
 /// `R` rows from `row` on and `W` vectors from `vector` on of a tile, in registers.
+///
+/// # Safety
+/// As for [`Kernel`]: the operands have the extents stated.
 #[inline(always)]
-unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool, const ADD: bool>(
-    tile: Operands,
+pub(super) unsafe fn strip<
+    K: Kernel,
+    const R: usize,
+    const W: usize,
+    const ROW_MAJOR: bool,
+    const ADD: bool,
+>(
+    operands: Operands,
     row: usize,
     vector: usize,
 ) {
-    let Operands { steps, a, ld, b, c, ldc } = tile;
+    let Operands { steps, a, ld, b, c, ldc } = operands;
     // SAFETY: the caller vouches for these rows and `steps` columns of `a`, for `steps` rows of `b` and for C.
     unsafe {
         let (b, c) = (b.add(vector * LANES), c.add(row * ldc + vector * LANES));
@@ -127,29 +151,6 @@ unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool
     }
 }
 
-/// A tile of 8 rows and `W` vectors, in strips that the registers hold.
-#[inline(always)]
-unsafe fn tile<K: Kernel, const W: usize, const ROW_MAJOR: bool, const ADD: bool>(tile: Operands) {
-    // SAFETY: passed on; the strips are the tile.
-    unsafe {
-        match K::STRIP {
-            ROWS => strip::<K, ROWS, W, ROW_MAJOR, ADD>(tile, 0, 0),
-            // One vector wide: each vector of the panel that is loaded serves six rows.
-            6 => {
-                for w in 0..W {
-                    strip::<K, 6, 1, ROW_MAJOR, ADD>(tile, 0, w);
-                }
-                strip::<K, 2, W, ROW_MAJOR, ADD>(tile, 6, 0);
-            }
-            _ => {
-                for r in (0..ROWS).step_by(2) {
-                    strip::<K, 2, W, ROW_MAJOR, ADD>(tile, r, 0);
-                }
-            }
-        }
-    }
-}
-
 /// A B over `steps` units: 8 rows of `a`, `ld` units apart, times the 32 columns of panel `b`.
 ///
 /// # Safety
@@ -164,7 +165,7 @@ pub(super) unsafe fn product<K: Kernel>(
     // SAFETY: passed on; `c` has 8 rows of two vectors.
     unsafe {
         let mut c = [[K::splat(0.0); 2]; ROWS];
-        tile::<K, 2, true, false>(Operands { steps, a, ld, b, c: c.as_mut_ptr().cast(), ldc: COLS });
+        K::tile::<2, true, false>(Operands { steps, a, ld, b, c: c.as_mut_ptr().cast(), ldc: COLS });
         c
     }
 }
@@ -189,10 +190,10 @@ pub(super) unsafe fn accumulate<K: Kernel>(
     // SAFETY: passed on; the second vector of a row is touched only if it has columns.
     unsafe {
         match (left, cols > LANES) {
-            (Left::RowMajor { .. }, true) => tile::<K, 2, true, true>(operands),
-            (Left::RowMajor { .. }, false) => tile::<K, 1, true, true>(operands),
-            (Left::ColMajor { .. }, true) => tile::<K, 2, false, true>(operands),
-            (Left::ColMajor { .. }, false) => tile::<K, 1, false, true>(operands),
+            (Left::RowMajor { .. }, true) => K::tile::<2, true, true>(operands),
+            (Left::RowMajor { .. }, false) => K::tile::<1, true, true>(operands),
+            (Left::ColMajor { .. }, true) => K::tile::<2, false, true>(operands),
+            (Left::ColMajor { .. }, false) => K::tile::<1, false, true>(operands),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::gemm::pack::transpose8;
-use super::tile::{EXP2, Kernel, LANES};
+use super::tile::{EXP2, Kernel, LANES, Operands, strip};
 
 /// AVX2 in f32.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ const BIAS: i32 = 127 << 23;
 impl Kernel for Avx2 {
     type V = [__m256; 2];
     const PAIR: usize = 1;
-    const STRIP: usize = 6;
+    const STRIP: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [__m256; 2] {
@@ -169,4 +169,31 @@ impl Kernel for Avx2 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn tile<const W: usize, const ROW_MAJOR: bool, const ADD: bool>(operands: Operands) {
+        // SAFETY: the trait's contract; the strips are the tile.
+        unsafe {
+            // One vector wide, so that what is loaded of the panel serves six rows.
+            for w in 0..W {
+                alone::<6, 1, ROW_MAJOR, ADD>(operands, 0, w);
+            }
+            alone::<2, W, ROW_MAJOR, ADD>(operands, 6, 0);
+        }
+    }
+}
+
+/// A strip that is not inlined: among other vectors in use, one of its sums would live in memory.
+///
+/// # Safety
+/// As for [`strip`], on a CPU with AVX2 and FMA.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn alone<const R: usize, const W: usize, const ROW_MAJOR: bool, const ADD: bool>(
+    operands: Operands,
+    row: usize,
+    vector: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { strip::<Avx2, R, W, ROW_MAJOR, ADD>(operands, row, vector) }
 }
