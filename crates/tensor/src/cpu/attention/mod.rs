@@ -13,7 +13,9 @@ mod reference;
 mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
-mod tile_x86;
+mod tile_avx2;
+#[cfg(target_arch = "x86_64")]
+mod tile_avx512;
 mod workers;
 
 use bytemuck::cast_slice;

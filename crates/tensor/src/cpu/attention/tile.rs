@@ -55,6 +55,21 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn put_across(p: *mut u32, ld: usize, x0: Row<Self>, x1: Row<Self>);
     /// Writes the transpose of 16 x 16 units.
     unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize);
+
+    /// A product of 8 rows and `W` vectors, in strips that the registers hold.
+    #[inline(always)]
+    unsafe fn tile<const W: usize, const ROW_MAJOR: bool, const ADD: bool>(operands: Operands) {
+        // SAFETY: passed on; the strips are the tile.
+        unsafe {
+            if Self::STRIP == ROWS {
+                strip::<Self, ROWS, W, ROW_MAJOR, ADD>(operands, 0, 0);
+            } else {
+                for r in (0..ROWS).step_by(2) {
+                    strip::<Self, 2, W, ROW_MAJOR, ADD>(operands, r, 0);
+                }
+            }
+        }
+    }
 }
 
 /// Minimax coefficients of 2^r for |r| <= 1/2, lowest power first; relative error 1.2e-7.
@@ -76,23 +91,46 @@ pub(super) enum Left {
     },
 }
 
-/// `R` rows of `acc += A B`: `steps` units of `a`, against a panel `b` of which the first `W` vectors count.
-#[inline(always)]
-unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool>(
+/// C = A B or C += A B for a tile: `steps` units, against a panel `b`; rows of C are `ldc` numbers apart.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
     steps: usize,
     a: *const u32,
     ld: usize,
     b: *const u32,
-    acc: &mut [Row<K>],
+    c: *mut f32,
+    ldc: usize,
+}
+
+/// `R` rows from `row` on and `W` vectors from `vector` on of a tile, in registers.
+///
+/// # Safety
+/// As for [`Kernel`]: the operands have the extents stated.
+#[inline(always)]
+pub(super) unsafe fn strip<
+    K: Kernel,
+    const R: usize,
+    const W: usize,
+    const ROW_MAJOR: bool,
+    const ADD: bool,
+>(
+    operands: Operands,
+    row: usize,
+    vector: usize,
 ) {
-    // SAFETY: the caller vouches for `R` rows and `steps` columns of `a` and for `steps` rows of `b`.
+    let Operands { steps, a, ld, b, c, ldc } = operands;
+    // SAFETY: the caller vouches for these rows and `steps` columns of `a`, for `steps` rows of `b` and for C.
     unsafe {
-        let mut sums = [[acc[0][0]; W]; R];
-        for r in 0..R {
-            for w in 0..W {
-                sums[r][w] = acc[r][w];
+        let (b, c) = (b.add(vector * LANES), c.add(row * ldc + vector * LANES));
+        let mut sums = [[K::splat(0.0); W]; R];
+        if ADD {
+            for (r, row) in sums.iter_mut().enumerate() {
+                for (w, sum) in row.iter_mut().enumerate() {
+                    *sum = K::load(c.add(r * ldc + w * LANES));
+                }
             }
         }
+        let a = a.add(if ROW_MAJOR { row * ld } else { row });
         for k in 0..steps {
             let mut panel = [sums[0][0]; W];
             for (w, vector) in panel.iter_mut().enumerate() {
@@ -105,30 +143,9 @@ unsafe fn strip<K: Kernel, const R: usize, const W: usize, const ROW_MAJOR: bool
                 }
             }
         }
-        for r in 0..R {
-            for w in 0..W {
-                acc[r][w] = sums[r][w];
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn tile<K: Kernel, const W: usize, const ROW_MAJOR: bool>(
-    steps: usize,
-    a: *const u32,
-    ld: usize,
-    b: *const u32,
-    acc: &mut [Row<K>; ROWS],
-) {
-    // SAFETY: as in `strip`, for all rows.
-    unsafe {
-        if K::STRIP == ROWS {
-            strip::<K, ROWS, W, ROW_MAJOR>(steps, a, ld, b, acc);
-        } else {
-            for r in (0..ROWS).step_by(2) {
-                let a = a.add(if ROW_MAJOR { r * ld } else { r });
-                strip::<K, 2, W, ROW_MAJOR>(steps, a, ld, b, &mut acc[r..r + 2]);
+        for (r, row) in sums.iter().enumerate() {
+            for (w, sum) in row.iter().enumerate() {
+                K::store(c.add(r * ldc + w * LANES), *sum);
             }
         }
     }
@@ -145,11 +162,11 @@ pub(super) unsafe fn product<K: Kernel>(
     ld: usize,
     b: *const u32,
 ) -> [Row<K>; ROWS] {
-    // SAFETY: passed on.
+    // SAFETY: passed on; `c` has 8 rows of two vectors.
     unsafe {
-        let mut acc = [[K::splat(0.0); 2]; ROWS];
-        tile::<K, 2, true>(steps, a, ld, b, &mut acc);
-        acc
+        let mut c = [[K::splat(0.0); 2]; ROWS];
+        K::tile::<2, true, false>(Operands { steps, a, ld, b, c: c.as_mut_ptr().cast(), ldc: COLS });
+        c
     }
 }
 
@@ -168,28 +185,15 @@ pub(super) unsafe fn accumulate<K: Kernel>(
     ldc: usize,
     cols: usize,
 ) {
+    let (Left::RowMajor { ld } | Left::ColMajor { ld }) = left;
+    let operands = Operands { steps, a, ld, b, c, ldc };
     // SAFETY: passed on; the second vector of a row is touched only if it has columns.
     unsafe {
-        let wide = cols > LANES;
-        let zero = K::splat(0.0);
-        let mut acc = [[zero; 2]; ROWS];
-        for (r, row) in acc.iter_mut().enumerate() {
-            row[0] = K::load(c.add(r * ldc));
-            if wide {
-                row[1] = K::load(c.add(r * ldc + LANES));
-            }
-        }
-        match (left, wide) {
-            (Left::RowMajor { ld }, true) => tile::<K, 2, true>(steps, a, ld, b, &mut acc),
-            (Left::RowMajor { ld }, false) => tile::<K, 1, true>(steps, a, ld, b, &mut acc),
-            (Left::ColMajor { ld }, true) => tile::<K, 2, false>(steps, a, ld, b, &mut acc),
-            (Left::ColMajor { ld }, false) => tile::<K, 1, false>(steps, a, ld, b, &mut acc),
-        }
-        for (r, row) in acc.iter().enumerate() {
-            K::store(c.add(r * ldc), row[0]);
-            if wide {
-                K::store(c.add(r * ldc + LANES), row[1]);
-            }
+        match (left, cols > LANES) {
+            (Left::RowMajor { .. }, true) => K::tile::<2, true, true>(operands),
+            (Left::RowMajor { .. }, false) => K::tile::<1, true, true>(operands),
+            (Left::ColMajor { .. }, true) => K::tile::<2, false, true>(operands),
+            (Left::ColMajor { .. }, false) => K::tile::<1, false, true>(operands),
         }
     }
 }
@@ -207,7 +211,8 @@ pub(super) trait Task {
 pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
     #[cfg(target_arch = "x86_64")]
     {
-        use super::tile_x86::{Avx512, Avx512Bf16};
+        use super::tile_avx2::Avx2;
+        use super::tile_avx512::{Avx512, Avx512Bf16};
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
         unsafe fn avx512bf16(task: impl Task) {
             // SAFETY: the features are enabled here.
@@ -221,7 +226,7 @@ pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2(task: impl Task) {
             // SAFETY: the features are enabled here.
-            unsafe { task.run::<Lanes<true>>() }
+            unsafe { task.run::<Avx2>() }
         }
         match isa.path() {
             // SAFETY: an `Isa` with this path exists only if the CPU was found to have its features.
@@ -234,7 +239,7 @@ pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
         }
     }
     // SAFETY: plain Rust.
-    unsafe { task.run::<Lanes<false>>() }
+    unsafe { task.run::<Lanes>() }
 }
 
 /// Elements of a unit in the kernel that [`dispatch`] picks.
@@ -242,9 +247,9 @@ pub(super) fn pair<T: Float>(isa: Isa) -> usize {
     if isa.path() == Path::Avx512Bf16 && T::DTYPE == DType::BF16 { 2 } else { 1 }
 }
 
-/// Lanes in plain Rust, for LLVM to vectorise; `FMA` where the instruction set has it.
+/// Lanes in plain Rust, for LLVM to vectorise.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes<const FMA: bool>;
+pub(super) struct Lanes;
 
 type A16 = [f32; LANES];
 
@@ -259,7 +264,7 @@ macro_rules! lanes {
     }};
 }
 
-impl<const FMA: bool> Kernel for Lanes<FMA> {
+impl Kernel for Lanes {
     type V = A16;
     const PAIR: usize = 1;
     const STRIP: usize = 2;
@@ -292,7 +297,7 @@ impl<const FMA: bool> Kernel for Lanes<FMA> {
     }
     #[inline(always)]
     unsafe fn fma(a: A16, b: A16, c: A16) -> A16 {
-        lanes!(i => if FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        lanes!(i => a[i] * b[i] + c[i])
     }
     #[inline(always)]
     unsafe fn max(a: A16, b: A16) -> A16 {

@@ -226,7 +226,7 @@ pub(super) fn run<T: Float, C: Float>(
                                 };
                                 match C::DTYPE {
                                     DType::F32 => micro.tile(&tile),
-                                    DType::BF16 if micro.writes_bf16() => {
+                                    DType::BF16 if micro.writes_bf16 => {
                                         tile.c = Out::Bf16(c.cast());
                                         micro.tile(&tile);
                                     }

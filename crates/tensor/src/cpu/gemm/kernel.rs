@@ -57,6 +57,8 @@ pub(crate) struct Micro {
     pub(crate) a_width: usize,
     /// Whether a word is a pair of bf16.
     pub(crate) pairs: bool,
+    /// Whether [`Out::Bf16`] is allowed.
+    pub(crate) writes_bf16: bool,
     run: unsafe fn(&Tile),
 }
 
@@ -65,27 +67,46 @@ impl Micro {
     pub(crate) fn of(isa: Isa, dtype: DType) -> Micro {
         match (isa.path(), dtype) {
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx512Bf16, DType::BF16) => {
-                Micro { mr: 14, nr: 32, a_width: 16, pairs: true, run: kernel_avx512::bf16_tile }
-            }
+            (Path::Avx512Bf16, DType::BF16) => Micro {
+                mr: 14,
+                nr: 32,
+                a_width: 16,
+                pairs: true,
+                writes_bf16: true,
+                run: kernel_avx512::bf16_tile,
+            },
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx512 | Path::Avx512Bf16, _) => {
-                Micro { mr: 14, nr: 32, a_width: 16, pairs: false, run: kernel_avx512::f32_tile }
-            }
+            (Path::Avx512 | Path::Avx512Bf16, _) => Micro {
+                mr: 14,
+                nr: 32,
+                a_width: 16,
+                pairs: false,
+                writes_bf16: false,
+                run: kernel_avx512::f32_tile,
+            },
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx2, _) => Micro { mr: 6, nr: 16, a_width: 8, pairs: false, run: kernel_avx2::f32_tile },
-            _ => Micro { mr: 4, nr: 8, a_width: 4, pairs: false, run: kernel_portable::f32_tile },
+            (Path::Avx2, _) => Micro {
+                mr: 6,
+                nr: 16,
+                a_width: 8,
+                pairs: false,
+                writes_bf16: true,
+                run: kernel_avx2::f32_tile,
+            },
+            _ => Micro {
+                mr: 4,
+                nr: 8,
+                a_width: 4,
+                pairs: false,
+                writes_bf16: false,
+                run: kernel_portable::f32_tile,
+            },
         }
     }
 
     /// Words that hold `k` elements.
     pub(crate) fn steps(&self, k: usize) -> usize {
         if self.pairs { k.div_ceil(2) } else { k }
-    }
-
-    /// Whether [`Out::Bf16`] is allowed.
-    pub(crate) fn writes_bf16(&self) -> bool {
-        self.pairs
     }
 
     /// Computes one tile. Each element of C is one chain of additions in the order of K, starting at zero; with

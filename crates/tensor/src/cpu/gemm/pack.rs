@@ -274,6 +274,9 @@ fn portable_transpose<const L: usize>(block: &mut [[u32; L]; L]) {
 }
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use x86::transpose8;
+
+#[cfg(target_arch = "x86_64")]
 mod x86 {
     //! The same body with vector transposes.
 
@@ -355,9 +358,12 @@ mod x86 {
         }
     }
 
+    /// The transpose of 8 x 8 words.
+    ///
+    /// # Safety
     /// Inlined into functions with AVX2, so that the block stays in registers.
     #[inline(always)]
-    unsafe fn transpose8(block: &mut [[u32; 8]; 8]) {
+    pub(crate) unsafe fn transpose8(block: &mut [[u32; 8]; 8]) {
         // SAFETY: the callers have the instructions; arrays and vectors have the same size and plain bits.
         unsafe {
             let x: [__m256i; 8] = transmute(*block);

@@ -195,6 +195,25 @@ fn infinities_and_nans_arrive() {
 }
 
 #[test]
+fn bf16_results_are_the_f32_sums_rounded_once() {
+    for isa in Isa::available() {
+        let cpu = Cpu { isa, par: Par::solo() };
+        let (m, n, k) = (23, 41, 64);
+        let a = Matrix::<bf16>::new(m, k, false, 0, 1);
+        let b = Matrix::<bf16>::new(k, n, true, 0, 2);
+        let wide = product(&cpu, &a, &b, &Matrix::<f32>::new(m, n, false, 3, 3), Store::Overwrite);
+        let got = product(&cpu, &a, &b, &Matrix::<bf16>::new(m, n, false, 3, 3), Store::Overwrite);
+        // The sums have so few digits that some lie between two neighbours in bf16.
+        let tie = |x: f32| x.to_bits() & 0xffff == 0x8000;
+        assert!((0..m).any(|r| (0..n).any(|j| tie(wide.at(r, j) as f32))));
+        for (r, j) in (0..m).flat_map(|r| (0..n).map(move |j| (r, j))) {
+            let rounded = f64::from(bf16::from_f32(wide.at(r, j) as f32).to_f32());
+            assert_eq!(got.at(r, j), rounded, "{} at {r}, {j}", isa.path());
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "reaches beyond its data")]
 fn short_data_is_refused() {
     let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
