@@ -256,7 +256,7 @@ impl DeepSpeedConfig {
     /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
     fn with_defaults(&self) -> DeepSpeedConfig {
         let mut config = self.clone();
-        match (self.word("scheduler.type"), self.word(PEAK).is_some()) {
+        match (self.word("scheduler.type"), self.node(PEAK).is_some()) {
             (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
             // The other schedule takes the optimizer's rate.
             (Some(("WarmupDecayLR", place)), false) => {
@@ -307,6 +307,11 @@ impl DeepSpeedConfig {
     }
 
     fn word(&self, path: &str) -> Option<(&str, &Place)> {
+        self.node(path).and_then(|node| Some((word_of(node)?, &node.place)))
+    }
+
+    /// What is written there, if it is not null.
+    fn node(&self, path: &str) -> Option<&Node> {
         let mut names = path.split('.');
         let first = names.next()?;
         let mut node = &self.fields.iter().find(|field| field.name == first)?.value;
@@ -314,7 +319,7 @@ impl DeepSpeedConfig {
             let Data::Map(pairs) = &node.data else { return None };
             node = &pairs.iter().find(|(key, _)| word_of(key) == Some(name))?.1;
         }
-        if node.is_null() { None } else { Some((word_of(node)?, &node.place)) }
+        (!node.is_null()).then_some(node)
     }
 
     fn node_mut(&mut self, path: &str) -> Option<&mut Node> {
