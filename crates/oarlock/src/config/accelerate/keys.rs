@@ -12,7 +12,7 @@ const FP8: Status = NoEffect("a training of ours computes in f32, bf16 or f16");
 const MEGATRON: Status = NoEffect("ranks of a training of ours are data parallel");
 const AWS: Status = Later("it starts processes on this machine, not in SageMaker");
 const MPI: Status = Later(
-    "without MPI: start `accelerate launch --machine_rank N` on each machine; ranks of one machine need nothing further",
+    "start it with `mpirun -n RANKS --hostfile FILE`; a training of ours then needs a build with `--features mpi`",
 );
 
 const PRECISIONS: Kind = Choice(&["no", "fp16", "bf16", "fp8"]);

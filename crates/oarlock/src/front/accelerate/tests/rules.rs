@@ -118,8 +118,8 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--cpu --mpirun_hostfile h env.py",
-            "the command line: `mpirun_hostfile: h` is not supported yet (without MPI: start `accelerate launch \
-             --machine_rank N` on each machine; ranks of one machine need nothing further)",
+            "the command line: `mpirun_hostfile: h` is not supported yet (start it with `mpirun -n RANKS \
+             --hostfile FILE`; a training of ours then needs a build with `--features mpi`)",
         ),
         (
             "",
