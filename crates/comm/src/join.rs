@@ -21,7 +21,7 @@ pub enum Way {
 pub const HAS_MPI: bool = cfg!(feature = "mpi");
 
 impl Launched {
-    /// How the ranks of this world meet: as [`TRANSPORT`] says, else in shared memory where one machine has them all, else
+    /// How the ranks of this world meet: as `OARLOCK_TRANSPORT` says, else in shared memory where one machine has them all, else
     /// through MPI.
     ///
     /// # Errors
