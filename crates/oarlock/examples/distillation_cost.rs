@@ -4,7 +4,6 @@
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/release/examples/distillation_cost student-stage=2 [key=value ..]`
 //! with the keys gather, dtype, threads, warmup, steps, batch, seq, student-hidden, student-layers, teacher-hidden, teacher-layers
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use oarlock::deepspeed;
@@ -19,48 +18,22 @@ use serde_json::json;
 #[allow(dead_code)]
 mod distillation;
 
+mod settings;
+
+use settings::Settings;
+
 const N_VOCAB: usize = 6400;
 
-/// What the command line says, with defaults for the rest.
-struct Settings(HashMap<String, String>);
-
-impl Settings {
-    fn read() -> Result<Settings> {
-        let pairs = std::env::args().skip(1).map(|argument| match argument.split_once('=') {
-            Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
-            None => Err(Error::Usage(format!("\"{argument}\" is not of the form key=value"))),
-        });
-        Ok(Settings(pairs.collect::<Result<_>>()?))
-    }
-
-    fn word<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
-        self.0.get(key).map_or(default, String::as_str)
-    }
-
-    fn number(&self, key: &str, default: usize) -> Result<usize> {
-        let Some(value) = self.0.get(key) else { return Ok(default) };
-        value.parse().map_err(|_| Error::Usage(format!("{key}={value}: give a number")))
-    }
-
-    fn dtype(&self) -> Result<Option<DType>> {
-        match self.word("dtype", "f32") {
-            "f32" => Ok(None),
-            "bf16" => Ok(Some(DType::BF16)),
-            other => Err(Error::Usage(format!("dtype={other}: give f32 or bf16"))),
-        }
-    }
-
-    fn model(&self, who: &str, hidden: usize, layers: usize, seq: usize) -> Result<Decoder> {
-        let hidden = self.number(&format!("{who}-hidden"), hidden)?;
-        let layers = self.number(&format!("{who}-layers"), layers)?;
-        let config = DecoderConfig {
-            intermediate_size: hidden * 11 / 4,
-            n_kv_heads: (hidden / 256).max(1),
-            tie_embeddings: true,
-            ..DecoderConfig::llama(N_VOCAB, hidden, layers, 1024)
-        };
-        Decoder::new(config, seq)
-    }
+fn model(settings: &Settings, who: &str, hidden: usize, layers: usize, seq: usize) -> Result<Decoder> {
+    let hidden = settings.number(&format!("{who}-hidden"), hidden)?;
+    let layers = settings.number(&format!("{who}-layers"), layers)?;
+    let config = DecoderConfig {
+        intermediate_size: hidden * 11 / 4,
+        n_kv_heads: (hidden / 256).max(1),
+        tie_embeddings: true,
+        ..DecoderConfig::llama(N_VOCAB, hidden, layers, 1024)
+    };
+    Decoder::new(config, seq)
 }
 
 fn plugin(stage: usize, batch: usize) -> Result<DeepSpeedPlugin> {
@@ -86,7 +59,7 @@ fn main() -> Result<()> {
     let student_plugin = plugin(settings.number("student-stage", 2)?, batch)?;
     let accelerator = Accelerator::new(&AcceleratorConfig {
         shard: Options { gather, ..Options::default() },
-        mixed_precision: settings.dtype()?,
+        mixed_precision: Some(settings.dtype()?).filter(|dtype| *dtype != DType::F32),
         threads: Some(settings.number("threads", 1)?),
         deepspeed_plugins: vec![
             ("student".to_owned(), student_plugin),
@@ -94,11 +67,11 @@ fn main() -> Result<()> {
         ],
         ..AcceleratorConfig::default()
     })?;
-    let student = settings.model("student", 256, 4, seq)?;
+    let student = model(&settings, "student", 256, 4, seq)?;
     let optimizer = optim::adamw(&student);
     let (student, optimizer) = accelerator.prepare((student, optimizer))?;
     accelerator.select_deepspeed_plugin("teacher")?;
-    let teacher = accelerator.prepare(settings.model("teacher", 512, 8, seq)?)?;
+    let teacher = accelerator.prepare(model(&settings, "teacher", 512, 8, seq)?)?;
     let rank = accelerator.process_index();
     for step in 0..warmup + steps {
         let token = |i: usize| ((i * 7919 + rank * 31 + step) * 104_729 % N_VOCAB) as i32;

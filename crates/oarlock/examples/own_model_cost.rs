@@ -4,7 +4,6 @@
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/release/examples/own_model_cost model=gpt [key=value ..]`
 //! with model=gpt|decoder|trainer and the keys dtype, threads, warmup, steps, batch, seq, hidden, layers, profile
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,13 +13,16 @@ use oarlock::nn::{
     RopeScaling, RopeStyle, Unit,
 };
 use oarlock::{
-    Accelerator, AcceleratorConfig, Batch, DType, Error, OptimizerConfig, Options, Result, SeededInit,
-    Tensor, optim,
+    Accelerator, AcceleratorConfig, Batch, Error, OptimizerConfig, Options, Result, SeededInit, Tensor, optim,
 };
 
 #[path = "throughput.rs"]
 #[allow(dead_code)]
 mod throughput;
+
+mod settings;
+
+use settings::Settings;
 
 const N_VOCAB: usize = 6400;
 const MAX_GRAD_NORM: f64 = 1.0;
@@ -99,36 +101,6 @@ fn decoder(dim: usize, n_layers: usize, seq: usize) -> Result<Decoder> {
         ..DecoderConfig::llama(N_VOCAB, dim, n_layers, 1024)
     };
     Decoder::new(config, seq)
-}
-
-/// What the command line says, with defaults for the rest.
-struct Settings(HashMap<String, String>);
-
-impl Settings {
-    fn read() -> Result<Settings> {
-        let pairs = std::env::args().skip(1).map(|argument| match argument.split_once('=') {
-            Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
-            None => Err(Error::Usage(format!("\"{argument}\" is not of the form key=value"))),
-        });
-        Ok(Settings(pairs.collect::<Result<_>>()?))
-    }
-
-    fn word<'a>(&'a self, key: &str, default: &'a str) -> &'a str {
-        self.0.get(key).map_or(default, String::as_str)
-    }
-
-    fn number(&self, key: &str, default: usize) -> Result<usize> {
-        let Some(value) = self.0.get(key) else { return Ok(default) };
-        value.parse().map_err(|_| Error::Usage(format!("{key}={value}: give a number")))
-    }
-
-    fn dtype(&self) -> Result<DType> {
-        match self.word("dtype", "f32") {
-            "f32" => Ok(DType::F32),
-            "bf16" => Ok(DType::BF16),
-            other => Err(Error::Usage(format!("dtype={other}: give f32 or bf16"))),
-        }
-    }
 }
 
 /// The tokens of a rank: inputs, and what follows each.
