@@ -13,7 +13,8 @@ use oarlock::nn::{
     RopeScaling, RopeStyle, Unit,
 };
 use oarlock::{
-    Accelerator, AcceleratorConfig, Batch, Error, OptimizerConfig, Options, Result, SeededInit, Tensor, optim,
+    Accelerator, AcceleratorConfig, Batch, Error, Loss, OptimizerConfig, Options, PreparedOptimizer, Result,
+    SeededInit, Tensor, optim,
 };
 
 #[path = "throughput.rs"]
@@ -123,33 +124,25 @@ fn main() -> Result<()> {
     let token = |i: usize| ((i * 7919 + accelerator.process_index() * 31) * 104_729 % N_VOCAB) as i32;
     let n = rows * len;
     let tokens = Tokens { ids: (0..n).map(token).collect(), labels: (1..=n).map(token).collect(), rows, len };
+    let ids = Tensor::from_slice(&tokens.ids, [rows, len], accelerator.device())?;
+    let labels = Tensor::from_slice(&tokens.labels, [rows, len], accelerator.device())?;
     match settings.word("model", "gpt") {
         "gpt" => {
             let model = gpt(dim, layers, len)?;
             let optimizer = optim::adamw(&model).lr(LR);
             let (model, optimizer) = accelerator.prepare((model, optimizer))?;
-            let ids = Tensor::from_slice(&tokens.ids, [rows, len], accelerator.device())?;
-            let labels = Tensor::from_slice(&tokens.labels, [rows, len], accelerator.device())?;
             timed(&accelerator, &settings, || {
                 let loss = nn::cross_entropy(&model.forward(&ids)?, &labels)?;
-                accelerator.backward(&loss)?;
-                accelerator.clip_grad_norm(&optimizer, MAX_GRAD_NORM)?;
-                optimizer.step()?;
-                optimizer.zero_grad()
+                update(&accelerator, &optimizer, &loss)
             })
         }
         "decoder" => {
             let model = decoder(dim, layers, len)?;
             let optimizer = optim::adamw(&model).lr(LR);
             let (model, optimizer) = accelerator.prepare((model, optimizer))?;
-            let ids = Tensor::from_slice(&tokens.ids, [rows, len], accelerator.device())?;
-            let labels = Tensor::from_slice(&tokens.labels, [rows, len], accelerator.device())?;
             timed(&accelerator, &settings, || {
                 let loss = model.loss(&ids, |model, ids| model.loss(ids, &labels, &Mask::Causal))?;
-                accelerator.backward(&loss)?;
-                accelerator.clip_grad_norm(&optimizer, MAX_GRAD_NORM)?;
-                optimizer.step()?;
-                optimizer.zero_grad()
+                update(&accelerator, &optimizer, &loss)
             })
         }
         "trainer" => {
@@ -175,6 +168,14 @@ fn main() -> Result<()> {
         }
         other => Err(Error::Usage(format!("model={other}: give gpt, decoder or trainer"))),
     }
+}
+
+/// What follows the forward pass in a loop of one's own.
+fn update(accelerator: &Accelerator, optimizer: &PreparedOptimizer, loss: &impl Loss) -> Result<()> {
+    accelerator.backward(loss)?;
+    accelerator.clip_grad_norm(optimizer, MAX_GRAD_NORM)?;
+    optimizer.step()?;
+    optimizer.zero_grad()
 }
 
 /// Runs the steps and tells the seconds of each after the warm-up, from barrier to barrier.
