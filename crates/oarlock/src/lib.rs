@@ -179,12 +179,12 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin,
-    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation,
-    GradientState, HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
-    Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler,
-    ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize, Stateful,
-    Tracker, TrackerOptions, WandbRun,
+    Accelerator, AcceleratorConfig, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin, DevicePlacement,
+    DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation, GradientState,
+    HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan, Prepare,
+    Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig, ProfileSchedule,
+    Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize,
+    Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;
@@ -192,7 +192,6 @@ pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
-pub use train::{Optimizer, OptimizerConfig};
 
 /// The Rust code of the pages for newcomers, compiled by `cargo test`.
 #[cfg(doctest)]
