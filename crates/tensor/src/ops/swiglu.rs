@@ -26,9 +26,11 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 fn forward(gate: &Tensor, up: &Tensor, what: &'static str, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
-    gate.device().run(name, 0, 3 * gate.len_bytes() as u64, |cpu| {
-        with_float!(gate.dtype(), "swiglu", T => {
-            glu::swiglu_forward(cpu, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
+    let mut launch = gate.device().launch(name, 0, 3 * gate.len_bytes() as u64);
+    with_float!(gate.dtype(), "swiglu", T => {
+        let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            glu::swiglu_forward(cpu, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;
@@ -47,12 +49,13 @@ impl Function for SwigluBackward {
         let device = gate.device().clone();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
         let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
-        device.run("swiglu backward", 0, 5 * gate.len_bytes() as u64, |cpu| {
-            with_float!(gate.dtype(), "swiglu", T => {
-                glu::swiglu_backward(
-                    cpu, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,
-                    d_gate.slice_mut::<T>()?, d_up.slice_mut::<T>()?,
-                );
+        let mut launch = device.launch("swiglu backward", 0, 5 * gate.len_bytes() as u64);
+        with_float!(gate.dtype(), "swiglu", T => {
+            let (gate, up, dy) = (launch.read::<T>(&gate)?, launch.read::<T>(&up)?, launch.read::<T>(&dy)?);
+            let (d_gate, d_up) = (launch.write::<T>(&mut d_gate)?, launch.write::<T>(&mut d_up)?);
+            launch.run(move |cpu| {
+                let (d_gate, d_up) = (d_gate.slice(cpu), d_up.slice(cpu));
+                glu::swiglu_backward(cpu, gate.slice(cpu), up.slice(cpu), dy.slice(cpu), d_gate, d_up);
                 Ok(())
             })
         })?;
