@@ -178,7 +178,11 @@ impl<'d> Launch<'d> {
         let len = span.bytes / size_of::<T>();
         let Some(ptr) = span.ptr else {
             // A dry device runs no kernel; a real one has memory behind each span.
-            return if self.device.is_dry() { Ok((NonNull::dangling(), len, access)) } else { Err(Error::Dry) };
+            return if self.device.is_dry() {
+                Ok((NonNull::dangling(), len, access))
+            } else {
+                Err(Error::Dry)
+            };
         };
         debug_assert!(ptr.cast::<T>().is_aligned() && span.bytes.is_multiple_of(size_of::<T>()));
         if let Some(queue) = self.queue {
@@ -259,7 +263,11 @@ impl<'d> Launch<'d> {
     }
 
     /// Overwrites the words `range` of a tensor.
-    pub fn write_words_at<W: Pod>(&mut self, tensor: &mut Tensor, range: &Range<usize>) -> Result<ViewMut<W>> {
+    pub fn write_words_at<W: Pod>(
+        &mut self,
+        tensor: &mut Tensor,
+        range: &Range<usize>,
+    ) -> Result<ViewMut<W>> {
         self.view_mut(tensor.span_mut()?.elements::<W>(range)?, Mode::Write)
     }
 

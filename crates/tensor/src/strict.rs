@@ -19,6 +19,9 @@ use crate::error::{Error, Result};
 use crate::launch::{Mode, Running};
 use crate::profile::Profile;
 
+#[cfg(test)]
+mod tests;
+
 /// What a launch does on a CPU.
 type Kernel = Box<dyn FnOnce(&Running<'_>) -> Result<()> + Send>;
 
@@ -226,7 +229,9 @@ impl Queue {
         for (index, access) in accesses.iter().enumerate() {
             let twice = |other: &Access| other.conflicts(&access.range(), access.mode != Mode::Read);
             if accesses[..index].iter().any(twice) {
-                return Err(Error::Usage(format!("{name}: it writes memory that it also declares otherwise")));
+                return Err(Error::Usage(format!(
+                    "{name}: it writes memory that it also declares otherwise"
+                )));
             }
         }
         let mut state = self.state();

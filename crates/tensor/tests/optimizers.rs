@@ -1,10 +1,10 @@
 //! Optimizers through the public door: golden values of torch and DeepSpeed, zero gradients, runs, and wrong parts.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::transfer;
 use oarlock_tensor::ops::optimizer::{
     AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
 };
+use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
 
 type Golden = (&'static str, &'static [usize], &'static [f32]);

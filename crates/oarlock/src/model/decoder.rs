@@ -279,7 +279,9 @@ impl Mlp {
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?))
+        self.latency.time(|| {
+            ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, ops::Activation::Silu)
+        })
     }
 
     fn project_down(&self, activated: &Tensor) -> Result<Tensor> {

@@ -201,8 +201,10 @@ fn chunks<T: Float>(
         let (x_rows, w_all) = (launch.read_at::<T>(x, &span)?, launch.read::<T>(w)?);
         let out = launch.write_at::<f32>(&mut logits, &(0..rows * vocab))?;
         launch.run(move |cpu| {
-            let w = MatRef { data: w_all.slice(cpu), rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let (x, out) = (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
+            let w =
+                MatRef { data: w_all.slice(cpu), rows: dim, cols: vocab, row_stride: dim, transposed: true };
+            let (x, out) =
+                (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
             gemm::gemm(cpu, x, w, out, Store::Overwrite, scratch.slice(cpu));
             Ok(())
         })?;
@@ -256,8 +258,15 @@ fn chunks<T: Float>(
             let store = if first == 0 { slot.store } else { Store::Add };
             let out = launch.grad_as(slot, store)?;
             launch.run(move |cpu| {
-                let d = MatRef { data: d.slice(cpu), rows: vocab, cols: rows, row_stride: vocab, transposed: true };
-                let (x, out) = (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), vocab, dim));
+                let d = MatRef {
+                    data: d.slice(cpu),
+                    rows: vocab,
+                    cols: rows,
+                    row_stride: vocab,
+                    transposed: true,
+                };
+                let (x, out) =
+                    (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), vocab, dim));
                 gemm::gemm(cpu, d, x, out, store, scratch.slice(cpu));
                 Ok(())
             })?;

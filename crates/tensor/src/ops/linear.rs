@@ -89,7 +89,8 @@ impl Linear {
         let w = self.weight.weight()?;
         check_dtype("linear", x, &w)?;
         let bias = self.bias.as_ref().map(Param::weight).transpose()?;
-        let mut y = Tensor::uninit(x.shape().with_last(self.sizes.n_out)?, x.dtype(), x.device(), "activation")?;
+        let mut y =
+            Tensor::uninit(x.shape().with_last(self.sizes.n_out)?, x.dtype(), x.device(), "activation")?;
         let n_rows = x.shape().n_rows();
         let sizes = [n_rows, self.sizes.n_out, self.sizes.n_in];
         let (mut launch, scratch) = product(x.device(), "linear forward", x.dtype(), sizes)?;
@@ -128,8 +129,7 @@ impl Function for LinearBackward {
                 WeightLayout::OutIn => (&dy, &x, n_out, n_in),
                 WeightLayout::InOut => (&x, &dy, n_in, n_out),
             };
-            let (mut launch, scratch) =
-                product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows])?;
+            let (mut launch, scratch) = product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows])?;
             with_float!(dy.dtype(), "linear", T => {
                 let (left, right) = (launch.read::<T>(left)?, launch.read::<T>(right)?);
                 let (store, out) = (slot.store, launch.grad(&mut slot)?);

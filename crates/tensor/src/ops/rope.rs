@@ -55,7 +55,13 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     Ok(y)
 }
 
-fn turn(x: &Tensor, table: &Arc<Rope>, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
+fn turn(
+    x: &Tensor,
+    table: &Arc<Rope>,
+    first: usize,
+    rotation: Rotation,
+    name: &'static str,
+) -> Result<Tensor> {
     let mut y = x.copied("activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };

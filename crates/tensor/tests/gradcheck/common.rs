@@ -319,7 +319,13 @@ impl Case {
                 if isa == Isa::detect() {
                     for device in [Device::strict, Device::staging] {
                         let device = device(isa, Par::threads(2).unwrap());
-                        assert_eq!(self.run(&device, dtype, TRAINED), got, "{}: {}", self.name, device.describe());
+                        assert_eq!(
+                            self.run(&device, dtype, TRAINED),
+                            got,
+                            "{}: {}",
+                            self.name,
+                            device.describe()
+                        );
                         let twice = self.run(&device, dtype, used_twice);
                         assert_eq!(twice, again, "{}: {}, used twice", self.name, device.describe());
                         device.synchronize().unwrap();
