@@ -8,10 +8,9 @@ use crate::cpu::gemm::{self, MatMut, MatRef};
 use crate::cpu::{Store, cross_entropy};
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
-use crate::flat::FlatBuffer;
-use crate::launch::Mode;
 use crate::ops::linear::product;
-use crate::ops::{WeightLayout, check_dtype, linear, transfer, with_float, wrong_shape};
+use crate::ops::transfer::DeviceF64;
+use crate::ops::{WeightLayout, check_dtype, linear, with_float, wrong_shape};
 use crate::param::{GradSlot, Param};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -27,8 +26,8 @@ const CHUNK_ELEMS: usize = 1 << 22;
 pub struct HeadLoss {
     /// The sum over all targets: a scalar f32 on the tape.
     pub loss: Tensor,
-    /// The same sum with all its digits: an f64 on the device.
-    sum: FlatBuffer,
+    /// The same sum with all its digits.
+    pub exact: DeviceF64,
     /// The number of targets: labels that are not [`IGNORE_INDEX`].
     pub n_targets: usize,
 }
@@ -44,7 +43,7 @@ impl HeadLoss {
     /// # Errors
     /// On a dry device, and what a launch met that made it.
     pub fn sum(&self) -> Result<f64> {
-        transfer::read_with::<f64, _>(&self.sum, 0..1, |sum| sum[0])
+        self.exact.read()
     }
 }
 
@@ -76,14 +75,14 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss
         false => labels.to_vec::<i32>()?.iter().filter(|&&label| label != IGNORE_INDEX).count(),
     };
     let scale = seed.map(|seed| Scale { factor: seed, upstream: None });
-    let (loss, sum) = run(x, weight, labels, scale, dx.as_mut())?;
-    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, sum, n_targets }) };
+    let (loss, exact) = run(x, weight, labels, scale, dx.as_mut())?;
+    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, exact, n_targets }) };
     let again = match seed {
         Some(_) => None,
         None => Some((recorder.save(x), labels.detach())),
     };
     let [loss] = recorder.finish([loss], HeadBackward { weight: weight.clone(), seed, dx, again });
-    Ok(HeadLoss { loss, sum, n_targets })
+    Ok(HeadLoss { loss, exact, n_targets })
 }
 
 /// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`; for generation and for losses of one's own.
@@ -146,15 +145,15 @@ fn run(
     labels: &Tensor,
     scale: Option<Scale>,
     dx: Option<&mut Tensor>,
-) -> Result<(Tensor, FlatBuffer)> {
+) -> Result<(Tensor, DeviceF64)> {
     let w = weight.weight()?;
     check_dtype("head_loss", x, &w)?;
     let slot = if scale.is_some() { weight.grad()? } else { None };
-    let sum = FlatBuffer::pooled(x.device(), size_of::<f64>(), "losses")?;
+    let sum = DeviceF64::zero(x.device(), "losses")?;
     with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels, scale.as_ref(), dx, slot, &sum))?;
     let mut loss = Tensor::uninit([], DType::F32, x.device(), "tensor")?;
     let mut launch = x.device().quiet_launch("head_loss");
-    let (from, to) = (launch.read_flat::<f64>(&sum.read()?, &(0..1))?, launch.write::<f32>(&mut loss)?);
+    let (from, to) = (sum.view(&mut launch)?, launch.write::<f32>(&mut loss)?);
     launch.run(move |cpu| {
         to.slice(cpu)[0] = from.slice(cpu)[0] as f32;
         Ok(())
@@ -169,7 +168,7 @@ fn chunks<T: Float>(
     scale: Option<&Scale>,
     mut dx: Option<&mut Tensor>,
     mut slot: Option<GradSlot>,
-    sum: &FlatBuffer,
+    sum: &DeviceF64,
 ) -> Result<()> {
     let device = x.device();
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
@@ -212,7 +211,7 @@ fn chunks<T: Float>(
         let mut launch = device.launch("cross entropy", 0, bytes);
         let losses = launch.scratch::<f32>(rows)?;
         let labels = launch.read_at::<i32>(labels, &(first..first + rows))?;
-        let sum = launch.write_flat::<f64>(&mut sum.write()?, &(0..1), Mode::Update)?;
+        let sum = sum.view_mut(&mut launch)?;
         let factor = scale.map(|scale| scale.factor);
         let upstream = scale.and_then(|scale| scale.upstream.as_ref());
         let upstream = upstream.map(|upstream| launch.read::<f32>(upstream)).transpose()?;

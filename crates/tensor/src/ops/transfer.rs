@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
-use crate::launch::{Mode, Span};
+use crate::launch::{Launch, Mode, Span, View, ViewMut};
 use crate::ops::optimizer::Part;
 use crate::ops::with_float;
 use crate::shape::IntoShape;
@@ -243,6 +243,35 @@ pub fn store(device: &Device, values: &[f32], to: &FlatBuffer, first: usize, dty
     with_float!(dtype, "store", T => {
         write_with::<T, _>(to, range, |to| elementwise::cast(device.host(), values, to))
     })
+}
+
+/// One f64 on a device: a sum with all its digits.
+#[derive(Clone, Debug)]
+pub struct DeviceF64(FlatBuffer);
+
+impl DeviceF64 {
+    /// Zero.
+    pub(crate) fn zero(device: &Device, what: &'static str) -> Result<DeviceF64> {
+        FlatBuffer::pooled(device, size_of::<f64>(), what).map(DeviceF64)
+    }
+
+    /// For a launch that reads it.
+    pub(crate) fn view(&self, launch: &mut Launch<'_>) -> Result<View<f64>> {
+        launch.read_flat(&self.0.read()?, &(0..1))
+    }
+
+    /// For a launch that adds to it.
+    pub(crate) fn view_mut(&self, launch: &mut Launch<'_>) -> Result<ViewMut<f64>> {
+        launch.write_flat(&mut self.0.write()?, &(0..1), Mode::Update)
+    }
+
+    /// The number, copied to the host.
+    ///
+    /// # Errors
+    /// [`Error::Dry`] on a dry device, and what a launch met that made it.
+    pub fn read(&self) -> Result<f64> {
+        read_with::<f64, _>(&self.0, 0..1, |value| value[0])
+    }
 }
 
 /// Fills a buffer with zeros.
