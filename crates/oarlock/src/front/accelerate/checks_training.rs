@@ -69,7 +69,7 @@ impl Run {
     fn steps(&mut self, n: usize) -> Result<Vec<f64>> {
         let mut losses = Vec::with_capacity(n);
         for _ in 0..n {
-            let window = self.sampler.window(self.position);
+            let window = self.sampler.step_rows(self.position);
             let batches: Vec<Batch> = window.micro_batches.iter().map(|rows| batch(rows)).collect();
             let n_targets = batches.iter().map(|batch| batch.n_targets as u64).sum();
             let (epoch, position) = (window.epoch, window.end);
