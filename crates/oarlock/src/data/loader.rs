@@ -1,7 +1,6 @@
 //! Batches, prepared ahead of time by one thread, from any position on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -76,65 +75,8 @@ impl StepBatches {
     }
 }
 
-/// The batches of a training run before they are divided among ranks. `Accelerator::prepare` makes the [`Loader`] of a
-/// rank of it, whose position checkpoints keep.
-#[derive(Clone, Debug)]
-pub struct TokenLoader {
-    /// The rows to train on.
-    pub rows: Arc<Rows>,
-    /// Chooses the order of each epoch.
-    pub seed: u64,
-    /// Whether an epoch has an order of its own; otherwise that of the files.
-    pub shuffle: bool,
-    /// Rows of one rank in one micro-batch.
-    pub batch_size: usize,
-    /// Micro-batches of a rank in one step.
-    pub accumulation: usize,
-}
-
-impl TokenLoader {
-    /// The part of rank `rank` of `world`.
-    pub fn sampler(&self, rank: usize, world: usize) -> Sampler {
-        Sampler {
-            len: self.rows.n_rows(),
-            seed: self.seed,
-            shuffle: self.shuffle,
-            world: world as u64,
-            rank: rank as u64,
-            micro_batch: self.batch_size as u64,
-            accumulation: self.accumulation as u64,
-        }
-    }
-}
-
-/// The samples consumed so far, over all epochs and ranks: where a loader goes on. Its handles share it.
-#[derive(Clone, Debug, Default)]
-pub struct ConsumedSamples(Arc<AtomicU64>);
-
-impl ConsumedSamples {
-    /// The number of samples.
-    pub fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    /// The next step begins there.
-    pub fn set(&self, position: u64) {
-        self.0.store(position, Relaxed);
-    }
-}
-
 /// Steps without end, one prepared while another is computed.
 pub struct Loader {
-    data: Arc<Rows>,
-    sampler: Sampler,
-    consumed: ConsumedSamples,
-    worker: Worker,
-}
-
-/// The thread that prepares steps.
-struct Worker {
-    /// The position of the step that comes next.
-    next: u64,
     ready: Receiver<StepBatches>,
     used: SyncSender<StepBatches>,
     /// Joined only to learn why it stopped; it ends by itself when the loader is gone.
@@ -152,49 +94,6 @@ impl Loader {
     pub fn new(data: Arc<Rows>, sampler: Sampler, position: u64) -> Result<Loader> {
         sampler.check()?;
         check_len(&data, &sampler)?;
-        let worker = Worker::start(data.clone(), sampler.clone(), position)?;
-        Ok(Loader { data, sampler, consumed: ConsumedSamples(Arc::new(AtomicU64::new(position))), worker })
-    }
-
-    /// Which rows each step has.
-    pub fn sampler(&self) -> &Sampler {
-        &self.sampler
-    }
-
-    /// Where the next step begins. A position that is set here counts from the next step on.
-    pub fn consumed_samples(&self) -> &ConsumedSamples {
-        &self.consumed
-    }
-
-    /// The next step.
-    ///
-    /// # Errors
-    /// When the thread that prepares it has died.
-    pub fn next_step(&mut self) -> Result<StepBatches> {
-        let position = self.consumed.get();
-        if position != self.worker.next {
-            self.worker = Worker::start(self.data.clone(), self.sampler.clone(), position)?;
-        }
-        let worker = &mut self.worker;
-        let step = worker.ready.recv().map_err(|_| {
-            let panic = worker.thread.take().and_then(|t| t.join().err());
-            let text = panic.as_ref().and_then(|p| p.downcast_ref::<String>().cloned());
-            Error::Loader(text.unwrap_or_else(|| "it gave no reason".into()))
-        })?;
-        worker.next = step.position;
-        self.consumed.set(step.position);
-        Ok(step)
-    }
-
-    /// Gives the memory of a step back, so that the next ones need none of their own.
-    pub fn give_back(&self, step: StepBatches) {
-        // A step too many is dropped, which is all that giving back can lose.
-        let _ = self.worker.used.try_send(step);
-    }
-}
-
-impl Worker {
-    fn start(data: Arc<Rows>, sampler: Sampler, position: u64) -> Result<Worker> {
         let (ready_in, ready) = sync_channel(N_AHEAD);
         let (used, used_out) = sync_channel::<StepBatches>(N_AHEAD + 1);
         let work = move || {
@@ -210,7 +109,25 @@ impl Worker {
         };
         let thread = std::thread::Builder::new().name("oarlock-loader".into()).spawn(work);
         let thread = thread.map_err(|e| Error::Loader(format!("it did not start: {e}")))?;
-        Ok(Worker { next: position, ready, used, thread: Some(thread) })
+        Ok(Loader { ready, used, thread: Some(thread) })
+    }
+
+    /// The next step.
+    ///
+    /// # Errors
+    /// When the thread that prepares it has died.
+    pub fn next_step(&mut self) -> Result<StepBatches> {
+        self.ready.recv().map_err(|_| {
+            let panic = self.thread.take().and_then(|t| t.join().err());
+            let text = panic.as_ref().and_then(|p| p.downcast_ref::<String>().cloned());
+            Error::Loader(text.unwrap_or_else(|| "it gave no reason".into()))
+        })
+    }
+
+    /// Gives the memory of a step back, so that the next ones need none of their own.
+    pub fn give_back(&self, step: StepBatches) {
+        // A step too many is dropped, which is all that giving back can lose.
+        let _ = self.used.try_send(step);
     }
 }
 

@@ -23,7 +23,7 @@ pub use cache::{Build, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
 pub use example::{Conversation, Example, Message, Pair};
-pub use loader::{Batch, ConsumedSamples, Loader, StepBatches, TokenLoader, eval_batches};
+pub use loader::{Batch, Loader, StepBatches, eval_batches};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
 pub use sampler::{Sampler, StepRows};
 pub use shards::{BatchSamplerShard, DistributedSampler};

@@ -37,7 +37,6 @@ mod prefetch;
 mod prepared;
 mod sampler;
 mod state;
-mod tokens;
 
 pub use batches::Batches;
 pub use collate::{Collate, Collator, Number, Stack};

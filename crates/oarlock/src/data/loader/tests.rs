@@ -54,21 +54,6 @@ fn a_run_resumes_anywhere() {
 }
 
 #[test]
-fn a_position_that_is_set_counts_from_the_next_step_on() {
-    let rows = rows(Packing::Concat, 8);
-    let settings = TokenLoader { rows: rows.clone(), seed: 5, shuffle: true, batch_size: 3, accumulation: 2 };
-    assert_eq!(settings.sampler(1, 2), sampler(&rows, 2, 1));
-    let mut loader = Loader::new(rows, settings.sampler(0, 1), 0).unwrap();
-    let first = loader.next_step().unwrap();
-    let second = loader.next_step().unwrap();
-    assert_eq!(loader.consumed_samples().get(), second.position);
-    loader.consumed_samples().set(first.position);
-    assert_eq!(loader.next_step().unwrap(), second);
-    loader.consumed_samples().set(0);
-    assert_eq!(loader.next_step().unwrap(), first);
-}
-
-#[test]
 fn ranks_agree_on_the_targets_of_a_step() {
     for packing in [Packing::ConcatDocuments, Packing::MiniMind] {
         let rows = rows(packing, 9);
