@@ -1,21 +1,21 @@
-//! What each rank was last doing, as others see it.
+//! The ledger: what each rank was last doing, as others see it.
 
 use std::fmt;
 
 use crate::call::Call;
 
-/// Where a rank stands in its life.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RankState {
     /// Has not joined yet.
     Absent,
-    /// Works.
+    /// Has joined, and its process is alive.
     Running,
     /// Is stopped by a signal (SIGSTOP, a debugger).
     Stopped,
-    /// Left in good order.
+    /// Has finished: no other rank waits for it.
     Finished,
-    /// Left without saying so.
+    /// Has left without finishing.
     Left,
     /// Its process has ended.
     Dead,
@@ -26,11 +26,11 @@ pub enum RankState {
 pub struct RankStatus {
     /// The rank.
     pub rank: usize,
-    /// Where it stands in its life.
+    /// Its state.
     pub state: RankState,
     /// Its process, once it has joined.
     pub pid: Option<u32>,
-    /// Its last note about itself.
+    /// What it last said that it is doing.
     pub phase: String,
     /// Its last collectives, oldest first.
     pub calls: Vec<Call>,
@@ -40,11 +40,11 @@ impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             RankState::Absent => "has not joined",
-            RankState::Running => "runs",
-            RankState::Stopped => "is stopped by a signal",
-            RankState::Finished => "has finished",
-            RankState::Left => "has left",
-            RankState::Dead => "is dead",
+            RankState::Running => "running",
+            RankState::Stopped => "stopped by a signal",
+            RankState::Finished => "finished",
+            RankState::Left => "left without finishing",
+            RankState::Dead => "dead",
         };
         write!(f, "rank {} ({state}", self.rank)?;
         if let Some(pid) = self.pid {
@@ -54,7 +54,7 @@ impl fmt::Display for RankStatus {
             write!(f, ", in {:?}", self.phase)?;
         }
         if let Some(call) = self.calls.last() {
-            write!(f, ", last {call}")?;
+            write!(f, ", last call: {}", call.without_rank())?;
         }
         f.write_str(")")
     }

@@ -297,10 +297,10 @@ fn who_does_not_come_is_named() {
         };
         let (mut zero, mut two) = (brief(0), brief(2));
         for said in [zero.end(), two.end()] {
-            assert!(said.contains("these ranks have not come: 1, 3 of 4"), "{said}");
+            assert!(said.contains("these ranks have not joined: 1, 3 of 4"), "{said}");
         }
         let said = brief(1).end();
-        assert!(said.contains("local rank 0 has not come within 1 s"), "{said}");
+        assert!(said.contains("local rank 0 has not joined within 1 s"), "{said}");
     });
 }
 
@@ -391,7 +391,7 @@ fn garbage_and_silence_do_not_disturb() {
             let mut answer = [0; 1024];
             let (n, _) = rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::empty()).unwrap();
             let answer = String::from_utf8_lossy(&answer[..n]);
-            assert!(answer.contains("this is no rank of any run"), "{answer}");
+            assert!(answer.contains("this connection is not from a rank"), "{answer}");
         }
         let mut guest = Rank::start(torchrun(1, 2, port));
         assert!(guest.until("joined").contains("joined 1 of 2"));
@@ -433,8 +433,8 @@ fn ranks_that_were_told_different_worlds_do_not_join() {
         };
         let (mut host, mut other) = (brief(0, 2), brief(1, 3));
         let said = other.end();
-        assert!(said.contains("rank 0 was told of 2 ranks, rank 1 of 3"), "{said}");
+        assert!(said.contains("rank 0 was started as one of 2 ranks, rank 1 as one of 3"), "{said}");
         let said = host.end();
-        assert!(said.contains("have not come: 1 of 2") && said.contains("was sent away"), "{said}");
+        assert!(said.contains("have not joined: 1 of 2") && said.contains("was refused"), "{said}");
     });
 }

@@ -374,7 +374,7 @@ fn who_does_not_come_is_named_with_what_it_does() {
             (2, RankState::Running, "step 12: forward")
         );
         assert!(seconds >= 0.3, "{text}");
-        assert!(text.contains("last rank 2 called barrier (call 1) at"), "{text}");
+        assert!(text.contains("last call: barrier (call 1) at"), "{text}");
     }
 }
 

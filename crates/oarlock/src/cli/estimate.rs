@@ -14,6 +14,7 @@ use crate::estimate::{
 };
 use crate::model::hf::HfConfig;
 use crate::model::{Decoder, DecoderConfig, Recompute};
+use crate::train::objective::{Pretrain, dry_pass};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Precision {
@@ -186,7 +187,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     if let Some(model) = &model {
         program = estimate::program_bytes(model, shape, 1, args.num_processes as usize)?;
         let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
-        step = Some(decoder_step(model, dtype, &device, shape)?);
+        step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
     }
     let size = match (&model, args.params) {
         (Some(model), None) => ModelSize::of(model, dtype),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use oarlock_tensor::Param;
 
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, Prepared};
 use crate::config::FlopsArgs;
 use crate::data::Batch;
 use crate::error::Result;
@@ -13,24 +13,25 @@ use crate::model::{Decoder, DecoderConfig};
 use crate::nn::{Module, UnitRun, Visitor};
 use crate::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use crate::report::speed::{Phase, PhaseTimes};
-use crate::train::evaluate;
+use crate::train::{Objective, evaluate};
 
 /// Measures a forward pass over `batch` on all ranks, and writes the report on the step that took `times`.
 ///
 /// # Errors
 /// As [`evaluate`].
-pub fn profile(
+pub fn profile<O: Objective<Model = Decoder>>(
     accelerator: &Accelerator,
-    model: &Decoder,
+    objective: &O,
+    model: &Prepared<Decoder>,
     args: &FlopsArgs,
     batch: &Batch,
     accumulation: usize,
     times: &PhaseTimes,
 ) -> Result<String> {
     let mut start = Start;
-    start.child("", model);
-    evaluate(accelerator, model, std::iter::once(batch.clone()))?;
-    let costs = costs(model, batch.rows, batch.len);
+    start.child("", &**model.module());
+    evaluate(accelerator, objective, model, std::iter::once(batch.clone()))?;
+    let costs = costs(model.module(), batch.rows, batch.len);
     let step = ProfiledStep {
         step: args.after_steps + 1,
         ranks: accelerator.num_processes(),
