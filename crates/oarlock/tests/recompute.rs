@@ -73,7 +73,7 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
         for batch in &window {
             let inputs = Inputs::new(batch, accelerator.device())?;
             let loss = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &inputs.mask))?;
-            sum += loss.sum;
+            sum += loss.sum()?;
             accelerator.backward(&loss)?;
         }
         losses.push(sum);
@@ -86,14 +86,14 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
     assert_eq!(accelerator.device().profile().recomputing().is_zero(), recompute == Recompute::None);
     model.eval();
     let inputs = Inputs::new(&batch(7), accelerator.device())?;
-    let eval = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &Mask::Causal))?.sum;
+    let eval = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &Mask::Causal))?.sum()?;
     let mut weights = Vec::new();
     for named in names_of(&**model.module()) {
         // Divided weights are only together inside of their unit.
         let Ok(weight) = named.param.weight() else { continue };
         match weight.dtype() {
-            DType::F32 => weights.extend_from_slice(weight.slice::<f32>()?),
-            _ => weights.extend(weight.slice::<bf16>()?.iter().map(|w| w.to_f32())),
+            DType::F32 => weights.extend(weight.to_vec::<f32>()?),
+            _ => weights.extend(weight.to_f32_vec()?),
         }
     }
     comm.finish();

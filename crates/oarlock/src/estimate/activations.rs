@@ -1,5 +1,6 @@
 //! What a model's own code takes of memory and does of work in a step, found by running it on a dry device.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place};
@@ -22,7 +23,7 @@ pub struct DryRun {
     /// The peak of each kind of buffer; they need not fall together, so their sum may be more than the pool.
     pub by_name: Vec<(&'static str, u64)>,
     /// The work by op.
-    pub ops: Vec<(&'static str, OpTime)>,
+    pub ops: Vec<(Cow<'static, str>, OpTime)>,
 }
 
 impl DryRun {

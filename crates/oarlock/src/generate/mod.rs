@@ -2,11 +2,9 @@
 
 mod chat;
 mod sampler;
-mod template;
 
 pub use chat::Chat;
 pub use sampler::Sampling;
-pub use template::{ChatTemplate, Message};
 
 use std::ops::ControlFlow;
 
@@ -184,11 +182,7 @@ impl Generator {
         let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
         let ids = Tensor::from_slice(&ids, [1, ids.len()], &self.model.device)?;
         let logits = self.model.decoder.next_logits(&ids, cache)?;
-        Ok(match logits.dtype() {
-            DType::BF16 => logits.slice::<bf16>()?.iter().map(|x| x.to_f32()).collect(),
-            DType::F16 => logits.slice::<f16>()?.iter().map(|x| x.to_f32()).collect(),
-            DType::F32 | DType::I32 => logits.to_vec()?,
-        })
+        Ok(logits.to_f32_vec()?)
     }
 }
 

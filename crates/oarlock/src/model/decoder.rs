@@ -242,7 +242,7 @@ impl Attention {
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         self.latency.time(|| {
             let (q, k, v) = self.project(x, rope, 0)?;
-            ops::merge_heads(&ops::attention(&q, &k, &v, mask, self.scale())?)
+            ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.options())?)
         })
     }
 
@@ -253,7 +253,13 @@ impl Attention {
     fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
-        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), self.scale())?)
+        ops::merge_heads(&ops::attention_cached(
+            &q,
+            cache.keys(),
+            cache.values(),
+            cache.len(),
+            &self.options(),
+        )?)
     }
 
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
@@ -267,8 +273,8 @@ impl Attention {
         Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
+    fn options(&self) -> ops::AttentionOptions {
+        ops::AttentionOptions::new(1.0 / (self.head_dim as f32).sqrt())
     }
 }
 
@@ -279,7 +285,9 @@ impl Mlp {
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?))
+        self.latency.time(|| {
+            ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, ops::Activation::Silu)
+        })
     }
 
     fn project_down(&self, activated: &Tensor) -> Result<Tensor> {

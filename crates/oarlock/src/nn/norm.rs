@@ -38,7 +38,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, dtype))
+        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, 0.0, dtype))
     }
 }
 

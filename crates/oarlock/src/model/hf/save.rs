@@ -71,18 +71,8 @@ impl WeightSource for WorkingCopies {
         let Some(named) = self.0.get(name) else {
             return Err(Error::Usage(format!("the model has no parameter \"{name}\"")));
         };
-        let weight = named.param.weight()?;
-        match weight.dtype() {
-            DType::BF16 => widen(&weight.slice::<bf16>()?[elements], out, |x| x.to_f32()),
-            DType::F16 => widen(&weight.slice::<f16>()?[elements], out, |x| x.to_f32()),
-            DType::F32 | DType::I32 => out.copy_from_slice(&weight.slice::<f32>()?[elements]),
-        }
-        Ok(())
+        Ok(named.param.weight()?.read_f32(elements.start, out)?)
     }
-}
-
-fn widen<T: Copy>(from: &[T], out: &mut [f32], to_f32: impl Fn(T) -> f32) {
-    out.iter_mut().zip(from).for_each(|(out, x)| *out = to_f32(*x));
 }
 
 /// Fills a buffer with elements of a weight.
