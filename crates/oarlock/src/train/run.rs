@@ -114,12 +114,9 @@ impl<'a> Run<'a> {
             }
         }
 
-        let decoder = hf.decoder();
         let flops = flops_per_token(
             optimizer.engine().n_params() as u64,
-            decoder.n_layers as u64,
-            data.train.row_len() as u64,
-            (decoder.n_heads * decoder.head_dim) as u64,
+            hf.decoder().attention_width(data.train.row_len()),
         );
         let mut journal = match accelerator.is_main_process() {
             true => Some(Journal::new(config, accelerator.communicator(), state, position, flops)?),
