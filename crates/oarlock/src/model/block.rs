@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, Mask, Rope};
+use oarlock_tensor::ops::{self, Activation, Mask, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use super::cache::LayerCache;
@@ -52,7 +52,7 @@ struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
-    config: MlpConfig,
+    activation: Activation,
     latency: Latency,
 }
 
@@ -209,7 +209,7 @@ impl Mlp {
             gate_proj: Linear::normal(hidden, width, config.bias, std)?,
             up_proj: Linear::normal(hidden, width, config.bias, std)?,
             down_proj: Linear::normal(width, hidden, config.bias, std)?,
-            config: config.clone(),
+            activation: config.activation,
             latency: Latency::default(),
         })
     }
@@ -220,7 +220,8 @@ impl Mlp {
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::swiglu(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?))
+        self.latency
+            .time(|| ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, self.activation))
     }
 
     fn project_down(&self, activated: &Tensor) -> Result<Tensor> {

@@ -4,10 +4,10 @@ use std::fmt::Display;
 
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::ops::Activation;
 
 use super::family::Family;
 use crate::error::{Error, Result};
-use crate::nn::Activation;
 
 /// The description of a decoder. The model is composed from it, and the loader, the estimate and the count of
 /// operations read nothing else.

@@ -41,7 +41,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm(x, &self.weight, self.eps))
+        self.forward_to(x, x.dtype())
     }
 
     /// As [`RmsNorm::forward`], with the output in `dtype`: from an f32 residual stream to what a block computes in.
@@ -49,7 +49,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, dtype))
+        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, self.offset, dtype))
     }
 }
 

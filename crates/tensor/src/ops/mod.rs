@@ -11,6 +11,7 @@ mod cross_entropy;
 mod custom;
 mod dropout;
 mod embedding;
+mod gated;
 mod head_loss;
 mod heads;
 mod index_select;
@@ -30,11 +31,11 @@ mod rope;
 mod select;
 mod slice;
 mod softmax;
-mod swiglu;
 pub mod transfer;
 mod unary;
 pub mod update;
 
+pub use crate::cpu::glu::Activation;
 pub use attention::{Mask, attention, attention_cached};
 pub use binary::{add, div, mul, sub};
 pub use cast::cast;
@@ -42,6 +43,7 @@ pub use cross_entropy::{Reduction, cross_entropy};
 pub use custom::{CustomOp, custom};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
+pub use gated::gated;
 pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
 pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use index_select::index_select;
@@ -61,7 +63,6 @@ pub use rope::{Rope, rope};
 pub use select::{masked_fill, where_cond};
 pub use slice::{concat, narrow, split, stack};
 pub use softmax::{log_softmax, softmax};
-pub use swiglu::swiglu;
 pub use unary::{
     abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid,
     silu, sqrt, square, tanh,

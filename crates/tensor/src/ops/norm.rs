@@ -1,8 +1,9 @@
-//! RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x²) + eps) · weight, statistics in f32.
+//! RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x²) + eps) · (offset + weight), statistics in f32.
 //!
 //! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
-use crate::cpu::{Store, norm};
+use crate::cpu::Store;
+use crate::cpu::norm::{self, RmsWeight};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{with_float, with_float_or_f32, wrong_shape};
@@ -10,20 +11,21 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]` in x's dtype. The output is cheap, so the tape keeps x and
-/// makes it again.
+/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]` in x's dtype, without an offset. The output is cheap, so the
+/// tape keeps x and recomputes it.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f32) -> Result<Tensor> {
-    rms_norm_to(x, weight, eps, x.dtype())
+    rms_norm_to(x, weight, eps, 0.0, x.dtype())
 }
 
-/// As [`rms_norm`], with the output in `dtype`; x and the weight are each f32 or of that dtype.
+/// As [`rms_norm`], times `offset + weight` and with the output in `dtype`; x and the weight are each f32 or of that
+/// dtype. Gemma's weights have the offset 1, all others 0.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
-pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result<Tensor> {
+pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, offset: f32, dtype: DType) -> Result<Tensor> {
     if x.sizes().is_empty() || x.shape().last() == 0 || weight.shape().sizes() != [x.shape().last()] {
         let expected = format!("x of shape [.., I] with I > 0 for a weight of shape {:?}", weight.shape());
         return Err(wrong_shape("rms_norm", expected, x));
@@ -36,14 +38,14 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result
         with_float!(dtype, "rms_norm", T => {
             let (y, rstd) = (y.slice_mut::<T>()?, rstd.slice_mut()?);
             with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
-                norm::rms_norm_forward(cpu, x, w, eps, y, rstd);
+                norm::rms_norm_forward(cpu, x, RmsWeight { weight: w, offset }, eps, y, rstd);
             }));
             Ok(())
         })
     })?;
     drop(w);
     let Some(recorder) = recorder else { return Ok(y) };
-    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), dtype };
+    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), offset, dtype };
     let [y] = recorder.finish([y], op);
     Ok(y)
 }
@@ -56,6 +58,7 @@ struct RmsNormBackward {
     x: Saved,
     rstd: Tensor,
     weight: Param,
+    offset: f32,
     /// Of the output.
     dtype: DType,
 }
@@ -84,6 +87,7 @@ impl Function for RmsNormBackward {
                 };
                 let (rstd, dy) = (self.rstd.slice()?, dy.slice::<T>()?);
                 with_float_or_f32!(w, T, w => {
+                    let w = RmsWeight { weight: w, offset: self.offset };
                     if x.dtype() == DType::F32 {
                         let (x, dx) = (x.slice::<f32>()?, (dx.slice_mut::<f32>()?, store));
                         norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch);
@@ -110,7 +114,7 @@ impl Function for RmsNormBackward {
             with_float!(self.dtype, "rms_norm", T => {
                 let (rstd, y) = (self.rstd.slice()?, y.slice_mut::<T>()?);
                 with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
-                    norm::rms_norm_apply(cpu, x, w, rstd, y);
+                    norm::rms_norm_apply(cpu, x, RmsWeight { weight: w, offset: self.offset }, rstd, y);
                 }));
                 Ok(())
             })

@@ -49,7 +49,7 @@ ops! {
     /// `x * sigmoid(x)`, also called swish.
     silu() => Unary::Activation(Activation::Silu);
     /// GELU with the normal distribution function.
-    gelu() => Unary::Activation(Activation::GeluErf);
+    gelu() => Unary::Activation(Activation::Gelu);
     /// GELU in its tanh approximation, as GPT-2 has it.
     gelu_tanh() => Unary::Activation(Activation::GeluTanh);
     /// The larger of x and 0.

@@ -115,7 +115,8 @@ fn cached_attention_is_attention_over_the_filled_part() {
 #[test]
 fn rotary_positions_in_both_styles() {
     let (b, s, h, d) = (2, 5, 2, 8);
-    for (style, rot) in [(RopeStyle::Half, 8), (RopeStyle::Interleaved, 8), (RopeStyle::Half, 6)] {
+    let (half, interleaved) = (RopeStyle::Half, RopeStyle::Interleaved);
+    for (style, rot) in [(half, 8), (interleaved, 8), (half, 6), (interleaved, 4)] {
         let table = Arc::new(Rope::new(100.0, rot, style, RopeScaling::None, 9).unwrap());
         let first = 3;
         let reference = move |x: &[&[f64]]| {

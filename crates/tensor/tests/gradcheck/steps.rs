@@ -45,7 +45,8 @@ impl Model {
         let x = x.add(&linear(&ops::merge_heads(&o)?, 5)?)?;
         let h = ops::layer_norm(&x, &p[7], Some(&p[1]), 1e-5)?;
         let parts = ops::split(&linear(&h, 8)?, 2, &[DIM, DIM, DIM])?;
-        let gated = ops::swiglu(&parts[0], &parts[1])?.add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
+        let gated = ops::gated(&parts[0], &parts[1], ops::Activation::Silu)?
+            .add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
         let x = x.add(&gated)?;
         let small = ops::matmul_transposed(&x.log_softmax()?, &x.softmax()?, ops::Transposed::Right)?;
         let largest = small.transpose(1, 2)?.max(2)?.sum_all()?.cast(DType::F32)?.scale(1e-3)?;

@@ -1,6 +1,7 @@
 //! What most families share: the names of settings in transformers, and what they mean where they are not written.
 
 use oarlock_tensor::cpu::rope::RopeStyle;
+use oarlock_tensor::ops::Activation;
 use serde_json::{Value, json};
 
 use super::Family;
@@ -10,7 +11,6 @@ use crate::model::config::{
 };
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
-use crate::nn::Activation;
 
 /// No model has more layers.
 const MOST_LAYERS: usize = 1 << 16;

@@ -1,56 +1,63 @@
-//! SwiGLU (Shazeer 2020): y = silu(gate) · up.
+//! Gated linear units (Shazeer 2020): y = activation(gate) · up; with SiLU it is SwiGLU, with GELU it is GeGLU.
 
-use crate::cpu::glu;
+use crate::cpu::glu::{self, Activation};
 use crate::error::Result;
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// silu(gate) · up of equal shapes. The output is cheap, so the tape keeps gate and up and makes it again.
+/// activation(gate) · up, of equal shapes. The output is cheap, so the tape keeps gate and up and recomputes it.
 ///
 /// # Errors
 /// Unequal shapes or dtypes.
-pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    check_device("swiglu", gate, &[up])?;
-    check_dtype("swiglu", gate, up)?;
+pub fn gated(gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
+    check_device("gated", gate, &[up])?;
+    check_dtype("gated", gate, up)?;
     if gate.shape() != up.shape() {
-        return Err(wrong_shape("swiglu", format!("{:?}", gate.shape()), up));
+        return Err(wrong_shape("gated", format!("{:?}", gate.shape()), up));
     }
     let recorder = Recorder::new(&[gate, up], &[])?;
-    let y = forward(gate, up, "activation", "swiglu forward")?;
+    let y = forward(gate, up, activation, "activation", "gated forward")?;
     let Some(recorder) = recorder else { return Ok(y) };
-    let op = SwigluBackward { gate: recorder.save(gate), up: recorder.save(up) };
+    let op = GatedBackward { gate: recorder.save(gate), up: recorder.save(up), activation };
     let [y] = recorder.finish([y], op);
     Ok(y)
 }
 
-fn forward(gate: &Tensor, up: &Tensor, what: &'static str, name: &'static str) -> Result<Tensor> {
+fn forward(
+    gate: &Tensor,
+    up: &Tensor,
+    activation: Activation,
+    what: &'static str,
+    name: &'static str,
+) -> Result<Tensor> {
     let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
     gate.device().run(name, 0, 3 * gate.len_bytes() as u64, |cpu| {
-        with_float!(gate.dtype(), "swiglu", T => {
-            glu::swiglu_forward(cpu, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
+        with_float!(gate.dtype(), "gated", T => {
+            glu::gated_forward(cpu, activation, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
             Ok(())
         })
     })?;
     Ok(y)
 }
 
-struct SwigluBackward {
+struct GatedBackward {
     gate: Saved,
     up: Saved,
+    activation: Activation,
 }
 
-impl Function for SwigluBackward {
+impl Function for GatedBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
         let device = gate.device().clone();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
         let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
-        device.run("swiglu backward", 0, 5 * gate.len_bytes() as u64, |cpu| {
-            with_float!(gate.dtype(), "swiglu", T => {
-                glu::swiglu_backward(
-                    cpu, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,
+        device.run("gated backward", 0, 5 * gate.len_bytes() as u64, |cpu| {
+            with_float!(gate.dtype(), "gated", T => {
+                glu::gated_backward(
+                    cpu, self.activation, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,
                     d_gate.slice_mut::<T>()?, d_up.slice_mut::<T>()?,
                 );
                 Ok(())
@@ -66,6 +73,6 @@ impl Function for SwigluBackward {
 
     fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
         let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
-        forward(&gate, &up, "replayed", "swiglu replay")
+        forward(&gate, &up, self.activation, "replayed", "gated replay")
     }
 }
