@@ -172,7 +172,7 @@ impl Attention {
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         self.latency.time(|| {
             let (q, k, v) = self.project(x, rope, 0)?;
-            ops::merge_heads(&ops::attention(&q, &k, &v, mask, self.config.scale())?)
+            ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.config.options())?)
         })
     }
 
@@ -183,8 +183,8 @@ impl Attention {
     fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
-        let scale = self.config.scale();
-        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), scale)?)
+        let options = self.config.options();
+        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?)
     }
 
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::Activation;
+use oarlock_tensor::ops::{Activation, AttentionOptions};
 
 use super::family::Family;
 use crate::error::{Error, Result};
@@ -159,6 +159,10 @@ impl AttentionConfig {
     /// What scores are multiplied by.
     pub fn scale(&self) -> f32 {
         self.scale.unwrap_or_else(|| 1.0 / (self.head_dim as f32).sqrt())
+    }
+
+    pub(super) fn options(&self) -> AttentionOptions {
+        AttentionOptions { scale: self.scale(), window: self.window, logit_cap: self.score_cap }
     }
 
     /// Twice the mean number of positions that a position of a sequence of `len` sees; `len` without a window.

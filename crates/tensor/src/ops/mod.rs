@@ -36,7 +36,7 @@ mod unary;
 pub mod update;
 
 pub use crate::cpu::glu::Activation;
-pub use attention::{Mask, attention, attention_cached};
+pub use attention::{AttentionOptions, Mask, attention, attention_cached};
 pub use binary::{add, div, mul, sub};
 pub use cast::cast;
 pub use cross_entropy::{Reduction, cross_entropy};

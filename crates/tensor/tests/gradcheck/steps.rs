@@ -41,7 +41,7 @@ impl Model {
         let h = ops::rms_norm(&x, &p[1], 1e-5)?;
         let [q, k] = [2, 3].map(|w| ops::rope(&ops::split_heads(&linear(&h, w)?, 16)?, &self.rope, 0));
         let v = ops::split_heads(&linear(&h, 4)?, 16)?;
-        let o = ops::attention(&q?, &k?, &v, &Mask::Causal, 0.25)?;
+        let o = ops::attention(&q?, &k?, &v, &Mask::Causal, &ops::AttentionOptions::new(0.25))?;
         let x = x.add(&linear(&ops::merge_heads(&o)?, 5)?)?;
         let h = ops::layer_norm(&x, &p[7], Some(&p[1]), 1e-5)?;
         let parts = ops::split(&linear(&h, 8)?, 2, &[DIM, DIM, DIM])?;

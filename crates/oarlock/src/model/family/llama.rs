@@ -30,8 +30,7 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
 /// With other defaults.
 pub(super) fn read_with(fields: &Fields<'_>, defaults: &Defaults) -> Result<DecoderConfig> {
     let config = standard::read(fields, &FAMILY, defaults)?;
-    standard::silu_only(fields)?;
-    standard::full_attention_only(fields, &config)?;
+    standard::full_attention_only(fields)?;
     let bias = fields.flag_or("attention_bias", false)?;
     let mlp_bias = fields.flag_or("mlp_bias", false)?;
     Ok(config.with_layers(|layer| {
@@ -41,7 +40,7 @@ pub(super) fn read_with(fields: &Fields<'_>, defaults: &Defaults) -> Result<Deco
 
 fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
     standard::write(config, layer, fields);
-    fields.set("hidden_act", json!("silu"));
+    standard::write_activation("hidden_act", layer, fields);
     fields.set("head_dim", json!(layer.attention.head_dim));
     fields.set("attention_bias", json!(layer.attention.qkv_bias));
     fields.set("mlp_bias", json!(layer.mlp.bias));

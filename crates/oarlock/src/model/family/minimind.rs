@@ -74,8 +74,7 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
             .with_layers(|layer| layer.attention.qk_norm = QkNorm::PerHead),
         (false, false) => standard::read(fields, &FAMILY, &OF_2025)?,
     };
-    standard::silu_only(fields)?;
-    standard::full_attention_only(fields, &config)?;
+    standard::full_attention_only(fields)?;
     Ok(config)
 }
 
@@ -104,11 +103,10 @@ fn seed_era(fields: &Fields<'_>) -> Result<DecoderConfig> {
     };
     let eps = fields.number_or("norm_eps", 1e-5)? as f32;
     let rope = rope::read(fields, &ROPE, max_positions, RopeStyle::Interleaved)?;
-    Ok(DecoderConfig {
-        tie_embeddings: true,
-        max_positions,
-        ..standard::plain(&FAMILY, vocab_size, &sizes, eps, rope)
-    })
+    let activation = standard::activation(fields, NEWEST.activation)?;
+    let config = standard::plain(&FAMILY, vocab_size, &sizes, eps, rope);
+    let config = config.with_layers(|layer| layer.mlp.activation = activation);
+    Ok(DecoderConfig { tie_embeddings: true, max_positions, ..config })
 }
 
 /// MiniMind2 turns neighbouring channels of a head where llama turns those half a head apart; for weights that begin at
@@ -143,7 +141,7 @@ fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) 
         return;
     }
     standard::write(config, layer, fields);
-    fields.set("hidden_act", json!("silu"));
+    standard::write_activation("hidden_act", layer, fields);
     fields.set("head_dim", json!(layer.attention.head_dim));
     if layer.attention.qk_norm == QkNorm::None {
         // What tells MiniMind of 2025 from the newest.

@@ -30,15 +30,34 @@ pub(super) const DEFAULTS: Defaults = Defaults {
 };
 
 fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
-    let config = standard::read(fields, &FAMILY, &DEFAULTS)?;
-    standard::silu_only(fields)?;
-    standard::full_attention_only(fields, &config)?;
+    let config = read_windows(fields, standard::read(fields, &FAMILY, &DEFAULTS)?)?;
     Ok(config.with_layers(|layer| layer.attention.qkv_bias = true))
+}
+
+/// The windows of layers from `max_window_layers` on, with `use_sliding_window` alone.
+pub(super) fn read_windows(fields: &Fields<'_>, mut config: DecoderConfig) -> Result<DecoderConfig> {
+    let window = standard::window(fields, Some(4096))?;
+    let full = fields.count_or("max_window_layers", 28)?;
+    let windowed = standard::windowed(fields, config.layers.len(), |index| index >= full)?;
+    if fields.flag_or("use_sliding_window", false)? {
+        for (layer, windowed) in config.layers.iter_mut().zip(windowed) {
+            layer.attention.window = window.filter(|_| windowed);
+        }
+    }
+    Ok(config)
+}
+
+pub(super) fn write_windows(config: &DecoderConfig, fields: &mut FieldWriter) {
+    if config.layers.iter().any(|layer| layer.attention.window.is_some()) {
+        fields.set("use_sliding_window", json!(true));
+        standard::write_windows(config, fields);
+    }
 }
 
 fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
     standard::write(config, layer, fields);
     standard::write_unusual_head_dim(config, layer, fields);
-    fields.set("hidden_act", json!("silu"));
+    standard::write_activation("hidden_act", layer, fields);
+    write_windows(config, fields);
     fields.set_rope(&layer.attention.rope);
 }

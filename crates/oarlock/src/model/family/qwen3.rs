@@ -29,9 +29,7 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
 
 /// With other defaults.
 pub(super) fn read_with(fields: &Fields<'_>, defaults: &Defaults) -> Result<DecoderConfig> {
-    let config = standard::read(fields, &FAMILY, defaults)?;
-    standard::silu_only(fields)?;
-    standard::full_attention_only(fields, &config)?;
+    let config = qwen2::read_windows(fields, standard::read(fields, &FAMILY, defaults)?)?;
     let bias = fields.flag_or("attention_bias", false)?;
     Ok(config.with_layers(|layer| {
         (layer.attention.qkv_bias, layer.attention.o_bias) = (bias, bias);
@@ -41,8 +39,9 @@ pub(super) fn read_with(fields: &Fields<'_>, defaults: &Defaults) -> Result<Deco
 
 fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
     standard::write(config, layer, fields);
-    fields.set("hidden_act", json!("silu"));
+    standard::write_activation("hidden_act", layer, fields);
     fields.set("head_dim", json!(layer.attention.head_dim));
     fields.set("attention_bias", json!(layer.attention.qkv_bias));
+    qwen2::write_windows(config, fields);
     fields.set_rope(&layer.attention.rope);
 }

@@ -31,6 +31,8 @@ pub(super) struct Defaults {
     pub(super) max_positions: usize,
     pub(super) norm_eps: f64,
     pub(super) rope: RopeDefaults,
+    /// The name of the field, and its value.
+    pub(super) activation: (&'static str, &'static str),
     pub(super) tie_embeddings: bool,
 }
 
@@ -46,6 +48,7 @@ pub(super) const LLAMA: Defaults = Defaults {
     max_positions: 2048,
     norm_eps: 1e-6,
     rope: RopeDefaults { theta: 10_000.0, share: None, original_max_positions: None },
+    activation: ("hidden_act", "silu"),
     tie_embeddings: false,
 };
 
@@ -128,12 +131,14 @@ pub(super) fn read(
     };
     let eps = fields.number_or("rms_norm_eps", defaults.norm_eps)? as f32;
     let rope = rope::read(fields, &defaults.rope, max_positions, RopeStyle::Half)?;
-    Ok(DecoderConfig {
+    let activation = activation(fields, defaults.activation)?;
+    let config = DecoderConfig {
         tie_embeddings: fields.flag_or("tie_word_embeddings", defaults.tie_embeddings)?,
         max_positions,
         init_std: fields.number_or("initializer_range", 0.02)? as f32,
         ..plain(family, vocab_size, &sizes, eps, rope)
-    })
+    };
+    Ok(config.with_layers(|layer| layer.mlp.activation = activation))
 }
 
 /// The number of layers under a name.
@@ -168,32 +173,45 @@ pub(super) fn divided(fields: &Fields<'_>, name: &str, hidden_size: usize, n_hea
     }
 }
 
-/// Refuses an activation other than SiLU.
-pub(super) fn silu_only(fields: &Fields<'_>) -> Result<()> {
-    match fields.text("hidden_act")? {
-        None | Some("silu" | "swish") => Ok(()),
-        Some(_) => Err(fields.wrong("hidden_act", "supported is silu")),
+/// What activations are called; the first name of each is written.
+const ACTIVATIONS: [(&str, Activation); 6] = [
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+    ("gelu", Activation::Gelu),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_new", Activation::GeluTanh),
+    ("relu", Activation::Relu),
+];
+
+/// The activation under the name of a field, or the default.
+pub(super) fn activation(fields: &Fields<'_>, (name, default): (&str, &str)) -> Result<Activation> {
+    let written = fields.text(name)?.unwrap_or(default);
+    match ACTIVATIONS.into_iter().find(|(known, _)| *known == written) {
+        Some((_, activation)) => Ok(activation),
+        None => Err(fields.wrong(name, "supported are silu, gelu, gelu_pytorch_tanh and relu")),
     }
 }
 
-/// Refuses layers that see less than all positions before.
-pub(super) fn full_attention_only(fields: &Fields<'_>, config: &DecoderConfig) -> Result<()> {
-    let window = match fields.has("sliding_window") {
-        true => fields.count("sliding_window")?,
-        false => Some(4096),
-    };
-    if fields.flag_or("use_sliding_window", false)?
-        && window.is_some_and(|window| window < config.max_positions)
-        && fields.count_or("max_window_layers", 28)? < config.layers.len()
-    {
-        return Err(fields.wrong("use_sliding_window", "sliding windows are not supported: set it to false"));
+/// Writes the activation under the name of a field.
+pub(super) fn write_activation(name: &str, layer: &LayerConfig, fields: &mut FieldWriter) {
+    if let Some((known, _)) = ACTIVATIONS.into_iter().find(|(_, known)| *known == layer.mlp.activation) {
+        fields.set(name, json!(known));
     }
+}
+
+/// The sliding window, which null takes away.
+pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<usize>> {
+    fields.written_or("sliding_window", default, Fields::count)
+}
+
+/// Refuses layers that see less than all positions before, where the family has no others.
+pub(super) fn full_attention_only(fields: &Fields<'_>) -> Result<()> {
     let other =
         |kinds: &Value| kinds.as_array().is_some_and(|k| k.iter().any(|kind| kind != "full_attention"));
-    if fields.value("layer_types").is_some_and(other) {
-        return Err(fields.wrong("layer_types", "supported is full_attention"));
+    match fields.value("layer_types").is_some_and(other) {
+        true => Err(fields.wrong("layer_types", "supported is full_attention")),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Which layers see a window alone, by `layer_types`, or by their index where nothing is written.
@@ -214,13 +232,17 @@ pub(super) fn windowed(
     })
 }
 
-/// The kinds of the layers as `layer_types` has them.
-pub(super) fn layer_types(config: &DecoderConfig) -> Value {
-    let kind = |layer: &LayerConfig| match layer.attention.window {
+/// Writes which layers see a window, and how wide it is.
+pub(super) fn write_windows(config: &DecoderConfig, fields: &mut FieldWriter) {
+    let windows = config.layers.iter().map(|layer| layer.attention.window);
+    if let Some(window) = windows.clone().flatten().next() {
+        fields.set("sliding_window", json!(window));
+    }
+    let kind = |window: Option<usize>| match window {
         Some(_) => "sliding_attention",
         None => "full_attention",
     };
-    config.layers.iter().map(kind).collect()
+    fields.set("layer_types", windows.map(kind).collect());
 }
 
 /// Refuses settings that make a model that no decoder here computes, whatever its family.
@@ -251,8 +273,8 @@ pub(in crate::model) fn refuse_unsupported(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the fields that every family of transformers has, but for head sizes, biases, rotary settings, and the name
-/// of the activation.
+/// Writes the fields that every family of transformers has, but for head sizes, biases, windows, rotary settings, and
+/// the activation, whose field has several names.
 pub(super) fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
     fields.set("hidden_size", json!(config.hidden_size));
     fields.set("intermediate_size", json!(layer.mlp.intermediate_size));

@@ -48,6 +48,16 @@ impl<'a> Fields<'a> {
         Ok(self.number(name)?.unwrap_or(default))
     }
 
+    /// The field where it is written, be it null; else the default.
+    pub(in crate::model) fn written_or<T>(
+        &self,
+        name: &str,
+        default: Option<T>,
+        read: impl Fn(&Self, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        if self.has(name) { read(self, name) } else { Ok(default) }
+    }
+
     pub(in crate::model) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
         Ok(self.typed(name, "true or false", Value::as_bool)?.unwrap_or(default))
     }

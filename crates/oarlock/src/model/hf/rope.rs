@@ -122,7 +122,9 @@ fn scaling(fields: &Fields<'_>, original: Option<usize>, max_positions: usize) -
             })
         }
         _ => {
-            return Err(fields.wrong(key, "supported are default, linear, dynamic, llama3, yarn and longrope"));
+            return Err(
+                fields.wrong(key, "supported are default, linear, dynamic, llama3, yarn and longrope")
+            );
         }
     })
 }

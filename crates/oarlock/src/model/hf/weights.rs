@@ -60,7 +60,7 @@ impl SafetensorsSource {
     }
 
     /// Opens the weights of any model: a safetensors file, or a folder of them as [`SafetensorsSource::open`] takes it,
-    /// under the names that the model shows. What the files lack keeps the values that it has; the result says what
+    /// under the names that the model shows, or as its family stores a decoder. What the files lack keeps the values that it has; the result says what
     /// that is.
     ///
     /// # Errors
@@ -76,6 +76,15 @@ impl SafetensorsSource {
             false => map_files(std::iter::once(path.to_path_buf()))?,
         };
         let mut matched = match_names(model, &|name| Stored::whole(name), "the model", &found);
+        if !matched.differences.missing.is_empty()
+            && let Ok(config) = HfConfig::read(path)
+        {
+            // A decoder of a family whose files have other names than the model.
+            let of_family = match_names(model, &|name| config.stored(name), "the model", &found);
+            if of_family.differences.missing.len() < matched.differences.missing.len() {
+                matched = of_family;
+            }
+        }
         let mut kept = Vec::new();
         for NamedBuffer { name, buffer } in buffers(model) {
             matched.differences.unexpected.retain(|other| *other != name);

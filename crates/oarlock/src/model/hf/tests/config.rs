@@ -156,8 +156,8 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
         (json!({}), "\"model_type\" is missing; supported are llama, qwen2, qwen3"),
         (json!({ "model_type": "gpt2" }), "\"model_type\" is \"gpt2\""),
         (
-            json!({ "model_type": "llama", "hidden_act": "gelu" }),
-            "\"hidden_act\" is \"gelu\"; supported is silu",
+            json!({ "model_type": "llama", "hidden_act": "tanh" }),
+            "\"hidden_act\" is \"tanh\"; supported are silu, gelu",
         ),
         (json!({ "model_type": "minimind", "use_moe": true }), "\"use_moe\" is true; mixtures of experts"),
         (json!({ "model_type": "qwen3", "num_experts": 8 }), "\"num_experts\" is 8; mixtures of experts"),
@@ -166,8 +166,11 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
             "\"quantization_config\" is an object",
         ),
         (json!({ "model_type": "llama", "attention_dropout": 0.1 }), "dropout is not supported"),
-        (json!({ "model_type": "qwen2", "use_sliding_window": true }), "sliding windows are not supported"),
-        (json!({ "model_type": "qwen2", "layer_types": ["sliding_attention"] }), "\"layer_types\""),
+        (json!({ "model_type": "qwen2", "layer_types": ["sliding_attention"] }), "for each layer"),
+        (
+            json!({ "model_type": "llama", "layer_types": ["sliding_attention"] }),
+            "supported is full_attention",
+        ),
         (
             json!({ "model_type": "llama", "rope_scaling": {"type": "proportional"} }),
             "supported are default, linear, dynamic, llama3, yarn and longrope",
@@ -194,11 +197,29 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
         let error = refused(&text.to_string());
         assert!(error.contains("config.json: ") && error.contains(part), "{text}: {error}");
     }
-    // Windows that no layer uses, or that are longer than the model, do not matter.
-    decoder(json!({ "model_type": "qwen2", "use_sliding_window": true, "num_hidden_layers": 28 }));
-    decoder(json!({ "model_type": "qwen2", "use_sliding_window": true, "sliding_window": 65_536 }));
     let missing = message(HfConfig::read(Path::new("nowhere")));
     assert!(missing.contains("cannot read nowhere"), "{missing}");
+}
+
+#[test]
+fn layers_have_windows_where_transformers_gives_them_some() {
+    let windows = |config: Value| -> Vec<Option<usize>> {
+        let config = decoder(config);
+        let written = read(&HfConfig::new(config.clone(), Default::default()).to_json(DType::F32)).unwrap();
+        assert_eq!(written.decoder(), &config);
+        config.layers.iter().map(|layer| layer.attention.window).collect()
+    };
+    let qwen = |more: Value| {
+        let mut config = json!({ "model_type": "qwen3", "num_hidden_layers": 3, "max_window_layers": 2 });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        windows(config)
+    };
+    assert_eq!(qwen(json!({})), [None; 3]);
+    assert_eq!(qwen(json!({ "use_sliding_window": true })), [None, None, Some(4096)]);
+    let kinds = ["sliding_attention", "full_attention", "full_attention"];
+    let listed = json!({ "use_sliding_window": true, "sliding_window": 7, "layer_types": kinds });
+    assert_eq!(qwen(listed), [Some(7), None, None]);
+    assert_eq!(qwen(json!({ "use_sliding_window": true, "sliding_window": null })), [None; 3]);
 }
 
 /// The parameters of a decoder, each counted once.
