@@ -164,6 +164,11 @@ impl Param {
         *self.0.slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Slot { home, index });
     }
 
+    /// Takes its home away.
+    pub fn unsettle(&self) {
+        *self.0.slot.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Whether it has a home.
     pub fn is_settled(&self) -> bool {
         self.0.slot.read().unwrap_or_else(PoisonError::into_inner).is_some()

@@ -7,7 +7,7 @@ use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place};
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{Module, units_of};
+use crate::nn::{Module, parameters, units_of};
 use crate::shard::{Grain, Layout};
 
 /// The accounts of a dry run.
@@ -72,7 +72,9 @@ pub fn dry_run(
         }
     }
     device.profile().enable();
-    run(&device)?;
+    let done = run(&device);
+    parameters(model).iter().for_each(|named| named.param.unsettle());
+    done?;
     let by_name = device.arena().usage().into_iter().map(|(name, usage)| (name, usage.peak_bytes as u64));
     Ok(DryRun {
         pool_bytes: device.arena().bytes() as u64,

@@ -2,11 +2,9 @@
 
 mod chat;
 mod sampler;
-mod template;
 
 pub use chat::Chat;
 pub use sampler::Sampling;
-pub use template::{ChatTemplate, Message};
 
 use std::ops::ControlFlow;
 
