@@ -24,7 +24,7 @@ mod tape;
 mod tensor;
 
 pub use arena::{ALIGN, Arena, Buffer, Usage};
-pub use device::Device;
+pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Element, Float, bf16, f16};
 pub use error::{Error, Result};
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};

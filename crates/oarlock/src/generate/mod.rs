@@ -8,8 +8,7 @@ pub use sampler::Sampling;
 
 use std::ops::ControlFlow;
 
-use half::{bf16, f16};
-use oarlock_tensor::{DType, Tensor};
+use oarlock_tensor::Tensor;
 
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};

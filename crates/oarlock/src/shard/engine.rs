@@ -19,6 +19,7 @@ use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
+use crate::shard::order::ready;
 use crate::shard::passes::{Core, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;

@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use oarlock_tensor::{DType, Init, Shape};
 
 use super::config::HfConfig;
