@@ -5,28 +5,29 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
-use super::text::{Lines, utf8};
-use super::{MAX_RECORD_BYTES, Texts, missing_column, until_error, wrong_type};
+use super::text::{lines, utf8};
+use super::{Content, MAX_RECORD_BYTES, Record, Records, missing_column, until_error, wrong_type};
 
 /// Streams a file of one object a line, or one array of objects; the first character tells which it is.
-pub(super) fn open(path: &Path, columns: Vec<String>) -> Result<Texts> {
-    let path = path.to_path_buf();
-    if starts_with_bracket(&path)? {
-        let elements = until_error(Elements::open(&path)?);
-        return Ok(Box::new(
-            elements.map(move |e| e.and_then(|(line, bytes)| text_of(&path, line, bytes, &columns))),
-        ));
-    }
-    let lines = until_error(Lines::open(&path)?);
-    Ok(Box::new(lines.filter_map(move |line| match line {
-        Ok((_, bytes)) if bytes.trim_ascii().is_empty() => None,
-        Ok((line, bytes)) => Some(text_of(&path, line, bytes, &columns)),
-        Err(e) => Some(Err(e)),
+pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Result<Records> {
+    let file: Arc<Path> = path.into();
+    let objects: Box<dyn Iterator<Item = Result<(u64, Vec<u8>)>> + Send> = match starts_with_bracket(path)? {
+        true => Box::new(until_error(Elements::open(path)?)),
+        false => Box::new(lines(path)?),
+    };
+    Ok(Box::new(objects.map(move |object| {
+        let (line, bytes) = object?;
+        let mut record = Record { file: file.clone(), line, content: utf8(&file, line, bytes)? };
+        if content == Content::Text {
+            record.content = text_of(&record, &columns)?;
+        }
+        Ok(record)
     })))
 }
 
@@ -41,27 +42,23 @@ fn starts_with_bracket(path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// The text of one record.
-fn text_of(path: &Path, line: u64, bytes: Vec<u8>, columns: &[String]) -> Result<String> {
-    let json = utf8(path, line, bytes)?;
-    let broken = |e: serde_json::Error| {
-        let what = e.to_string();
-        let what = what.split(" at line ").next().unwrap_or(&what);
-        let cause = format!("broken JSON at column {}: {what}", e.column());
-        Error::record(path, line + e.line().saturating_sub(1) as u64, cause, "repair or remove the record")
-    };
-    let mut parser = serde_json::Deserializer::from_str(&json);
+/// The text in the first of `columns` that a record has.
+fn text_of(record: &Record, columns: &[String]) -> Result<String> {
+    let Record { file, line, content } = record;
+    let broken = |e: serde_json::Error| record.json_error(&e);
+    let mut parser = serde_json::Deserializer::from_str(content);
     let found = FirstOf(columns).deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
     match found.map_err(broken)? {
         Found::Text(_, Field::Text(text)) => Ok(text),
-        Found::Text(rank, Field::Other(kind)) => Err(wrong_type(path, line, &columns[rank], kind)),
+        Found::Text(rank, Field::Other(kind)) => Err(wrong_type(file, *line, &columns[rank], kind)),
         Found::NoObject(kind) => {
             let cause = format!("the record is {kind} where an object is expected");
-            Err(Error::record(path, line, cause, "write each record as {\"text\": \"...\"}"))
+            Err(record.error(cause, "write each record as {\"text\": \"...\"}"))
         }
         Found::Nothing => {
-            let object: Map<String, Value> = serde_json::from_str(&json).map_err(broken)?;
-            Err(missing_column(path, line, columns, &object.into_iter().map(|(k, _)| k).collect::<Vec<_>>()))
+            let object: Map<String, Value> = serde_json::from_str(content).map_err(broken)?;
+            let names: Vec<String> = object.into_iter().map(|(name, _)| name).collect();
+            Err(missing_column(file, *line, columns, &names))
         }
     }
 }

@@ -69,7 +69,7 @@ impl Run {
     fn steps(&mut self, n: usize) -> Result<Vec<f64>> {
         let mut losses = Vec::with_capacity(n);
         for _ in 0..n {
-            let window = self.sampler.window(self.position);
+            let window = self.sampler.step_rows(self.position);
             let batches: Vec<Batch> = window.micro_batches.iter().map(|rows| batch(rows)).collect();
             let report = train_step(
                 &self.accelerator,
