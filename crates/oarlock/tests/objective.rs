@@ -6,7 +6,7 @@ use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
 use oarlock::train::objective::{Inputs, Mean, Objective, ObjectiveLoss, Sum};
 use oarlock::train::{evaluate, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Prepared, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Prepared, Tensor, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops;
 
@@ -29,7 +29,8 @@ impl Objective for BySequence {
         // All sequences of these batches have as many targets.
         let per_sequence = (LEN - 1) as f32;
         let found = model.loss(&inputs.ids, &inputs.labels, &inputs.mask)?;
-        let loss = ops::scale(&found.loss, 1.0 / per_sequence)?;
+        let share = Tensor::from_slice(&[1.0 / per_sequence], [], inputs.ids.device())?;
+        let loss = ops::mul(&found.loss, &share)?;
         let ids = inputs.ids.detach();
         let frozen = self.reference.module().loss(&ids, &inputs.labels, &inputs.mask)?;
         let reference = Mean { sum: Sum::from(&frozen), weight: frozen.n_targets as f64 };

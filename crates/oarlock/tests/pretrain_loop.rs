@@ -27,3 +27,12 @@ fn the_loop_of_the_example_trains_what_the_recipe_trains() {
         assert!(ours == theirs, "{file} differs");
     }
 }
+
+#[test]
+fn the_readme_shows_the_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let example = include_str!("../examples/pretrain_loop.rs");
+    let code = &example[example.find("use ").unwrap()..];
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    assert!(readme.contains(code), "README.md shows another loop than examples/pretrain_loop.rs");
+}

@@ -58,7 +58,19 @@ struct Inner {
     profile: Arc<Profile>,
 }
 
-/// The kinds of device.
+/// The devices that one can ask for by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// [`Device::cpu`].
+    #[default]
+    Cpu,
+    /// [`Device::strict`], for tests.
+    Strict,
+    /// [`Device::staging`], for tests.
+    Staging,
+}
+
+/// What a device is.
 enum Kind {
     Cpu,
     Dry,
@@ -68,6 +80,15 @@ enum Kind {
 impl Device {
     fn new(kind: Kind, host: Cpu, arena: Arena, profile: Arc<Profile>) -> Device {
         Device(Arc::new(Inner { kind, host, arena, profile }))
+    }
+
+    /// A device of this kind, on the given code path of the CPU, with the given threads.
+    pub fn open(kind: DeviceKind, isa: Isa, par: Par) -> Device {
+        match kind {
+            DeviceKind::Cpu => Device::cpu(isa, par),
+            DeviceKind::Strict => Device::strict(isa, par),
+            DeviceKind::Staging => Device::staging(isa, par),
+        }
     }
 
     /// The CPU, on the given code path, with the given threads.

@@ -24,14 +24,14 @@ mod tape;
 mod tensor;
 
 pub use arena::{ALIGN, Arena, Buffer, Usage};
-pub use device::Device;
+pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Element, Float, bf16, f16};
 pub use error::{Error, Result};
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};
 pub use par::Par;
 pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, Place, Store};
 pub use profile::{OpEvent, OpTime, Profile};
-pub use rope_table::{RopeScaling, RopeTable, Yarn, inverse_frequencies};
+pub use rope_table::{LongRope, RopeScaling, RopeTable, Yarn, inverse_frequencies};
 pub use shape::{IntoShape, MAX_DIMS, Shape};
 pub use tape::{Gradients, Tape, UnitHook};
 pub use tensor::Tensor;

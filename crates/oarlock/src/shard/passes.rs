@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use oarlock_comm::{Ready, Scalar, Sharing};
-use oarlock_tensor::{Device, FlatBuffer, FlatParams, Result as TensorResult, UnitHook};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Result as TensorResult, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};

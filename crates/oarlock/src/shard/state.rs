@@ -7,6 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, Shape};
 
 use crate::error::{Error, Result};

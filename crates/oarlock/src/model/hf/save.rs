@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use oarlock_tensor::{DType, Init, Shape};
 
 use super::config::HfConfig;
@@ -91,7 +90,7 @@ impl ModelFiles {
             .into_iter()
             .filter(|named| seen.insert(named.param.id()))
             .map(|NamedParam { name, param }| Weight {
-                in_file: config.naming().in_file(&name),
+                stored: config.stored(&name),
                 shape: param.shape().sizes().to_vec(),
                 dtype: options.dtype,
                 name,
