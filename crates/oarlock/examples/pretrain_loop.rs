@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oarlock::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer};
-use oarlock::model::{Decoder, HfConfig, ModelFiles, SaveOptions};
+use oarlock::model::Decoder;
+use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
 use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Result, TokenLoader, lr_scheduler, optim};
 

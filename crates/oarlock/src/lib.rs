@@ -179,12 +179,12 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin, DevicePlacement,
-    DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation, GradientState,
-    HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan, Prepare,
-    Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig, ProfileSchedule,
-    Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize,
-    Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
+    Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,
+    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation,
+    GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan,
+    Prepare, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig,
+    ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel,
+    SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;

@@ -7,8 +7,8 @@ use oarlock::config::LossScale;
 use oarlock::deepspeed::{self, Config, DeepSpeedEngine, InitializeArgs, zero};
 use oarlock::nn::{self, Linear};
 use oarlock::optim::Parameters;
+use oarlock::optim::Stepped;
 use oarlock::shard::Gather;
-use oarlock::train::Stepped;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice,
     Options, Result, Tensor, lr_scheduler, optim,

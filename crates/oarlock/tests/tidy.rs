@@ -22,8 +22,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("shard", &["error", "nn"]),
     ("generate", &["data", "error", "model"]),
     ("checkpoint", &["disk", "error", "model", "shard"]),
-    ("optim", &["config", "error", "nn", "shard", "train"]),
-    ("lr_scheduler", &["config", "error", "optim", "train"]),
+    ("optim", &["config", "error", "nn", "shard"]),
+    ("lr_scheduler", &["config", "error", "optim"]),
     (
         "accelerator",
         &[
@@ -40,14 +40,10 @@ const EDGES: &[(&str, &[&str])] = &[
             "rank",
             "report",
             "shard",
-            "train",
         ],
     ),
     ("dataloader", &["accelerator", "data", "error", "nested"]),
-    (
-        "distributed",
-        &["accelerator", "console", "error", "front", "launch", "nn", "optim", "rank", "shard", "train"],
-    ),
+    ("distributed", &["accelerator", "console", "error", "front", "launch", "nn", "optim", "rank", "shard"]),
     (
         "deepspeed",
         &[
@@ -61,7 +57,6 @@ const EDGES: &[(&str, &[&str])] = &[
             "nn",
             "optim",
             "shard",
-            "train",
         ],
     ),
     (
@@ -73,10 +68,11 @@ const EDGES: &[(&str, &[&str])] = &[
             "data",
             "error",
             "estimate",
+            "lr_scheduler",
             "model",
             "nn",
+            "optim",
             "report",
-            "shard",
         ],
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
@@ -95,6 +91,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "model",
             "nearest",
             "nn",
+            "optim",
             "rank",
             "report",
             "shard",
@@ -114,11 +111,12 @@ const EDGES: &[(&str, &[&str])] = &[
             "launch",
             "model",
             "rank",
+            "train",
         ],
     ),
     ("rank", &["console", "error"]),
     // It joins the errors of the modules that have their own.
-    ("error", &["checkpoint", "config", "data", "distributed", "estimate", "launch", "report", "train"]),
+    ("error", &["checkpoint", "config", "data", "distributed", "estimate", "launch", "optim", "report"]),
     ("nearest", &[]),
     ("main", &[]),
 ];

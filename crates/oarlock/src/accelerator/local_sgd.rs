@@ -45,7 +45,9 @@ impl LocalSteps {
     pub fn step(&mut self) -> Result<()> {
         self.n_steps += 1;
         match &self.alone {
-            Some(alone) if self.n_steps.is_multiple_of(self.local_sgd_steps) => alone.average(&Place::Inside),
+            Some(alone) if self.n_steps.is_multiple_of(self.local_sgd_steps) => {
+                alone.average(&LoopPosition::Inside)
+            }
             _ => Ok(()),
         }
     }
@@ -60,7 +62,7 @@ struct Alone {
 
 /// Where a rank stands when weights become their mean.
 #[derive(Serialize, Deserialize)]
-enum Place {
+enum LoopPosition {
     /// Inside of the loop.
     Inside,
     /// At its end.
@@ -77,28 +79,31 @@ impl Alone {
     }
 
     /// Weights become their mean, at the end with the optimizer's states, where all ranks are inside or all at the end.
-    fn average(&self, place: &Place) -> Result<()> {
+    fn average(&self, place: &LoopPosition) -> Result<()> {
         let averaged = self.meet(place).and_then(|()| {
             let mut optimizer = self.state.optimizer()?;
-            optimizer.engine_mut().average(!matches!(place, Place::Inside))
+            optimizer.engine_mut().average(!matches!(place, LoopPosition::Inside))
         });
         // The ranks have the weights that they had, or some of them.
         averaged.inspect_err(|error| self.state.break_apart(error.to_string()))
     }
 
     /// All ranks tell where they are.
-    fn meet(&self, place: &Place) -> Result<()> {
+    fn meet(&self, place: &LoopPosition) -> Result<()> {
         self.state.check_whole()?;
         let told = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
-        let told = told.iter().enumerate().map(|(rank, bytes)| decode::<Place>("local_sgd", rank, bytes));
-        let told = told.collect::<Result<Vec<Place>>>()?;
-        let Some(inside) = told.iter().position(|place| matches!(place, Place::Inside)) else {
+        let told =
+            told.iter().enumerate().map(|(rank, bytes)| decode::<LoopPosition>("local_sgd", rank, bytes));
+        let told = told.collect::<Result<Vec<LoopPosition>>>()?;
+        let Some(inside) = told.iter().position(|place| matches!(place, LoopPosition::Inside)) else {
             return Ok(());
         };
         let left = told.iter().enumerate().find_map(|(rank, place)| match place {
-            Place::Inside => None,
-            Place::End => Some(format!("rank {rank} is at the end of its loop")),
-            Place::Failed(why) => Some(format!("the loop of rank {rank} has ended with an error ({why})")),
+            LoopPosition::Inside => None,
+            LoopPosition::End => Some(format!("rank {rank} is at the end of its loop")),
+            LoopPosition::Failed(why) => {
+                Some(format!("the loop of rank {rank} has ended with an error ({why})"))
+            }
         });
         match left {
             None => Ok(()),
@@ -109,8 +114,8 @@ impl Alone {
     }
 
     /// Ranks go on as one.
-    fn end(self, place: &Place) -> Result<()> {
-        if !matches!(place, Place::End) {
+    fn end(self, place: &LoopPosition) -> Result<()> {
+        if !matches!(place, LoopPosition::End) {
             // The micro-batch that failed has left some, on this rank or that.
             self.state.optimizer()?.clear_grads()?;
             self.state.begin();
@@ -173,10 +178,10 @@ impl Accelerator {
         let result = body(&mut steps);
         let Some(alone) = steps.alone else { return result };
         match result {
-            Ok(result) => alone.end(&Place::End).map(|()| result),
+            Ok(result) => alone.end(&LoopPosition::End).map(|()| result),
             Err(error) => {
                 // Where this fails, the next use of the model says so.
-                let _ = alone.end(&Place::Failed(error.to_string()));
+                let _ = alone.end(&LoopPosition::Failed(error.to_string()));
                 Err(error)
             }
         }

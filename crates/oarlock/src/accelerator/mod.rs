@@ -40,8 +40,8 @@ pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
 pub(crate) use options::{engine_options, wrap};
 pub use passes::Loss;
-pub(crate) use plugins::Resolved;
 pub use plugins::{DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice};
+pub(crate) use plugins::{Resolved, hidden_size_of};
 pub use prepare::{Plan, Prepare};
 pub use prepared::Prepared;
 pub use processes::ApplyPadding;
@@ -52,7 +52,7 @@ pub use seed::DeviceSpecific;
 pub use project::ProjectConfiguration;
 pub use save_model::{SaveModel, ShardSize};
 pub use saving::HookHandle;
-pub use state::{Kept, Stateful};
+pub use state::{Checkpointed, Stateful};
 pub use token_loader::{PreparedTokenLoader, TokenLoader};
 pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 

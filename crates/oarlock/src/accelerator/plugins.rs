@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, Param};
 use serde_json::json;
 
 use super::config::SchedulerSteps;
@@ -16,6 +16,7 @@ use crate::config::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
+use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Group, Optim, Parameters, Schedule, adamw};
 use crate::shard::Options;
 
@@ -41,7 +42,7 @@ pub struct DeepSpeedPlugin {
     pub zero3_init_flag: Option<bool>,
     /// `stage3_gather_16bit_weights_on_model_save`.
     pub zero3_save_16bit_model: Option<bool>,
-    /// The model's hidden size, from which `"auto"` sizes of stage 3 follow; by default the model says it, if it knows.
+    /// The model's hidden size, from which `"auto"` sizes of stage 3 follow; by default the width of the model's first embedding.
     pub hidden_size: Option<usize>,
 }
 
@@ -153,6 +154,32 @@ impl Plugins {
 
     fn active(&self) -> Option<&(String, DeepSpeedPlugin)> {
         self.named.get(self.active.load(Relaxed))
+    }
+}
+
+/// The size of a model's hidden states, from which `"auto"` sizes follow: the width of its first embedding.
+pub(crate) fn hidden_size_of(model: &dyn Module) -> Option<usize> {
+    let mut first = FirstEmbedding(None);
+    first.child("", model);
+    first.0
+}
+
+/// The width of the first embedding that is visited.
+struct FirstEmbedding(Option<usize>);
+
+impl Visitor for FirstEmbedding {
+    fn param(&mut self, _name: &str, _param: &Param) {}
+
+    fn child(&mut self, _name: &str, child: &dyn Module) {
+        match child.kind() {
+            _ if self.0.is_some() => {}
+            "Embedding" => self.0 = parameters(child).first().map(|named| named.param.shape().last()),
+            _ => child.visit(self),
+        }
+    }
+
+    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
+        self.child("", inside);
     }
 }
 

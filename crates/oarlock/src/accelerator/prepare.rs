@@ -12,7 +12,7 @@ use twox_hash::XxHash64;
 
 use super::Accelerator;
 use super::optimizer::PreparedOptimizer;
-use super::plugins::Resolved;
+use super::plugins::{Resolved, hidden_size_of};
 use super::prepared::Prepared;
 use super::prepared_state::PreparedState;
 use super::scheduler::PreparedScheduler;
@@ -55,7 +55,7 @@ pub struct Plan {
     pub(super) has_scheduler: bool,
     /// The samples of a rank in a batch of each loader.
     pub(super) batch_sizes: Vec<usize>,
-    /// The hidden size of the first model that says it.
+    /// The hidden size of the first model with an embedding.
     pub(super) hidden_size: Option<usize>,
     /// The DeepSpeed configuration that the objects follow.
     pub(super) deepspeed: Option<Resolved>,
@@ -333,7 +333,7 @@ impl<M: Module> Prepare for M {
                 "prepare: the models {other} and {name} share parameters; one engine holds each parameter"
             )));
         }
-        plan.hidden_size = plan.hidden_size.or(self.hidden_size());
+        plan.hidden_size = plan.hidden_size.or_else(|| hidden_size_of(self));
         plan.models.push((params, name));
         Ok(())
     }

@@ -117,10 +117,6 @@ impl<M: Module> Module for Prepared<M> {
         self.module.kind()
     }
 
-    fn hidden_size(&self) -> Option<usize> {
-        self.module.hidden_size()
-    }
-
     fn latency(&self) -> Option<&Latency> {
         self.module.latency()
     }

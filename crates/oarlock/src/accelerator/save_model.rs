@@ -165,13 +165,13 @@ impl Accelerator {
 }
 
 /// The name of a parameter, the first of some elements of it, and how many.
-type Place = (String, usize, usize);
+type Location = (String, usize, usize);
 
 /// The weights of a unit that this rank saves: their places as JSON behind its length, then the weights.
 fn pack(snapshot: &Snapshot, unit: usize) -> Result<Vec<u8>> {
     let slices = snapshot.slices(unit).into_iter().filter(|slice| slice.kind == MASTER);
     let slices: Vec<Slice> = slices.filter(|slice| !slice.elements.is_empty()).collect();
-    let places: Vec<Place> =
+    let places: Vec<Location> =
         slices.iter().map(|slice| (slice.name.clone(), slice.elements.start, slice.elements.len())).collect();
     let header = serde_json::to_vec(&places)
         .map_err(|error| Error::Usage(format!("the names of parameters do not travel: {error}")))?;
@@ -190,7 +190,7 @@ fn pack(snapshot: &Snapshot, unit: usize) -> Result<Vec<u8>> {
 fn unpack(parcel: &[u8], values: &mut HashMap<String, Vec<f32>>) -> Option<()> {
     let (len, rest) = parcel.split_first_chunk::<8>()?;
     let (header, mut rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
-    for (name, first, n_elems) in serde_json::from_slice::<Vec<Place>>(header).ok()? {
+    for (name, first, n_elems) in serde_json::from_slice::<Vec<Location>>(header).ok()? {
         let part = values.get_mut(&name)?.get_mut(first..first.checked_add(n_elems)?)?;
         let bytes = rest.split_off(..n_elems.checked_mul(4)?)?;
         for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {

@@ -35,23 +35,23 @@ pub trait Stateful: Send + Sync {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use oarlock::{Accelerator, AcceleratorConfig, Kept};
+/// use oarlock::{Accelerator, AcceleratorConfig, Checkpointed};
 ///
 /// # fn main() -> oarlock::Result<()> {
 /// let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
-/// let best = Arc::new(Kept::new(f64::MAX));
+/// let best = Arc::new(Checkpointed::new(f64::MAX));
 /// accelerator.register_for_checkpointing(best.clone());
 /// *best.lock() = 0.25;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Default)]
-pub struct Kept<T>(Mutex<T>);
+pub struct Checkpointed<T>(Mutex<T>);
 
-impl<T> Kept<T> {
+impl<T> Checkpointed<T> {
     /// Keeps a value.
-    pub fn new(value: T) -> Kept<T> {
-        Kept(Mutex::new(value))
+    pub fn new(value: T) -> Checkpointed<T> {
+        Checkpointed(Mutex::new(value))
     }
 
     /// The value, to be read or changed; not to be held while a checkpoint is saved or loaded.
@@ -60,7 +60,7 @@ impl<T> Kept<T> {
     }
 }
 
-impl<T: Serialize + DeserializeOwned + Send> Stateful for Kept<T> {
+impl<T: Serialize + DeserializeOwned + Send> Stateful for Checkpointed<T> {
     fn state_dict(&self) -> Result<Value> {
         let written = serde_json::to_value(&*self.lock());
         written.map_err(|error| {
@@ -79,7 +79,7 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Kept<T> {
 impl Accelerator {
     /// Has [`Accelerator::save_state`] keep the state of an object, and [`Accelerator::load_state`] give it back. A loop
     /// that loads registers as many objects as the one that saved, in the same order. Any serde value can be registered
-    /// as a [`Kept`].
+    /// as a [`Checkpointed`].
     pub fn register_for_checkpointing<T: Stateful + 'static>(&self, object: Arc<T>) {
         self.inner.add_stateful("custom", object);
     }

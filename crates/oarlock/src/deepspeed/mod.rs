@@ -45,6 +45,7 @@ pub use engine::DeepSpeedEngine;
 
 use crate::accelerator::{
     Accelerator, AcceleratorConfig, DivideBy, DummyOptim, GradientAccumulation, Prepare, Resolved,
+    hidden_size_of,
 };
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
@@ -172,7 +173,7 @@ pub fn initialize<M: Module, L: Prepare>(
     if let Some(rows) = rows {
         config.fill("train_micro_batch_size_per_gpu", rows);
     }
-    let hidden_size = hidden_size.or(model.hidden_size());
+    let hidden_size = hidden_size.or_else(|| hidden_size_of(&model));
     let plan = config.plan(base.num_processes(), hidden_size)?;
     if let Some(rows) = rows.filter(|rows| *rows != plan.micro_batch_size) {
         return Err(Error::Usage(format!(

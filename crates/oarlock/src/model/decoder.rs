@@ -198,10 +198,6 @@ impl Module for Decoder {
         visitor.child("", &self.head);
     }
 
-    fn hidden_size(&self) -> Option<usize> {
-        Some(self.config().hidden_size)
-    }
-
     fn latency(&self) -> Option<&Latency> {
         Some(&self.latency)
     }

@@ -88,11 +88,6 @@ pub trait Module: Send + Sync + 'static {
         path.split('<').next().unwrap_or(path).rsplit("::").next().unwrap_or(path)
     }
 
-    /// The size of its hidden states, where it has one: `"auto"` sizes of a DeepSpeed configuration follow from it.
-    fn hidden_size(&self) -> Option<usize> {
-        None
-    }
-
     /// Where its forward passes are timed, if they are.
     fn latency(&self) -> Option<&Latency> {
         None
@@ -162,10 +157,6 @@ macro_rules! pointers {
 
             fn kind(&self) -> &'static str {
                 (**self).kind()
-            }
-
-            fn hidden_size(&self) -> Option<usize> {
-                (**self).hidden_size()
             }
 
             fn latency(&self) -> Option<&Latency> {

@@ -15,12 +15,11 @@ use oarlock_tensor::{Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
-use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
-use crate::shard::hooks::{Home, Hook, PassHook};
+use crate::shard::group::{Grads, GroupBuilder, Home, Kind, Weights, offload_file};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::order::ready;
-use crate::shard::passes::{Core, UnitUse};
+use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
@@ -57,9 +56,9 @@ pub struct Resident {
     pub gradients: usize,
     /// Master weights and the optimizer's states.
     pub optimizer: usize,
-    /// Windows in which weights are gathered.
+    /// Buffers in which weights are gathered.
     pub gathered: usize,
-    /// Windows through which gradients leave.
+    /// Buffers through which gradients leave.
     pub leaving: usize,
 }
 
@@ -88,7 +87,7 @@ impl Engine {
         };
         let mesh = Mesh::new(comm, group, options.secondary)?;
         let shares_memory = comm.shares_memory();
-        let mut maker = Maker {
+        let mut builder = GroupBuilder {
             mesh: &mesh,
             device,
             options: &options,
@@ -99,7 +98,7 @@ impl Engine {
             n_blocks: 0,
         };
         // In the order of the model, so that no sum of blocks depends on what is a unit.
-        maker.count(&parameters(model));
+        builder.count(&parameters(model));
         let found = wrapped_units_of(model, &options.wrap);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
         for unit in &found {
@@ -115,7 +114,7 @@ impl Engine {
             for (kind, params) in kinds {
                 homes.extend(params.iter().enumerate().map(|(i, p)| (p.param.clone(), groups.len(), i)));
                 let in_unit = unit.run.is_some();
-                groups.push(maker.group(groups.len(), kind, &params, in_unit, param_group, role)?);
+                groups.push(builder.group(groups.len(), kind, &params, in_unit, param_group, role)?);
             }
             if unit.run.is_some() {
                 let own: Vec<usize> = (first..groups.len()).collect();
@@ -133,7 +132,7 @@ impl Engine {
             param.settle(Arc::new(Home { core: Arc::downgrade(&core), group, params }), index);
         }
         for (unit, run) in found.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
-            if run.attach(Arc::new(Hook { core: Arc::downgrade(&core), unit })).is_err() {
+            if run.attach(Arc::new(UnitPasses { core: Arc::downgrade(&core), unit })).is_err() {
                 return Err(Error::Usage(format!(
                     "unit \"{}\" belongs to another engine already",
                     core.units[unit].name
@@ -202,7 +201,7 @@ impl Engine {
 
     /// What is in memory of the model's state.
     pub fn resident(&self) -> Resident {
-        let (gathered, leaving) = self.core.window_bytes();
+        let (gathered, leaving) = self.core.pool_bytes();
         let mut resident = Resident { gathered, leaving, ..Resident::default() };
         for group in &self.core.groups {
             resident.parameters += match &group.weights {
@@ -233,7 +232,7 @@ impl Engine {
     /// What a tape calls around a whole pass: after a backward pass, gradients of units that this rank has skipped
     /// leave as zeros.
     pub fn pass_hook(&self) -> Arc<dyn UnitHook> {
-        Arc::new(PassHook(Arc::downgrade(&self.core)))
+        Arc::new(TapePass(Arc::downgrade(&self.core)))
     }
 
     /// Sums the gradients over all ranks; each rank then holds the sums of what it updates. A parameter that no rank

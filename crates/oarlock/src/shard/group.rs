@@ -4,17 +4,20 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, Place};
+use oarlock_tensor::{
+    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, Place, Result as TensorResult, Tensor,
+};
 
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::column::{Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout};
 use crate::shard::mesh::Mesh;
+use crate::shard::passes::Core;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::state::{GroupState, MASTER};
 
@@ -41,7 +44,7 @@ pub(super) struct Group {
 pub(super) enum Weights {
     /// Always there.
     Resident(Region),
-    /// Gathered into a window when the unit is used; at rest each rank has what it owns.
+    /// Gathered into a buffer when the unit is used; at rest each rank has what it owns.
     Gathered,
 }
 
@@ -51,7 +54,7 @@ pub(super) enum Grads {
     None,
     /// A buffer of this rank's own, reduced before the step.
     Whole(Region),
-    /// They leave through a window when the unit's backward pass is over; this rank keeps the sums of what it owns.
+    /// They leave through a buffer when the unit's backward pass is over; this rank keeps the sums of what it owns.
     Sharded {
         sums: FlatBuffer,
         /// The same sums as other sharding groups see them, where there are any.
@@ -84,7 +87,7 @@ impl Kind {
 }
 
 /// What all groups of an engine are made with.
-pub(super) struct Maker<'a> {
+pub(super) struct GroupBuilder<'a> {
     pub mesh: &'a Mesh,
     pub device: &'a Device,
     pub options: &'a Options,
@@ -97,7 +100,7 @@ pub(super) struct Maker<'a> {
     pub n_blocks: usize,
 }
 
-impl Maker<'_> {
+impl GroupBuilder<'_> {
     /// Numbers the blocks of a model's parameters.
     pub fn count(&mut self, named: &[NamedParam]) {
         for named in named {
@@ -318,4 +321,31 @@ fn cut(ranges: &[Range<usize>], n_elems: usize, bucket: usize) -> Result<Vec<Own
         buckets.push(Ownership::new(ranges.iter().map(inside).collect())?);
     }
     Ok(buckets)
+}
+
+/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
+pub(super) struct Home {
+    pub core: Weak<Core>,
+    pub group: usize,
+    pub params: Arc<FlatParams>,
+}
+
+impl ParamHome for Home {
+    fn weight(&self, index: usize) -> TensorResult<Tensor> {
+        self.params.weight(index)
+    }
+
+    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
+        if self.params.trainable(index)
+            && self.params.grads().is_none()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.open_slot(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+        }
+        self.params.grad(index)
+    }
+
+    fn trainable(&self, index: usize) -> bool {
+        self.params.trainable(index)
+    }
 }

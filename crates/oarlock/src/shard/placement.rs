@@ -71,7 +71,7 @@ pub enum Lifetime {
 pub enum Gather {
     /// The ranks of one machine see one copy, of which each updates its part: a gather moves nothing.
     InPlace,
-    /// Each rank keeps its part, and a unit is gathered into a window when it is used, as between machines.
+    /// Each rank keeps its part, and a unit is gathered into a buffer when it is used, as between machines.
     Copy,
 }
 

@@ -9,34 +9,34 @@ use oarlock_tensor::{DType, FlatBuffer, Store};
 use crate::error::Result;
 use crate::shard::group::{Grads, Group};
 use crate::shard::order::{ready, settle};
-use crate::shard::passes::{Core, Now};
+use crate::shard::passes::{Core, PassState};
 use crate::shard::placement::Placement;
 
 impl Core {
     /// A place for the gradients of a group, which an op is about to write.
     pub(super) fn open_slot(&self, index: usize) -> Result<()> {
-        let mut now = self.now();
-        self.open_slot_in(&mut now, index)
+        let mut pass = self.pass();
+        self.open_slot_in(&mut pass, index)
     }
 
-    fn open_slot_in(&self, now: &mut Now, index: usize) -> Result<()> {
-        if now.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
+    fn open_slot_in(&self, pass: &mut PassState, index: usize) -> Result<()> {
+        if pass.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
             let group = &self.groups[index];
-            let slot = now.slots.take(group.layout.n_elems() * 4)?;
+            let slot = pass.slots.take(group.layout.n_elems() * 4)?;
             group.params.attach_grads(slot.flat.clone())?;
-            now.groups[index].slot = Some(slot);
+            pass.groups[index].slot = Some(slot);
         }
         Ok(())
     }
 
     /// Sums a group's gradients over the ranks; each adds what it owns to its sums.
-    pub(super) fn reduce(&self, now: &mut Now, index: usize) -> Result<()> {
+    pub(super) fn reduce(&self, pass: &mut PassState, index: usize) -> Result<()> {
         let group = &self.groups[index];
         let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
-        self.open_slot_in(now, index)?;
-        now.groups[index].note_touched(&group.params);
+        self.open_slot_in(pass, index)?;
+        pass.groups[index].note_touched(&group.params);
         group.params.zero_untouched()?;
-        let here = &mut now.groups[index];
+        let here = &mut pass.groups[index];
         let Some(slot) = here.slot.take() else { return Ok(()) };
         self.reduce_scatter(group, &slot.region, &slot.flat)?;
         let owned = group.owners.of(self.mesh.shard.rank()).first().cloned().unwrap_or(0..0);
@@ -46,7 +46,7 @@ impl Core {
         transfer::accumulate(&self.device, &Part { flat: &slot.flat, range: owned }, &to, store)?;
         group.params.detach_grads();
         group.params.clear_grads();
-        now.slots.give_back(slot)
+        pass.slots.give_back(slot)
     }
 
     /// Each owner receives the sums of its elements.
@@ -94,16 +94,16 @@ impl Core {
 
     /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
     pub fn reduce_all(&self) -> Result<()> {
-        let mut now = self.now();
-        let now = &mut *now;
-        self.finish_backward_in(now)?;
+        let mut pass = self.pass();
+        let pass = &mut *pass;
+        self.finish_backward_in(pass)?;
         for (index, group) in self.groups.iter().enumerate() {
             // Where ranks share one copy of the weights, an owner may write them when all have met.
             group.params.weights().map_or(Ok(()), |weights| settle(&weights))?;
             match &group.grads {
                 Grads::None => {}
                 Grads::Whole(region) => {
-                    now.groups[index].note_touched(&group.params);
+                    pass.groups[index].note_touched(&group.params);
                     group.params.zero_untouched()?;
                     let Some(flat) = group.params.grads() else { continue };
                     match self.options.placements.optimizer {
@@ -113,8 +113,8 @@ impl Core {
                 }
                 Grads::Sharded { across, sums } => {
                     // Outside of any unit, or in a step without a backward pass.
-                    if now.groups[index].slot.is_some() || !now.groups[index].summed {
-                        self.reduce(now, index)?;
+                    if pass.groups[index].slot.is_some() || !pass.groups[index].summed {
+                        self.reduce(pass, index)?;
                     }
                     if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
                         let n_elems = region.bytes() / 4;

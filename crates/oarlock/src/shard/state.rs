@@ -52,34 +52,34 @@ pub(super) struct GroupState {
 /// Lets readers hold state constant, and the writer wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    held: Mutex<usize>,
+    n_guards: Mutex<usize>,
     free: Condvar,
 }
 
 /// While this lives the gate is held.
 #[derive(Debug)]
-struct Held(Arc<Gate>);
+struct GateGuard(Arc<Gate>);
 
 impl Gate {
     fn count(&self) -> MutexGuard<'_, usize> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.n_guards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(self: &Arc<Gate>) -> Held {
+    fn hold(self: &Arc<Gate>) -> GateGuard {
         *self.count() += 1;
-        Held(self.clone())
+        GateGuard(self.clone())
     }
 
     /// Returns when nobody holds it.
     pub fn wait(&self) {
-        let mut held = self.count();
-        while *held > 0 {
-            held = self.free.wait(held).unwrap_or_else(PoisonError::into_inner);
+        let mut n_guards = self.count();
+        while *n_guards > 0 {
+            n_guards = self.free.wait(n_guards).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for GateGuard {
     fn drop(&mut self) {
         *self.0.count() -= 1;
         self.0.free.notify_all();
@@ -144,13 +144,13 @@ impl GroupState {
 #[derive(Debug)]
 pub struct Snapshot {
     groups: Vec<Arc<GroupState>>,
-    held: Vec<Option<Held>>,
+    guards: Vec<Option<GateGuard>>,
 }
 
 impl Snapshot {
     pub(super) fn new(groups: Vec<Arc<GroupState>>) -> Snapshot {
-        let held = groups.iter().map(|group| Some(group.gate.hold())).collect();
-        Snapshot { groups, held }
+        let guards = groups.iter().map(|group| Some(group.gate.hold())).collect();
+        Snapshot { groups, guards }
     }
 
     /// The number of pieces that can be released one by one, in the order in which the optimizer wants them back.
@@ -195,7 +195,7 @@ impl Snapshot {
 
     /// This unit is written: the optimizer may change it.
     pub fn release(&mut self, unit: usize) {
-        self.held[unit] = None;
+        self.guards[unit] = None;
     }
 
     fn find(&self, slice: &Slice) -> Result<(&Column, Range<usize>)> {

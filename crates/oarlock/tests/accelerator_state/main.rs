@@ -11,8 +11,8 @@ use oarlock::checkpoint::{CheckpointError, Problem};
 use oarlock::nn::{self, Buffer, Dropout, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, GradientAccumulation, Kept, Options, Prepared, PreparedOptimizer,
-    PreparedScheduler, Result, Tensor, lr_scheduler, optim,
+    Accelerator, AcceleratorConfig, Checkpointed, Error, GradientAccumulation, Options, Prepared,
+    PreparedOptimizer, PreparedScheduler, Result, Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::shm;
 
@@ -75,7 +75,7 @@ struct Loop {
     nets: [Prepared<Net>; 2],
     optimizers: [PreparedOptimizer; 2],
     schedulers: [PreparedScheduler; 2],
-    best: Arc<Kept<Option<f32>>>,
+    best: Arc<Checkpointed<Option<f32>>>,
 }
 
 impl Loop {
@@ -85,7 +85,7 @@ impl Loop {
         let (linear, cosine) = (lr_scheduler::linear(&adam, 2, 12), lr_scheduler::cosine(&sgd, 0, 12));
         let (a, b, sgd, second, first, adam) =
             accelerator.prepare((linear, cosine, sgd, second, first, adam))?;
-        let best = Arc::new(Kept::new(None));
+        let best = Arc::new(Checkpointed::new(None));
         accelerator.register_for_checkpointing(best.clone());
         Ok(Loop { nets: [first, second], optimizers: [adam, sgd], schedulers: [a, b], best })
     }

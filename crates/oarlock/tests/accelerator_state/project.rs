@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oarlock::checkpoint::{CheckpointError, Problem};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{AcceleratorConfig, Error, Kept, ProjectConfiguration};
+use oarlock::{AcceleratorConfig, Checkpointed, Error, ProjectConfiguration};
 
 use crate::{Loop, config, on_ranks, problem};
 
@@ -75,7 +75,7 @@ fn hooks_add_files_that_belong_to_the_checkpoint() {
     let config = config(Placements::PARAMETERS, Gather::Copy);
     let found = on_ranks(2, &config, |accelerator| {
         let training = Loop::new(accelerator).unwrap();
-        let (net, seen) = (training.nets[1].clone(), Arc::new(Kept::new(String::new())));
+        let (net, seen) = (training.nets[1].clone(), Arc::new(Checkpointed::new(String::new())));
         // With collectives, and weights in another form.
         accelerator.register_save_state_pre_hook(move |accelerator, dir| {
             let elems = accelerator.get_state_dict(&net)?["up.weight"].n_elems();

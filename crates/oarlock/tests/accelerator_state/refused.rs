@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oarlock::checkpoint::Problem;
 use oarlock::nn::Buffer;
 use oarlock::shard::{Gather, Placements};
-use oarlock::{AcceleratorConfig, Kept, Tensor, lr_scheduler, optim};
+use oarlock::{AcceleratorConfig, Checkpointed, Tensor, lr_scheduler, optim};
 
 use crate::{Loop, Net, config, on_ranks, problem};
 
@@ -23,7 +23,7 @@ fn what_does_not_fit_is_refused_on_all_ranks_and_nothing_changes() {
     // Loops with other parts.
     let told = on_ranks(2, &config, |accelerator| {
         let training = Loop::new(accelerator).unwrap();
-        accelerator.register_for_checkpointing(Arc::new(Kept::new(0u8)));
+        accelerator.register_for_checkpointing(Arc::new(Checkpointed::new(0u8)));
         let error = accelerator.load_state(Some(&dir)).unwrap_err();
         assert_eq!(training.schedulers[0].steps(), 0);
         error.to_string()
@@ -57,10 +57,10 @@ fn what_does_not_fit_is_refused_on_all_ranks_and_nothing_changes() {
         let (sgd, adam) = (optim::sgd(&net).lr(0.3), optim::adamw(&second));
         let (linear, cosine) = (lr_scheduler::linear(&adam, 2, 12), lr_scheduler::cosine(&sgd, 0, 12));
         let prepared = accelerator.prepare((linear, cosine, sgd, net, second, adam)).unwrap();
-        let kept = Arc::new(Kept::new(0.5f32));
+        let kept = Arc::new(Checkpointed::new(0.5f32));
         match accelerator.process_index() {
             0 => accelerator.register_for_checkpointing(kept.clone()),
-            _ => accelerator.register_for_checkpointing(Arc::new(Kept::new(String::from("text")))),
+            _ => accelerator.register_for_checkpointing(Arc::new(Checkpointed::new(String::from("text")))),
         }
         let weights = accelerator.get_state_dict(&prepared.3).unwrap()["up.weight"].to_vec::<f32>().unwrap();
         let error = accelerator.load_state(Some(&dir)).unwrap_err();

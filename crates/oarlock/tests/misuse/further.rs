@@ -11,8 +11,8 @@ use oarlock::distributed::{self, InitOptions};
 use oarlock::nn::Linear;
 use oarlock::shard::Placements;
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Kept, LocalSgd, LogWith,
-    Options, Reduction, Result, Tensor, TrackerOptions,
+    Accelerator, AcceleratorConfig, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin, LocalSgd,
+    LogWith, Options, Reduction, Result, Tensor, TrackerOptions,
 };
 use oarlock_comm::Communicator;
 use serde_json::{Value, json};
@@ -177,7 +177,7 @@ pub fn all() -> Vec<Wrong> {
                 let (accelerator, dir) = (accelerator(comm)?, folder(comm)?);
                 let _prepared = accelerator.prepare(Net::new()?)?;
                 accelerator.save_state(Some(&dir))?;
-                accelerator.register_for_checkpointing(Arc::new(Kept::new(7)));
+                accelerator.register_for_checkpointing(Arc::new(Checkpointed::new(7)));
                 accelerator.load_state(Some(&dir)).map(|_| ())
             },
         },

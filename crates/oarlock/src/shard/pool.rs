@@ -1,4 +1,4 @@
-//! Windows: pooled buffers that a unit's weights are gathered into, or its gradients leave from.
+//! Pooled buffers that a unit's weights are gathered into, or its gradients leave from.
 
 use oarlock_comm::{Communicator, Region, Sharing};
 use oarlock_tensor::FlatBuffer;
@@ -8,33 +8,41 @@ use crate::shard::order::settle;
 
 /// A buffer that is lent out.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct PoolBuffer {
     /// What collectives work on.
     pub region: Region,
     /// The same memory, as ops see it.
     pub flat: FlatBuffer,
 }
 
-/// A pool of windows. All ranks take and give back in the same order, so that all find the same.
+/// A pool of buffers. All ranks take and give back in the same order, so that all find the same.
 #[derive(Debug)]
-pub struct Windows {
+pub struct BufferPool {
     comm: Communicator,
     sharing: Sharing,
     what: &'static str,
-    free: Vec<(Window, u64)>,
+    free: Vec<(PoolBuffer, u64)>,
     n_allocated: usize,
     bytes: usize,
     /// Meetings of the ranks so far.
     meetings: u64,
 }
 
-impl Windows {
+impl BufferPool {
     /// An empty pool.
-    pub fn new(comm: &Communicator, sharing: Sharing, what: &'static str) -> Windows {
-        Windows { comm: comm.clone(), sharing, what, free: Vec::new(), n_allocated: 0, bytes: 0, meetings: 0 }
+    pub fn new(comm: &Communicator, sharing: Sharing, what: &'static str) -> BufferPool {
+        BufferPool {
+            comm: comm.clone(),
+            sharing,
+            what,
+            free: Vec::new(),
+            n_allocated: 0,
+            bytes: 0,
+            meetings: 0,
+        }
     }
 
-    /// The group of ranks that see these windows.
+    /// The group of ranks that see these buffers.
     pub fn comm(&self) -> &Communicator {
         &self.comm
     }
@@ -44,31 +52,31 @@ impl Windows {
         self.bytes
     }
 
-    /// A window of at least `bytes` bytes that no rank uses any more; the smallest that there is, but none of twice the
+    /// A buffer of at least `bytes` bytes that no rank uses any more; the smallest that there is, but none of twice the
     /// size, which something large will want.
     ///
     /// # Errors
     /// No memory, or a rank failed.
-    pub fn take(&mut self, bytes: usize) -> Result<Window> {
+    pub fn take(&mut self, bytes: usize) -> Result<PoolBuffer> {
         let fitting = self
             .free
             .iter()
             .enumerate()
-            .filter(|(_, (window, _))| (bytes..=2 * bytes).contains(&window.region.bytes()));
-        let Some((index, _)) = fitting.min_by_key(|(_, (window, since))| (window.region.bytes(), *since))
+            .filter(|(_, (buffer, _))| (bytes..=2 * bytes).contains(&buffer.region.bytes()));
+        let Some((index, _)) = fitting.min_by_key(|(_, (buffer, since))| (buffer.region.bytes(), *since))
         else {
             let name = format!("{} {}", self.what, self.n_allocated);
             let region = self.comm.allocate(&name, bytes, self.sharing)?;
             (self.n_allocated, self.bytes) = (self.n_allocated + 1, self.bytes + bytes);
-            return Ok(Window { flat: FlatBuffer::over(Box::new(region.clone())), region });
+            return Ok(PoolBuffer { flat: FlatBuffer::over(Box::new(region.clone())), region });
         };
-        let (window, given_back) = self.free.remove(index);
+        let (buffer, given_back) = self.free.remove(index);
         if self.sharing == Sharing::Replicated && given_back == self.meetings {
             // Another rank may still read what it was gathered for.
             self.comm.barrier()?;
             self.met();
         }
-        Ok(window)
+        Ok(buffer)
     }
 
     /// The ranks have met: whatever was given back before is free on all of them.
@@ -76,20 +84,20 @@ impl Windows {
         self.meetings += 1;
     }
 
-    /// Ends the use of a window.
+    /// Ends the use of a buffer.
     ///
     /// # Errors
     /// When somebody still holds a tensor in it.
-    pub fn give_back(&mut self, window: Window) -> Result<()> {
+    pub fn give_back(&mut self, buffer: PoolBuffer) -> Result<()> {
         // Other ranks may write there next, or look there.
-        settle(&window.flat)?;
-        drop(window.flat.write().map_err(|_| {
+        settle(&buffer.flat)?;
+        drop(buffer.flat.write().map_err(|_| {
             Error::Usage(format!(
                 "a tensor of {} is held after its unit was left: drop it inside of the unit",
                 self.what
             ))
         })?);
-        self.free.push((window, self.meetings));
+        self.free.push((buffer, self.meetings));
         Ok(())
     }
 }
