@@ -107,7 +107,7 @@ fn rank(
         if main {
             println!(
                 "step {step}: loss {:.4} norm {norm:.4} {:.1} ms (forward+backward {:.1}, recomputing {:.1}), {:.0} tok/s, since start {:.2} s, fresh {}",
-                loss.sum / data.n_targets as f64,
+                loss.sum()? / data.n_targets as f64,
                 1e3 * time.as_secs_f64(),
                 1e3 * backward.as_secs_f64(),
                 1e3 * (accelerator.device().profile().recomputing() - recomputed).as_secs_f64(),

@@ -71,7 +71,7 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
         for batch in &window {
             let (ids, labels, mask) = accelerator.place(batch)?;
             let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-            sum += loss.sum;
+            sum += loss.sum()?;
             accumulation.backward(&loss)?;
         }
         losses.push(sum);
@@ -83,7 +83,7 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
     let peak = arena.usage().iter().filter(|u| u.0 == "activation").map(|u| u.1.peak_bytes).sum();
     assert_eq!(accelerator.device().profile().recomputing().is_zero(), recompute == Recompute::None);
     let (ids, labels, _) = accelerator.place(&batch(7))?;
-    let eval = model.loss(&ids, &labels, &Mask::Causal)?.sum;
+    let eval = model.loss(&ids, &labels, &Mask::Causal)?.sum()?;
     let mut weights = Vec::new();
     for named in names_of(&model) {
         // Divided weights are only together inside of their unit.

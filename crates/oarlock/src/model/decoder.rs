@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, HeadLoss, Mask, Rope};
+use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use crate::model::cache::LayerCache;
@@ -101,8 +101,9 @@ impl Decoder {
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
         self.latency.time(|| {
+            let labels = Labels::from_tensor(labels)?;
             let x = self.body.hidden(ids, mask)?;
-            self.head.run(&x, |head| head.loss(&x, labels))
+            self.head.run(&x, |head| head.loss(&x, &labels))
         })
     }
 
@@ -297,9 +298,11 @@ impl Mlp {
 
 impl Head {
     /// The product with the output weights, and the loss in the same pass.
-    fn loss(&self, x: &Tensor, labels: &Tensor) -> Result<HeadLoss> {
+    fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
-        self.lm_head.latency.time(|| ops::head_loss(&normed, &self.lm_head.weight, labels))
+        self.lm_head
+            .latency
+            .time(|| ops::head_loss(&normed, &self.lm_head.weight, labels, HeadOptions::default()))
     }
 
     /// The residual stream after the last norm, in the dtype of the output weights.

@@ -60,7 +60,7 @@ pub fn train_step(
         timer.enter(Phase::Forward);
         let (ids, labels, mask) = accelerator.place(batch)?;
         let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-        loss_sum += loss.sum;
+        loss_sum += loss.sum()?;
         timer.enter(Phase::Backward);
         accumulation.backward(&loss)?;
     }
@@ -94,9 +94,9 @@ pub fn evaluate(
 ) -> Result<(f64, u64)> {
     let mut sums = [0.0, 0.0];
     for batch in batches {
-        let HeadLoss { sum, n_targets, .. } = loss_of(accelerator, model, &batch)?;
-        sums[0] += sum;
-        sums[1] += n_targets as f64;
+        let loss = loss_of(accelerator, model, &batch)?;
+        sums[0] += loss.sum()?;
+        sums[1] += loss.n_targets() as f64;
     }
     accelerator.reduce_sum(&mut sums)?;
     Ok((sums[0], sums[1] as u64))

@@ -83,7 +83,8 @@ impl Function for CrossEntropyBackward {
             with_float!(logits.dtype(), "cross_entropy", T => {
                 let (x, targets) = (logits32.slice()?, self.targets.slice()?);
                 let (losses, dx) = (losses.slice_mut()?, dx.slice_mut::<T>()?);
-                kernel::cross_entropy_grad(cpu, x, targets, logits.shape().last(), scale, losses, dx)?;
+                let (vocab, scale) = (logits.shape().last(), kernel::RowScale::Uniform(scale));
+                kernel::cross_entropy_grad(cpu, x, targets, vocab, scale, None, losses, dx)?;
                 Ok(())
             })
         })?;
