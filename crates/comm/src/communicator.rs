@@ -1,5 +1,5 @@
-//! The handle on a group of ranks that everything above holds: checks arguments, numbers and counts the collectives, notes
-//! the caller, and leaves the bytes to a [`Transport`].
+//! The handle on a group of ranks: checks arguments, numbers and counts the collectives, records the caller, and leaves the
+//! bytes to a [`Transport`].
 
 use std::ops::Range;
 use std::panic::Location;
@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
 
-use crate::call::{Operation, Scalar, digest, mix};
+use crate::call::Request;
+use crate::digest::{digest, mix};
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
+use crate::operation::{Operation, Scalar};
 use crate::ownership::Ownership;
 use crate::ready::Ready;
 use crate::reduce::tree_fold;
@@ -19,22 +21,22 @@ use crate::region::{Region, Sharing};
 use crate::solo::Solo;
 use crate::stats::{OpStats, Recorded, Recorder};
 use crate::trace::{CollectiveEvent, Trace};
-use crate::transport::{Request, Transport};
+use crate::transport::Transport;
 
-/// One rank's place in a group. All ranks of the group make the same collective calls in the same order; where one does
-/// not, every rank gets an error that names both sides. Clones are the same rank.
+/// One rank of a group. All ranks of the group must make the same collective calls in the same order; if one does not,
+/// every rank gets an error that names both calls. Clones are the same rank.
 ///
 /// Collectives may come from any thread but run one at a time. After a failure of any rank each further collective
 /// returns that failure.
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 
-/// A communicator that somebody else keeps: it does not make this rank stay in its group.
+/// A weak handle: it does not keep the rank in its group.
 #[derive(Clone)]
 pub struct WeakCommunicator(Weak<Inner>);
 
 impl WeakCommunicator {
-    /// The communicator, while somebody keeps it.
+    /// The communicator, if a strong handle still exists.
     pub fn upgrade(&self) -> Option<Communicator> {
         self.0.upgrade().map(Communicator)
     }
@@ -42,10 +44,10 @@ impl WeakCommunicator {
 
 struct Inner {
     transport: Arc<dyn Transport>,
-    /// The number of the last collective; held while one runs.
-    order: Mutex<u64>,
+    /// The sequence number of the last collective; held while one runs.
+    sequence: Mutex<u64>,
     counts: [Count; Operation::ALL.len()],
-    /// Empty until somebody wants times.
+    /// Empty until times are asked for.
     recorder: Arc<OnceLock<Recorder>>,
     trace: Arc<Trace>,
 }
@@ -73,8 +75,8 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// What a request is about, before it gets a number.
-struct About<'a> {
+/// A request before it has its sequence number.
+struct Draft<'a> {
     operation: Operation,
     elements: usize,
     dtype: Option<DType>,
@@ -93,8 +95,8 @@ impl Communicator {
         recorder: Arc<OnceLock<Recorder>>,
         trace: Arc<Trace>,
     ) -> Communicator {
-        let (order, counts) = (Mutex::new(0), Default::default());
-        Communicator(Arc::new(Inner { transport, order, counts, recorder, trace }))
+        let (sequence, counts) = (Mutex::new(0), Default::default());
+        Communicator(Arc::new(Inner { transport, sequence, counts, recorder, trace }))
     }
 
     /// A world of one rank.
@@ -102,7 +104,7 @@ impl Communicator {
         Communicator::new(Arc::new(Solo::new()))
     }
 
-    /// A handle that does not keep it.
+    /// A weak handle on it.
     pub fn downgrade(&self) -> WeakCommunicator {
         WeakCommunicator(Arc::downgrade(&self.0))
     }
@@ -117,18 +119,18 @@ impl Communicator {
         self.0.transport.world_size()
     }
 
-    /// Whether all ranks see one copy of a replicated region, so that a gather over it moves nothing.
+    /// Whether all ranks see one copy of a replicated region, so that an all-gather over it moves nothing.
     pub fn shares_memory(&self) -> bool {
         self.0.transport.shares_memory()
     }
 
-    /// This rank's place among those that share its cores, and how many they are: all, where they are on one machine and
-    /// nobody has bound them.
+    /// This rank's index among those that share its cores, and their number: all ranks of the machine, unless they are
+    /// bound to cores.
     pub fn sharing_cores(&self) -> (usize, usize) {
         self.0.transport.sharing_cores()
     }
 
-    /// The machine of each rank, numbered as they come.
+    /// The machine of each rank, numbered in order of appearance.
     pub fn machines(&self) -> Vec<usize> {
         self.0.transport.machines()
     }
@@ -136,21 +138,21 @@ impl Communicator {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// As every collective: when a rank failed, called something else or did not come in time.
+    /// As every collective: when a rank failed, called something else or did not enter in time.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
-        self.run(About::small(Operation::Barrier, "", 0), |t, r| t.barrier(r))
+        self.run(Draft::small(Operation::Barrier, "", 0), |t, r| t.barrier(r))
     }
 
     /// Reserves a zeroed region of `bytes` bytes on each rank, all in the same order and under the same name.
     ///
     /// # Errors
-    /// As every collective, and when the memory cannot be had.
+    /// As every collective, and when the memory cannot be allocated.
     #[track_caller]
     pub fn allocate(&self, name: &str, bytes: usize, sharing: Sharing) -> Result<Region> {
         let detail = mix(digest(name.as_bytes()), sharing as u64);
-        let about = About { elements: bytes, ..About::small(Operation::Allocate, name, detail) };
-        self.run(about, |t, r| t.allocate(r, sharing))
+        let draft = Draft { elements: bytes, ..Draft::small(Operation::Allocate, name, detail) };
+        self.run(draft, |t, r| t.allocate(r, sharing))
     }
 
     /// Sums the elements of `range` over all ranks, in a fixed pairwise tree over ranks; each rank then holds the sums.
@@ -167,8 +169,8 @@ impl Communicator {
         after: Ready,
     ) -> Result<Ready> {
         check_summable(Operation::AllReduce, region, dtype)?;
-        let about = About::range(Operation::AllReduce, region, dtype, &range, 0)?;
-        self.run(about, |t, r| t.all_reduce(r, region, range.clone(), after))
+        let draft = Draft::range(Operation::AllReduce, region, dtype, &range, 0)?;
+        self.run(draft, |t, r| t.all_reduce(r, region, range.clone(), after))
     }
 
     /// Sums over all ranks, as [`all_reduce`](Communicator::all_reduce) does, but each owner alone receives the sums of
@@ -185,12 +187,12 @@ impl Communicator {
         after: Ready,
     ) -> Result<Ready> {
         check_summable(Operation::ReduceScatter, region, dtype)?;
-        let about = self.about_owners(Operation::ReduceScatter, region, dtype, owners)?;
-        self.run(about, |t, r| t.reduce_scatter(r, region, owners, after))
+        let draft = self.draft_owners(Operation::ReduceScatter, region, dtype, owners)?;
+        self.run(draft, |t, r| t.reduce_scatter(r, region, owners, after))
     }
 
     /// Brings each owner's ranges to all ranks. Over a replicated region nothing moves: the call orders the owners' writes
-    /// before everybody's reads.
+    /// before the reads of all ranks.
     ///
     /// # Errors
     /// As every collective, and when the arguments do not fit the region.
@@ -202,8 +204,8 @@ impl Communicator {
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
-        let about = self.about_owners(Operation::AllGather, region, dtype, owners)?;
-        self.run(about, |t, r| t.all_gather(r, region, owners, after))
+        let draft = self.draft_owners(Operation::AllGather, region, dtype, owners)?;
+        self.run(draft, |t, r| t.all_gather(r, region, owners, after))
     }
 
     /// Brings the elements of `range` on the rank `root` to all ranks.
@@ -220,17 +222,17 @@ impl Communicator {
         after: Ready,
     ) -> Result<Ready> {
         self.check_rank(Operation::Broadcast, root)?;
-        let about = About::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
-        self.run(about, |t, r| t.broadcast(r, region, range.clone(), root, after))
+        let draft = Draft::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
+        self.run(draft, |t, r| t.broadcast(r, region, range.clone(), root, after))
     }
 
-    /// The bytes of each rank, in the order of ranks; lengths may differ. For small things: nothing of it is kept in place.
+    /// The bytes of each rank, in the order of ranks; lengths may differ. For small values: they are copied.
     ///
     /// # Errors
     /// As every collective.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.run(About::small(Operation::AllGatherBytes, "", 0), |t, r| t.all_gather_bytes(r, bytes))
+        self.run(Draft::small(Operation::AllGatherBytes, "", 0), |t, r| t.all_gather_bytes(r, bytes))
     }
 
     /// The bytes of the rank `root`; those given by the others are ignored.
@@ -241,19 +243,19 @@ impl Communicator {
     pub fn broadcast_bytes(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
         self.check_rank(Operation::BroadcastBytes, root)?;
         let mine = if self.rank() == root { bytes } else { &[] };
-        let about = About::small(Operation::BroadcastBytes, "", root as u64);
-        Ok(self.run(about, |t, r| t.all_gather_bytes(r, mine))?.swap_remove(root))
+        let draft = Draft::small(Operation::BroadcastBytes, "", root as u64);
+        Ok(self.run(draft, |t, r| t.all_gather_bytes(r, mine))?.swap_remove(root))
     }
 
-    /// Combines a few numbers over all ranks, each at its place, in a fixed pairwise tree over ranks.
+    /// Combines a few numbers elementwise over all ranks, in a fixed pairwise tree over ranks.
     ///
     /// # Errors
     /// As every collective; the count must be the same on all ranks.
     #[track_caller]
     pub fn all_reduce_f64(&self, values: &mut [f64], how: Scalar) -> Result<()> {
-        let about =
-            About { elements: 8 * values.len(), ..About::small(Operation::AllReduceScalars, "", how as u64) };
-        let all = self.run(about, |t, r| t.all_gather_bytes(r, bytemuck::cast_slice(values)))?;
+        let draft =
+            Draft { elements: 8 * values.len(), ..Draft::small(Operation::AllReduceScalars, "", how as u64) };
+        let all = self.run(draft, |t, r| t.all_gather_bytes(r, bytemuck::cast_slice(values)))?;
         for (i, value) in values.iter_mut().enumerate() {
             let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<f64>(&all[rank][8 * i..8 * i + 8]);
             *value = tree_fold(0..all.len(), &of_rank, &|a, b| how.combine(a, b));
@@ -261,14 +263,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes sure that all ranks hold the same value.
+    /// Checks that all ranks hold the same value.
     ///
     /// # Errors
     /// As every collective, and [`Error::Disagreement`] on all ranks when one holds another value.
     #[track_caller]
     pub fn agree(&self, what: &str, value: u64) -> Result<()> {
-        let about = About::small(Operation::Agree, what, digest(what.as_bytes()));
-        let all = self.run(about, |t, r| t.all_gather_bytes(r, &value.to_ne_bytes()))?;
+        let draft = Draft::small(Operation::Agree, what, digest(what.as_bytes()));
+        let all = self.run(draft, |t, r| t.all_gather_bytes(r, &value.to_ne_bytes()))?;
         let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<u64>(&all[rank]);
         match (1..all.len()).find(|&rank| of_rank(rank) != of_rank(0)) {
             None => Ok(()),
@@ -280,8 +282,8 @@ impl Communicator {
         }
     }
 
-    /// Divides the ranks into groups and returns the communicator of this rank's group, in which rank `i` is the group's
-    /// `i`-th. All ranks give the same groups.
+    /// Splits the ranks into groups and returns the communicator of this rank's group, in which rank `i` is the `i`-th of the
+    /// group's list. All ranks give the same groups.
     ///
     /// # Errors
     /// As every collective, and when the groups do not hold each rank once.
@@ -299,16 +301,16 @@ impl Communicator {
         };
         let detail =
             groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
-        let transport = self.run(About::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
+        let transport = self.run(Draft::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
         Ok(Communicator::recorded_in(transport, self.0.recorder.clone(), self.0.trace.clone()))
     }
 
-    /// How long to wait for a rank that lives but does not come.
+    /// How long to wait for a rank that is alive but does not enter a collective.
     pub fn set_timeout(&self, limit: Duration) {
         self.0.transport.set_timeout(limit);
     }
 
-    /// Says what this rank is doing ("step 12: forward"), for the reports of others.
+    /// Says what this rank is doing ("step 12: forward"), for the error messages of others.
     pub fn set_phase(&self, note: &str) {
         self.0.transport.set_phase(note);
     }
@@ -318,7 +320,7 @@ impl Communicator {
         self.0.transport.statuses()
     }
 
-    /// How often each operation ran on this rank, without those that never did.
+    /// How often each operation ran on this rank; operations that never ran are left out.
     pub fn traffic(&self) -> Vec<Traffic> {
         let counts = Operation::ALL.iter().zip(&self.0.counts);
         counts
@@ -331,32 +333,33 @@ impl Communicator {
             .collect()
     }
 
-    /// Times collectives from now on, of this communicator and of those split from it. Whoever asks first says which.
+    /// Times collectives from now on, of this communicator and of those split from it. Only the first call has an effect.
     pub fn record(&self, recorded: Recorded) {
         self.0.recorder.get_or_init(|| Recorder::new(recorded));
     }
 
-    /// What the collectives took since [`Communicator::record`]; nothing without it.
+    /// The times of the collectives since [`Communicator::record`]; empty without it.
     pub fn recorded(&self) -> Vec<OpStats> {
         self.0.recorder.get().map(Recorder::stats).unwrap_or_default()
     }
 
-    /// Keeps each collective with its time from now on, of this communicator and of those split from it.
+    /// Records each collective with its time from now on, of this communicator and of those split from it.
     pub fn start_trace(&self) {
         self.0.trace.start();
     }
 
-    /// Stops what [`Communicator::start_trace`] began and returns the collectives since, in their order.
+    /// Stops the recording of [`Communicator::start_trace`] and returns the collectives since then, in order.
     pub fn take_trace(&self) -> Vec<CollectiveEvent> {
         self.0.trace.take()
     }
 
-    /// Tells all ranks that this one failed, and why. The first failure of all is the one that everybody reports.
+    /// Tells all ranks that this one failed, and why. Every rank reports the first failure of the run.
     pub fn abort(&self, cause: &str) {
         self.0.transport.abort(cause);
     }
 
-    /// Leaves in good order. A rank that is dropped without counts as failed for those that still wait for it.
+    /// Leaves the group: the others no longer wait for this rank. A rank that is dropped without this call counts as failed
+    /// for those that still wait for it.
     pub fn finish(&self) {
         self.0.transport.finish();
     }
@@ -364,14 +367,14 @@ impl Communicator {
     #[track_caller]
     fn run<T>(
         &self,
-        about: About<'_>,
+        draft: Draft<'_>,
         call: impl FnOnce(&dyn Transport, &Request) -> Result<T>,
     ) -> Result<T> {
         let site = Location::caller();
-        // A panic inside a transport leaves no broken state behind: the number was taken, the others will see the gap.
-        let mut sequence = self.0.order.lock().unwrap_or_else(PoisonError::into_inner);
+        // A panic inside a transport leaves no broken state behind: the number is taken, and the others will see the gap.
+        let mut sequence = self.0.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         *sequence += 1;
-        let About { operation, elements, dtype, subject, detail } = about;
+        let Draft { operation, elements, dtype, subject, detail } = draft;
         let count = &self.0.counts[operation as usize];
         count.calls.fetch_add(1, Relaxed);
         count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
@@ -382,13 +385,14 @@ impl Communicator {
             &*self.0.transport,
             &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
         );
-        if let (Some(recorder), Some(begin)) = (recorder, begin) {
-            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
-            recorder.add(operation, site, bytes, self.world_size(), begin.elapsed());
-        }
-        if let (true, Some(begin)) = (is_traced, begin) {
-            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
-            self.0.trace.add(operation, site, bytes, self.world_size(), begin);
+        if let Some(begin) = begin {
+            let (bytes, ranks) = ((elements * dtype.map_or(1, DType::size)) as u64, self.world_size());
+            if let Some(recorder) = recorder {
+                recorder.add(operation, site, bytes, ranks, begin.elapsed());
+            }
+            if is_traced {
+                self.0.trace.add(operation, site, bytes, ranks, begin);
+            }
         }
         result
     }
@@ -404,13 +408,13 @@ impl Communicator {
         })
     }
 
-    fn about_owners<'a>(
+    fn draft_owners<'a>(
         &self,
         operation: Operation,
         region: &'a Region,
         dtype: DType,
         owners: &Ownership,
-    ) -> Result<About<'a>> {
+    ) -> Result<Draft<'a>> {
         if owners.world_size() != self.world_size() {
             return Err(Error::Argument {
                 operation: operation.name(),
@@ -418,14 +422,14 @@ impl Communicator {
                 got: format!("ranges for {}", owners.world_size()),
             });
         }
-        let about = About::range(operation, region, dtype, &(0..owners.end()), owners.digest())?;
-        Ok(About { elements: owners.elements(), ..about })
+        let draft = Draft::range(operation, region, dtype, &(0..owners.end()), owners.digest())?;
+        Ok(Draft { elements: owners.elements(), ..draft })
     }
 }
 
-impl<'a> About<'a> {
-    fn small(operation: Operation, subject: &'a str, detail: u64) -> About<'a> {
-        About { operation, elements: 0, dtype: None, subject, detail }
+impl<'a> Draft<'a> {
+    fn small(operation: Operation, subject: &'a str, detail: u64) -> Draft<'a> {
+        Draft { operation, elements: 0, dtype: None, subject, detail }
     }
 
     fn range(
@@ -434,7 +438,7 @@ impl<'a> About<'a> {
         dtype: DType,
         range: &Range<usize>,
         detail: u64,
-    ) -> Result<About<'a>> {
+    ) -> Result<Draft<'a>> {
         let inside = range.end.checked_mul(dtype.size()).is_some_and(|end| end <= region.bytes());
         if range.start > range.end || !inside {
             return Err(Error::Argument {
@@ -448,7 +452,7 @@ impl<'a> About<'a> {
             });
         }
         let detail = mix(mix(digest(region.name().as_bytes()), detail), range.start as u64);
-        Ok(About { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
+        Ok(Draft { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
     }
 }
 

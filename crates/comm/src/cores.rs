@@ -19,12 +19,12 @@ pub fn available_cores() -> Vec<usize> {
     listed
 }
 
-/// The share of a rank: neighbouring cores, as even as they divide. Where ranks outnumber cores, several share one.
+/// The cores of a rank: neighbouring ones, split as evenly as possible. Where ranks outnumber cores, several share one.
 pub fn cores_for_rank(local_rank: usize, local_world_size: usize) -> Vec<usize> {
     share(&available_cores(), local_rank, local_world_size)
 }
 
-/// The share of a rank of a list of cores, by the same rule.
+/// The same for a given list of cores.
 pub fn share(cores: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     if cores.is_empty() || ranks == 0 {
         return Vec::new();
@@ -36,7 +36,7 @@ pub fn share(cores: &[usize], rank: usize, ranks: usize) -> Vec<usize> {
     cores[cores.len() * rank / ranks..cores.len() * (rank + 1) / ranks].to_vec()
 }
 
-/// Keeps the calling thread, and those it will start, on the given cores.
+/// Pins the calling thread, and those that it will start, to the given cores.
 ///
 /// # Errors
 /// When the list is empty, names a core that does not exist, or the system refuses.
@@ -46,10 +46,10 @@ pub fn pin_current_thread(cores: &[usize]) -> Result<()> {
         .map_err(|e| Error::system(format!("run on cores {cores:?}"), e))
 }
 
-/// Keeps the process that a command will start, and all that it starts, on the given cores.
+/// Pins the process that a command will start, and all that it starts, to the given cores.
 ///
 /// # Errors
-/// When the list names a core that no machine has. Cores that this one lacks are an error of the start.
+/// When the list names a core that no machine can have. A core that this machine lacks fails when the command starts.
 pub fn bind(command: &mut Command, cores: &[usize]) -> Result<()> {
     let set = set_of(cores)?;
     // SAFETY: between fork and exec it makes one system call and allocates nothing.

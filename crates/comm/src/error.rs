@@ -11,12 +11,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// they name are those of the whole world, also where a group of it met.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// A rank died, aborted or left while others needed it.
+    /// A rank died, aborted, or left while others waited for it.
     #[error("rank {rank} failed: {cause}")]
     PeerFailed {
         /// The rank that failed first.
         rank: usize,
-        /// What it said, or what was seen of it.
+        /// The reason that it gave, or what others saw.
         cause: String,
     },
     /// Two ranks called different collectives.
@@ -29,27 +29,27 @@ pub enum Error {
         /// What the other rank called.
         other: Box<Call>,
     },
-    /// A rank lives but did not come.
-    #[error("waited {seconds:.1} s in {waiting} for {}", list(.missing))]
+    /// A rank is alive but did not enter the collective in time.
+    #[error("{waiting}, and waited {seconds:.1} s for {}", list(.missing))]
     Timeout {
         /// The collective of the rank that ran out of time.
         waiting: Box<Call>,
         /// How long it waited.
         seconds: f64,
-        /// Who did not come, and what each was doing.
+        /// The ranks that are missing, and what each was doing.
         missing: Vec<RankStatus>,
     },
     /// Ranks that must hold the same value do not.
     #[error("ranks disagree on {what}: rank {} has {}, rank {} has {}", first.0, first.1, other.0, other.1)]
     Disagreement {
-        /// What they were to agree on.
+        /// What must be the same.
         what: String,
         /// The lowest rank and its value.
         first: (usize, u64),
         /// The first rank with another value, and that value.
         other: (usize, u64),
     },
-    /// An argument that cannot be right; nothing was sent.
+    /// A wrong argument; nothing was sent.
     #[error("{operation}: expected {expected}, got {got}")]
     Argument {
         /// The operation.
@@ -62,17 +62,17 @@ pub enum Error {
     /// What the launcher handed down cannot be trusted or used.
     #[error("cannot join the ranks of this machine: {0}")]
     Join(String),
-    /// A variable of a launcher that is missing or makes no sense.
+    /// A variable of a launcher that is missing or malformed.
     #[error("{}: expected {expected}; check what the launcher, or a script between it and this program, sets", variable(.name, .value))]
     Variable {
         /// The variable.
         name: &'static str,
-        /// What it says, if it is set.
+        /// Its value, if it is set.
         value: Option<String>,
-        /// What it should say.
+        /// What its value should be.
         expected: String,
     },
-    /// A launcher put the ranks of one world on several machines, and they have no way to meet.
+    /// A launcher put the ranks of one world on several machines, and no transport connects them.
     #[error(
         "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; ranks of several machines meet through MPI: {}, or start all of them here (--nnodes 1, --num_nodes 1)",
         through_mpi()
@@ -82,7 +82,7 @@ pub enum Error {
         world_size: usize,
         /// The ranks of this machine.
         local_world_size: usize,
-        /// Who started them.
+        /// The launcher that started them.
         launcher: &'static str,
     },
     /// The operating system refused.
@@ -90,7 +90,7 @@ pub enum Error {
     System {
         /// What was attempted.
         what: String,
-        /// The operating system's word.
+        /// The reason that the operating system gives.
         cause: String,
     },
 }
@@ -102,7 +102,7 @@ impl Error {
 }
 
 fn through_mpi() -> &'static str {
-    match crate::join::HAS_MPI {
+    match crate::transport_kind::HAS_MPI {
         true => "start them with mpirun or srun (`deepspeed --launcher openmpi` calls mpirun)",
         false => "build with `cargo build --release --features mpi` and start them with mpirun or srun",
     }

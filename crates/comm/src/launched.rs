@@ -1,14 +1,16 @@
 //! What a launcher that is not ours tells a rank through its environment: torchrun and Accelerate, DeepSpeed, the
-//! launchers of MPI, and Slurm. Only reads; the ranks meet as `join.rs` says.
+//! launchers of MPI, and Slurm. It only reads variables; `join.rs` connects the ranks.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::join::{TRANSPORT, Way};
+use crate::transport_kind::{HAS_MPI, TRANSPORT, TransportKind, why_no_mpi};
 
-/// How many seconds the ranks wait for each other at the start.
+/// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+/// After this time a waiting rank says whom it waits for.
+pub(crate) const NOTICE: Duration = Duration::from_secs(5);
 
 /// Looks up a variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -29,20 +31,20 @@ pub struct Launched {
     /// The ranks of this machine.
     pub local_world_size: usize,
     /// What sets this run apart from others of the same user on this machine, as far as variables say.
-    pub(crate) run: String,
+    pub(crate) run_id: String,
     /// The variables that are different for each rank, as the launcher wrote them.
-    pub(crate) own: Vec<(&'static str, String)>,
+    pub(crate) rank_variables: Vec<(&'static str, String)>,
     /// Whether the ranks were started as those of MPI: by one of its launchers or Slurm, also with a script between.
-    pub(crate) speaks_mpi: bool,
-    /// How they are to meet, where somebody says so.
-    pub(crate) wish: Option<Way>,
+    pub(crate) is_mpi: bool,
+    /// The transport that `OARLOCK_TRANSPORT` asks for.
+    pub(crate) requested: Option<TransportKind>,
 }
 
 /// The variables of one kind of launcher. Where several names are listed, the first that is set counts.
 struct Family {
     launcher: &'static str,
-    /// Without it the others come from somewhere else.
-    sign: &'static str,
+    /// The variable that only this kind of launcher sets; without it the others come from somewhere else.
+    marker: &'static str,
     rank: &'static str,
     world_size: &'static [&'static str],
     local_rank: &'static [&'static str],
@@ -51,11 +53,11 @@ struct Family {
     run: &'static [&'static str],
 }
 
-/// In the order in which they count: who starts ranks inside another's job sets its own variables and leaves the others.
+/// In the order of precedence: a launcher inside another's job sets its own variables and leaves the others.
 const FAMILIES: [Family; 6] = [
     Family {
         launcher: "torchrun, accelerate or deepspeed",
-        sign: "RANK",
+        marker: "RANK",
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
@@ -65,7 +67,7 @@ const FAMILIES: [Family; 6] = [
     },
     Family {
         launcher: "Open MPI",
-        sign: "OMPI_COMM_WORLD_RANK",
+        marker: "OMPI_COMM_WORLD_RANK",
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -75,7 +77,7 @@ const FAMILIES: [Family; 6] = [
     },
     Family {
         launcher: "MVAPICH",
-        sign: "MV2_COMM_WORLD_RANK",
+        marker: "MV2_COMM_WORLD_RANK",
         rank: "MV2_COMM_WORLD_RANK",
         world_size: &["MV2_COMM_WORLD_SIZE"],
         local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
@@ -85,7 +87,7 @@ const FAMILIES: [Family; 6] = [
     },
     Family {
         launcher: "MPICH or Intel MPI",
-        sign: "MPI_LOCALRANKID",
+        marker: "MPI_LOCALRANKID",
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID"],
@@ -96,7 +98,7 @@ const FAMILIES: [Family; 6] = [
     Family {
         launcher: "srun",
         // A batch script has the others too, but no step: it is no rank.
-        sign: "SLURM_STEP_ID",
+        marker: "SLURM_STEP_ID",
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
@@ -106,7 +108,7 @@ const FAMILIES: [Family; 6] = [
     },
     Family {
         launcher: "a launcher that speaks PMI",
-        sign: "PMI_RANK",
+        marker: "PMI_RANK",
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &[],
@@ -120,7 +122,7 @@ const FAMILIES: [Family; 6] = [
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
 impl Launched {
-    /// What the environment of this process says; `None` where no launcher that we know left its variables.
+    /// Reads the environment of this process; `None` where no known launcher left its variables.
     ///
     /// # Errors
     /// As [`read`](Launched::read).
@@ -128,31 +130,52 @@ impl Launched {
         Launched::read(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// What the variables say that `lookup` finds.
+    /// Reads the variables that `lookup` finds.
     ///
     /// # Errors
     /// When a variable is missing beside others, is malformed, or contradicts another; it is named.
     pub fn read(lookup: Lookup) -> Result<Option<Launched>> {
         let lookup = |name: &str| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let step = lookup("SLURM_STEP_ID").and_then(|step| step.parse::<usize>().ok());
-        let inside = |family: &&Family| match family.sign {
+        let inside = |family: &&Family| match family.marker {
             "SLURM_STEP_ID" => step.is_some_and(|s| s < FIRST_SPECIAL_STEP) && lookup(family.rank).is_some(),
-            sign => lookup(sign).is_some(),
+            marker => lookup(marker).is_some(),
         };
         match FAMILIES.iter().find(inside) {
             Some(family) => {
                 let mut found = family.read(&lookup)?;
                 let is_same =
                     |other: &Launched| (other.rank, other.world_size) == (found.rank, found.world_size);
-                let mut others = FAMILIES.iter().filter(|other| other.sign != "RANK" && inside(other));
-                found.speaks_mpi = others.any(|other| other.read(&lookup).is_ok_and(|other| is_same(&other)));
-                found.wish = wish(&lookup)?;
+                let mut others = FAMILIES.iter().filter(|other| other.marker != "RANK" && inside(other));
+                found.is_mpi = others.any(|other| other.read(&lookup).is_ok_and(|other| is_same(&other)));
+                found.requested = requested(&lookup)?;
                 // A job of one task says nothing about ranks: the program may start its own.
-                let is_job = family.sign != "RANK" && found.world_size == 1;
+                let is_job = family.marker != "RANK" && found.world_size == 1;
                 Ok(Some(found).filter(|_| !is_job))
             }
             None if lookup("WORLD_SIZE").is_some() && lookup("LOCAL_RANK").is_some() => Err(missing("RANK")),
             None => Ok(None),
+        }
+    }
+
+    /// The transport of this world: what `OARLOCK_TRANSPORT` asks for, else shared memory where one machine has all ranks,
+    /// else MPI.
+    ///
+    /// # Errors
+    /// [`Error::SeveralMachines`] where neither can be; [`Error::Join`] where MPI is asked for and cannot be.
+    pub fn transport(&self) -> Result<TransportKind> {
+        let has_mpi = self.is_mpi && HAS_MPI;
+        let one_machine = self.world_size == self.local_world_size;
+        match self.requested {
+            Some(TransportKind::Mpi) if has_mpi => Ok(TransportKind::Mpi),
+            Some(TransportKind::Mpi) => Err(Error::Join(why_no_mpi())),
+            Some(TransportKind::SharedMemory) | None if one_machine => Ok(TransportKind::SharedMemory),
+            None if has_mpi => Ok(TransportKind::Mpi),
+            _ => Err(Error::SeveralMachines {
+                world_size: self.world_size,
+                local_world_size: self.local_world_size,
+                launcher: self.launcher,
+            }),
         }
     }
 }
@@ -172,7 +195,8 @@ impl Family {
         let machines = some(self.machines)?.map_or(1, |(_, machines)| machines);
         let local_rank = some(self.local_rank)?;
         let local_size = some(self.local_world_size)?;
-        // Who says nothing of machines has one. Of several, that this machine has fewer ranks than all is enough.
+        // A launcher that does not set the number of machines has one. With several it is enough to know that this machine
+        // has fewer ranks than all.
         let local_world_size = match local_size {
             Some((_, size)) => size,
             None if machines > 1 => world_size.div_ceil(machines).min(world_size.saturating_sub(1)),
@@ -196,7 +220,7 @@ impl Family {
         }
         let word = |name: &&str| Some(format!("{name}={}", lookup(name)?));
         let names = ["MASTER_ADDR", "MASTER_PORT"].iter().chain(self.run);
-        let run = names.filter_map(word).collect::<Vec<_>>().join(" ");
+        let run_id = names.filter_map(word).collect::<Vec<_>>().join(" ");
         let own = std::iter::once(&self.rank).chain(self.local_rank);
         Ok(Launched {
             launcher: self.launcher,
@@ -205,15 +229,15 @@ impl Family {
             world_size_variable: size_from,
             local_rank: local_rank.map_or(rank, |(_, rank)| rank),
             local_world_size,
-            run: if run.is_empty() { self.launcher.into() } else { run },
-            own: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
-            speaks_mpi: false,
-            wish: None,
+            run_id: if run_id.is_empty() { self.launcher.into() } else { run_id },
+            rank_variables: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
+            is_mpi: false,
+            requested: None,
         })
     }
 }
 
-/// How many seconds the ranks wait for each other at the start.
+/// How long the ranks wait for each other at the start, in seconds.
 pub(crate) fn join_limit() -> Result<Duration> {
     let Some(value) = std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) else {
         return Ok(DEFAULT_LIMIT);
@@ -227,12 +251,12 @@ pub(crate) fn join_limit() -> Result<Duration> {
     }
 }
 
-/// By which way the ranks are to meet, if somebody says it.
-fn wish(lookup: Lookup) -> Result<Option<Way>> {
+/// The transport that `OARLOCK_TRANSPORT` asks for.
+fn requested(lookup: Lookup) -> Result<Option<TransportKind>> {
     match lookup(TRANSPORT).as_deref() {
         None => Ok(None),
-        Some("shm") => Ok(Some(Way::SharedMemory)),
-        Some("mpi") => Ok(Some(Way::Mpi)),
+        Some("shm") => Ok(Some(TransportKind::SharedMemory)),
+        Some("mpi") => Ok(Some(TransportKind::Mpi)),
         Some(_) => Err(malformed(lookup, TRANSPORT, "shm or mpi".into())),
     }
 }
@@ -261,7 +285,6 @@ fn missing(name: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::join::HAS_MPI;
 
     fn read(words: &str) -> Result<Option<Launched>> {
         let pairs: Vec<(&str, &str)> =
@@ -300,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_script_a_job_of_one_task_and_a_wish_are_no_ranks() {
+    fn a_batch_script_and_a_job_of_one_task_are_no_ranks() {
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("WORLD_SIZE=2").unwrap(), None);
         assert_eq!(read("RANK= WORLD_SIZE=2").unwrap(), None);
@@ -314,7 +337,7 @@ mod tests {
 
     #[test]
     fn runs_and_restarts_are_told_apart() {
-        let run = |words: &str| read(words).unwrap().unwrap().run;
+        let run = |words: &str| read(words).unwrap().unwrap().run_id;
         let other = |from: &str, to: &str| run(&TORCHRUN.replace(from, to));
         let all = [
             run(TORCHRUN),
@@ -329,7 +352,7 @@ mod tests {
 
     #[test]
     fn several_machines_meet_through_mpi_or_are_refused_by_name() {
-        let way = |words: &str| read(words).unwrap().unwrap().way();
+        let transport = |words: &str| read(words).unwrap().unwrap().transport();
         let of_torch = [
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 GROUP_WORLD_SIZE=2",
@@ -338,7 +361,7 @@ mod tests {
         // A script between srun and the rank may say the same in torchrun's words.
         let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
         for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
-            let error = way(words).unwrap_err();
+            let error = transport(words).unwrap_err();
             assert!(
                 matches!(error, Error::SeveralMachines { world_size: 8, local_world_size: 4, .. }),
                 "{error}"
@@ -346,25 +369,32 @@ mod tests {
             assert!(error.to_string().contains(if HAS_MPI { "mpirun" } else { "--features mpi" }), "{error}");
         }
         for words in of_mpi.iter().filter(|_| HAS_MPI) {
-            assert_eq!(way(words).unwrap(), Way::Mpi);
+            assert_eq!(transport(words).unwrap(), TransportKind::Mpi);
         }
-        assert_eq!(way(TORCHRUN).unwrap(), Way::SharedMemory);
+        assert_eq!(transport(TORCHRUN).unwrap(), TransportKind::SharedMemory);
     }
 
     #[test]
-    fn a_wish_for_a_way_is_kept_or_refused() {
-        let way = |words: &str| read(words).and_then(|place| place.unwrap().way());
-        assert_eq!(way(&format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")).unwrap(), Way::SharedMemory);
+    fn a_requested_transport_is_taken_or_refused() {
+        let transport = |words: &str| read(words).and_then(|place| place.unwrap().transport());
+        assert_eq!(
+            transport(&format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")).unwrap(),
+            TransportKind::SharedMemory
+        );
         for (words, says) in [
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm or mpi"),
         ] {
-            let error = way(&words).unwrap_err().to_string();
+            let error = transport(&words).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
         let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
-        assert_eq!(way(&format!("{mpirun} OARLOCK_TRANSPORT=mpi")).is_ok_and(|way| way == Way::Mpi), HAS_MPI);
-        assert_eq!(way(mpirun).unwrap(), Way::SharedMemory);
+        assert_eq!(
+            transport(&format!("{mpirun} OARLOCK_TRANSPORT=mpi"))
+                .is_ok_and(|kind| kind == TransportKind::Mpi),
+            HAS_MPI
+        );
+        assert_eq!(transport(mpirun).unwrap(), TransportKind::SharedMemory);
     }
 
     #[test]

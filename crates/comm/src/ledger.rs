@@ -1,21 +1,21 @@
-//! What each rank was last doing, as others see it.
+//! The ledger: what each rank was last doing, as others see it.
 
 use std::fmt;
 
 use crate::call::Call;
 
-/// Where a rank stands in its life.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RankState {
     /// Has not joined yet.
     Absent,
-    /// Works.
+    /// Has joined, and its process is alive.
     Running,
     /// Is stopped by a signal (SIGSTOP, a debugger).
     Stopped,
-    /// Left in good order.
+    /// Has finished: no other rank waits for it.
     Finished,
-    /// Left without saying so.
+    /// Has left without finishing.
     Left,
     /// Its process has ended.
     Dead,
@@ -26,36 +26,52 @@ pub enum RankState {
 pub struct RankStatus {
     /// The rank.
     pub rank: usize,
-    /// Where it stands in its life.
+    /// Its state.
     pub state: RankState,
     /// Its process, once it has joined.
     pub pid: Option<u32>,
-    /// Its last note about itself.
+    /// What it last said that it is doing.
     pub phase: String,
     /// Its last collectives, oldest first.
     pub calls: Vec<Call>,
+}
+
+impl RankState {
+    /// Why a rank in this state fails those that wait, if it does. `is_missing` if it has not entered their collective.
+    pub(crate) fn failure(self, pid: u32, is_missing: bool) -> Option<String> {
+        match self {
+            RankState::Dead => Some(format!("its process {pid} ended without saying why")),
+            RankState::Left => Some("it left without finishing (a panic, an early return)".into()),
+            RankState::Finished if is_missing => Some("it finished while others still waited for it".into()),
+            _ => None,
+        }
+    }
+}
+
+impl RankStatus {
+    /// Its phase and its last call, each after a comma.
+    pub(crate) fn doing(&self) -> String {
+        let phase = Some(&self.phase).filter(|phase| !phase.is_empty());
+        let phase = phase.map_or_else(String::new, |phase| format!(", in {phase:?}"));
+        let call = self.calls.last().map(|call| format!(", last call: {}", call.without_rank()));
+        phase + &call.unwrap_or_default()
+    }
 }
 
 impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             RankState::Absent => "has not joined",
-            RankState::Running => "runs",
-            RankState::Stopped => "is stopped by a signal",
-            RankState::Finished => "has finished",
-            RankState::Left => "has left",
-            RankState::Dead => "is dead",
+            RankState::Running => "running",
+            RankState::Stopped => "stopped by a signal",
+            RankState::Finished => "finished",
+            RankState::Left => "left without finishing",
+            RankState::Dead => "dead",
         };
         write!(f, "rank {} ({state}", self.rank)?;
         if let Some(pid) = self.pid {
             write!(f, ", pid {pid}")?;
         }
-        if !self.phase.is_empty() {
-            write!(f, ", in {:?}", self.phase)?;
-        }
-        if let Some(call) = self.calls.last() {
-            write!(f, ", last {call}")?;
-        }
-        f.write_str(")")
+        write!(f, "{})", self.doing())
     }
 }

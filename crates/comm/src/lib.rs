@@ -1,39 +1,44 @@
-//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the processes themselves.
+//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the rank processes themselves.
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
 mod call;
 mod communicator;
 mod cores;
+mod digest;
 mod error;
 mod join;
 mod launched;
 mod ledger;
-mod liveness;
 mod mapped;
 mod memory;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod operation;
 mod ownership;
 mod process;
+mod procfs;
 mod ready;
 mod reduce;
 mod region;
 pub mod shm;
 mod solo;
+mod stamp;
 mod stats;
 mod trace;
 mod transport;
+mod transport_kind;
 
-pub use call::{Call, Operation, Scalar};
+pub use call::{Call, Request};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
-pub use join::{HAS_MPI, Way, from_env, join_launched};
+pub use join::{from_env, join_launched};
 pub use launched::Launched;
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory};
+pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
 pub use process::{
     Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
@@ -43,4 +48,5 @@ pub use reduce::tree_fold;
 pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
-pub use transport::{Request, Transport};
+pub use transport::Transport;
+pub use transport_kind::{HAS_MPI, TransportKind};

@@ -9,8 +9,8 @@ use memmap2::Mmap;
 
 /// A whole file mapped read-only; it dereferences to its bytes.
 ///
-/// Meant for files that are written once under another name and renamed into place (token caches, checkpoints): the
-/// map keeps the bytes of the file it was opened on even when the name is later given to another file.
+/// For files that are written once under another name and renamed into place (token caches, checkpoints): the map keeps
+/// the bytes of the file that it was opened on, even if the name is later given to another file.
 #[derive(Debug)]
 pub struct MappedFile {
     map: Mmap,
@@ -23,8 +23,8 @@ impl MappedFile {
     /// When the file cannot be opened or mapped.
     pub fn open(path: impl AsRef<Path>) -> io::Result<MappedFile> {
         let file = File::open(path)?;
-        // SAFETY: the map is read-only and private to this value. Whoever writes such a file replaces it by a rename
-        // and never changes it in place, so the bytes behind the slice stay as they are while it lives.
+        // SAFETY: the map is read-only and private to this value. Such files are replaced by a rename and never changed in
+        // place, so the bytes behind the slice stay as they are while it lives.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(MappedFile { map })
     }

@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 /// The memory of one process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Resident: every page that it has mapped and that lies in memory.
+    /// Resident: every mapped page that lies in memory.
     pub rss: u64,
-    /// Proportional: shared pages divided among those that share them. Adds up over ranks.
+    /// Proportional: each shared page counts as its share of the processes that map it. Adds up over ranks.
     pub pss: u64,
     /// The most that was resident at any time.
     pub peak_rss: u64,
@@ -19,7 +19,7 @@ impl ProcessMemory {
     /// Of a process that this user may look at.
     ///
     /// # Errors
-    /// When there is no such process or its accounts are closed to us.
+    /// When there is no such process, or this user may not read its entries in /proc.
     pub fn of(pid: u32) -> Result<ProcessMemory> {
         let rollup = read(&format!("/proc/{pid}/smaps_rollup"))?;
         let status = read(&format!("/proc/{pid}/status"))?;
@@ -43,13 +43,13 @@ impl ProcessMemory {
     }
 }
 
-/// What a process holds in memory, in bytes: the cheap part of [`ProcessMemory`], for one that is looked at often.
+/// The resident bytes of a process: the cheap part of [`ProcessMemory`], for frequent reads.
 pub(crate) fn resident(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     field(&status, "VmRSS:")
 }
 
-/// How many processes of this process's control group the kernel has killed for want of memory, where it says so.
+/// How many processes of this control group the kernel has killed because memory ran out, where it counts them.
 pub fn killed_for_memory() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     group_kills(&groups, Path::new("/sys/fs/cgroup"))
@@ -60,14 +60,14 @@ pub fn killed_for_memory() -> Option<u64> {
 pub struct MachineMemory {
     /// All of the machine.
     pub total: u64,
-    /// What could be had now without swapping.
+    /// What can be allocated now without swapping.
     pub available: u64,
     /// The least limit of the control groups around this process, if there is one.
     pub limit: Option<u64>,
 }
 
 impl MachineMemory {
-    /// As it is now.
+    /// Reads the current values.
     ///
     /// # Errors
     /// When /proc is not there.
@@ -82,7 +82,7 @@ impl MachineMemory {
         Ok(MachineMemory { total: take("MemTotal:")?, available: take("MemAvailable:")?, limit })
     }
 
-    /// What this process and its like can use at most.
+    /// The most that the processes of this control group can use.
     pub fn usable(&self) -> u64 {
         self.limit.map_or(self.total, |limit| limit.min(self.total))
     }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use crate::call::mix;
+use crate::digest::mix;
 use crate::error::{Error, Result};
 
-/// For each rank the element ranges that it owns: ordered, without overlap, inside the region. What no rank owns is left
-/// alone by the collectives.
+/// The element ranges that each rank owns: ordered, without overlap, inside the region. Collectives do not touch elements
+/// that no rank owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     ranges: Vec<Vec<Range<usize>>>,
@@ -52,7 +52,7 @@ impl Ownership {
         Ok(Ownership { ranges, end, owned, digest })
     }
 
-    /// `range` cut evenly into one piece for each rank, at multiples of 16 elements (a cache line of f32).
+    /// `range` sharded evenly: one piece for each rank, cut at multiples of 16 elements (a cache line of f32).
     pub fn even(range: Range<usize>, world_size: usize) -> Ownership {
         const LINE: usize = 16;
         let length = range.end.saturating_sub(range.start);
@@ -86,7 +86,7 @@ impl Ownership {
         self.owned
     }
 
-    /// A number that differs when anything differs.
+    /// A digest of all ranges and their owners.
     pub fn digest(&self) -> u64 {
         self.digest
     }

@@ -1,10 +1,14 @@
-//! Order as a value: what must be over before the next step on the same data may begin.
+//! Order as a value: the promise that data may be touched.
+//!
+//! Today every promise is already kept: transports work on the calling thread and return when a collective is over, so
+//! [`Ready::now`] is all that they return, and communication does not overlap computation. The type is the seam for
+//! transports with a thread or stream of their own, which return [`Ready::after`].
 
 use std::any::Any;
 
 use crate::error::Result;
 
-/// Work that is under way on a device stream or a helper thread.
+/// Work that has been started on a device stream or another thread. No transport of today starts any.
 pub trait Pending: Any + Send {
     /// Returns when the work is over.
     ///
@@ -13,19 +17,19 @@ pub trait Pending: Any + Send {
     fn wait(self: Box<Self>) -> Result<()>;
 }
 
-/// A promise that data may be touched: given by whoever produced them, taken by whoever uses them next.
-#[must_use = "the data may not be touched before this is waited for or handed on"]
+/// A promise that data may be touched: returned by the producer of the data, taken by their next user.
+#[must_use = "the data may not be touched before this is waited for or passed on"]
 pub struct Ready {
     pending: Option<Box<dyn Pending>>,
 }
 
 impl Ready {
-    /// The data are there: everything was computed by the calling thread.
+    /// The data are ready: everything was computed by the calling thread.
     pub fn now() -> Ready {
         Ready { pending: None }
     }
 
-    /// The data are there when `pending` is over.
+    /// The data are ready when `pending` is over.
     pub fn after(pending: impl Pending) -> Ready {
         Ready { pending: Some(Box::new(pending)) }
     }
@@ -33,15 +37,15 @@ impl Ready {
     /// Waits on this thread.
     ///
     /// # Errors
-    /// When the work that was waited for failed.
+    /// When the work failed.
     pub fn wait(self) -> Result<()> {
         self.pending.map_or(Ok(()), Pending::wait)
     }
 
-    /// The work behind it if it is of kind `P`, so that a transport can order it without stopping this thread.
+    /// The pending work if it is of type `P`, so that a transport can order it without blocking this thread.
     ///
     /// # Errors
-    /// Gives itself back when it is of another kind.
+    /// Returns itself when the work is of another type, or there is none.
     pub fn into_pending<P: Pending>(self) -> std::result::Result<Box<P>, Ready> {
         match self.pending {
             Some(pending) if (&*pending as &dyn Any).is::<P>() => {

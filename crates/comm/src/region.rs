@@ -1,4 +1,4 @@
-//! Memory that collectives work on: where each rank's copy lies, and for how long.
+//! Memory that collectives work on: where each rank's copy lies, and how long it lives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 /// Whether each rank has its own buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
-    /// Each rank has its own buffer; the others can read it where it lies. Gradients.
+    /// Each rank has its own buffer, as gradients need it. Where ranks share memory the others can read it in place.
     PerRank,
-    /// One buffer that all ranks of the machine see, where the transport can: a gather over it moves nothing. Working
-    /// weights. A transport without common memory gives each rank a copy of its own.
+    /// One buffer that all ranks of the machine see, as weights need it: an all-gather over it moves nothing. A transport
+    /// without shared memory gives each rank a copy.
     Replicated,
 }
 
@@ -27,7 +27,7 @@ pub unsafe trait Memory: Send + Sync {
     fn as_ptr(&self) -> *mut u8;
 }
 
-/// A named piece of memory that all ranks have allocated together. Clones share it.
+/// A named piece of memory that all ranks allocated together. Clones share it.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -71,8 +71,8 @@ impl Region {
 
     /// This rank's buffer; 64-byte aligned, zero when allocated.
     ///
-    /// Between the collectives on a region this rank alone may write its own buffer (of a replicated region: its own
-    /// ranges), and nobody may read what another rank may write. That is the caller's to keep.
+    /// Between collectives only this rank may write its own buffer (of a replicated region: its own ranges), and no rank may
+    /// read what another may write. The caller must keep this rule.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.buffers[self.0.local].as_ptr()
     }
@@ -100,7 +100,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.bytes() / size_of::<T>()) }
     }
 
-    /// Copies elements out of this rank's buffer, beginning with element `first`. Safe and slow: for small things.
+    /// Copies elements out of this rank's buffer, beginning with element `first`. Safe and slow: for small values.
     ///
     /// # Errors
     /// When they do not lie inside the region.
@@ -112,7 +112,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies elements into this rank's buffer, beginning with element `first`. Safe and slow: for small things.
+    /// Copies elements into this rank's buffer, beginning with element `first`. Safe and slow: for small values.
     ///
     /// # Errors
     /// When they do not lie inside the region.
@@ -143,7 +143,7 @@ impl Region {
 }
 
 // SAFETY: `Memory` promises alignment and lifetime, `bytes` is fixed, and fresh shared memory is zero. That a flat buffer
-// is written only between the collectives that order it is kept by whoever holds the region (see `Region::as_ptr`).
+// is written only between the collectives that order it is the duty of its holder (see `Region::as_ptr`).
 unsafe impl oarlock_tensor::Backing for Region {
     fn ptr(&self) -> *mut u8 {
         self.as_ptr()
@@ -160,18 +160,18 @@ impl std::fmt::Debug for Region {
 }
 
 /// A private buffer, an anonymous mapping: memory is used only when touched.
-pub(crate) struct Private {
+pub(crate) struct PrivateBuffer {
     base: *mut u8,
     bytes: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and is reached only through its pointer.
-unsafe impl Send for Private {}
+unsafe impl Send for PrivateBuffer {}
 // SAFETY: as above; a shared reference gives out nothing but the address.
-unsafe impl Sync for Private {}
+unsafe impl Sync for PrivateBuffer {}
 
-impl Private {
-    pub(crate) fn new(bytes: usize) -> Result<Private> {
+impl PrivateBuffer {
+    pub(crate) fn new(bytes: usize) -> Result<PrivateBuffer> {
         use rustix::mm::{MapFlags, ProtFlags};
         let bytes = bytes.max(1);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
@@ -184,7 +184,7 @@ impl Private {
             )
         }
         .map_err(|e| Error::system(format!("map {bytes} bytes"), e))?;
-        Ok(Private { base: base.cast(), bytes })
+        Ok(PrivateBuffer { base: base.cast(), bytes })
     }
 
     /// Its size.
@@ -195,13 +195,13 @@ impl Private {
 }
 
 // SAFETY: mappings are page aligned and live until drop.
-unsafe impl Memory for Private {
+unsafe impl Memory for PrivateBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.base
     }
 }
 
-impl Drop for Private {
+impl Drop for PrivateBuffer {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this size, unmapped once. A failure would leave the mapping, which harms nobody.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };

@@ -1,17 +1,18 @@
-//! A world of one rank: the same collectives, which have nothing to move.
+//! A world of one rank: the same collectives, with nothing to move.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::call::Request;
 use crate::error::Result;
 use crate::ledger::{RankState, RankStatus};
 use crate::ownership::Ownership;
 use crate::ready::Ready;
-use crate::region::{Private, Region, Sharing};
-use crate::transport::{Request, Transport};
+use crate::region::{PrivateBuffer, Region, Sharing};
+use crate::transport::Transport;
 
-/// The transport of a single rank. Sums are what they were, gathers and broadcasts find everything in place.
+/// The transport of a single rank: sums are the values themselves, and gathers and broadcasts find everything in place.
 pub(crate) struct Solo {
     phase: Mutex<String>,
 }
@@ -36,7 +37,7 @@ impl Transport for Solo {
     }
 
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
-        let buffer = Private::new(request.elements)?;
+        let buffer = PrivateBuffer::new(request.elements)?;
         // SAFETY: one buffer of the wanted size, which is this rank's.
         Ok(unsafe { Region::new(request.subject, request.elements, sharing, 0, vec![Box::new(buffer)]) })
     }
@@ -86,7 +87,7 @@ impl Transport for Solo {
         }]
     }
 
-    // There is nobody to tell.
+    // There is no other rank to tell.
     fn abort(&self, _: &str) {}
     fn finish(&self) {}
 }

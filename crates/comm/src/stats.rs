@@ -1,18 +1,18 @@
-//! How long collectives take, by operation and size, while somebody asks.
+//! How long collectives take, by operation and size, once recording is on.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::call::Operation;
+use crate::operation::Operation;
 
 /// What to record of the collectives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recorded {
     /// The operations; `None` for all that send something.
     pub only: Option<Vec<Operation>>,
-    /// Tell calls of different places apart.
+    /// Keep calls of different call sites apart.
     pub by_site: bool,
 }
 
@@ -21,27 +21,28 @@ pub struct Recorded {
 pub struct OpStats {
     /// The operation.
     pub operation: Operation,
-    /// `file:line` of the caller, where places are told apart.
+    /// `file:line` of the caller, if call sites are kept apart.
     pub site: Option<String>,
     /// Bytes of a call: those of a whole region, not the part of a rank.
     pub bytes: u64,
     /// Calls.
     pub calls: u64,
-    /// Their time, with the waiting for other ranks.
+    /// Their total time, including waits for other ranks.
     pub total: Duration,
-    /// The mean time of a call without the tenth of the shortest and of the longest, over the newest calls.
+    /// The mean time of a call over the newest calls, without the shortest and the longest tenth.
     pub latency: Duration,
-    /// Bits per second that the operation handles, by the accounts of NCCL's tests, as the mean of the same calls.
+    /// Bits per second that the operation handles (algorithm bandwidth as nccl-tests define it, in bits), the mean of the same
+    /// calls.
     pub throughput: f64,
-    /// Bits per second that it would send over a bus between ranks.
+    /// Bits per second on a bus between ranks (bus bandwidth as nccl-tests define it, in bits).
     pub bus_bandwidth: f64,
 }
 
-/// What tells calls apart: operation, place, bytes and ranks.
+/// What keeps calls apart: operation, call site, bytes and ranks.
 type Key = (usize, Option<(&'static str, u32)>, u64, usize);
 
 /// The newest calls of a kind that are kept for the means.
-const KEPT: usize = 4096;
+const MAX_SAMPLES: usize = 4096;
 
 #[derive(Default)]
 struct Calls {
@@ -62,7 +63,7 @@ impl Recorder {
     }
 
     pub(crate) fn wants(&self, operation: Operation) -> bool {
-        // These prepare; nothing is sent.
+        // The others only prepare; nothing is sent.
         let sends = !matches!(operation, Operation::Allocate | Operation::Split);
         sends && self.recorded.only.as_ref().is_none_or(|only| only.contains(&operation))
     }
@@ -78,9 +79,9 @@ impl Recorder {
         let site = self.recorded.by_site.then(|| (site.file(), site.line()));
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = calls.entry((operation as usize, site, bytes, ranks)).or_default();
-        match calls.newest.len() < KEPT {
+        match calls.newest.len() < MAX_SAMPLES {
             true => calls.newest.push(time),
-            false => calls.newest[calls.count as usize % KEPT] = time,
+            false => calls.newest[calls.count as usize % MAX_SAMPLES] = time,
         }
         calls.count += 1;
         calls.total += time;
@@ -173,12 +174,12 @@ mod tests {
     fn the_newest_calls_make_the_means() {
         let recorder = Recorder::new(Recorded { by_site: true, ..Recorded::default() });
         let site = Location::caller();
-        for call in 0..2 * KEPT {
-            let time = if call < KEPT { 5 * MS } else { MS };
+        for call in 0..2 * MAX_SAMPLES {
+            let time = if call < MAX_SAMPLES { 5 * MS } else { MS };
             recorder.add(Operation::Agree, site, 8, 2, time);
         }
         let stats = &recorder.stats()[0];
-        assert_eq!((stats.calls, stats.latency), (2 * KEPT as u64, MS));
+        assert_eq!((stats.calls, stats.latency), (2 * MAX_SAMPLES as u64, MS));
         assert!(stats.site.as_ref().is_some_and(|site| site.contains("stats.rs:")));
     }
 

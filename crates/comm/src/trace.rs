@@ -1,11 +1,11 @@
-//! Each collective with its time, while somebody asks: for a picture of a run.
+//! Each collective with its time, while tracing is on: for timelines of a run.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::call::Operation;
+use crate::operation::Operation;
 
 /// One collective on this rank.
 #[derive(Clone, Debug)]
@@ -20,9 +20,9 @@ pub struct CollectiveEvent {
     pub bytes: u64,
     /// The ranks that take part.
     pub ranks: usize,
-    /// When this rank came.
+    /// When this rank entered.
     pub start: Instant,
-    /// How long it took, with the waiting for other ranks.
+    /// How long it took, including waits for other ranks.
     pub time: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Trace {
         self.on.load(Relaxed)
     }
 
-    /// Begins anew.
+    /// Starts with an empty list.
     pub(crate) fn start(&self) {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.on.store(true, Relaxed);

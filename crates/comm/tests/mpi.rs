@@ -249,8 +249,8 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
         return;
     }
     for (role, begins, holds) in [
-        ("killed", "rank 1 failed: its process", "in \"step 12: forward\", last rank 1 called allocate"),
-        ("stopped", "waited 0.", "rank 1 (is stopped by a signal"),
+        ("killed", "rank 1 failed: its process", "in \"step 12: forward\", last call: allocate"),
+        ("stopped", "rank ", "s for rank 1 (stopped by a signal"),
         (
             "different",
             "ranks called different collectives: rank 0 called all_reduce of 1024 f32",

@@ -12,9 +12,10 @@ use oarlock::nn::{
     self, Activation, Embedding, Forward, LayerNorm, Linear, Mask, Mlp, Module, MultiHeadAttention, Rope,
     RopeScaling, RopeStyle, Unit,
 };
+use oarlock::report::speed::PhaseTimer;
+use oarlock::train::{Pretrain, train_step};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Batch, Error, Loss, OptimizerConfig, Options, PreparedOptimizer, Result,
-    SeededInit, Tensor, optim,
+    Accelerator, AcceleratorConfig, Batch, Error, Loss, Options, PreparedOptimizer, Result, Tensor, optim,
 };
 
 #[path = "throughput.rs"]
@@ -95,12 +96,11 @@ fn gpt(dim: usize, n_blocks: usize, seq: usize) -> Result<Gpt> {
 }
 
 fn decoder(dim: usize, n_layers: usize, seq: usize) -> Result<Decoder> {
-    let config = DecoderConfig {
-        intermediate_size: dim * 11 / 4,
-        n_kv_heads: (dim / 256).max(1),
-        tie_embeddings: true,
-        ..DecoderConfig::llama(N_VOCAB, dim, n_layers, 1024)
-    };
+    let config = DecoderConfig::llama(N_VOCAB, dim, n_layers, 1024).with_layers(|layer| {
+        layer.mlp.intermediate_size = dim * 11 / 4;
+        layer.attention.n_kv_heads = (dim / 256).max(1);
+    });
+    let config = DecoderConfig { tie_embeddings: true, ..config };
     Decoder::new(config, seq)
 }
 
@@ -147,8 +147,8 @@ fn main() -> Result<()> {
         }
         "trainer" => {
             let model = decoder(dim, layers, len)?;
-            let mut weights = SeededInit { seed: 0, device: accelerator.device().clone() };
-            let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut weights)?;
+            let optimizer = optim::adamw(&model).lr(LR).weight_decay(0.0);
+            let (model, optimizer) = accelerator.prepare((model, optimizer))?;
             let batch = Batch {
                 input_ids: tokens.ids,
                 labels: tokens.labels,
@@ -158,12 +158,10 @@ fn main() -> Result<()> {
                 n_targets: n,
             };
             timed(&accelerator, &settings, || {
-                let accumulation = accelerator.accumulate_targets(&optimizer, n)?;
-                let (ids, labels, mask) = accelerator.place(&batch)?;
-                let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-                accumulation.backward(&loss)?;
-                optimizer.clip_grad_norm(MAX_GRAD_NORM)?;
-                optimizer.step(LR).map(|_| ())
+                let timer = &mut PhaseTimer::new();
+                let batches = std::slice::from_ref(&batch);
+                train_step(&accelerator, &Pretrain, &model, &optimizer, batches, MAX_GRAD_NORM, timer)
+                    .map(|_| ())
             })
         }
         other => Err(Error::Usage(format!("model={other}: give gpt, decoder or trainer"))),

@@ -8,8 +8,9 @@ use std::time::Instant;
 use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::shard::Options;
-use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Result, SeededInit};
+use oarlock::shard::{Engine, Options};
+use oarlock::train::Inputs;
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Result, optim};
 use oarlock_tensor::DType;
 
 fn main() -> Result<()> {
@@ -31,13 +32,11 @@ fn main() -> Result<()> {
 }
 
 fn config(hidden: usize, layers: usize) -> DecoderConfig {
-    DecoderConfig {
-        intermediate_size: hidden * 11 / 4,
-        n_kv_heads: (hidden / 256).max(1),
-        norm_eps: 1e-6,
-        tie_embeddings: true,
-        ..DecoderConfig::llama(6400, hidden, layers, 1024)
-    }
+    let config = DecoderConfig::llama(6400, hidden, layers, 1024).with_layers(|layer| {
+        layer.mlp.intermediate_size = hidden * 11 / 4;
+        layer.attention.n_kv_heads = (hidden / 256).max(1);
+    });
+    DecoderConfig { tie_embeddings: true, ..config }
 }
 
 /// Saves without training.
@@ -65,8 +64,8 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
     let hf = HfConfig::new(config.clone(), Default::default());
     let (rows, len) = (4, 512);
     let model = Decoder::new(config, len)?;
-    let seed = &mut SeededInit { seed: 0, device: accelerator.device().clone() };
-    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), seed)?;
+    let adamw = optim::adamw(&model).lr(5e-4).weight_decay(0.0);
+    let (model, optimizer) = accelerator.prepare((model, adamw))?;
     let input_ids: Vec<i32> =
         (0..rows * len).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
@@ -80,16 +79,16 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
         side_files_from: None,
     };
     let contents = || -> Result<Contents> {
-        let model = Some(ModelFiles::of_model(&hf, &model, &options)?);
+        let model = Some(ModelFiles::of_model(&hf, model.module(), &options)?);
         Ok(Contents { model, ..Contents::state(ClientState::default()) })
     };
-    let bytes = (optimizer.engine().n_params() * (12 + 2)) as f64;
+    let bytes = (optimizer.with_engine(Engine::n_params)? * (12 + 2)) as f64;
     // Saves alone, first: how fast they are, and how much of the processors' time they take.
     let (mut fastest, busy) = (f64::INFINITY, cpu_seconds());
     for _ in 0..ALONE {
         comm.barrier()?;
         let begin = Instant::now();
-        saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
+        accelerator.begin_save(&mut saver, &folder.join("checkpoint-1"), contents()?)?;
         saver.finish(comm)?;
         fastest = fastest.min(begin.elapsed().as_secs_f64());
     }
@@ -108,15 +107,16 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
             comm.barrier()?;
             let begin = Instant::now();
             for step in 0..steps {
-                let accumulation = accelerator.accumulate_targets(&optimizer, data.n_targets)?;
-                let (ids, labels, mask) = accelerator.place(&data)?;
-                let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-                accumulation.backward(&loss)?;
-                optimizer.clip_grad_norm(1.0)?;
-                optimizer.step(5e-4)?;
+                accelerator.accumulation_window(&optimizer, data.n_targets as f64)?;
+                let inputs = Inputs::new(&data, accelerator.device())?;
+                let loss =
+                    model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &inputs.mask))?;
+                accelerator.backward(&loss)?;
+                accelerator.clip_grad_norm(&optimizer, 1.0)?;
+                optimizer.step()?;
                 saver.poll(comm)?;
                 if saves != Saves::None && step % 3 == 0 {
-                    saver.begin(&folder.join("checkpoint-1"), comm, optimizer.engine(), contents()?)?;
+                    accelerator.begin_save(&mut saver, &folder.join("checkpoint-1"), contents()?)?;
                     if saves == Saves::Waiting {
                         saver.finish(comm)?;
                     }

@@ -5,7 +5,8 @@
 use std::time::Instant;
 
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
-use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Options, Result, SeededInit};
+use oarlock::train::Inputs;
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
 use oarlock_tensor::DType;
 
 fn main() -> Result<()> {
@@ -54,25 +55,23 @@ fn rank(
     let config = AcceleratorConfig {
         shard: Options { dtype, ..Options::default() },
         threads: Some(1),
+        seed: Some(0),
         ..AcceleratorConfig::default()
     };
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
         DecoderConfig {
-            intermediate_size: hidden * 11 / 4,
-            n_kv_heads: (hidden / 256).max(1),
-            norm_eps: 1e-6,
             tie_embeddings: true,
-            ..DecoderConfig::llama(6400, hidden, layers, 1024)
+            ..DecoderConfig::llama(6400, hidden, layers, 1024).with_layers(|layer| {
+                layer.mlp.intermediate_size = hidden * 11 / 4;
+                layer.attention.n_kv_heads = (hidden / 256).max(1);
+            })
         },
         seq,
     )?;
     model.set_recompute(recompute);
-    let mut optimizer = accelerator.hold(
-        &model,
-        OptimizerConfig::default(),
-        &mut SeededInit { seed: 0, device: accelerator.device().clone() },
-    )?;
+    let adamw = optim::adamw(&model).lr(5e-4).weight_decay(0.0);
+    let (model, optimizer) = accelerator.prepare((model, adamw))?;
     let ids: Vec<i32> =
         (0..batch * seq).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
@@ -95,13 +94,13 @@ fn rank(
         }
         let recomputed = accelerator.device().profile().recomputing();
         let begin = Instant::now();
-        let accumulation = accelerator.accumulate_targets(&optimizer, data.n_targets)?;
-        let (ids, labels, mask) = accelerator.place(&data)?;
-        let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-        accumulation.backward(&loss)?;
+        accelerator.accumulation_window(&optimizer, data.n_targets as f64)?;
+        let inputs = Inputs::new(&data, accelerator.device())?;
+        let loss = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &inputs.mask))?;
+        accelerator.backward(&loss)?;
         let backward = begin.elapsed();
-        let norm = optimizer.clip_grad_norm(1.0)?;
-        optimizer.step(5e-4)?;
+        let norm = accelerator.clip_grad_norm(&optimizer, 1.0)?.unwrap_or_default();
+        optimizer.step()?;
         let time = begin.elapsed();
         times.push(time.as_secs_f64());
         if main {

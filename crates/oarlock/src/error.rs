@@ -72,7 +72,7 @@ pub enum Error {
     Spawn(#[from] crate::distributed::SpawnError),
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
-    LossScale(#[from] crate::train::ScaleAtMinimum),
+    LossScale(#[from] crate::optim::ScaleAtMinimum),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

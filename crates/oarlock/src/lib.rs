@@ -1,8 +1,9 @@
-//! Oarlock trains models on many ranks from one binary. This is its library: for a loop and a model of one's own.
+//! Oarlock trains models on many ranks. This crate is its library: custom training loops and custom models, from tensors
+//! to sharding, checkpoints and the trainer.
 //!
 //! # Four lines
 //!
-//! A loop for one process becomes one for many by four lines, those with a number:
+//! Four lines turn a training loop for one process into a loop for many. They are numbered here:
 //!
 //! ```
 //! use oarlock::dataloader::DataLoader;
@@ -35,16 +36,16 @@
 //! }
 //! ```
 //!
-//! It runs alone as it stands. `oarlock torchrun --nproc-per-node 4 --no-python PROGRAM`, or the real torchrun,
-//! accelerate or deepspeed, starts four ranks of it; [`distributed::spawn`] does from inside of a program.
-//! Every rank then gets its own batches, and every step is the mean over all of them: the same losses as on one rank
-//! with batches four times as large.
+//! The program runs on one rank as it is. `oarlock torchrun --nproc-per-node 4 --no-python PROGRAM` starts four ranks of
+//! it, and so do the original torchrun, accelerate and deepspeed. [`distributed::spawn`] starts ranks from inside of a
+//! program. Each rank then gets its own batches, and each step uses the mean over all ranks: the losses are those of one
+//! rank with batches four times as large.
 //!
-//! # A model of one's own
+//! # Custom models
 //!
-//! A model is a struct of layers. [`derive(Module)`](macro@nn::Module) finds its parameters and names them by their
-//! fields; [`Forward`](nn::Forward) says what it computes. One word on a field, [`Unit`](nn::Unit), makes a part move on
-//! its own where parameters are divided.
+//! A model is a struct of layers. [`derive(Module)`](macro@nn::Module) finds its parameters and names them after their
+//! fields; [`Forward`](nn::Forward) defines what it computes. A field of type [`Unit`](nn::Unit) is gathered, reduced and
+//! released as one piece where parameters are sharded.
 //!
 //! ```
 //! use oarlock::nn::{self, Embedding, Forward, LayerNorm, Linear, Mlp, Module, MultiHeadAttention, Unit};
@@ -115,10 +116,12 @@
 //! # }
 //! ```
 //!
-//! # Divided among the ranks
+//! # Sharding
 //!
-//! What is divided is a line of the configuration, and changes no bit of the result. This is ZeRO-3 in bf16 with windows
-//! of four micro-batches:
+//! One line of the configuration selects what is sharded across the ranks. With one micro-batch per step every choice
+//! produces the same bits. With gradient accumulation, ZeRO-2, ZeRO-3 and FSDP's sharded strategies reduce every
+//! micro-batch, so their sums are associated differently from those of DDP and ZeRO-1, and losses agree within rounding;
+//! docs/sharding.md lists the exact classes. This is ZeRO-3 in bf16 with four micro-batches per step:
 //!
 //! ```
 //! use oarlock::shard::Placements;
@@ -132,19 +135,19 @@
 //! };
 //! ```
 //!
-//! The loop puts each micro-batch into [`Accelerator::accumulate`], and nothing else changes.
+//! The loop wraps each micro-batch in [`Accelerator::accumulate`]. Nothing else changes.
 //!
-//! # Where to go on
+//! # Where to continue
 //!
-//! - [`Accelerator`]: collectives, evaluation by [`gather_for_metrics`](Accelerator::gather_for_metrics), clipping,
+//! - [`Accelerator`]: collectives, evaluation with [`gather_for_metrics`](Accelerator::gather_for_metrics), clipping,
 //!   checkpoints, trackers
-//! - [`nn`]: layers, buffers, losses, ops with a backward pass of one's own
-//! - [`dataloader`]: data sets, samplers, workers, how batches are divided
-//! - [`distributed`]: ranks started from code, process groups, bare collectives
-//! - [`deepspeed`]: DeepSpeed's shape of a training, several models in one process
-//! - [`model`]: the decoder families and their way from and to Hugging Face folders
+//! - [`nn`]: layers, buffers, losses, ops with a custom backward pass
+//! - [`dataloader`]: data sets, samplers, workers, how batches are distributed to the ranks
+//! - [`distributed`]: ranks started from code, process groups, collectives
+//! - [`deepspeed`]: DeepSpeed's engine, several models in one process
+//! - [`model`]: the decoder families, and loading and saving of Hugging Face folders
 //!
-//! The examples of the repository run as they stand. ARCHITECTURE.md tells the story of a training step.
+//! The examples in the repository run without changes. ARCHITECTURE.md explains a training step.
 
 // The derives name this crate from outside.
 extern crate self as oarlock;
@@ -176,12 +179,12 @@ pub mod shard;
 pub mod train;
 
 pub use accelerator::{
-    Accelerator, AcceleratorConfig, Accumulation, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin,
-    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation,
-    GradientState, HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
-    Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler,
-    ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize, Stateful,
-    Tracker, TrackerOptions, WandbRun,
+    Accelerator, AcceleratorConfig, ApplyPadding, DataLoaderConfiguration, DeepSpeedPlugin, DevicePlacement,
+    DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation, GradientState,
+    HookHandle, Kept, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan, Prepare,
+    Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig, ProfileSchedule,
+    Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize,
+    Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::ClientState;
 pub use data::Batch;
@@ -189,7 +192,6 @@ pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
-pub use train::{Optimizer, OptimizerConfig};
 
 /// The Rust code of the pages for newcomers, compiled by `cargo test`.
 #[cfg(doctest)]
@@ -200,6 +202,8 @@ mod pages {
     mod accelerator {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../../docs/data.md")]
+    mod data {}
     #[doc = include_str!("../../../docs/dataloader.md")]
     mod dataloader {}
     #[doc = include_str!("../../../docs/distributed.md")]

@@ -16,8 +16,7 @@ use mutate::Mutator;
 use oarlock::checkpoint::{self, Manifest};
 use oarlock::config::accelerate::{Engine, File, meaning};
 use oarlock::config::{Problems, Words, train_config, written};
-use oarlock::data::{Source, Tokenizer};
-use oarlock::generate::{ChatTemplate, Message};
+use oarlock::data::{ChatTemplate, Content, Conversation, Example, Message, Source, Tokenizer};
 use oarlock::model::hf::HfConfig;
 
 /// No reader may need as long for the small inputs here.
@@ -253,6 +252,23 @@ fn records() {
 }
 
 #[test]
+fn conversations() {
+    let seed = br#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null,
+        "tool_calls": [{"name": "f"}]}], "system": "s", "tools": "[]"}
+        {"conversations": [{"role": "user"}], "chosen": {"role": "assistant"}, "rejected": {"role": "assistant"}}"#;
+    let seed = String::from_utf8_lossy(seed).replace(",\n", ",");
+    fuzz("conversations", vec![seed.into_bytes()], |folder, input| {
+        let path = folder.join("data.jsonl");
+        fs::write(&path, input).unwrap();
+        if let Ok(source) = Source::resolve(&path.display().to_string(), folder, Some(50)) {
+            for record in source.records(Content::Object).take(50).flatten() {
+                drop(Example::read(&mut record.clone(), Content::Object));
+            }
+        }
+    });
+}
+
+#[test]
 fn descriptions_of_data_sets() {
     let seed = br#"{"demo": {"file_name": "demo.jsonl", "columns": {"prompt": "text"}, "num_samples": 3},
         "hub": {"hf_hub_url": "a/b", "subset": "x"}, "chat": {"file_name": "c.json", "formatting": "sharegpt",
@@ -280,7 +296,9 @@ fn model_folders() {
     fuzz("chat template", vec![seed], |folder, input| {
         fs::write(folder.join("tokenizer_config.json"), input).unwrap();
         if let Ok(template) = ChatTemplate::read(folder) {
-            drop(template.render_prompt(&[Message::new("user", "hello")]));
+            let messages = vec![Message::new("user", "hello"), Message::new("assistant", "hi")];
+            let conversation = Conversation { messages, ..Conversation::default() };
+            drop((template.render_prompt(&conversation), template.render(&conversation)));
         }
     });
 }

@@ -9,8 +9,8 @@ use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCa
 use oarlock::model::Decoder;
 use oarlock::model::{HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::train::{StepReport, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig, Options, Result};
+use oarlock::train::{Pretrain, StepReport, train_step};
+use oarlock::{Accelerator, AcceleratorConfig, Options, Result, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use serde_json::Value;
@@ -85,9 +85,10 @@ impl Golden {
         let accelerator = Accelerator::over(comm.clone(), &settings)?;
         let hf = HfConfig::read(&self.dir)?;
         let model = Decoder::new(hf.decoder().clone(), self.rows.row_len())?;
-        let mut weights = SafetensorsSource::open(&self.dir, &hf, &model)?;
-        let adamw = OptimizerConfig { weight_decay, ..OptimizerConfig::default() };
-        let mut optimizer = accelerator.hold(&model, adamw, &mut weights)?;
+        let weights = SafetensorsSource::open(&self.dir, &hf, &model)?;
+        let lr = self.number("learning_rate");
+        let adamw = optim::adamw(&model).lr(lr).weight_decay(weight_decay).no_decay_of_vectors(&model);
+        let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), Box::new(weights))?;
         let sampler = Sampler {
             len: self.rows.n_rows(),
             seed: 0,
@@ -98,12 +99,20 @@ impl Golden {
             accumulation,
         };
         let mut loader = Loader::new(self.rows.clone(), sampler, 0)?;
-        let (lr, max_grad_norm) = (self.number("learning_rate"), self.number("max_grad_norm"));
+        let max_grad_norm = self.number("max_grad_norm");
         let n_steps = self.expected(weight_decay, false).0.len();
         let mut timer = PhaseTimer::new();
         let mut step = || {
             let window = loader.next_step()?;
-            train_step(&accelerator, &model, &mut optimizer, &window, lr, max_grad_norm, &mut timer)
+            train_step(
+                &accelerator,
+                &Pretrain,
+                &model,
+                &optimizer,
+                &window.batches,
+                max_grad_norm,
+                &mut timer,
+            )
         };
         let reports = (0..n_steps).map(|_| step()).collect();
         comm.finish();

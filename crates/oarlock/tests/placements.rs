@@ -11,12 +11,13 @@ use oarlock::config::LossScale;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::nn::Wrap;
+use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Gather, Lifetime, Offload, Options, Placements};
-use oarlock::train::{Stepped, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, OptimizerConfig, SeededInit, WeightSource};
+use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placements};
+use oarlock::train::{Pretrain, train_step};
+use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, DeviceKind};
 
 /// Both have tied and untied weights, norms of their own, and units of several blocks.
 /// And what FSDP calls their layers.
@@ -58,22 +59,27 @@ type Pieces = Vec<(String, &'static str, usize, Vec<u32>)>;
 
 fn rank(
     data: &Data,
+    device: DeviceKind,
     comm: Communicator,
     options: &Options,
     steps: usize,
     accumulation: u64,
 ) -> (Vec<(u64, u64)>, Pieces) {
-    let config =
-        AcceleratorConfig { shard: options.clone(), threads: Some(1), ..AcceleratorConfig::default() };
+    let config = AcceleratorConfig {
+        shard: options.clone(),
+        device,
+        threads: Some(1),
+        ..AcceleratorConfig::default()
+    };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-    let mut weights: Box<dyn WeightSource> = match data.dir.join("model.safetensors").exists() {
+    let weights: Box<dyn WeightSource> = match data.dir.join("model.safetensors").exists() {
         true => Box::new(SafetensorsSource::open(&data.dir, &hf, &model).unwrap()),
         false => Box::new(SeededInit { seed: 3, device: accelerator.device().clone() }),
     };
-    let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-    let mut optimizer = accelerator.hold(&model, adamw, weights.as_mut()).unwrap();
+    let adamw = optim::adamw(&model).lr(3e-3).weight_decay(0.1).no_decay_of_vectors(&model);
+    let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), weights).unwrap();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let micro_batch = 4 / accumulation;
     let sampler =
@@ -84,11 +90,12 @@ fn rank(
     for _ in 0..steps {
         let window = loader.next_step().unwrap();
         let report =
-            train_step(&accelerator, &model, &mut optimizer, &window, 3e-3, 0.5, &mut timer).unwrap();
+            train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, 0.5, &mut timer)
+                .unwrap();
         assert!(report.grad_norm > 0.5, "clipping has nothing to do");
-        losses.push((report.loss_sum.to_bits(), report.grad_norm.to_bits()));
+        losses.push((report.totals.loss_sum.to_bits(), report.grad_norm.to_bits()));
     }
-    let snapshot = optimizer.engine().snapshot();
+    let snapshot = optimizer.with_engine(Engine::snapshot).unwrap();
     let mut pieces = Vec::new();
     for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
         let mut values = vec![0.0; slice.elements.len()];
@@ -101,8 +108,19 @@ fn rank(
 }
 
 fn train(data: &Data, ranks: usize, options: &Options, steps: usize, accumulation: u64) -> Trace {
+    train_on(DeviceKind::Cpu, data, ranks, options, steps, accumulation)
+}
+
+fn train_on(
+    device: DeviceKind,
+    data: &Data,
+    ranks: usize,
+    options: &Options,
+    steps: usize,
+    accumulation: u64,
+) -> Trace {
     let traces: Vec<_> = std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(data, comm, options, steps, accumulation));
+        let start = |comm| scope.spawn(move || rank(data, device, comm, options, steps, accumulation));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
@@ -201,6 +219,27 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
 }
 
+/// Memory that the host cannot touch, and launches that run as late as they may.
+#[test]
+fn every_way_to_hold_a_model_has_the_same_bits_on_the_strict_device() {
+    let disk = tempfile::tempdir().unwrap();
+    let (ranks, steps) = (4, 3);
+    for ((name, layer), dtype) in MODELS.into_iter().zip([DType::BF16, DType::F32]) {
+        let data = Data::open(name);
+        let whole = placed(Placements::WHOLE, dtype);
+        let want = train(&data, ranks, &whole, steps, 1);
+        let staged = train_on(DeviceKind::Staging, &data, ranks, &whole, steps, 1);
+        assert!(staged == want, "{name}, {dtype}: staged");
+        let mut ways = ways(ranks, dtype, disk.path(), layer);
+        ways.push(("DDP", whole));
+        for (way, options) in ways {
+            let trace = train_on(DeviceKind::Strict, &data, ranks, &options, steps, 1);
+            assert_eq!(trace.losses, want.losses, "{name}, {dtype}: {way}");
+            assert!(trace.state == want.state, "{name}, {dtype}: {way}: other weights");
+        }
+    }
+}
+
 #[test]
 fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
     let data = Data::open("qwen3");
@@ -210,8 +249,8 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
         Options { wrap: Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]), ..Options::default() };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-    let mut init = SeededInit { seed: 3, device: accelerator.device().clone() };
-    let told = accelerator.hold(&model, OptimizerConfig::default(), &mut init).map(|_| ()).unwrap_err();
+    let adamw = optim::adamw(&model);
+    let told = accelerator.prepare((model, adamw)).map(|_| ()).unwrap_err();
     assert!(
         told.to_string().starts_with(
             "could not find the transformer layer class LlamaDecoderLayer in the model; its units are of the classes \
@@ -304,9 +343,11 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
                 let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
                 let hf = HfConfig::read(&data.dir).unwrap();
                 let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-                let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
-                let config = OptimizerConfig { loss_scale: Some(loss_scale), ..OptimizerConfig::default() };
-                let mut optimizer = accelerator.hold(&model, config, &mut weights).unwrap();
+                let weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+                let adamw = optim::adamw(&model).lr(1e-3).weight_decay(0.0).loss_scale(loss_scale);
+                let objects = (model, adamw);
+                let (model, optimizer) =
+                    accelerator.prepare_with_weights(objects, Box::new(weights)).unwrap();
                 let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
                 let (len, shuffle) = (data.rows.n_rows(), true);
                 let sampler = Sampler { len, seed: 7, shuffle, world, rank, micro_batch: 2, accumulation: 1 };
@@ -314,14 +355,21 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
                 let mut timer = PhaseTimer::new();
                 let steps = (0..30).map(|_| {
                     let window = loader.next_step().unwrap();
-                    let before = optimizer.n_steps();
-                    let report =
-                        train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, &mut timer)
-                            .unwrap();
+                    let before = optimizer.n_steps().unwrap();
+                    let report = train_step(
+                        &accelerator,
+                        &Pretrain,
+                        &model,
+                        &optimizer,
+                        &window.batches,
+                        1.0,
+                        &mut timer,
+                    )
+                    .unwrap();
                     let skipped = report.stepped != Stepped::Done;
-                    assert_eq!(optimizer.n_steps() - before, u64::from(!skipped));
+                    assert_eq!(optimizer.n_steps().unwrap() - before, u64::from(!skipped));
                     assert_eq!(report.grad_norm.is_finite(), !skipped);
-                    (skipped, optimizer.loss_scale(), report.loss_sum.to_bits())
+                    (skipped, optimizer.loss_scale().unwrap(), report.totals.loss_sum.to_bits())
                 });
                 let steps: Vec<_> = steps.collect();
                 comm.finish();

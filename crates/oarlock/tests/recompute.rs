@@ -1,37 +1,33 @@
 //! Activation checkpointing changes no bit of a training, only its memory.
 
-use oarlock::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompute};
 use oarlock::nn::{Wrap, names_of};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Batch, OptimizerConfig, Options, Result, SeededInit};
+use oarlock::train::Inputs;
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
 use oarlock_comm::Communicator;
-use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, RopeScaling, bf16};
+use oarlock_tensor::{DType, bf16};
 
 const VOCAB: usize = 70;
 const LEN: usize = 48;
 const STEPS: usize = 3;
 
 fn tiny() -> DecoderConfig {
+    let norm = NormConfig { eps: 1e-6, offset: 0.0 };
+    let config = DecoderConfig::llama(VOCAB, 48, 5, LEN).with_layers(|layer| {
+        layer.norm = norm;
+        layer.mlp.intermediate_size = 136;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (4, 2, 12);
+        attention.qk_norm = QkNorm::PerHead;
+    });
     DecoderConfig {
-        family: Family::Qwen3,
-        vocab_size: VOCAB,
-        hidden_size: 48,
-        intermediate_size: 136,
-        n_layers: 5,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 12,
-        max_positions: LEN,
-        norm_eps: 1e-6,
+        family: Family::of("qwen3").unwrap(),
+        final_norm: norm,
         tie_embeddings: true,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: true,
-        rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
         init_std: 0.1,
+        ..config
     }
 }
 
@@ -54,43 +50,45 @@ struct Run {
 
 /// What a training does on one rank, and the most bytes of activations that it held.
 fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Run, usize)> {
-    let settings = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+    let settings =
+        AcceleratorConfig { shard, threads: Some(1), seed: Some(3), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &settings)?;
     let mut model = Decoder::new(tiny(), LEN)?;
     model.set_recompute(recompute);
-    let mut init = SeededInit { seed: 3, device: accelerator.device().clone() };
-    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut init)?;
+    let adamw = optim::adamw(&model).lr(1e-2).weight_decay(0.0);
+    let (model, optimizer) = accelerator.prepare((model, adamw))?;
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let mut fresh = 0;
     for step in 0..STEPS {
         fresh = accelerator.device().arena().n_fresh();
         let window = [0, 1].map(|micro| batch(step + 10 * micro + 100 * comm.rank()));
-        let accumulation =
-            accelerator.accumulate_targets(&optimizer, window.iter().map(|b| b.n_targets).sum())?;
+        let n_targets: usize = window.iter().map(|b| b.n_targets).sum();
+        accelerator.accumulation_window(&optimizer, n_targets as f64)?;
         let mut sum = 0.0;
         for batch in &window {
-            let (ids, labels, mask) = accelerator.place(batch)?;
-            let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
+            let inputs = Inputs::new(batch, accelerator.device())?;
+            let loss = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &inputs.mask))?;
             sum += loss.sum()?;
-            accumulation.backward(&loss)?;
+            accelerator.backward(&loss)?;
         }
         losses.push(sum);
-        norms.push(optimizer.clip_grad_norm(1.0)?);
-        optimizer.step(1e-2)?;
+        norms.extend(accelerator.clip_grad_norm(&optimizer, 1.0)?);
+        optimizer.step()?;
     }
     let arena = accelerator.device().arena();
     assert_eq!(arena.n_fresh(), fresh, "{recompute:?}: a later step took memory from the system");
     let peak = arena.usage().iter().filter(|u| u.0 == "activation").map(|u| u.1.peak_bytes).sum();
     assert_eq!(accelerator.device().profile().recomputing().is_zero(), recompute == Recompute::None);
-    let (ids, labels, _) = accelerator.place(&batch(7))?;
-    let eval = model.loss(&ids, &labels, &Mask::Causal)?.sum()?;
+    model.eval();
+    let inputs = Inputs::new(&batch(7), accelerator.device())?;
+    let eval = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &Mask::Causal))?.sum()?;
     let mut weights = Vec::new();
-    for named in names_of(&model) {
+    for named in names_of(&**model.module()) {
         // Divided weights are only together inside of their unit.
         let Ok(weight) = named.param.weight() else { continue };
         match weight.dtype() {
-            DType::F32 => weights.extend_from_slice(weight.slice::<f32>()?),
-            _ => weights.extend(weight.slice::<bf16>()?.iter().map(|w| w.to_f32())),
+            DType::F32 => weights.extend(weight.to_vec::<f32>()?),
+            _ => weights.extend(weight.to_f32_vec()?),
         }
     }
     comm.finish();

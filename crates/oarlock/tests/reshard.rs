@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::golden;
-use oarlock::checkpoint::{Contents, MergeOptions, merge_weights};
+use oarlock::checkpoint::{Contents, MergeOptions, Saver, merge_weights};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Gather, Options, Placements, Slice};
-use oarlock::train::train_step;
-use oarlock::{Accelerator, AcceleratorConfig, ClientState, OptimizerConfig};
+use oarlock::shard::{Engine, Gather, Options, Placements, Slice};
+use oarlock::train::{Pretrain, train_step};
+use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
@@ -56,20 +56,19 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-    let mut weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
-    let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut weights).unwrap();
+    let weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+    let adamw = optim::adamw(&model).lr(1e-3).weight_decay(0.0);
+    let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), Box::new(weights)).unwrap();
     let mut position = 0;
     if let Some(dir) = leg.from {
-        position = oarlock::checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut())
-            .unwrap()
-            .consumed_samples;
+        position = accelerator.load_checkpoint(dir).unwrap().consumed_samples;
     }
     let read = |slice: Slice| {
         let mut values = vec![0.0; slice.elements.len()];
-        optimizer.engine().read_state(&slice, &mut values).unwrap();
+        optimizer.with_engine(|engine| engine.read_state(&slice, &mut values)).unwrap().unwrap();
         (slice, values.into_iter().map(f32::to_bits).collect())
     };
-    let began = optimizer.engine().needed_slices().into_iter().map(read).collect();
+    let began = optimizer.with_engine(Engine::needed_slices).unwrap().into_iter().map(read).collect();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let (len, micro_batch) = (data.rows.n_rows(), ROWS / world);
     let sampler = Sampler { len, seed: 7, shuffle: true, world, rank, micro_batch, accumulation: 1 };
@@ -80,18 +79,15 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
         let window = loader.next_step().unwrap();
         position = window.position;
         let report =
-            train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, &mut timer).unwrap();
+            train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, 1.0, &mut timer)
+                .unwrap();
         losses.push(report.loss().to_bits());
     }
     if let Some(dir) = leg.to {
         let client = ClientState { consumed_samples: position, ..ClientState::default() };
-        oarlock::checkpoint::save(
-            dir,
-            accelerator.communicator(),
-            optimizer.engine(),
-            Contents::state(client),
-        )
-        .unwrap();
+        let mut saver = Saver::default();
+        accelerator.begin_save(&mut saver, dir, Contents::state(client)).unwrap();
+        saver.finish(&comm).unwrap();
     }
     comm.finish();
     (losses, began)

@@ -1,45 +1,45 @@
-//! Messages of one collective between the ranks of a group: queues in both directions, and the one loop that waits.
+//! The messages of one collective between the ranks of a group: queues in both directions, and the one loop that waits.
 
 use std::time::{Duration, Instant};
 
-use super::library::{Lane, Span};
+use super::library::{ByteSpan, MessageQueue};
 use super::member::Group;
 use super::notice::Notice;
-use crate::call::Stamp;
 use crate::error::Result;
 use crate::ledger::RankState;
-use crate::region::{Memory, Private, Region};
+use crate::region::{Memory, PrivateBuffer, Region};
+use crate::stamp::Stamp;
 
-/// Messages under way in one direction between two ranks.
-const WINDOW: usize = 4;
-/// How often it looks, without sleeping, whether something has come.
+/// Messages in flight in one direction between two ranks.
+const IN_FLIGHT: usize = 4;
+/// How often a waiting rank polls without sleeping.
 const SPINS: u32 = 300;
-/// The least and the most that it sleeps between two looks.
-const NAPS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
-/// How often it looks after the others.
-const LOOK: Duration = Duration::from_millis(10);
+/// The shortest and the longest sleep between two polls.
+const SLEEP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
+/// How often a waiting rank checks the others.
+const CHECK: Duration = Duration::from_millis(10);
 
-/// The messages of one collective. What they are read from or written to is kept here, and for ever if the exchange ends
-/// before they do: the library may still come to it (invariant 6).
+/// The messages of one collective. Their memory is kept here, and is never freed if the exchange ends before they do: the
+/// library may still access it (invariant 6).
 pub(super) struct Exchange<'a> {
     group: &'a Group,
     stamp: Stamp,
     /// One for each rank of the group; this rank's own are empty.
-    pub(super) sends: Vec<Lane>,
-    pub(super) receives: Vec<Lane>,
-    areas: Vec<Private>,
+    pub(super) sends: Vec<MessageQueue>,
+    pub(super) receives: Vec<MessageQueue>,
+    buffers: Vec<PrivateBuffer>,
     regions: Vec<Region>,
 }
 
 impl<'a> Exchange<'a> {
     pub(super) fn new(group: &'a Group, stamp: &Stamp) -> Exchange<'a> {
-        let lanes = || group.ranks.iter().map(|&rank| Lane::to(rank)).collect();
+        let queues = || group.ranks.iter().map(|&rank| MessageQueue::to(rank)).collect();
         Exchange {
             group,
             stamp: *stamp,
-            sends: lanes(),
-            receives: lanes(),
-            areas: Vec::new(),
+            sends: queues(),
+            receives: queues(),
+            buffers: Vec::new(),
             regions: Vec::new(),
         }
     }
@@ -51,10 +51,10 @@ impl<'a> Exchange<'a> {
     }
 
     /// Memory for messages, of at least `bytes` bytes and aligned to a page.
-    pub(super) fn area(&mut self, bytes: usize) -> Result<*mut u8> {
-        let area = self.group.member.area(bytes)?;
-        let at = area.as_ptr();
-        self.areas.push(area);
+    pub(super) fn buffer(&mut self, bytes: usize) -> Result<*mut u8> {
+        let buffer = self.group.member.buffer(bytes)?;
+        let at = buffer.as_ptr();
+        self.buffers.push(buffer);
         Ok(at)
     }
 
@@ -66,41 +66,41 @@ impl<'a> Exchange<'a> {
     /// Queues a message to a rank of the group.
     ///
     /// # Safety
-    /// The bytes lie in an area or a kept region, and nobody writes them before the lane is over.
-    pub(super) unsafe fn send(&mut self, to: usize, span: Span) {
-        self.sends[to].waiting.push_back(span);
+    /// The bytes lie in a buffer of this exchange or a kept region, and nobody writes them before the message is sent.
+    pub(super) unsafe fn send(&mut self, to: usize, span: ByteSpan) {
+        self.sends[to].queued.push_back(span);
     }
 
     /// Queues a message from a rank of the group.
     ///
     /// # Safety
-    /// The bytes lie in an area or a kept region, and nobody else touches them before the message was received.
-    pub(super) unsafe fn receive(&mut self, from: usize, span: Span) {
-        self.receives[from].waiting.push_back(span);
+    /// The bytes lie in a buffer of this exchange or a kept region, and nobody else touches them before the message is
+    /// received.
+    pub(super) unsafe fn receive(&mut self, from: usize, span: ByteSpan) {
+        self.receives[from].queued.push_back(span);
     }
 
-    /// Waits until all messages are over.
+    /// Waits until all messages are done.
     pub(super) fn finish(&mut self) -> Result<()> {
-        self.wait_until(|all| all.is_over())
+        self.wait_until(|all| all.is_done())
     }
 
-    fn is_over(&self) -> bool {
-        self.sends.iter().chain(&self.receives).all(Lane::is_over)
+    fn is_done(&self) -> bool {
+        self.sends.iter().chain(&self.receives).all(MessageQueue::is_done)
     }
 
-    /// Moves messages until `over` says so. Waits no longer than the time limit without anything that moves; ends with the
-    /// failure of any rank.
-    pub(super) fn wait_until(&mut self, over: impl Fn(&Exchange) -> bool) -> Result<()> {
+    /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
+    pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut since = Instant::now();
-        let (mut spins, mut nap, mut look) = (0, NAPS.0, since + LOOK);
+        let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, since + CHECK);
         loop {
             let moved = self.progress()?;
-            if over(self) {
+            if is_done(self) {
                 return Ok(());
             }
             if moved {
                 since = Instant::now();
-                (spins, nap, look) = (0, NAPS.0, since + LOOK);
+                (spins, sleep, check_at) = (0, SLEEP.0, since + CHECK);
                 continue;
             }
             self.group.member.world.check()?;
@@ -109,90 +109,78 @@ impl<'a> Exchange<'a> {
                 std::thread::yield_now();
                 continue;
             }
-            std::thread::sleep(nap);
-            nap = NAPS.1.min(nap * 2);
+            std::thread::sleep(sleep);
+            sleep = SLEEP.1.min(sleep * 2);
             let now = Instant::now();
-            if now >= look {
-                self.look_around(now - since)?;
-                look = now + LOOK;
+            if now >= check_at {
+                self.check_peers(now - since)?;
+                check_at = now + CHECK;
             }
         }
     }
 
-    /// Starts what waits, and takes note of what is over. Whether anything was.
+    /// Starts queued messages and completes those that are done. True if any was.
     fn progress(&mut self) -> Result<bool> {
         let world = self.group.member.world;
         let (library, tag) = (&world.library, self.group.tag());
         let mut moved = false;
-        let mut advance = |lane: &mut Lane, is_send: bool| -> Result<()> {
-            while lane.flying.len() < WINDOW
-                && let Some(&span) = lane.waiting.front()
+        let mut advance = |queue: &mut MessageQueue, is_send: bool| -> Result<()> {
+            while queue.in_flight.len() < IN_FLIGHT
+                && let Some(&span) = queue.queued.front()
             {
-                // SAFETY: whoever queued it promised that the bytes are left alone, and they are kept in `areas` or
-                // `regions`, for ever if this exchange ends early (invariant 6).
-                let flight = unsafe {
+                // SAFETY: `send` and `receive` require that the bytes are left alone, and they are kept in `buffers` or
+                // `regions`, also after this exchange ends early (invariant 6).
+                let message = unsafe {
                     match is_send {
-                        true => library.send(lane.peer, tag, span),
-                        false => library.receive(lane.peer, tag, span),
+                        true => library.send(queue.peer, tag, span),
+                        false => library.receive(queue.peer, tag, span),
                     }
                 }?;
-                lane.waiting.pop_front();
-                lane.flying.push_back(flight);
+                queue.queued.pop_front();
+                queue.in_flight.push_back(message);
             }
-            while let Some(flight) = lane.flying.front_mut()
-                && let Some(bytes) = library.poll(flight)?
+            while let Some(message) = queue.in_flight.front_mut()
+                && let Some(bytes) = library.poll(message)?
             {
-                lane.flying.pop_front();
-                (lane.done, lane.last, moved) = (lane.done + 1, bytes, true);
+                queue.in_flight.pop_front();
+                (queue.done, queue.last, moved) = (queue.done + 1, bytes, true);
             }
             Ok(())
         };
         let result = self
             .receives
             .iter_mut()
-            .try_for_each(|lane| advance(lane, false))
-            .and_then(|()| self.sends.iter_mut().try_for_each(|lane| advance(lane, true)));
+            .try_for_each(|queue| advance(queue, false))
+            .and_then(|()| self.sends.iter_mut().try_for_each(|queue| advance(queue, true)));
         match result {
             Ok(()) => Ok(moved),
-            Err(error) => Err(self.group.member.fail_alone(error)),
+            Err(error) => Err(self.group.member.fail_locally(error)),
         }
     }
 
-    /// What a rank that waits too long finds out: a dead rank, one that left, the end of its patience.
-    fn look_around(&mut self, waited: Duration) -> Result<()> {
+    /// Fails if a rank is dead or has left, this rank was asked to end, or the time limit is over.
+    fn check_peers(&mut self, waited: Duration) -> Result<()> {
         let member = &self.group.member;
         let statuses: Vec<_> = self.group.ranks.iter().map(|&rank| member.world.status(rank)).collect();
-        // Looked at after the states: who has finished has sent all it ever will.
+        // Done after reading the states: a rank that has finished sends nothing more.
         if self.progress()? {
             return Ok(());
         }
         let mut missing = Vec::new();
         for (index, status) in statuses.into_iter().enumerate() {
-            let is_missing = !self.sends[index].is_over() || !self.receives[index].is_over();
-            let last = || {
-                let doing = Some(&status.phase).filter(|phase| !phase.is_empty());
-                let doing = doing.map_or_else(String::new, |phase| format!(", in {phase:?}"));
-                let call = status.calls.last().map_or_else(String::new, |call| format!(", last {call}"));
-                format!("{doing}{call}")
-            };
-            let cause = match status.state {
-                RankState::Dead => {
-                    let pid = status.pid.unwrap_or(0);
-                    format!("its process {pid} ended without saying why{}", last())
+            let is_missing = !self.sends[index].is_done() || !self.receives[index].is_done();
+            match status.state.failure(status.pid.unwrap_or(0), is_missing) {
+                Some(cause) => {
+                    let doing = if status.state == RankState::Dead { status.doing() } else { String::new() };
+                    return Err(member.world.fail(Notice::peer(status.rank, &(cause + &doing))));
                 }
-                RankState::Left => "it left without finishing (a panic, an early return)".into(),
-                RankState::Finished if is_missing => "it finished while others still waited for it".into(),
-                _ if is_missing => {
-                    missing.push(status);
-                    continue;
-                }
-                _ => continue,
-            };
-            return Err(member.world.fail(Notice::peer(status.rank, &cause)));
+                None if is_missing => missing.push(status),
+                None => {}
+            }
         }
         let me = member.world.library.rank;
-        if member.world.was_told_to_end() {
-            let cause = "it was told to end (SIGTERM), by its launcher or a person";
+        if member.world.was_asked_to_end() {
+            let cause = "it was asked to end (SIGTERM) by its launcher or a user";
             return Err(member.world.fail(Notice::peer(me, cause)));
         }
         if !missing.is_empty() && waited >= member.timeout() {
@@ -204,13 +192,13 @@ impl<'a> Exchange<'a> {
 
 impl Drop for Exchange<'_> {
     fn drop(&mut self) {
-        let (areas, regions) = (std::mem::take(&mut self.areas), std::mem::take(&mut self.regions));
-        let is_flying = |lane: &Lane| !lane.flying.is_empty();
-        if self.sends.iter().chain(&self.receives).any(is_flying) {
-            // The run is over; the library may still write (invariant 6).
-            std::mem::forget((areas, regions));
+        let (buffers, regions) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.regions));
+        let is_in_flight = |queue: &MessageQueue| !queue.in_flight.is_empty();
+        if self.sends.iter().chain(&self.receives).any(is_in_flight) {
+            // The run has failed; the library may still write there (invariant 6).
+            std::mem::forget((buffers, regions));
         } else {
-            self.group.member.give_back(areas);
+            self.group.member.recycle(buffers);
         }
     }
 }

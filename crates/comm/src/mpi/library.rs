@@ -1,4 +1,4 @@
-//! The MPI library: the few calls that are used, one at a time. None of them waits, but those of the start and the end.
+//! The MPI library: the few calls that are used, one at a time. Only the calls that start and end it wait.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -14,31 +14,31 @@ pub(super) struct Library {
     comm: ffi::MPI_Comm,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Calls may come from any thread; the library was asked for one at a time.
-    turn: Mutex<()>,
+    /// Held during a call: calls come from several threads, and the library takes one at a time.
+    serial: Mutex<()>,
 }
 
-// SAFETY: a communicator is a handle that any thread may use, and `turn` makes the calls one at a time, which is what
+// SAFETY: a communicator is a handle that any thread may use, and `serial` makes the calls one at a time, which is what
 // MPI_THREAD_SERIALIZED asks for.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// Bytes of a message that is under way.
+/// The bytes of a message.
 #[derive(Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct ByteSpan {
     pub(super) at: *mut u8,
     pub(super) bytes: usize,
 }
 
-// SAFETY: a place and a length; whoever reads or writes there keeps its own promises.
-unsafe impl Send for Span {}
+// SAFETY: an address and a length; every access keeps its own promises.
+unsafe impl Send for ByteSpan {}
 
-/// A message under way. Until it has arrived its bytes belong to the library.
-pub(super) struct Flight(ffi::MPI_Request);
+/// A message in flight. Its bytes belong to the library until it is done.
+pub(super) struct InFlight(ffi::MPI_Request);
 
 // SAFETY: a request is a handle that any thread may use, one call at a time.
-unsafe impl Send for Flight {}
+unsafe impl Send for InFlight {}
 
 impl Library {
     /// Starts MPI in this process. Waits for the other ranks to do the same.
@@ -67,27 +67,27 @@ impl Library {
             check("ask MPI for the ranks", ffi::MPI_Comm_size(comm, &mut size))?;
             comm
         };
-        Ok(Library { comm, rank: rank as usize, size: size as usize, turn: Mutex::new(()) })
+        Ok(Library { comm, rank: rank as usize, size: size as usize, serial: Mutex::new(()) })
     }
 
     /// Ends MPI in this process; waits for the other ranks to do the same.
     pub(super) fn end(&self) {
-        let _turn = self.turn();
+        let _serial = self.serial();
         // SAFETY: MPI was started, and nothing calls it after this (the caller is the end of the process).
         unsafe { ffi::MPI_Finalize() };
     }
 
-    fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn serial(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to send.
     ///
     /// # Safety
-    /// The bytes stay where they are and nobody writes them until [`poll`](Library::poll) says that they have gone.
-    pub(super) unsafe fn send(&self, to: usize, tag: usize, span: Span) -> Result<Flight> {
+    /// The bytes stay where they are and nobody writes them until [`poll`](Library::poll) returns that they are sent.
+    pub(super) unsafe fn send(&self, to: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
         let mut request = MaybeUninit::uninit();
-        let _turn = self.turn();
+        let _serial = self.serial();
         // SAFETY: the caller's promise; MPI only reads the buffer.
         unsafe {
             let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
@@ -95,17 +95,18 @@ impl Library {
             let code =
                 ffi::MPI_Isend(at, count, byte, to as c_int, tag as c_int, self.comm, request.as_mut_ptr());
             check("send to a rank", code)?;
-            Ok(Flight(request.assume_init()))
+            Ok(InFlight(request.assume_init()))
         }
     }
 
     /// Begins to receive at most the bytes of `span`.
     ///
     /// # Safety
-    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) says that they have come.
-    pub(super) unsafe fn receive(&self, from: usize, tag: usize, span: Span) -> Result<Flight> {
+    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) returns that they are
+    /// received.
+    pub(super) unsafe fn receive(&self, from: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
         let mut request = MaybeUninit::uninit();
-        let _turn = self.turn();
+        let _serial = self.serial();
         // SAFETY: the caller's promise.
         unsafe {
             let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
@@ -113,19 +114,19 @@ impl Library {
             let code =
                 ffi::MPI_Irecv(at, count, byte, from as c_int, tag as c_int, self.comm, request.as_mut_ptr());
             check("receive from a rank", code)?;
-            Ok(Flight(request.assume_init()))
+            Ok(InFlight(request.assume_init()))
         }
     }
 
-    /// Whether a message is over, and how many bytes came with one that was received.
-    pub(super) fn poll(&self, flight: &mut Flight) -> Result<Option<usize>> {
+    /// Whether a message is done; the bytes that were received.
+    pub(super) fn poll(&self, message: &mut InFlight) -> Result<Option<usize>> {
         let (mut over, mut count): (c_int, c_int) = (0, 0);
         let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
-        let _turn = self.turn();
-        // SAFETY: pointers to locals, and a request that is under way or over (then a null one, which MPI allows). A
+        let _serial = self.serial();
+        // SAFETY: pointers to locals, and a request that is in flight or done (then a null one, which MPI allows). A
         // status of zeros is one without bytes, and MPI fills it for a receive.
         unsafe {
-            check("ask for a message", ffi::MPI_Test(&mut flight.0, &mut over, status.as_mut_ptr()))?;
+            check("test a message", ffi::MPI_Test(&mut message.0, &mut over, status.as_mut_ptr()))?;
             if over == 0 {
                 return Ok(None);
             }
@@ -134,19 +135,19 @@ impl Library {
         Ok(Some(usize::try_from(count).unwrap_or(0)))
     }
 
-    /// Takes the next message of any rank with this tag, if one of `bytes` bytes has come. It has to be short, so that it
-    /// comes as one with the word that it is there.
+    /// Takes the next message of any rank with this tag, if one has arrived. It has `bytes` bytes and must be short, so that
+    /// MPI delivers it together with its announcement.
     pub(super) fn take(&self, tag: usize, bytes: usize) -> Result<Option<Vec<u8>>> {
         let mut here: c_int = 0;
         let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
         let mut buffer = vec![0u8; bytes];
-        let _turn = self.turn();
+        let _serial = self.serial();
         // SAFETY: pointers to locals; what was probed is received next, as calls come one at a time, into a buffer that
         // outlives the call.
         unsafe {
             let any = ffi::RSMPI_ANY_SOURCE;
             let code = ffi::MPI_Iprobe(any, tag as c_int, self.comm, &mut here, status.as_mut_ptr());
-            check("look for a message", code)?;
+            check("probe for a message", code)?;
             if here == 0 {
                 return Ok(None);
             }
@@ -163,25 +164,25 @@ impl Library {
     }
 }
 
-/// Messages in one direction between two ranks: those that wait and those under way, oldest first.
-pub(super) struct Lane {
+/// Messages in one direction between two ranks: those that are queued and those in flight, oldest first.
+pub(super) struct MessageQueue {
     /// The other rank, in the world.
     pub(super) peer: usize,
-    pub(super) waiting: VecDeque<Span>,
-    pub(super) flying: VecDeque<Flight>,
-    /// Messages that are over.
+    pub(super) queued: VecDeque<ByteSpan>,
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Messages that are done.
     pub(super) done: usize,
     /// The bytes of the last of them.
     pub(super) last: usize,
 }
 
-impl Lane {
-    pub(super) fn to(peer: usize) -> Lane {
-        Lane { peer, waiting: VecDeque::new(), flying: VecDeque::new(), done: 0, last: 0 }
+impl MessageQueue {
+    pub(super) fn to(peer: usize) -> MessageQueue {
+        MessageQueue { peer, queued: VecDeque::new(), in_flight: VecDeque::new(), done: 0, last: 0 }
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.waiting.is_empty() && self.flying.is_empty()
+    pub(super) fn is_done(&self) -> bool {
+        self.queued.is_empty() && self.in_flight.is_empty()
     }
 }
 

@@ -1,9 +1,12 @@
-//! Ranks of several machines through MPI. How they meet, and the numbered invariants: see `README.md` beside this file.
+//! Ranks of several machines through MPI. `README.md` beside this file has the protocol and its numbered invariants.
 
 mod exchange;
+mod headers;
+mod join;
 mod library;
 mod member;
 mod notice;
+mod rank_info;
 mod transport;
 mod world;
 
@@ -13,9 +16,9 @@ use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::launched::Launched;
 
-/// Joins the ranks that `mpirun` or `srun` started; returns when all have come. `tell` hears for whom it waits, if it does
-/// for long.
-pub(crate) fn join(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
-    let member = member::Member::join(place, tell)?;
-    Ok(Communicator::new(Arc::new(transport::Mpi::world(member))))
+/// Joins the ranks that `mpirun` or `srun` started; returns when all have joined. If the wait is long, `notify` is called
+/// once with the reason.
+pub(crate) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communicator> {
+    let world = join::join(place, notify)?;
+    Ok(Communicator::new(Arc::new(transport::Mpi::world(world))))
 }

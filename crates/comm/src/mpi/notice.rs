@@ -1,12 +1,12 @@
-//! What a rank tells all others outside of collectives: that it failed, has finished, or has left.
+//! Notices: what a rank tells all others outside of collectives. It has failed, finished or left.
 
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::call::{Stamp, StampWords, text};
 use crate::error::Error;
 use crate::ledger::{RankState, RankStatus};
+use crate::stamp::{Stamp, StampWords, text, write_text};
 
 /// The most ranks of a world.
 pub(super) const MAX_RANKS: usize = 1024;
@@ -27,19 +27,19 @@ const STATES: [RankState; 6] = [
     RankState::Dead,
 ];
 
-/// One notice, as it is sent: of one size, and short.
+/// A notice as it is sent: of fixed size, and short.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct Notice {
     pub(super) kind: u64,
-    /// Who says it.
+    /// The rank that sends it.
     pub(super) from: u64,
-    /// The how-manieth world of its process it is about, from 1.
+    /// The number of the session that it is about, from 1.
     pub(super) session: u64,
     ranks: [u64; 2],
     waited_ms: u64,
     stamps: [StampWords; 2],
-    /// For each rank of the world 0, or 1 more than the place of its state among [`STATES`] if it was waited for.
+    /// For each rank of the world: 0, or if it was waited for the index of its state in [`STATES`] plus 1.
     missing: [u8; MAX_RANKS],
     cause: [u8; 512],
 }
@@ -49,7 +49,7 @@ impl Notice {
         Notice { kind, ..Notice::zeroed() }
     }
 
-    /// The same, said by a rank in a world of its process.
+    /// The same, sent by a rank in a session.
     pub(super) fn of(self, from: usize, session: u64) -> Notice {
         Notice { from: from as u64, session, ..self }
     }
@@ -57,11 +57,7 @@ impl Notice {
     /// `rank` failed.
     pub(super) fn peer(rank: usize, cause: &str) -> Notice {
         let mut notice = Notice { ranks: [rank as u64, 0], ..Notice::plain(PEER) };
-        let mut end = cause.len().min(notice.cause.len());
-        while !cause.is_char_boundary(end) {
-            end -= 1;
-        }
-        notice.cause[..end].copy_from_slice(&cause.as_bytes()[..end]);
+        write_text(&mut notice.cause, cause);
         notice
     }
 
@@ -96,7 +92,7 @@ impl Notice {
         bytemuck::try_pod_read_unaligned(bytes).ok()
     }
 
-    /// As an error, with what is known of the ranks.
+    /// The failure as an error, with the statuses of the ranks.
     pub(super) fn error(&self, statuses: &dyn Fn() -> Vec<RankStatus>) -> Error {
         let call = |i: usize| Box::new(Stamp::from_words(self.stamps[i]).call(self.ranks[i] as usize));
         match self.kind {
@@ -120,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_says_the_same_after_the_way() {
+    fn a_notice_keeps_its_content() {
         let status = |rank: usize, state| RankStatus {
             rank,
             state,
@@ -137,8 +133,9 @@ mod tests {
         let waited = Duration::from_millis(1500);
         let late = [status(2, RankState::Stopped)];
         let said = over(Notice::timeout(1, &Stamp::zeroed(), waited, &late));
-        assert!(said.starts_with("waited 1.5 s in rank 1 called barrier"), "{said}");
-        assert!(said.ends_with("for rank 2 (is stopped by a signal, pid 7, in \"step 3\")"), "{said}");
+        assert!(said.starts_with("rank 1 called barrier"), "{said}");
+        let waited = "and waited 1.5 s for rank 2 (stopped by a signal, pid 7, in \"step 3\")";
+        assert!(said.ends_with(waited), "{said}");
         assert!(Notice::from_bytes(&[0; 9]).is_none());
     }
 }

@@ -1,4 +1,5 @@
-//! The collectives over MPI: a meeting, then messages straight between the buffers of the ranks that own and need them.
+//! The collectives over MPI: a header exchange, then messages straight between the buffers of the ranks that own and need
+//! the elements.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,25 +8,27 @@ use std::time::Duration;
 use oarlock_tensor::DType;
 
 use super::exchange::Exchange;
-use super::library::Span;
-use super::member::{CHANNELS, Group, pieces};
+use super::headers::pieces;
+use super::library::ByteSpan;
+use super::member::{CHANNELS, Group};
 use super::notice::{FINISHED, Notice};
 use super::world::World;
-use crate::call::Stamp;
+use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::ready::Ready;
 use crate::reduce::sum_range;
-use crate::region::{Private, Region, Sharing};
-use crate::transport::{Request, Transport};
+use crate::region::{PrivateBuffer, Region, Sharing};
+use crate::stamp::Stamp;
+use crate::transport::Transport;
 
 /// Bytes of one message of a gather.
 const PIECE: usize = 4 << 20;
-/// Bytes that wait to be summed, of all ranks together.
+/// Bytes of received elements that wait to be summed, of all ranks together.
 const SCRATCH: usize = 32 << 20;
 /// The least and most of them in one message.
-const SUMMED: (usize, usize) = (64 << 10, 1 << 20);
+const SUM_PIECE: (usize, usize) = (64 << 10, 1 << 20);
 
 /// One rank in one group.
 pub(super) struct Mpi {
@@ -45,21 +48,21 @@ impl Mpi {
         })
     }
 
-    /// Meets the others with the same request, once this rank's data are there.
+    /// Exchanges headers with the others, once this rank's data are ready.
     fn enter(&self, request: &Request, after: Ready) -> Result<Stamp> {
-        after.wait().map_err(|error| self.group.member.fail_alone(error))?;
-        Ok(self.group.meet(request, &[])?.0)
+        after.wait().map_err(|error| self.group.member.fail_locally(error))?;
+        Ok(self.group.exchange_headers(request, &[])?.0)
     }
 
     /// Each owner receives the others' elements piece by piece, two pieces ahead, and adds them in the tree (invariant 4).
     fn sum(&self, stamp: &Stamp, region: &Region, dtype: DType, owners: &Ownership) -> Result<()> {
         let (n, me, size) = (self.world_size(), self.rank(), dtype.size());
-        let piece = (SCRATCH / 2 / n).clamp(SUMMED.0, SUMMED.1) / 4096 * 4096 / size;
+        let piece = (SCRATCH / 2 / n).clamp(SUM_PIECE.0, SUM_PIECE.1) / 4096 * 4096 / size;
         let mut exchange = Exchange::new(&self.group, stamp);
         exchange.keep(region);
         let scratch =
-            exchange.area(2 * n * piece * size).map_err(|error| self.group.member.fail_alone(error))?;
-        // SAFETY: one place for each of two rows and each rank, inside the area.
+            exchange.buffer(2 * n * piece * size).map_err(|error| self.group.member.fail_locally(error))?;
+        // SAFETY: one place for each of two rows and each rank, inside the buffer.
         let place = |row: usize, rank: usize| unsafe { scratch.add((row % 2 * n + rank) * piece * size) };
         for peer in exchange.peers() {
             for part in Mpi::parts(owners, peer, piece) {
@@ -68,30 +71,32 @@ impl Mpi {
             }
         }
         let rows: Vec<Range<usize>> = Mpi::parts(owners, me, piece).collect();
-        let ask = |exchange: &mut Exchange, row: usize| {
+        let receive_row = |exchange: &mut Exchange, row: usize| {
             let Some(part) = rows.get(row) else { return };
             for peer in exchange.peers() {
-                // SAFETY: a place of the area that holds a piece; the row before last, which had it, is summed.
-                unsafe { exchange.receive(peer, Span { at: place(row, peer), bytes: part.len() * size }) };
+                // SAFETY: a place of the buffer that holds a piece; the row before last, which used it, is summed.
+                unsafe {
+                    exchange.receive(peer, ByteSpan { at: place(row, peer), bytes: part.len() * size })
+                };
             }
         };
-        (0..2).for_each(|row| ask(&mut exchange, row));
+        (0..2).for_each(|row| receive_row(&mut exchange, row));
         for (row, part) in rows.iter().enumerate() {
             let peers: Vec<usize> = exchange.peers().collect();
             exchange.wait_until(|all| peers.iter().all(|&peer| all.receives[peer].done > row))?;
             let mine = span(region, part, size).at;
             let of = |rank: usize| if rank == me { mine } else { place(row, rank) }.cast_const();
             let sources: Vec<*const u8> = (0..n).map(of).collect();
-            // SAFETY: the pieces of the row have come; this rank alone owns these elements, so no message reads them.
+            // SAFETY: the pieces of the row are received; this rank alone owns these elements, so no message reads them.
             // Pieces begin at multiples of an element.
             unsafe { sum_range(dtype, &sources, &[mine], 0..part.len()) };
-            ask(&mut exchange, row + 2);
+            receive_row(&mut exchange, row + 2);
         }
         exchange.finish()
     }
 
-    /// Each owner's elements to all ranks but `without`, which has them (invariant 5).
-    fn spread(
+    /// Sends each owner's elements to all ranks but `without`, which has them (invariant 5).
+    fn send_owned(
         &self,
         stamp: &Stamp,
         region: &Region,
@@ -116,10 +121,10 @@ impl Mpi {
     }
 }
 
-/// Where elements lie in this rank's buffer.
-fn span(region: &Region, part: &Range<usize>, size: usize) -> Span {
+/// The bytes of elements in this rank's buffer.
+fn span(region: &Region, part: &Range<usize>, size: usize) -> ByteSpan {
     // SAFETY: the communicator checked that ranges lie inside the region.
-    Span { at: unsafe { region.as_ptr().add(part.start * size) }, bytes: part.len() * size }
+    ByteSpan { at: unsafe { region.as_ptr().add(part.start * size) }, bytes: part.len() * size }
 }
 
 fn element(request: &Request) -> usize {
@@ -148,14 +153,15 @@ impl Transport for Mpi {
     }
 
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
-        self.group.meet(request, &[])?;
-        let buffer = Private::new(request.elements).map_err(|error| self.group.member.fail_alone(error))?;
+        self.group.exchange_headers(request, &[])?;
+        let buffer =
+            PrivateBuffer::new(request.elements).map_err(|error| self.group.member.fail_locally(error))?;
         // SAFETY: one buffer of the wanted size, which is this rank's.
         Ok(unsafe { Region::new(request.subject, request.elements, sharing, 0, vec![Box::new(buffer)]) })
     }
 
     fn barrier(&self, request: &Request) -> Result<()> {
-        self.group.meet(request, &[]).map(drop)
+        self.group.exchange_headers(request, &[]).map(drop)
     }
 
     fn all_reduce(
@@ -169,7 +175,7 @@ impl Transport for Mpi {
         let dtype = request.dtype.unwrap_or(DType::F32);
         let owners = Ownership::even(range, self.world_size());
         self.sum(&stamp, region, dtype, &owners)?;
-        self.spread(&stamp, region, dtype.size(), &owners, None)?;
+        self.send_owned(&stamp, region, dtype.size(), &owners, None)?;
         Ok(Ready::now())
     }
 
@@ -193,7 +199,7 @@ impl Transport for Mpi {
         after: Ready,
     ) -> Result<Ready> {
         let stamp = self.enter(request, after)?;
-        self.spread(&stamp, region, element(request), owners, None)?;
+        self.send_owned(&stamp, region, element(request), owners, None)?;
         Ok(Ready::now())
     }
 
@@ -207,7 +213,7 @@ impl Transport for Mpi {
     ) -> Result<Ready> {
         let stamp = self.enter(request, after)?;
         let (size, me) = (element(request), self.rank());
-        // Each rank gets a part from the root, and hands it on: no rank sends more than twice what it gets.
+        // Each rank gets a part from the root and sends it on: no rank sends more than twice what it receives.
         let owners = Ownership::even(range, self.world_size());
         let mut exchange = Exchange::new(&self.group, &stamp);
         exchange.keep(region);
@@ -220,28 +226,28 @@ impl Transport for Mpi {
             }
         } else {
             for part in Mpi::parts(&owners, me, PIECE / size) {
-                // SAFETY: as above; nothing else touches it before it has come.
+                // SAFETY: as above; nothing else touches it before it is received.
                 unsafe { exchange.receive(root, span(region, &part, size)) };
             }
         }
         exchange.finish()?;
         drop(exchange);
-        self.spread(&stamp, region, size, &owners, Some(root))?;
+        self.send_owned(&stamp, region, size, &owners, Some(root))?;
         Ok(Ready::now())
     }
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        Ok(self.group.meet(request, bytes)?.1)
+        Ok(self.group.exchange_headers(request, bytes)?.1)
     }
 
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
-        // A channel that is new to all: two groups with a common rank never share one.
-        let (_, offers) = self.group.meet(request, &World::next_channel().to_ne_bytes())?;
+        // A channel that no rank has used: two groups with a common rank never share one (invariant 3).
+        let (_, offers) = self.group.exchange_headers(request, &World::next_channel().to_ne_bytes())?;
         let offers = offers.iter().map(|bytes| bytemuck::pod_read_unaligned::<usize>(bytes));
         let channel = offers.max().unwrap_or(1);
         if channel >= CHANNELS {
-            let what = format!("divide the ranks more than {CHANNELS} times");
-            return Err(Error::system(what, "make groups once and keep them"));
+            let what = format!("split the ranks more than {CHANNELS} times");
+            return Err(Error::system(what, "create groups once and keep them"));
         }
         World::take_channel(channel);
         let me = group.iter().position(|&r| r == self.rank());
@@ -264,7 +270,7 @@ impl Transport for Mpi {
 
     fn abort(&self, cause: &str) {
         let world = self.group.member.world;
-        // Whichever failure was first is told to all.
+        // All ranks get the first failure, whichever it was.
         let _ = world.fail(Notice::peer(world.library.rank, cause));
     }
 

@@ -1,15 +1,17 @@
-//! How processes end.
+//! How processes and runs end.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::WaitStatus;
+
+use crate::error::Error;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It returned a code.
+    /// The process returned this code.
     Code(i32),
-    /// A signal ended it.
+    /// This signal ended the process.
     Signal(i32),
 }
 
@@ -20,7 +22,7 @@ impl Exit {
             .map_or_else(|| Exit::Code(status.exit_status().unwrap_or(-1)), Exit::Signal)
     }
 
-    /// Whether it ended as it should.
+    /// Whether it ended with code 0.
     pub fn is_success(self) -> bool {
         self == Exit::Code(0)
     }
@@ -38,17 +40,60 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// The end of a rank's process.
+/// How the process of a rank ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     /// The process.
     pub pid: u32,
     /// How it ended.
     pub exit: Exit,
-    /// When that was seen.
+    /// When the launcher saw it.
     pub at: SystemTime,
-    /// The resident memory that it was last seen with, in bytes.
+    /// Its resident memory at the last sample, in bytes.
     pub resident: Option<u64>,
-    /// Whether it had been told to end.
-    pub told: bool,
+    /// Whether the launcher had asked it to end.
+    pub asked_to_end: bool,
+}
+
+/// The grace periods of the other ranks when one has failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    /// From the failure to SIGTERM.
+    pub term: Duration,
+    /// From SIGTERM to SIGKILL.
+    pub kill: Duration,
+}
+
+impl Grace {
+    /// All ranks have ended in less than two seconds.
+    pub const SHORT: Grace = Grace { term: Duration::from_millis(1000), kill: Duration::from_millis(500) };
+}
+
+/// The rank that failed first.
+#[derive(Clone, Debug)]
+pub struct FailedRank {
+    /// The rank.
+    pub rank: usize,
+    /// How its process ended.
+    pub end: Ended,
+    /// The first failure, as all ranks know it.
+    pub cause: Error,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// The rank that failed first, if one did, unless a signal or [`RankGroup::stop`](crate::RankGroup::stop) ended the run.
+    pub failed: Option<FailedRank>,
+    /// How each rank ended, by rank.
+    pub ranks: Vec<Ended>,
+    /// The signal to the launcher that ended the run, if one did.
+    pub signal: Option<i32>,
+}
+
+impl Ending {
+    /// Whether all ranks ended with code 0, and no signal ended the run.
+    pub fn is_success(&self) -> bool {
+        self.failed.is_none() && self.signal.is_none() && self.ranks.iter().all(|end| end.exit.is_success())
+    }
 }

@@ -1,5 +1,5 @@
-//! A small process beside the launcher that ends the process groups of ranks when the launcher dies without a chance
-//! to do so: the kernel ends the ranks themselves, but not what they started.
+//! A small process beside the launcher that ends the process groups of ranks when the launcher is killed. The kernel ends
+//! the ranks themselves, but not what they started.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal};
 
 use crate::error::{Error, Result};
 
-/// The groups that it can remember; it must not allocate.
-const MOST: usize = 4096;
+/// The most groups that it can remember; it must not allocate.
+const MAX_GROUPS: usize = 4096;
 
 /// The launcher's end of the pipe to the guard. The guard ends with it.
 pub(super) struct Guard {
@@ -31,7 +31,7 @@ impl Guard {
         let failed = |e| Error::system("start the guard of the ranks", e);
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|e| Error::system("make a pipe to the guard of the ranks", e))?;
-        // It never comes to run this program: the copy made to start it is the guard.
+        // The program is never executed: the forked copy is the guard.
         let mut command = Command::new("/proc/self/exe");
         command.stdin(Stdio::from(reader)).stdout(Stdio::null()).stderr(Stdio::null());
         // SAFETY: between fork and exec it makes system calls on its own stack, allocates nothing, takes no lock, and
@@ -42,19 +42,19 @@ impl Guard {
         Ok(Guard { child: command.spawn().map_err(failed)?, pipe: Some(File::from(writer)) })
     }
 
-    /// This group is to end with the launcher.
+    /// Ends this group with the launcher.
     pub(super) fn add(&mut self, group: Pid) {
-        self.tell(group.as_raw_nonzero().get());
+        self.send(group.as_raw_nonzero().get());
     }
 
-    /// This group has ended; its number may come to mean another.
+    /// This group has ended; its number can be used again.
     pub(super) fn remove(&mut self, group: Pid) {
-        self.tell(-group.as_raw_nonzero().get());
+        self.send(-group.as_raw_nonzero().get());
     }
 
-    fn tell(&mut self, word: i32) {
+    fn send(&mut self, word: i32) {
         if let Some(pipe) = &mut self.pipe {
-            // It fails only if somebody has killed the guard; then the run goes on without.
+            // It fails only if the guard was killed; the run goes on without it.
             let _ = pipe.write_all(&word.to_ne_bytes());
         }
     }
@@ -63,22 +63,22 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.pipe = None;
-        // If somebody has stopped it, it goes on.
+        // It may have been stopped by a signal.
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, Signal::CONT);
         }
-        // The end of its input ends it. It has no result to give.
+        // It ends with its input and has no result.
         let _ = self.child.wait();
     }
 }
 
-/// Remembers groups as it is told, until the other end of its input is closed; then kills those it still knows.
+/// Keeps a list of groups until the other end of its input is closed; then kills those on the list.
 fn watch() -> ! {
     // Beyond the signals that a terminal sends to all of a session.
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"oarlock-guard");
     close_all_but_standard();
-    let mut groups: [i32; MOST] = [0; MOST];
+    let mut groups: [i32; MAX_GROUPS] = [0; MAX_GROUPS];
     let input = rustix::stdio::stdin();
     let mut word = [0u8; 4];
     loop {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_was_stopped_holds_nobody_up() {
+    fn a_stopped_guard_delays_nothing() {
         let guard = Guard::start().unwrap();
         let pid = Pid::from_raw(guard.child.id() as i32).unwrap();
         rustix::process::kill_process(pid, Signal::STOP).unwrap();

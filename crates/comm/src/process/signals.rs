@@ -17,7 +17,7 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// From now on those of [`STOPPING`] are noted and no longer end the process.
+    /// Notes the signals of [`STOPPING`] from now on; they no longer end the process.
     ///
     /// # Errors
     /// When the system refuses.
@@ -25,7 +25,7 @@ impl StopSignals {
         StopSignals::these(&STOPPING)
     }
 
-    /// The same for signals of the caller's choice. SIGHUP stays ignored where this process was started so, as by nohup.
+    /// The same for signals of the caller's choice. SIGHUP stays ignored if this process was started so, as nohup does.
     ///
     /// # Errors
     /// When one of them cannot be caught.
@@ -47,7 +47,7 @@ impl StopSignals {
         Ok(signals)
     }
 
-    /// Whether a process may note a signal and go on.
+    /// Whether a process can catch this signal.
     pub fn can_catch(signal: i32) -> bool {
         signal > 0 && !FORBIDDEN.contains(&signal)
     }
@@ -57,8 +57,8 @@ impl StopSignals {
         self.flag().get()
     }
 
-    pub(super) fn flag(&self) -> Flag {
-        Flag(self.received.clone())
+    pub(super) fn flag(&self) -> SignalFlag {
+        SignalFlag(self.received.clone())
     }
 }
 
@@ -70,23 +70,23 @@ impl Drop for StopSignals {
     }
 }
 
-/// Whether this process ignores a signal, as far as the system says.
+/// Whether this process ignores a signal, as far as /proc says.
 fn is_ignored(signal: i32) -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores(&status, signal))
 }
 
-/// The same, by what /proc says about a process.
+/// The same, from the text of /proc/PID/status.
 fn ignores(status: &str, signal: i32) -> bool {
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
     u32::try_from(signal - 1).is_ok_and(|bit| set.checked_shr(bit).is_some_and(|set| set & 1 == 1))
 }
 
-/// Where a signal is noted.
+/// The last signal that was noted.
 #[derive(Clone, Default)]
-pub(super) struct Flag(Arc<AtomicUsize>);
+pub(super) struct SignalFlag(Arc<AtomicUsize>);
 
-impl Flag {
+impl SignalFlag {
     pub(super) fn get(&self) -> Option<i32> {
         i32::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0)
     }

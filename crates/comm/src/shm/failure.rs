@@ -3,32 +3,30 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::posted::Posted;
-use super::segment::{MAX_RANKS, Segment};
-use super::statuses::status;
-use crate::call::{STAMP_WORDS, Stamp};
-use crate::error::Error;
+use super::layout::MAX_RANKS;
+use super::seqlock::SeqLock;
+use crate::stamp::{STAMP_WORDS, Stamp};
 
 const WORDS: usize = MAX_RANKS / 64;
 
-/// What a run can fail of, with ranks of the world.
+/// Why a run failed; ranks are those of the world.
 pub(super) enum Failure {
     Peer { rank: usize, cause: String },
     Mismatch { first: (usize, Stamp), other: (usize, Stamp) },
     Timeout { rank: usize, stamp: Stamp, waited: Duration, missing: Vec<usize> },
 }
 
-/// Its place in the control part.
+/// The first failure, as it lies in the control part.
 #[repr(C)]
 pub(super) struct FailureCell {
-    /// 0 none, 1 being written, 2 to be read.
+    /// 0: no failure; 1: being written; 2: written.
     state: AtomicU32,
     kind: AtomicU32,
     ranks: [AtomicU64; 2],
-    stamps: [Posted<STAMP_WORDS>; 2],
+    stamps: [SeqLock<STAMP_WORDS>; 2],
     waited_ms: AtomicU64,
     missing: [AtomicU64; WORDS],
-    cause: Posted<64>,
+    cause: SeqLock<64>,
 }
 
 const PEER: u32 = 0;
@@ -36,7 +34,7 @@ const MISMATCH: u32 = 1;
 const TIMEOUT: u32 = 2;
 
 impl FailureCell {
-    /// Posts a failure unless there is one.
+    /// Posts a failure, unless there is one already.
     pub(super) fn post(&self, failure: &Failure) {
         if self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
@@ -44,13 +42,13 @@ impl FailureCell {
         let side = |i: usize, rank: usize, stamp: Option<&Stamp>| {
             self.ranks[i].store(rank as u64, Ordering::Relaxed);
             if let Some(stamp) = stamp {
-                self.stamps[i].put(&stamp.words());
+                self.stamps[i].write(&stamp.words());
             }
         };
         let kind = match failure {
             Failure::Peer { rank, cause } => {
                 side(0, *rank, None);
-                self.cause.put_text(cause);
+                self.cause.write_text(cause);
                 PEER
             }
             Failure::Mismatch { first, other } => {
@@ -72,34 +70,33 @@ impl FailureCell {
     }
 
     /// The failure of the run, if there is one.
-    pub(super) fn read(&self, segment: &Segment) -> Option<Error> {
+    pub(super) fn read(&self) -> Option<Failure> {
         if self.state.load(Ordering::Acquire) == 0 {
             return None;
         }
-        // Its writer is at work, or was killed at it.
-        let patience = Instant::now() + Duration::from_millis(200);
+        let rank = |i: usize| self.ranks[i].load(Ordering::Relaxed) as usize;
+        // The rank that posts it is still writing, or was killed while it wrote.
+        let deadline = Instant::now() + Duration::from_millis(200);
         while self.state.load(Ordering::Acquire) != 2 {
-            if Instant::now() > patience {
-                return Some(Error::PeerFailed {
-                    rank: self.ranks[0].load(Ordering::Relaxed) as usize,
-                    cause: "was killed while it reported a failure".into(),
-                });
+            if Instant::now() > deadline {
+                let cause = "was killed while it reported a failure".into();
+                return Some(Failure::Peer { rank: rank(0), cause });
             }
             std::thread::yield_now();
         }
-        let rank = |i: usize| self.ranks[i].load(Ordering::Relaxed) as usize;
-        let call = |i: usize| {
-            let words = self.stamps[i].get().unwrap_or([0; STAMP_WORDS]);
-            Box::new(Stamp::from_words(words).call(rank(i)))
-        };
+        let stamp = |i: usize| Stamp::from_words(self.stamps[i].read().unwrap_or([0; STAMP_WORDS]));
         Some(match self.kind.load(Ordering::Relaxed) {
-            PEER => Error::PeerFailed { rank: rank(0), cause: self.cause.get_text() },
-            MISMATCH => Error::Mismatch { first: call(0), other: call(1) },
+            PEER => Failure::Peer { rank: rank(0), cause: self.cause.read_text() },
+            MISMATCH => Failure::Mismatch { first: (rank(0), stamp(0)), other: (rank(1), stamp(1)) },
             _ => {
-                let absent = |r: &usize| self.missing[r / 64].load(Ordering::Relaxed) >> (r % 64) & 1 == 1;
-                let missing = (0..segment.world_size()).filter(absent).map(|r| status(segment, r)).collect();
-                let seconds = self.waited_ms.load(Ordering::Relaxed) as f64 / 1e3;
-                Error::Timeout { waiting: call(0), seconds, missing }
+                let is_missing =
+                    |r: &usize| self.missing[r / 64].load(Ordering::Relaxed) >> (r % 64) & 1 == 1;
+                Failure::Timeout {
+                    rank: rank(0),
+                    stamp: stamp(0),
+                    waited: Duration::from_millis(self.waited_ms.load(Ordering::Relaxed)),
+                    missing: (0..MAX_RANKS).filter(is_missing).collect(),
+                }
             }
         })
     }

@@ -1,4 +1,4 @@
-//! The meeting of a group of ranks: the one way in which they wait for each other. The README explains the protocol and
+//! The barrier of a group of ranks: the only way in which they wait for each other. The README explains the protocol and
 //! numbers its invariants.
 
 use std::sync::Arc;
@@ -9,15 +9,16 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use super::failure::Failure;
-use super::segment::{ABSENT, CHUNK, KEPT_CALLS, LEFT, RUNNING, Segment, Slot};
+use super::layout::{ABSENT, CHUNK, KEPT_CALLS, LEFT, RUNNING, Slot};
+use super::segment::Segment;
 use super::socket::Listener;
-use super::statuses::state;
-use crate::call::{STAMP_WORDS, Stamp};
+use super::status::{self, state};
 use crate::error::{Error, Result};
-use crate::ledger::RankState;
-use crate::liveness::process;
+use crate::procfs::stat;
+use crate::stamp::{STAMP_WORDS, Stamp};
+use crate::transport::TIMEOUT;
 
-/// The longest a waiting rank sleeps before it looks after the others.
+/// The longest that a waiting rank sleeps before it checks the others.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// One rank in the segment; dropped with the last communicator of the rank.
@@ -27,14 +28,11 @@ pub(super) struct Member {
     pub(super) timeout_ms: AtomicU64,
     /// The first channel that no group of this rank uses.
     pub(super) next_channel: AtomicUsize,
-    /// The name under which the ranks of another launcher met, held by the first of them.
-    pub(super) name: Option<Listener>,
-    /// Held to write the ledger, which has one writer at a time.
+    /// The socket where the ranks of another launcher met, kept open by the first of them.
+    pub(super) listener: Option<Listener>,
+    /// Held while the ledger is written: it has one writer at a time.
     ledger: std::sync::Mutex<()>,
 }
-
-/// How long to wait for a rank that lives but does not come, unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(1800);
 
 impl Member {
     pub(super) fn join(segment: Arc<Segment>, rank: usize) -> Result<Member> {
@@ -43,7 +41,7 @@ impl Member {
             return Err(Error::Join(format!("rank {rank} has already joined; each rank is one process")));
         }
         let pid = std::process::id();
-        cell.start_time.store(process(pid).map_or(0, |(_, start)| start), Ordering::Relaxed);
+        cell.start_time.store(stat(pid).map_or(0, |(_, start)| start), Ordering::Relaxed);
         cell.pid.store(pid, Ordering::Release);
         let timeout_ms = AtomicU64::new(TIMEOUT.as_millis() as u64);
         Ok(Member {
@@ -51,34 +49,33 @@ impl Member {
             rank,
             timeout_ms,
             next_channel: AtomicUsize::new(1),
-            name: None,
+            listener: None,
             ledger: Default::default(),
         })
     }
 
     /// Posts a failure and returns the one that was first.
     pub(super) fn fail(&self, failure: &Failure) -> Error {
-        let cell = &self.segment.header().failure;
-        cell.post(failure);
-        cell.read(&self.segment).unwrap_or_else(|| Error::Join("the failure was not recorded".into()))
+        self.segment.header().failure.post(failure);
+        status::failure(&self.segment).unwrap_or_else(|| Error::Join("the failure was not recorded".into()))
     }
 
     fn check_failure(&self) -> Result<()> {
-        self.segment.header().failure.read(&self.segment).map_or(Ok(()), Err)
+        status::failure(&self.segment).map_or(Ok(()), Err)
     }
 
-    /// Writes down what this rank is doing.
-    pub(super) fn note(&self, phase: &str) {
+    /// Publishes what this rank is doing.
+    pub(super) fn set_phase(&self, phase: &str) {
         let _one = self.ledger.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.segment.cell(self.rank).phase.put_text(phase);
+        self.segment.cell(self.rank).phase.write_text(phase);
     }
 
-    /// Writes a call into the ledger.
+    /// Adds a call to the ledger.
     fn record(&self, stamp: &Stamp) {
         let _one = self.ledger.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let cell = self.segment.cell(self.rank);
         let n = cell.n_calls.load(Ordering::Relaxed);
-        cell.calls[n as usize % KEPT_CALLS].put(&stamp.words());
+        cell.calls[n as usize % KEPT_CALLS].write(&stamp.words());
         cell.n_calls.store(n + 1, Ordering::Release);
     }
 }
@@ -91,75 +88,75 @@ impl Drop for Member {
     }
 }
 
-/// The ranks that meet in one channel.
+/// The ranks that synchronise in one channel.
 pub(super) struct Group {
     pub(super) member: Arc<Member>,
     channel: usize,
     /// Ranks of the world, in the order of the group.
     pub(super) ranks: Vec<usize>,
-    /// This rank's place among them.
+    /// This rank's index among them.
     pub(super) me: usize,
-    /// Meetings so far.
-    turn: AtomicU64,
+    /// Barriers so far.
+    round: AtomicU64,
 }
 
 impl Group {
     pub(super) fn new(member: Arc<Member>, channel: usize, ranks: Vec<usize>, me: usize) -> Group {
-        Group { member, channel, ranks, me, turn: AtomicU64::new(0) }
+        Group { member, channel, ranks, me, round: AtomicU64::new(0) }
     }
 
-    /// Begins a collective: fails if the run has failed, and notes the call.
+    /// Begins a collective: fails if the run has failed, and adds the call to the ledger.
     pub(super) fn enter(&self, stamp: &Stamp) -> Result<()> {
         self.member.check_failure()?;
         self.member.record(stamp);
         Ok(())
     }
 
-    /// Waits until all ranks of the group are here with the same stamp, and hands over up to [`CHUNK`] of `bytes`
-    /// beginning at `at`. What was written before the meeting is seen by all after it (invariant 1).
-    pub(super) fn meet(&self, stamp: &Stamp, bytes: &[u8], at: usize) -> Result<()> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) + 1;
-        let parity = (turn % 2) as usize;
+    /// Waits until all ranks of the group have entered with the same stamp, and hands over up to [`CHUNK`] of `bytes`
+    /// beginning at `at`. All ranks see after the barrier what any of them wrote before it (invariant 1).
+    pub(super) fn barrier(&self, stamp: &Stamp, bytes: &[u8], at: usize) -> Result<()> {
+        let round = self.round.fetch_add(1, Ordering::Relaxed) + 1;
+        let parity = (round % 2) as usize;
         let chunk = &bytes[at.min(bytes.len())..bytes.len().min(at + CHUNK)];
         let mine = self.slot(self.me);
-        // SAFETY: a chunk fits the payload, which belongs to this rank until its turn is posted (invariant 3).
+        // SAFETY: a chunk fits the payload, which belongs to this rank until its entry is posted (invariant 3).
         unsafe {
             let to = self.segment().payload(self.channel, self.ranks[self.me], parity);
             to.copy_from_nonoverlapping(std::ptr::NonNull::from(chunk).cast(), chunk.len());
         }
-        let post = &mine.posts[parity];
-        post.stamp.put(&stamp.words());
-        post.key.store(stamp.key(), Ordering::Relaxed);
-        post.length.store(bytes.len() as u64, Ordering::Relaxed);
-        post.turn.store(turn, Ordering::Release);
+        let entry = &mine.entries[parity];
+        entry.stamp.write(&stamp.words());
+        entry.key.store(stamp.key(), Ordering::Relaxed);
+        entry.length.store(bytes.len() as u64, Ordering::Relaxed);
+        entry.round.store(round, Ordering::Release);
 
         let lead = self.slot(0);
         let generation = lead.generation.load(Ordering::Acquire);
-        if lead.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.ranks.len() as u32 {
-            lead.arrived.store(0, Ordering::Relaxed);
+        if lead.entered.fetch_add(1, Ordering::AcqRel) + 1 == self.ranks.len() as u32 {
+            lead.entered.store(0, Ordering::Relaxed);
             lead.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
             if lead.sleepers.load(Ordering::SeqCst) != 0 {
-                // Nobody to wake is as good as somebody.
+                // The number of ranks that were woken does not matter.
                 let _ = futex::wake(&lead.generation, futex::Flags::empty(), i32::MAX as u32);
             }
         } else {
-            self.wait(lead, generation, turn, stamp)?;
+            self.wait(lead, generation, round, stamp)?;
         }
-        self.compare(turn)
+        self.compare(round)
     }
 
-    /// The whole length that a rank of the group announced at the last meeting.
+    /// The whole length that a rank of the group announced at the last barrier.
     pub(super) fn length(&self, index: usize) -> usize {
-        let parity = (self.turn.load(Ordering::Relaxed) % 2) as usize;
-        self.slot(index).posts[parity].length.load(Ordering::Relaxed) as usize
+        let parity = (self.round.load(Ordering::Relaxed) % 2) as usize;
+        self.slot(index).entries[parity].length.load(Ordering::Relaxed) as usize
     }
 
-    /// Adds to `out` the chunk that a rank of the group handed over at the last meeting, for bytes from `at` on.
+    /// Adds to `out` the chunk that a rank of the group handed over at the last barrier, for bytes from `at` on.
     pub(super) fn receive(&self, index: usize, at: usize, out: &mut Vec<u8>) {
-        let parity = (self.turn.load(Ordering::Relaxed) % 2) as usize;
+        let parity = (self.round.load(Ordering::Relaxed) % 2) as usize;
         let count = self.length(index).saturating_sub(at).min(CHUNK);
         let from = self.segment().payload(self.channel, self.ranks[index], parity);
-        // SAFETY: inside the payload; its writer comes back to this parity only after a meeting with us (invariant 3).
+        // SAFETY: inside the payload; its writer comes back to this parity only after the next barrier (invariant 3).
         out.extend_from_slice(unsafe { std::slice::from_raw_parts(from.as_ptr(), count) });
     }
 
@@ -171,7 +168,7 @@ impl Group {
         self.segment().slot(self.channel, self.ranks[index])
     }
 
-    fn wait(&self, lead: &Slot, generation: u32, turn: u64, stamp: &Stamp) -> Result<()> {
+    fn wait(&self, lead: &Slot, generation: u32, round: u64, stamp: &Stamp) -> Result<()> {
         let over = || lead.generation.load(Ordering::Acquire) != generation;
         for _ in 0..self.segment().header().spins.load(Ordering::Relaxed) {
             if over() {
@@ -181,13 +178,13 @@ impl Group {
         }
         let began = Instant::now();
         let mut slice = Duration::from_millis(5);
-        let mut look = began + slice;
+        let mut check_at = began + slice;
         loop {
-            // Counted before the generation is looked at, as the last to arrive sets it before it counts (invariant 2).
+            // Counted before the generation is read, as the last to enter sets it before it reads the count (invariant 2).
             lead.sleepers.fetch_add(1, Ordering::SeqCst);
             if lead.generation.load(Ordering::SeqCst) == generation {
                 let limit = Timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
-                // Woken, interrupted, over time or too late: the loop looks for itself.
+                // Woken, interrupted, timed out or too late: the loop checks.
                 let _ = futex::wait(&lead.generation, futex::Flags::empty(), generation, Some(&limit));
             }
             lead.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -195,40 +192,32 @@ impl Group {
                 return Ok(());
             }
             let now = Instant::now();
-            if now >= look {
-                self.look_around(turn, stamp, now - began)?;
+            if now >= check_at {
+                self.check_peers(round, stamp, now - began)?;
                 if over() {
                     return Ok(());
                 }
                 slice = SLICE.min(slice * 2);
-                look = now + slice;
+                check_at = now + slice;
             }
         }
     }
 
-    /// What a rank that waits too long finds out: a failure, another collective, a dead rank, the end of its patience.
-    fn look_around(&self, turn: u64, stamp: &Stamp, waited: Duration) -> Result<()> {
+    /// Fails if the run has failed, a rank called something else, a rank is dead, or the time limit is over.
+    fn check_peers(&self, round: u64, stamp: &Stamp, waited: Duration) -> Result<()> {
         self.member.check_failure()?;
-        self.compare(turn)?;
+        self.compare(round)?;
         let mut missing = Vec::new();
         for (index, &rank) in self.ranks.iter().enumerate() {
             let state = state(self.segment(), rank);
-            // Looked at after the state: who has finished has posted all it ever will.
-            let here = self.posted(index, turn).is_some();
-            let cause = match state {
-                RankState::Dead => {
-                    let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
-                    format!("its process {pid} ended without saying why")
-                }
-                RankState::Left => "it left without finishing (a panic, an early return)".into(),
-                RankState::Finished if !here => "it finished while others still waited for it".into(),
-                _ if here => continue,
-                _ => {
-                    missing.push(rank);
-                    continue;
-                }
-            };
-            return Err(self.member.fail(&Failure::Peer { rank, cause }));
+            // Read after the state: a rank that has finished posts no further entry.
+            let is_here = self.entered_key(index, round).is_some();
+            let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
+            match state.failure(pid, !is_here) {
+                Some(cause) => return Err(self.member.fail(&Failure::Peer { rank, cause })),
+                None if is_here => {}
+                None => missing.push(rank),
+            }
         }
         if !missing.is_empty()
             && waited >= Duration::from_millis(self.member.timeout_ms.load(Ordering::Relaxed))
@@ -239,21 +228,21 @@ impl Group {
         Ok(())
     }
 
-    /// Compares what the ranks that are here called.
-    fn compare(&self, turn: u64) -> Result<()> {
-        let mut here = (0..self.ranks.len()).filter_map(|i| self.posted(i, turn).map(|key| (i, key)));
+    /// Compares the calls of the ranks that have entered.
+    fn compare(&self, round: u64) -> Result<()> {
+        let mut here = (0..self.ranks.len()).filter_map(|i| self.entered_key(i, round).map(|key| (i, key)));
         let Some((first, key)) = here.next() else { return Ok(()) };
         let Some((other, _)) = here.find(|&(_, k)| k != key) else { return Ok(()) };
         let side = |index: usize| {
-            let words = self.slot(index).posts[(turn % 2) as usize].stamp.get();
+            let words = self.slot(index).entries[(round % 2) as usize].stamp.read();
             (self.ranks[index], Stamp::from_words(words.unwrap_or([0; STAMP_WORDS])))
         };
         Err(self.member.fail(&Failure::Mismatch { first: side(first), other: side(other) }))
     }
 
-    /// The key that a rank of the group posted for a turn, if it has arrived.
-    fn posted(&self, index: usize, turn: u64) -> Option<u64> {
-        let post = &self.slot(index).posts[(turn % 2) as usize];
-        (post.turn.load(Ordering::Acquire) == turn).then(|| post.key.load(Ordering::Relaxed))
+    /// The key that a rank of the group posted for a round, if it has entered.
+    fn entered_key(&self, index: usize, round: u64) -> Option<u64> {
+        let entry = &self.slot(index).entries[(round % 2) as usize];
+        (entry.round.load(Ordering::Acquire) == round).then(|| entry.key.load(Ordering::Relaxed))
     }
 }

@@ -1,4 +1,5 @@
-//! The launcher's side: makes the segment, hands it to its children, and reads what they leave in it.
+//! The launcher's side: creates the segment, hands it to its children, and reads what they write in it. Also how ranks
+//! join a segment: inherited, through a rendezvous, or as threads.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -10,9 +11,10 @@ use rustix::io::FdFlags;
 
 use super::failure::Failure;
 use super::group::Member;
+use super::layout::{ABSENT, RUNNING};
 use super::rendezvous;
-use super::segment::{ABSENT, RUNNING, Segment, Token};
-use super::statuses::{state, status};
+use super::segment::{Segment, Token};
+use super::status::{self, state, status};
 use super::transport::SharedMemory;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -22,7 +24,8 @@ use crate::ledger::{RankState, RankStatus};
 /// The one variable through which a rank learns of the segment: `file,rank,ranks,token`.
 const VARIABLE: &str = "OARLOCK_SHARED_MEMORY";
 
-/// A segment and those who may join it. It has no name in any file system: it is gone with the last process that has it.
+/// A segment that the ranks of a launcher join. It has no name in any file system: it is freed with the last process that
+/// maps it.
 pub struct ShmHost {
     segment: Arc<Segment>,
     token: Token,
@@ -56,7 +59,7 @@ impl ShmHost {
 
     /// The first failure of the run, once there is one.
     pub fn failure(&self) -> Option<Error> {
-        self.segment.header().failure.read(&self.segment)
+        status::failure(&self.segment)
     }
 
     /// Tells all ranks that `rank` failed, unless a failure is known already.
@@ -64,7 +67,7 @@ impl ShmHost {
         self.segment.header().failure.post(&Failure::Peer { rank, cause: cause.into() });
     }
 
-    /// Tells all ranks that one of these, whose processes have ended well, never came, if somebody is here to wait.
+    /// Reports one of these ranks, whose processes have ended well, as failed if it never joined while others have.
     pub(crate) fn report_absent(&self, ended: &[usize]) {
         let is = |rank: usize, state: u32| self.segment.cell(rank).state.load(Ordering::Acquire) == state;
         if (0..self.world_size()).any(|rank| is(rank, RUNNING))
@@ -80,11 +83,11 @@ impl ShmHost {
     }
 }
 
-/// This process's place among the ranks of a [`ShmHost`] that was handed down to it, if one was and its place is free.
+/// Joins the ranks of a [`ShmHost`] that this process inherited, if it inherited one and its rank is free.
 ///
 /// # Errors
 /// When what was handed down is not this run's segment, or another process has taken the rank.
-pub(crate) fn handed_down() -> Result<Option<Communicator>> {
+pub(crate) fn join_inherited() -> Result<Option<Communicator>> {
     match std::env::var(VARIABLE) {
         Ok(value) => join(&value),
         Err(std::env::VarError::NotPresent) => Ok(None),
@@ -92,13 +95,18 @@ pub(crate) fn handed_down() -> Result<Option<Communicator>> {
     }
 }
 
-/// The ranks of another launcher on this machine find each other; returns when all have come.
-pub(crate) fn join_launched(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
-    rendezvous::join(place, tell)
+/// Joins the ranks of another launcher on this machine; returns when all have joined.
+pub(crate) fn join_launched(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communicator> {
+    Ok(world(rendezvous::join(place, notify)?))
 }
 
-/// Joins the segment that the launcher handed down. `None` if an earlier program of this rank had its place, as where a
-/// script runs one training after the other: the later ones meet as under any other launcher.
+/// The communicator of all ranks of a segment.
+fn world(member: Member) -> Communicator {
+    Communicator::new(Arc::new(SharedMemory::world(member)))
+}
+
+/// Joins the inherited segment. `None` if an earlier program of this rank has used its place, as in a script that runs one
+/// training after the other: the later ones meet as under any other launcher.
 fn join(value: &str) -> Result<Option<Communicator>> {
     let malformed = || Error::Join(format!("{VARIABLE} should be file,rank,ranks,token; it is {value:?}"));
     let parts: Vec<&str> = value.split(',').collect();
@@ -116,18 +124,18 @@ fn join(value: &str) -> Result<Option<Communicator>> {
         ))
     })?;
     let segment = Segment::open(own, world_size, token)?;
-    // It is the segment: grandchildren do not need it.
+    // It is the segment: children of this process do not need it.
     rustix::io::fcntl_setfd(inherited, FdFlags::CLOEXEC)
         .map_err(|e| Error::system("keep the segment from children", e))?;
     if rank >= world_size {
         return Err(Error::Join(format!("{VARIABLE} says rank {rank} of {world_size}")));
     }
-    let was_here = matches!(state(&segment, rank), RankState::Finished | RankState::Left | RankState::Dead);
-    if was_here && Launched::from_env()?.is_some() {
+    let was_used = matches!(state(&segment, rank), RankState::Finished | RankState::Left | RankState::Dead);
+    if was_used && Launched::from_env()?.is_some() {
         return Ok(None);
     }
     let member = Member::join(Arc::new(segment), rank)?;
-    Ok(Some(Communicator::new(Arc::new(SharedMemory::world(member)))))
+    Ok(Some(world(member)))
 }
 
 /// Ranks for the threads of this process; each thread takes one.
@@ -136,7 +144,5 @@ fn join(value: &str) -> Result<Option<Communicator>> {
 /// When the system refuses shared memory or the number of ranks is impossible.
 pub fn threads(world_size: usize) -> Result<Vec<Communicator>> {
     let segment = Arc::new(Segment::create(world_size)?.0);
-    let one =
-        |rank| Ok(Communicator::new(Arc::new(SharedMemory::world(Member::join(segment.clone(), rank)?))));
-    (0..world_size).map(one).collect()
+    (0..world_size).map(|rank| Ok(world(Member::join(segment.clone(), rank)?))).collect()
 }

@@ -1,15 +1,17 @@
-//! Ranks of one machine in shared memory. How they meet, and the numbered invariants: see `README.md` beside this file.
+//! Ranks of one machine in shared memory. `README.md` beside this file has the protocol and its numbered invariants.
 
+mod buffer;
 mod failure;
 mod group;
 mod host;
-mod origin;
-mod posted;
+mod launcher_id;
+mod layout;
 mod rendezvous;
 mod segment;
+mod seqlock;
 mod socket;
-mod statuses;
+mod status;
 mod transport;
 
 pub use host::{ShmHost, threads};
-pub(crate) use host::{handed_down, join_launched};
+pub(crate) use host::{join_inherited, join_launched};

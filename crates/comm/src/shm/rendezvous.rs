@@ -1,28 +1,25 @@
-//! Ranks that another launcher started find each other, with no file inherited: local rank 0 makes the segment and hands
-//! it to the others over a socket. The README explains the protocol and numbers its invariants.
+//! The rendezvous of ranks that another launcher started and that inherited no file: local rank 0 creates the segment and
+//! sends it to the others over a socket. The README explains the protocol and numbers its invariants.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::group::Member;
-use super::origin::{Origin, RUN, holder, named};
+use super::launcher_id::{LauncherId, RUN_ID};
 use super::segment::{FORMAT, Segment, Token};
 use super::socket::{Connection, Listener, Received, wait};
-use super::transport::SharedMemory;
-use crate::call::digest;
-use crate::communicator::Communicator;
+use crate::digest::digest;
 use crate::error::{Error, Result};
-use crate::launched::{Launched, join_limit};
+use crate::launched::{Launched, NOTICE, join_limit};
+use crate::procfs::{describe, socket_owner};
 
-/// After this time it tells for whom it waits.
-const NOTICE: Duration = Duration::from_secs(5);
-/// How long a rank of a run that just ended may still hold the name.
+/// How long a rank of a run that has just ended may still have the socket name.
 const GRACE: Duration = Duration::from_secs(2);
-/// The host tells all when the time is over; who waits for its word gives it this much more.
+/// The host tells all ranks when the time is over; they wait this much longer for its answer.
 const SLACK: Duration = Duration::from_secs(2);
-/// Connections that have not said who they are; beyond, the oldest goes.
-const STRANGERS: usize = 64;
+/// Connections that may be open without having said who they are; beyond this number the oldest is closed.
+const MAX_UNKNOWN: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"oarlock1");
 /// The first byte of each record after the first.
@@ -31,45 +28,45 @@ const WELCOME: u8 = 1;
 const JOINED: u8 = 2;
 const GO: u8 = 3;
 
-/// What a rank says of itself, all that is read before it is believed.
+/// What a rank says about itself: all that is read before it is trusted.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Hello {
     magic: u64,
-    /// Of the program.
+    /// A digest of the version of the program.
     version: u64,
-    /// Of the address and the name of the run.
+    /// A digest of the address and the name of the run.
     run: u64,
-    origin_mark: u64,
-    origin_pid: u64,
+    launcher_digest: u64,
+    launcher_pid: u64,
     rank: u64,
     local_rank: u64,
     world_size: u64,
 }
 
-/// Joins the ranks of this machine; returns when all have. `tell` hears for whom it waits, if it does for long.
-pub(super) fn join(place: &Launched, tell: &dyn Fn(&str)) -> Result<Communicator> {
+/// Joins the ranks of this machine; returns when all have joined. If the wait is long, `notify` is called once.
+pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Member> {
     let limit = join_limit()?;
     let uid = rustix::process::getuid().as_raw();
-    // Process numbers mean nothing outside their namespace, so ranks of two never meet.
+    // Process numbers mean nothing outside their namespace, so ranks of two namespaces never meet.
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    let name = format!("oarlock-{uid}-{:016x}", digest(format!("{namespace:?} {}", place.run).as_bytes()));
-    let origin = Origin::of_this_process(&place.own)?;
-    let meeting = Meeting { place, name, uid, origin, limit, tell };
-    let member = match place.local_rank {
-        0 => meeting.host()?,
-        _ => meeting.guest()?,
-    };
-    Ok(Communicator::new(Arc::new(SharedMemory::world(member))))
+    let name = format!("oarlock-{uid}-{:016x}", digest(format!("{namespace:?} {}", place.run_id).as_bytes()));
+    let launcher = LauncherId::of_this_process(&place.rank_variables)?;
+    let rendezvous = Rendezvous { place, name, uid, launcher, limit, notify };
+    match place.local_rank {
+        0 => rendezvous.host(),
+        _ => rendezvous.connect_and_join(),
+    }
 }
 
-struct Meeting<'a> {
+struct Rendezvous<'a> {
     place: &'a Launched,
+    /// The name of the socket.
     name: String,
     uid: u32,
-    origin: Origin,
+    launcher: LauncherId,
     limit: Duration,
-    tell: &'a dyn Fn(&str),
+    notify: &'a dyn Fn(&str),
 }
 
 /// A connection of the host, and its rank once it has said so.
@@ -80,48 +77,48 @@ struct Peer {
 }
 
 impl Peer {
-    fn name(&self) -> String {
+    fn describe(&self) -> String {
         match self.rank {
-            Some(rank) => format!("rank {rank}, {}", named(self.connection.pid)),
-            None => named(self.connection.pid),
+            Some(rank) => format!("rank {rank}, {}", describe(self.connection.pid)),
+            None => describe(self.connection.pid),
         }
     }
 
-    fn tell(&self, kind: u8, rest: &[u8], file: Option<&Segment>) {
+    fn send(&self, kind: u8, rest: &[u8], file: Option<&Segment>) {
         let record: Vec<u8> = std::iter::once(kind).chain(rest.iter().copied()).collect();
-        // A peer that is gone is noticed when it is listened to.
+        // A peer that is gone is noticed at the next receive.
         let _ = self.connection.send(&record, file.map(Segment::file));
     }
 }
 
-impl Meeting<'_> {
+impl Rendezvous<'_> {
     fn hello(&self) -> Hello {
-        let backwards: Vec<u8> = self.place.run.bytes().rev().collect();
+        let backwards: Vec<u8> = self.place.run_id.bytes().rev().collect();
         Hello {
             magic: MAGIC,
             version: digest(format!("{} {FORMAT}", env!("CARGO_PKG_VERSION")).as_bytes()),
             run: digest(&backwards),
-            origin_mark: self.origin.mark,
-            origin_pid: u64::from(self.origin.pid),
+            launcher_digest: self.launcher.digest,
+            launcher_pid: u64::from(self.launcher.pid),
             rank: self.place.rank as u64,
             local_rank: self.place.local_rank as u64,
             world_size: self.place.world_size as u64,
         }
     }
 
-    /// Local rank 0: gathers the others, hands them the segment, and sees all of them in it.
+    /// Local rank 0: accepts the others, sends them the segment, and waits until all have joined.
     fn host(&self) -> Result<Member> {
         let listener = self.listen()?;
         let mut peers = Vec::new();
-        let outcome = self.gather(&listener, &mut peers).and_then(|()| {
+        let outcome = self.accept_all(&listener, &mut peers).and_then(|()| {
             listener.close();
-            self.seat(&mut peers)
+            self.send_segment(&mut peers)
         });
         match outcome {
             Ok(mut member) => {
-                peers.iter().for_each(|peer| peer.tell(GO, &[], None));
-                // As long as this rank lives no other run takes the name.
-                member.name = Some(listener);
+                peers.iter().for_each(|peer| peer.send(GO, &[], None));
+                // No other run can take the name as long as this rank lives.
+                member.listener = Some(listener);
                 Ok(member)
             }
             Err(error) => {
@@ -129,7 +126,7 @@ impl Meeting<'_> {
                     Error::Join(text) => text.clone(),
                     error => error.to_string(),
                 };
-                peers.iter().for_each(|peer| peer.tell(REFUSED, text.as_bytes(), None));
+                peers.iter().for_each(|peer| peer.send(REFUSED, text.as_bytes(), None));
                 Err(error)
             }
         }
@@ -142,26 +139,26 @@ impl Meeting<'_> {
                 return Ok(listener);
             }
             if Instant::now() > deadline {
-                return Err(self.taken());
+                return Err(self.address_in_use());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    fn taken(&self) -> Error {
-        let who = holder(&self.name).map_or_else(|| "another process".into(), named);
+    fn address_in_use(&self) -> Error {
+        let owner = socket_owner(&self.name).map_or_else(|| "another process".into(), describe);
         Error::Join(format!(
-            "another run on this machine has the same address ({}): {who} is its first rank; wait for its end, or give \
-             one of the two another --master_port",
-            self.place.run
+            "another run on this machine has the same address ({}): {owner} is its first rank; wait until it \
+             ends, or give one of the two another --master_port",
+            self.place.run_id
         ))
     }
 
-    /// Accepts until every rank has said who it is.
-    fn gather(&self, listener: &Listener, peers: &mut Vec<Peer>) -> Result<()> {
+    /// Accepts connections until every rank has said who it is.
+    fn accept_all(&self, listener: &Listener, peers: &mut Vec<Peer>) -> Result<()> {
         let deadline = Instant::now() + self.limit;
-        let mut notice = Some(self.notice());
-        // The last who was sent away, which may explain who is missing.
+        let mut notice = Some(self.notice_at());
+        // The last rank that was refused, which may explain who is missing.
         let mut refused = None;
         loop {
             while let Some(connection) = listener.accept()? {
@@ -179,12 +176,12 @@ impl Meeting<'_> {
                             index += 1;
                         }
                         Err(text) => {
-                            refused = Some(format!("; {} was sent away: {text}", peers[index].name()));
-                            peers.remove(index).tell(REFUSED, text.as_bytes(), None);
+                            refused = Some(format!("; {} was refused: {text}", peers[index].describe()));
+                            peers.remove(index).send(REFUSED, text.as_bytes(), None);
                         }
                     },
                     (Received::Closed, None) => drop(peers.remove(index)),
-                    (_, Some(_)) => return Err(ended(&peers.remove(index).name())),
+                    (_, Some(_)) => return Err(ended(&peers.remove(index).describe())),
                 }
             }
             let n_known = peers.iter().filter(|peer| peer.rank.is_some()).count();
@@ -192,7 +189,7 @@ impl Meeting<'_> {
                 peers.retain(|peer| peer.rank.is_some());
                 return Ok(());
             }
-            if peers.len() - n_known > STRANGERS
+            if peers.len() - n_known > MAX_UNKNOWN
                 && let Some(oldest) = peers.iter().position(|peer| peer.rank.is_none())
             {
                 peers.remove(oldest);
@@ -202,19 +199,19 @@ impl Meeting<'_> {
             }
             if notice.is_some_and(|at| Instant::now() >= at) {
                 notice = None;
-                self.tell_waits(&format!("ranks {} of {}", self.absent(peers), self.place.world_size));
+                self.notify_waiting(&format!("ranks {} of {}", self.absent(peers), self.place.world_size));
             }
             let files: Vec<_> = peers.iter().map(|peer| peer.connection.as_fd()).collect();
             wait(&[&[listener.as_fd()], files.as_slice()].concat(), notice.unwrap_or(deadline));
         }
     }
 
-    fn notice(&self) -> Instant {
+    fn notice_at(&self) -> Instant {
         Instant::now() + NOTICE.min(self.limit / 2)
     }
 
-    fn tell_waits(&self, whom: &str) {
-        (self.tell)(&format!(
+    fn notify_waiting(&self, whom: &str) {
+        (self.notify)(&format!(
             "rank {} waits for {whom}, at most {} s; if no launcher started this process, its variables are left over \
              from another run: unset {} and the others of {}",
             self.place.rank,
@@ -224,7 +221,7 @@ impl Meeting<'_> {
         ));
     }
 
-    /// The ranks that have not come.
+    /// The ranks that have not connected.
     fn absent(&self, peers: &[Peer]) -> String {
         let here =
             |rank: &usize| *rank == self.place.rank || peers.iter().any(|peer| peer.rank == Some(*rank));
@@ -235,43 +232,43 @@ impl Meeting<'_> {
 
     fn missing(&self, peers: &[Peer], refused: String) -> Error {
         Error::Join(format!(
-            "after {} s these ranks have not come: {} of {}; look for their errors above, or start all ranks of \
+            "after {} s these ranks have not joined: {} of {}; look for their errors above, or start all ranks of \
              {}{refused}",
             self.limit.as_secs(),
             self.absent(peers),
             self.place.world_size,
-            self.place.run,
+            self.place.run_id,
         ))
     }
 
-    /// Whether who said `record` belongs here; its rank.
+    /// The rank of the process that sent `record`, or why it is refused.
     fn check(&self, record: &[u8], peers: &[Peer]) -> std::result::Result<usize, String> {
         let mine = self.hello();
         let theirs = bytemuck::try_pod_read_unaligned::<Hello>(record).ok().filter(|h| h.magic == MAGIC);
-        let Some(theirs) = theirs else { return Err("this is no rank of any run".into()) };
+        let Some(theirs) = theirs else { return Err("this connection is not from a rank".into()) };
         if theirs.version != mine.version {
             return Err(
                 "the ranks are different versions of this program; start all of them from one build".into()
             );
         }
-        if (theirs.run, theirs.origin_mark, theirs.origin_pid)
-            != (mine.run, mine.origin_mark, mine.origin_pid)
+        if (theirs.run, theirs.launcher_digest, theirs.launcher_pid)
+            != (mine.run, mine.launcher_digest, mine.launcher_pid)
         {
             let launcher = |pid: u64| match u32::try_from(pid) {
-                Ok(0) | Err(_) => format!("named by {RUN}"),
-                Ok(pid) => format!("started by {}", named(pid)),
+                Ok(0) | Err(_) => format!("named by {RUN_ID}"),
+                Ok(pid) => format!("started by {}", describe(pid)),
             };
             return Err(format!(
                 "another run has the same address ({}): its first rank was {}, this one was {}; give one of the two \
-                 another --master_port; if these ranks belong together, set {RUN} to the same word for all",
-                self.place.run,
-                launcher(mine.origin_pid),
-                launcher(theirs.origin_pid),
+                 another --master_port; if these ranks belong together, set {RUN_ID} to the same name for all",
+                self.place.run_id,
+                launcher(mine.launcher_pid),
+                launcher(theirs.launcher_pid),
             ));
         }
         if theirs.world_size != mine.world_size {
             return Err(format!(
-                "rank {} was told of {} ranks, rank {} of {}; start all with the same number",
+                "rank {} was started as one of {} ranks, rank {} as one of {}; start all with the same number",
                 mine.rank, mine.world_size, theirs.rank, theirs.world_size
             ));
         }
@@ -279,43 +276,44 @@ impl Meeting<'_> {
         if theirs.rank >= mine.world_size || theirs.local_rank >= mine.world_size {
             return Err(format!("there is no rank {} of {}", theirs.rank, mine.world_size));
         }
-        let holder = match rank == self.place.rank || theirs.local_rank == 0 {
+        let owner = match rank == self.place.rank || theirs.local_rank == 0 {
             true => Some(std::process::id()),
             false => peers.iter().find(|peer| peer.rank == Some(rank)).map(|peer| peer.connection.pid),
         };
-        match holder {
+        match owner {
             Some(pid) => Err(format!(
-                "rank {rank} has come already ({}); is another run with the same address ({}) being started?",
-                named(pid),
-                self.place.run
+                "rank {rank} has already connected ({}); is another run with the same address ({}) being started?",
+                describe(pid),
+                self.place.run_id
             )),
             None => Ok(rank),
         }
     }
 
-    /// Makes the segment, hands it to all, and waits until all are in it.
-    fn seat(&self, peers: &mut [Peer]) -> Result<Member> {
+    /// Creates the segment, sends it to all, and waits until all have joined.
+    fn send_segment(&self, peers: &mut [Peer]) -> Result<Member> {
         let (segment, token) = Segment::create(self.place.world_size)?;
         let segment = Arc::new(segment);
         let member = Member::join(segment.clone(), self.place.rank)?;
         let deadline = Instant::now() + self.limit;
-        peers.iter().for_each(|peer| peer.tell(WELCOME, &token.0.to_le_bytes(), Some(&segment)));
+        peers.iter().for_each(|peer| peer.send(WELCOME, &token.0.to_le_bytes(), Some(&segment)));
         loop {
             for peer in peers.iter_mut() {
                 match peer.connection.receive() {
                     Received::Nothing => {}
                     Received::Record(record, _) if record == [JOINED] && !peer.joined => peer.joined = true,
-                    _ => return Err(ended(&peer.name())),
+                    _ => return Err(ended(&peer.describe())),
                 }
             }
             if peers.iter().all(|peer| peer.joined) {
                 return Ok(member);
             }
             if Instant::now() >= deadline {
-                let late: Vec<String> = peers.iter().filter(|peer| !peer.joined).map(Peer::name).collect();
+                let late: Vec<String> =
+                    peers.iter().filter(|peer| !peer.joined).map(Peer::describe).collect();
                 let seconds = self.limit.as_secs();
                 return Err(Error::Join(format!(
-                    "came, but did not join within {seconds} s: {}",
+                    "these ranks connected, but did not join within {seconds} s: {}",
                     late.join("; ")
                 )));
             }
@@ -325,72 +323,72 @@ impl Meeting<'_> {
     }
 
     /// Every other rank.
-    fn guest(&self) -> Result<Member> {
+    fn connect_and_join(&self) -> Result<Member> {
         let host = self.connect()?;
         if host.uid != self.uid {
             return Err(Error::Join(format!(
-                "{} of user {} holds the meeting place of this run; choose another --master_port",
-                named(host.pid),
+                "{} of user {} has taken the address of this run; choose another --master_port",
+                describe(host.pid),
                 host.uid
             )));
         }
-        // If it did not go, the host is gone, and that is what the answer will be.
+        // If it cannot be sent the host is gone, which the next receive reports.
         let _ = host.send(bytemuck::bytes_of(&self.hello()), None);
-        let (rest, file) = self.hear(&host, WELCOME)?;
+        let (rest, file) = self.receive(&host, WELCOME)?;
         let (Ok(token), Some(file)) = (rest.try_into().map(u128::from_le_bytes), file) else {
             return Err(Error::Join("rank 0 sent no shared memory".into()));
         };
         let segment = Segment::open(file, self.place.world_size, Token(token))?;
         let member = Member::join(Arc::new(segment), self.place.rank)?;
         let _ = host.send(&[JOINED], None);
-        self.hear(&host, GO)?;
+        self.receive(&host, GO)?;
         Ok(member)
     }
 
     fn connect(&self) -> Result<Connection> {
         let began = Instant::now();
         let mut pause = Duration::from_millis(1);
-        let mut look = began + GRACE;
-        let mut notice = Some(self.notice());
+        let mut check_at = began + GRACE;
+        let mut notice = Some(self.notice_at());
         loop {
             if let Some(connection) = Connection::open(&self.name)? {
                 return Ok(connection);
             }
             if began.elapsed() >= self.limit {
                 return Err(Error::Join(format!(
-                    "local rank 0 has not come within {} s; look for its error above, or start all ranks of {}",
+                    "local rank 0 has not joined within {} s; look for its error above, or start all ranks of {}",
                     self.limit.as_secs(),
-                    self.place.run
+                    self.place.run_id
                 )));
             }
-            if Instant::now() > look {
-                // A name that is held where nobody listens is that of a run whose ranks are all there.
-                if holder(&self.name).is_some() {
-                    return Err(self.taken());
+            if Instant::now() > check_at {
+                // If the name is taken and nobody listens, it is that of a run whose ranks have all joined.
+                if socket_owner(&self.name).is_some() {
+                    return Err(self.address_in_use());
                 }
-                look = Instant::now() + GRACE;
+                check_at = Instant::now() + GRACE;
             }
             if notice.is_some_and(|at| Instant::now() >= at) {
                 notice = None;
-                self.tell_waits("local rank 0");
+                self.notify_waiting("local rank 0");
             }
             std::thread::sleep(pause);
             pause = Duration::from_millis(50).min(pause * 2);
         }
     }
 
-    /// The next word of the host, which should be of this kind.
-    fn hear(&self, host: &Connection, kind: u8) -> Result<(Vec<u8>, Option<OwnedFd>)> {
+    /// The next record of the host, which should be of this kind.
+    fn receive(&self, host: &Connection, kind: u8) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         match host.receive_until(Instant::now() + self.limit + SLACK) {
             Received::Record(mut record, file) if record[0] == kind => Ok((record.split_off(1), file)),
             Received::Record(record, _) if record[0] == REFUSED => {
                 Err(Error::Join(String::from_utf8_lossy(&record[1..]).into_owned()))
             }
-            Received::Record(..) => Err(Error::Join("local rank 0 spoke out of turn".into())),
+            Received::Record(..) => Err(Error::Join("local rank 0 sent an unexpected record".into())),
             Received::Closed => Err(ended(&format!("local rank 0, process {}", host.pid))),
             Received::Nothing => Err(Error::Join(format!(
                 "local rank 0, {}, did not answer within {} s",
-                named(host.pid),
+                describe(host.pid),
                 (self.limit + SLACK).as_secs()
             ))),
         }

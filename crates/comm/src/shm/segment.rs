@@ -1,30 +1,18 @@
-//! The memory in which ranks meet: one anonymous sparse file with a control part and an area for each rank.
+//! The memory that the ranks of a machine share: one anonymous sparse file with a control part and an area for each rank.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::failure::FailureCell;
-use super::posted::Posted;
-use crate::call::STAMP_WORDS;
+use super::layout::{CHANNELS, CHUNK, MAX_RANKS, RankCell, Slot};
 use crate::cores::available_cores;
 use crate::error::{Error, Result};
-use crate::region::Memory;
 
-/// Groups that one world can make.
-pub(super) const CHANNELS: usize = 64;
-/// Ranks of one machine.
-pub(super) const MAX_RANKS: usize = 512;
-/// Bytes that a rank can hand over at one meeting.
-pub(super) const CHUNK: usize = 16 << 10;
-/// Collectives of each rank that the ledger keeps.
-pub(super) const KEPT_CALLS: usize = 16;
-
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// The area of a rank: address space, not memory. Halved until the system accepts it.
 const LARGEST_AREA: u64 = 1 << 40;
 const SMALLEST_AREA: u64 = 1 << 30;
@@ -37,55 +25,12 @@ pub(super) struct Header {
     format: AtomicU64,
     world_size: AtomicU64,
     area: AtomicU64,
-    /// How often a waiting rank looks before it sleeps: nothing where ranks outnumber cores.
+    /// How often a waiting rank polls before it sleeps: never where ranks outnumber cores.
     pub(super) spins: AtomicU64,
     pub(super) failure: FailureCell,
 }
 
-/// What a rank says about itself.
-#[repr(C, align(128))]
-pub(super) struct RankCell {
-    /// See the constants below.
-    pub(super) state: AtomicU32,
-    pub(super) pid: AtomicU32,
-    /// Of the process, in clock ticks since boot: a pid alone can be used again.
-    pub(super) start_time: AtomicU64,
-    /// Bytes of its area that are given out.
-    pub(super) allocated: AtomicU64,
-    pub(super) phase: Posted<16>,
-    pub(super) n_calls: AtomicU64,
-    pub(super) calls: [Posted<STAMP_WORDS>; KEPT_CALLS],
-}
-
-/// States of a [`RankCell`].
-pub(super) const ABSENT: u32 = 0;
-pub(super) const RUNNING: u32 = 1;
-pub(super) const FINISHED: u32 = 2;
-pub(super) const LEFT: u32 = 3;
-
-/// A rank's place in a channel. Everything that is posted for a turn is kept apart by its parity (invariant 3).
-#[repr(C, align(128))]
-pub(super) struct Slot {
-    /// Counts completed meetings; the ranks sleep on it. Used in the slot of the group's first rank.
-    pub(super) generation: AtomicU32,
-    pub(super) arrived: AtomicU32,
-    pub(super) sleepers: AtomicU32,
-    pub(super) posts: [Post; 2],
-}
-
-/// What a rank brings to a meeting.
-#[repr(C, align(64))]
-pub(super) struct Post {
-    /// The meeting it is for; written last.
-    pub(super) turn: AtomicU64,
-    /// Everything that must agree, as one number.
-    pub(super) key: AtomicU64,
-    /// The whole length of the bytes of which a chunk lies in the payload.
-    pub(super) length: AtomicU64,
-    pub(super) stamp: Posted<STAMP_WORDS>,
-}
-
-/// The random name of a run: whoever knows it was started by its launcher.
+/// The random secret of a run: a process that knows it was started by the run's launcher.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token(pub(super) u128);
 
@@ -132,7 +77,7 @@ impl Segment {
         let file = rustix::fs::memfd_create("oarlock", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::system("create anonymous shared memory", e))?;
         let area = reserve(&file, control_bytes(world_size) as u64, world_size as u64)?;
-        // With a size that nobody can change, no access inside a mapping can fault for want of file.
+        // With a sealed size no access inside a mapping can fault beyond the end of the file.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| Error::system("seal the size of the shared memory", e))?;
         let mut random = [0u64; 2];
@@ -152,14 +97,14 @@ impl Segment {
         Ok((segment, Token((random[0] as u128) << 64 | random[1] as u128)))
     }
 
-    /// The segment behind an inherited file, once it has proved to be the one that the launcher meant.
+    /// Opens the segment behind an inherited file after checking that it is this run's.
     pub(super) fn open(file: OwnedFd, world_size: usize, token: Token) -> Result<Segment> {
         let stranger =
             |what: &str| Error::Join(format!("the inherited file is not this run's shared memory: {what}"));
         if !(1..=MAX_RANKS).contains(&world_size) {
             return Err(stranger("impossible number of ranks"));
         }
-        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| stranger("it is no anonymous memory"))?;
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| stranger("it is not anonymous memory"))?;
         let size = rustix::fs::fstat(&file)
             .map_err(|e| Error::system("look at the shared memory", e))?
             .st_size as u64;
@@ -186,12 +131,17 @@ impl Segment {
     }
 
     fn map(file: OwnedFd, world_size: usize, area: u64) -> Result<Segment> {
-        let base = map_file(&file, 0, control_bytes(world_size))?;
+        let base = map_file(file.as_fd(), 0, control_bytes(world_size))?;
         Ok(Segment { file, base, world_size, area })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Where the area of a rank begins in the file, and its bytes.
+    pub(super) fn area(&self, rank: usize) -> (u64, u64) {
+        (control_bytes(self.world_size) as u64 + rank as u64 * self.area, self.area)
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -216,30 +166,12 @@ impl Segment {
         unsafe { self.base.add(slots_at(self.world_size)).cast::<Slot>().add(index).as_ref() }
     }
 
-    /// Where the [`CHUNK`] bytes lie that `rank` hands over in turns of this parity.
+    /// The [`CHUNK`] bytes that `rank` hands over in rounds of this parity.
     pub(super) fn payload(&self, channel: usize, rank: usize, parity: usize) -> NonNull<u8> {
         assert!(channel < CHANNELS && rank < self.world_size && parity < 2);
         let index = (channel * self.world_size + rank) * 2 + parity;
         // SAFETY: inside the control part (asserted).
         unsafe { self.base.add(payloads_at(self.world_size) + index * CHUNK) }
-    }
-
-    /// Takes a piece of a rank's own area for `bytes` bytes that `holders` ranks will map; its place in the file.
-    pub(super) fn take(self: &Arc<Self>, rank: usize, bytes: usize, holders: usize) -> Result<u64> {
-        let length = window_bytes(bytes)? as u64;
-        let offset = self.cell(rank).allocated.fetch_add(length, Ordering::Relaxed);
-        if offset.checked_add(length).is_none_or(|end| end > self.area) {
-            self.cell(rank).allocated.fetch_sub(length, Ordering::Relaxed);
-            let left = self.area.saturating_sub(offset);
-            return Err(Error::system(
-                format!("allocate {bytes} shared bytes"),
-                format!("{left} left for rank {rank}"),
-            ));
-        }
-        let at = control_bytes(self.world_size) as u64 + rank as u64 * self.area + offset;
-        let window = Window::map(self, at, bytes)?;
-        window.holders().store(holders as u32 + 1, Ordering::Relaxed);
-        Ok(at)
     }
 }
 
@@ -272,14 +204,7 @@ fn reserve(file: &OwnedFd, control: u64, ranks: u64) -> Result<u64> {
     }
 }
 
-fn window_bytes(bytes: usize) -> Result<usize> {
-    let whole = bytes.checked_next_multiple_of(PAGE).and_then(|b| b.checked_add(PAGE));
-    whole
-        .filter(|&b| b <= isize::MAX as usize)
-        .ok_or_else(|| Error::system("allocate", format!("{bytes} bytes are too many")))
-}
-
-fn map_file(file: &OwnedFd, offset: u64, length: usize) -> Result<NonNull<u8>> {
+pub(super) fn map_file(file: BorrowedFd, offset: u64, length: usize) -> Result<NonNull<u8>> {
     // SAFETY: a mapping at an address of the kernel's choice, of a file whose size is sealed.
     let base = unsafe {
         rustix::mm::mmap(
@@ -294,50 +219,4 @@ fn map_file(file: &OwnedFd, offset: u64, length: usize) -> Result<NonNull<u8>> {
     base.ok()
         .and_then(|base| NonNull::new(base.cast()))
         .ok_or_else(|| Error::system(format!("map {length} bytes of shared memory"), "no address space"))
-}
-
-/// A piece of a rank's area, mapped: one page that counts its holders, then the bytes.
-pub(super) struct Window {
-    segment: Arc<Segment>,
-    base: NonNull<u8>,
-    offset: u64,
-    length: usize,
-}
-
-// SAFETY: the bytes are reached only through the pointer, whose users keep the order of the protocol; the count is atomic.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
-
-impl Window {
-    pub(super) fn map(segment: &Arc<Segment>, offset: u64, bytes: usize) -> Result<Window> {
-        let length = window_bytes(bytes)?;
-        let base = map_file(&segment.file, offset, length)?;
-        Ok(Window { segment: segment.clone(), base, offset, length })
-    }
-
-    fn holders(&self) -> &AtomicU32 {
-        // SAFETY: the first page of the window is nothing but this count; any bytes are a valid atomic.
-        unsafe { self.base.cast().as_ref() }
-    }
-}
-
-// SAFETY: one page after a page-aligned address; lives until drop.
-unsafe impl Memory for Window {
-    fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: a window is longer than a page.
-        unsafe { self.base.add(PAGE) }.as_ptr()
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        if self.holders().fetch_sub(1, Ordering::AcqRel) == 1 {
-            // The last holder gives the memory back. Where that fails it comes back with the end of the run.
-            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = rustix::fs::fallocate(&self.segment.file, hole, self.offset, self.length as u64);
-        }
-        // SAFETY: mapped in `map` with this length, unmapped once.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
-    }
 }

@@ -1,5 +1,5 @@
-//! Records between processes of one user over a Unix socket that has no file: one send is one receive, with a file if
-//! one goes along. Nothing here waits longer than it is told.
+//! Records between processes of one user over an abstract Unix socket. One send is one receive, and a record may carry a
+//! file. Nothing waits beyond its deadline.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,9 +30,9 @@ pub(super) struct Connection {
     pub(super) uid: u32,
 }
 
-/// What a receive found.
+/// The result of a receive.
 pub(super) enum Received {
-    /// A record, and the file that came along.
+    /// A record, and the file that it carries.
     Record(Vec<u8>, Option<OwnedFd>),
     /// Nothing yet.
     Nothing,
@@ -51,7 +51,7 @@ fn address(name: &str) -> Result<SocketAddrUnix> {
 }
 
 impl Listener {
-    /// `None` where somebody has the name already.
+    /// `None` where the name is taken.
     pub(super) fn bind(name: &str) -> Result<Option<Listener>> {
         let socket = socket()?;
         match rustix::net::bind(&socket, &address(name)?) {
@@ -63,20 +63,20 @@ impl Listener {
         Ok(Some(Listener(socket)))
     }
 
-    /// The next connection, if one waits.
+    /// The next connection, if there is one.
     pub(super) fn accept(&self) -> Result<Option<Connection>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.0, flags) {
             Ok(socket) => Connection::new(socket).map(Some),
-            // Who gave up meanwhile is not missed.
+            // A peer that gave up meanwhile is ignored.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(e) => Err(Error::system("accept a rank", e)),
         }
     }
 
-    /// From now on connections are refused, while the name stays taken.
+    /// Refuses connections from now on; the name stays taken.
     pub(super) fn close(&self) {
-        // Of a socket that listens this cannot fail; if it did, late ranks would wait for their time limit.
+        // It cannot fail for a listening socket; if it did, late ranks would wait until their time limit.
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
 
@@ -93,7 +93,7 @@ impl Connection {
         Ok(Connection { socket, pid, uid })
     }
 
-    /// `None` where nobody listens, or too many wait.
+    /// `None` where nobody listens, or the queue is full.
     pub(super) fn open(name: &str) -> Result<Option<Connection>> {
         let socket = socket()?;
         match rustix::net::connect(&socket, &address(name)?) {
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// Sends one record. Whether it went; a peer that is gone is noticed when it is listened to.
+    /// Sends one record. False if it was not sent: a peer that is gone is noticed at the next receive.
     pub(super) fn send(&self, record: &[u8], file: Option<BorrowedFd>) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -140,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// The next record or the end of the connection; nothing when the time is over.
+    /// The next record or the end of the connection; nothing once the deadline has passed.
     pub(super) fn receive_until(&self, deadline: Instant) -> Received {
         loop {
             match self.receive() {
@@ -155,13 +155,13 @@ impl Connection {
     }
 }
 
-/// Waits until something can be read from one of the files, or the time is over, or a moment has passed.
+/// Waits until one of the files can be read, the deadline has passed, or 100 ms are over.
 pub(super) fn wait(files: &[BorrowedFd], deadline: Instant) {
     let mut polled: Vec<PollFd> =
         files.iter().map(|file| PollFd::from_borrowed_fd(*file, PollFlags::IN)).collect();
-    let moment = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
-    let limit = Timespec { tv_sec: 0, tv_nsec: moment.as_nanos() as i64 };
-    // Whatever it returns, the caller looks for itself.
+    let pause = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+    let limit = Timespec { tv_sec: 0, tv_nsec: pause.as_nanos() as i64 };
+    // The caller checks for itself, whatever this returns.
     let _ = rustix::event::poll(&mut polled, Some(&limit));
 }
 

@@ -1,22 +1,24 @@
-//! The collectives in shared memory: meetings, and between them the work on buffers that every rank can reach.
+//! The collectives in shared memory: barriers, and between them the work on buffers that every rank can reach.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::buffer::SharedBuffer;
 use super::failure::Failure;
 use super::group::{Group, Member};
-use super::segment::{CHANNELS, CHUNK, FINISHED, RUNNING, Window};
-use super::statuses::status;
-use crate::call::Stamp;
+use super::layout::{CHANNELS, CHUNK, FINISHED, RUNNING};
+use super::status::status;
+use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::ready::Ready;
 use crate::reduce::sum_range;
 use crate::region::{Memory, Region, Sharing};
-use crate::transport::{Request, Transport};
+use crate::stamp::Stamp;
+use crate::transport::Transport;
 
 /// One rank in one group.
 pub(super) struct SharedMemory {
@@ -31,28 +33,28 @@ impl SharedMemory {
     }
 
     /// Gathers one number of each rank, inside a collective that has been entered.
-    fn exchange(&self, stamp: &Stamp, number: u64) -> Result<Vec<u64>> {
-        self.group.meet(stamp, &number.to_ne_bytes(), 0)?;
+    fn exchange_number(&self, stamp: &Stamp, number: u64) -> Result<Vec<u64>> {
+        self.group.barrier(stamp, &number.to_ne_bytes(), 0)?;
         let mut bytes = Vec::with_capacity(8 * self.world_size());
         (0..self.world_size()).for_each(|i| self.group.receive(i, 0, &mut bytes));
         Ok(bytemuck::pod_collect_to_vec(&bytes))
     }
 
-    /// A failure of this rank alone, in a collective that the others go on with.
-    fn fail_alone<T>(&self, error: Error) -> Result<T> {
+    /// Reports a failure that only this rank has seen, so that the others stop waiting for it.
+    fn fail_locally<T>(&self, error: Error) -> Result<T> {
         self.abort(&error.to_string());
         Err(error)
     }
 
-    /// Runs `work` between two meetings: all sources are written before it, and none is overwritten before all have read.
-    fn between(&self, request: &Request, after: Ready, work: impl FnOnce()) -> Result<Ready> {
+    /// Runs `work` between two barriers: all sources are written before it, and none is overwritten before all have read.
+    fn between_barriers(&self, request: &Request, after: Ready, work: impl FnOnce()) -> Result<Ready> {
         let stamp = self.enter(request)?;
         if let Err(error) = after.wait() {
-            return self.fail_alone(error);
+            return self.fail_locally(error);
         }
-        self.group.meet(&stamp, &[], 0)?;
+        self.group.barrier(&stamp, &[], 0)?;
         work();
-        self.group.meet(&stamp, &[], 0)?;
+        self.group.barrier(&stamp, &[], 0)?;
         Ok(Ready::now())
     }
 
@@ -82,32 +84,32 @@ impl Transport for SharedMemory {
         let segment = self.group.segment();
         let owner = sharing == Sharing::PerRank || self.rank() == 0;
         let offset = match owner {
-            true => match segment.take(self.group.member.rank, bytes, ranks) {
+            true => match SharedBuffer::reserve(segment, self.group.member.rank, bytes, ranks) {
                 Ok(offset) => offset,
-                Err(error) => return self.fail_alone(error),
+                Err(error) => return self.fail_locally(error),
             },
             false => 0,
         };
-        let offsets = self.exchange(&stamp, offset)?;
+        let offsets = self.exchange_number(&stamp, offset)?;
         let mapped = match sharing {
             Sharing::PerRank => &offsets[..],
             Sharing::Replicated => &offsets[..1],
         };
         let mut buffers: Vec<Box<dyn Memory>> = Vec::with_capacity(mapped.len());
         for &offset in mapped {
-            match Window::map(segment, offset, bytes) {
-                Ok(window) => buffers.push(Box::new(window)),
-                Err(error) => return self.fail_alone(error),
+            match SharedBuffer::open(segment, offset, bytes) {
+                Ok(buffer) => buffers.push(Box::new(buffer)),
+                Err(error) => return self.fail_locally(error),
             }
         }
         let local = if sharing == Sharing::PerRank { self.rank() } else { 0 };
-        // SAFETY: windows of the wanted size, `local` among them.
+        // SAFETY: buffers of the wanted size, `local` among them.
         Ok(unsafe { Region::new(request.subject, bytes, sharing, local, buffers) })
     }
 
     fn barrier(&self, request: &Request) -> Result<()> {
         let stamp = self.enter(request)?;
-        self.group.meet(&stamp, &[], 0)
+        self.group.barrier(&stamp, &[], 0)
     }
 
     fn all_reduce(
@@ -120,9 +122,9 @@ impl Transport for SharedMemory {
         let mine = Ownership::even(range, self.world_size()).of(self.rank())[0].clone();
         let buffers: Vec<*mut u8> = region.buffers().collect();
         let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
-        self.between(request, after, || {
+        self.between_barriers(request, after, || {
             let sources: Vec<*const u8> = buffers.iter().map(|b| b.cast_const()).collect();
-            // SAFETY: the communicator checked range and dtype; between the two meetings this piece of every buffer is
+            // SAFETY: the communicator checked range and dtype; between the two barriers this piece of every buffer is
             // this rank's alone (invariant 5).
             unsafe { sum_range(dtype, &sources, &buffers, mine) };
         })
@@ -137,9 +139,9 @@ impl Transport for SharedMemory {
     ) -> Result<Ready> {
         let sources: Vec<*const u8> = region.buffers().map(|b| b.cast_const()).collect();
         let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
-        self.between(request, after, || {
+        self.between_barriers(request, after, || {
             for range in owners.of(self.rank()) {
-                // SAFETY: the communicator checked ranges and dtype; between the two meetings only their owner reads
+                // SAFETY: the communicator checked ranges and dtype; between the two barriers only their owner reads
                 // these elements, in any buffer, and it writes its own buffer alone (invariant 4).
                 unsafe { sum_range(dtype, &sources, &[region.as_ptr()], range.clone()) };
             }
@@ -154,14 +156,14 @@ impl Transport for SharedMemory {
         after: Ready,
     ) -> Result<Ready> {
         if region.sharing() == Sharing::Replicated {
-            return self.together(request, after);
+            return self.one_barrier(request, after);
         }
         let size = request.dtype.map_or(1, |d| d.size());
         let buffers: Vec<*mut u8> = region.buffers().collect();
-        self.between(request, after, || {
+        self.between_barriers(request, after, || {
             for (owner, from) in buffers.iter().enumerate().filter(|&(owner, _)| owner != self.rank()) {
                 for range in owners.of(owner) {
-                    // SAFETY: the communicator checked the ranges; between the two meetings nobody writes an owner's
+                    // SAFETY: the communicator checked the ranges; between the two barriers nobody writes an owner's
                     // ranges in its buffer, and only this rank touches the others' ranges in its own (invariant 6).
                     unsafe { copy(*from, region.as_ptr(), range, size) };
                 }
@@ -178,11 +180,11 @@ impl Transport for SharedMemory {
         after: Ready,
     ) -> Result<Ready> {
         if region.sharing() == Sharing::Replicated {
-            return self.together(request, after);
+            return self.one_barrier(request, after);
         }
         let size = request.dtype.map_or(1, |d| d.size());
         let from = region.buffers().nth(root);
-        self.between(request, after, || {
+        self.between_barriers(request, after, || {
             if let Some(from) = from.filter(|_| root != self.rank()) {
                 // SAFETY: as for a gather in which the root owns the range (invariant 6).
                 unsafe { copy(from, region.as_ptr(), &range, size) };
@@ -192,7 +194,7 @@ impl Transport for SharedMemory {
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let stamp = self.enter(request)?;
-        self.group.meet(&stamp, bytes, 0)?;
+        self.group.barrier(&stamp, bytes, 0)?;
         let lengths: Vec<usize> = (0..self.world_size()).map(|i| self.group.length(i)).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let mut all: Vec<Vec<u8>> = lengths.into_iter().map(Vec::with_capacity).collect();
@@ -203,19 +205,19 @@ impl Transport for SharedMemory {
             if at >= longest {
                 return Ok(all);
             }
-            self.group.meet(&stamp, bytes, at)?;
+            self.group.barrier(&stamp, bytes, at)?;
         }
     }
 
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
         let stamp = self.enter(request)?;
         let next = &self.group.member.next_channel;
-        // A channel that is new to all: two groups with a common rank never share one.
-        let offers = self.exchange(&stamp, next.load(Ordering::Relaxed) as u64)?;
+        // A channel that no rank has used: two groups with a common rank never share one (invariant 10).
+        let offers = self.exchange_number(&stamp, next.load(Ordering::Relaxed) as u64)?;
         let channel = offers.into_iter().max().unwrap_or(0) as usize;
         if channel >= CHANNELS {
-            let what = format!("divide the ranks more than {CHANNELS} times");
-            return Err(Error::system(what, "make groups once and keep them"));
+            let what = format!("split the ranks more than {CHANNELS} times");
+            return Err(Error::system(what, "create groups once and keep them"));
         }
         next.store(channel + 1, Ordering::Relaxed);
         let me = group.iter().position(|&r| r == self.rank());
@@ -230,7 +232,7 @@ impl Transport for SharedMemory {
     }
 
     fn set_phase(&self, note: &str) {
-        self.group.member.note(note);
+        self.group.member.set_phase(note);
     }
 
     fn statuses(&self) -> Vec<RankStatus> {
@@ -244,19 +246,19 @@ impl Transport for SharedMemory {
 
     fn finish(&self) {
         let state = &self.group.segment().cell(self.group.member.rank).state;
-        // Whoever has left before stays so.
+        // A rank that has left stays so.
         let _ = state.compare_exchange(RUNNING, FINISHED, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
 impl SharedMemory {
-    /// One meeting, over a buffer that all ranks share: what was written is seen, and nothing has to move.
-    fn together(&self, request: &Request, after: Ready) -> Result<Ready> {
+    /// One barrier, for a buffer that all ranks share: nothing has to move.
+    fn one_barrier(&self, request: &Request, after: Ready) -> Result<Ready> {
         let stamp = self.enter(request)?;
         if let Err(error) = after.wait() {
-            return self.fail_alone(error);
+            return self.fail_locally(error);
         }
-        self.group.meet(&stamp, &[], 0)?;
+        self.group.barrier(&stamp, &[], 0)?;
         Ok(Ready::now())
     }
 }

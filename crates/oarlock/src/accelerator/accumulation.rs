@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Accelerator;
+use super::{Accelerator, PreparedOptimizer};
 use crate::error::Result;
 
 /// Where a loop stands in its window of micro-batches: Accelerate's `GradientState`.
@@ -47,6 +47,21 @@ impl Accelerator {
             }
         }
         self.in_micro_batch(self.inner.n_micro_batches.fetch_add(1, Relaxed) + 1, body)
+    }
+
+    /// Begins the accumulation window of the coming step with what all its losses weigh on this rank, such as the number of
+    /// targets of all its micro-batches, and returns what they weigh over all ranks. The window takes losses that are sums.
+    /// Each is divided by the whole weight before its backward pass, so that every target weighs the same on whatever rank
+    /// and in whatever micro-batch it is, and nothing is divided later; a loss of [`Prepared::loss`](super::Prepared::loss)
+    /// makes its first gradient in the forward pass. The window ends with the step. All ranks call it.
+    ///
+    /// Without it the step divides by what the losses weighed, when it is known.
+    ///
+    /// # Errors
+    /// A window that has begun with a backward pass, a weight of 0 over all ranks, a failed rank.
+    #[track_caller]
+    pub fn accumulation_window(&self, optimizer: &PreparedOptimizer, weight: f64) -> Result<f64> {
+        optimizer.state.declare(&self.comm, weight)
     }
 
     /// Runs what belongs to one micro-batch, whose number is not 0.

@@ -3,12 +3,12 @@
 use oarlock_tensor::DType;
 
 use super::config::AcceleratorConfig;
+use super::options::engine_options;
 use crate::config::Precision;
 use crate::config::environment::fsdp;
 use crate::error::{Error, Result};
 use crate::rank;
 use crate::shard::Options;
-use crate::train::engine_options;
 
 /// The variable that says in which dtype to compute.
 pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";

@@ -7,7 +7,7 @@ use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
 use super::collectives::{decode, encode};
-use super::held::Held;
+use super::prepared_state::PreparedState;
 use super::{Accelerator, Prepared};
 use crate::error::{Error, Result};
 use crate::nn::Module;
@@ -54,7 +54,7 @@ impl LocalSteps {
 /// A model whose weights each rank has for itself. Dropped before they were averaged at the end, as by a panic, it leaves
 /// the model unusable: nobody knows whether the other ranks have the same weights.
 struct Alone {
-    held: Arc<Held>,
+    state: Arc<PreparedState>,
     comm: Communicator,
 }
 
@@ -70,25 +70,25 @@ enum Place {
 }
 
 impl Alone {
-    fn begin(held: &Arc<Held>, comm: &Communicator) -> Result<Alone> {
-        held.optimizer()?.engine_mut().set_local(true)?;
-        held.local.store(true, Relaxed);
-        Ok(Alone { held: held.clone(), comm: comm.clone() })
+    fn begin(state: &Arc<PreparedState>, comm: &Communicator) -> Result<Alone> {
+        state.optimizer()?.engine_mut().set_local(true)?;
+        state.local.store(true, Relaxed);
+        Ok(Alone { state: state.clone(), comm: comm.clone() })
     }
 
     /// Weights become their mean, at the end with the optimizer's states, where all ranks are inside or all at the end.
     fn average(&self, place: &Place) -> Result<()> {
         let averaged = self.meet(place).and_then(|()| {
-            let mut optimizer = self.held.optimizer()?;
+            let mut optimizer = self.state.optimizer()?;
             optimizer.engine_mut().average(!matches!(place, Place::Inside))
         });
         // The ranks have the weights that they had, or some of them.
-        averaged.inspect_err(|error| self.held.break_apart(error.to_string()))
+        averaged.inspect_err(|error| self.state.break_apart(error.to_string()))
     }
 
     /// All ranks tell where they are.
     fn meet(&self, place: &Place) -> Result<()> {
-        self.held.check_whole()?;
+        self.state.check_whole()?;
         let told = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
         let told = told.iter().enumerate().map(|(rank, bytes)| decode::<Place>("local_sgd", rank, bytes));
         let told = told.collect::<Result<Vec<Place>>>()?;
@@ -112,20 +112,20 @@ impl Alone {
     fn end(self, place: &Place) -> Result<()> {
         if !matches!(place, Place::End) {
             // The micro-batch that failed has left some, on this rank or that.
-            self.held.optimizer()?.clear_grads()?;
-            self.held.begin();
+            self.state.optimizer()?.clear_grads()?;
+            self.state.begin();
         }
         self.average(place)?;
-        self.held.optimizer()?.engine_mut().set_local(false)?;
-        self.held.local.store(false, Relaxed);
+        self.state.optimizer()?.engine_mut().set_local(false)?;
+        self.state.local.store(false, Relaxed);
         Ok(())
     }
 }
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        if self.held.local.swap(false, Relaxed) {
-            self.held.break_apart("this rank has left it in the middle".to_owned());
+        if self.state.local.swap(false, Relaxed) {
+            self.state.break_apart("this rank has left it in the middle".to_owned());
         }
     }
 }
@@ -149,25 +149,25 @@ impl Accelerator {
         config: LocalSgd,
         body: impl FnOnce(&mut LocalSteps) -> Result<R>,
     ) -> Result<R> {
-        let held = &model.held;
-        let wrong = |what: &str| Err(Error::Usage(format!("local_sgd: {} {what}", held.name)));
+        let state = &model.state;
+        let wrong = |what: &str| Err(Error::Usage(format!("local_sgd: {} {what}", state.name)));
         if config.local_sgd_steps == 0 {
             return wrong(
                 "averages its weights every `local_sgd_steps` steps, of which there must be at least one",
             );
         }
-        if !held.is_trained {
+        if !state.is_trained {
             return wrong("has no optimizer, and nothing of it is trained");
         }
         let mut alone = None;
         if config.enabled {
-            if held.local.load(Relaxed) {
+            if state.local.load(Relaxed) {
                 return wrong("is in a `local_sgd` already");
             }
-            if held.optimizer()?.loss_scale_state().is_some() {
+            if state.optimizer()?.loss_scale_state().is_some() {
                 return wrong("is trained with a loss scale, which the ranks share; train it in bf16 or f32");
             }
-            alone = Some(Alone::begin(held, &self.comm)?);
+            alone = Some(Alone::begin(state, &self.comm)?);
         }
         let mut steps = LocalSteps { alone, local_sgd_steps: config.local_sgd_steps, n_steps: 0 };
         let result = body(&mut steps);

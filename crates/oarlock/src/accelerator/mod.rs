@@ -1,20 +1,21 @@
-//! The accelerator: what a training loop of one's own needs to run on many ranks.
+//! The accelerator: what a training loop needs to run on many ranks. Oarlock's own trainer is such a loop.
 
 mod accumulation;
 mod buffers;
 mod collectives;
 mod config;
 mod environment;
-pub(crate) mod held;
 pub(crate) mod loaders;
 mod local_sgd;
 mod memory;
 mod metrics;
 mod optimizer;
+mod options;
 mod passes;
 mod plugins;
 mod prepare;
 mod prepared;
+pub(crate) mod prepared_state;
 mod processes;
 mod profile;
 mod project;
@@ -23,7 +24,7 @@ mod saving;
 mod scheduler;
 mod seed;
 mod state;
-mod targets;
+mod token_loader;
 mod tracking;
 mod weights;
 
@@ -37,6 +38,7 @@ pub(crate) use environment::MIXED_PRECISION;
 pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
+pub(crate) use options::{engine_options, wrap};
 pub use passes::Loss;
 pub(crate) use plugins::Resolved;
 pub use plugins::{DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice};
@@ -51,7 +53,7 @@ pub use project::ProjectConfiguration;
 pub use save_model::{SaveModel, ShardSize};
 pub use saving::HookHandle;
 pub use state::{Kept, Stateful};
-pub use targets::Accumulation;
+pub use token_loader::{PreparedTokenLoader, TokenLoader};
 pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
 
 use std::fmt::Arguments;
@@ -63,9 +65,9 @@ use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
-use self::held::Held;
 use self::loaders::{Loaders, Seen};
 use self::plugins::Plugins;
+use self::prepared_state::PreparedState;
 use self::saving::Saving;
 use self::seed::Seed;
 use self::tracking::Trackers;
@@ -96,7 +98,7 @@ pub(crate) struct Inner {
     /// The micro-batch that runs; 0 outside of any.
     micro_batch: AtomicU64,
     n_micro_batches: AtomicU64,
-    models: Mutex<Vec<Arc<Held>>>,
+    models: Mutex<Vec<Arc<PreparedState>>>,
     /// What checkpoints keep besides, by what it is.
     stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
     /// Raised by `set_trigger` until the next check.
@@ -138,7 +140,7 @@ impl Inner {
     }
 
     /// The models that were prepared, in their order.
-    pub fn models(&self) -> Vec<Arc<Held>> {
+    pub fn models(&self) -> Vec<Arc<PreparedState>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -169,8 +171,8 @@ impl Inner {
         *self.gradients() = GradientState::default();
     }
 
-    fn add_model(&self, held: Arc<Held>) {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+    fn add_model(&self, state: Arc<PreparedState>) {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(state);
     }
 }
 
@@ -206,7 +208,7 @@ impl Accelerator {
             Some(n) => n,
             None => rank::default_threads(&comm),
         };
-        let device = Device::cpu(isa, Par::threads(threads)?);
+        let device = Device::open(config.device, isa, Par::threads(threads)?);
         Accelerator::build(comm, device, config, Plugins::of(config)?)
     }
 

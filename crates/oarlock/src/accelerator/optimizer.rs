@@ -3,23 +3,26 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use oarlock_tensor::ops::optimizer::Rule;
+
 use super::Inner;
-use super::held::Held;
+use super::prepared_state::PreparedState;
 use crate::error::{Error, Result};
-use crate::optim::Pace;
-use crate::train::Stepped;
+use crate::optim::LrState;
+use crate::optim::Stepped;
+use crate::shard::Engine;
 
 /// A prepared optimizer. Cloning gives another handle.
 #[derive(Clone)]
 pub struct PreparedOptimizer {
-    pub(crate) held: Arc<Held>,
-    pub(crate) pace: Pace,
+    pub(crate) state: Arc<PreparedState>,
+    pub(crate) lr_state: LrState,
     inner: Arc<Inner>,
 }
 
 impl PreparedOptimizer {
-    pub(super) fn new(held: Arc<Held>, pace: Pace, inner: Arc<Inner>) -> PreparedOptimizer {
-        PreparedOptimizer { held, pace, inner }
+    pub(super) fn new(state: Arc<PreparedState>, lr_state: LrState, inner: Arc<Inner>) -> PreparedOptimizer {
+        PreparedOptimizer { state, lr_state, inner }
     }
 
     /// One step with the gradients of the window, averaged over its micro-batches and all ranks; the gradients are
@@ -36,16 +39,17 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
-        self.held.clip()?;
-        let lrs = self.pace.lrs();
-        let stepped = self.held.optimizer()?.step_at(|group| lrs.get(group).copied().unwrap_or_default())?;
+        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+        self.state.clip()?;
+        let (lrs, betas) = (self.lr_state.lrs(), self.lr_state.betas());
+        let stepped =
+            self.state.optimizer()?.step(betas, |group| lrs.get(group).copied().unwrap_or_default())?;
         match stepped {
-            Stepped::Done => self.held.update(),
+            Stepped::Done => self.state.update(),
             // The weights are what they were.
-            _ => self.held.begin(),
+            _ => self.state.begin(),
         }
-        self.pace.set_skipped(stepped != Stepped::Done);
+        self.lr_state.set_skipped(stepped != Stepped::Done);
         Ok(Some(stepped))
     }
 
@@ -61,26 +65,27 @@ impl PreparedOptimizer {
     /// While a tensor of a unit is held outside of it.
     pub fn zero_grad(&self) -> Result<()> {
         let accumulates = self.inner.accumulation().num_steps > 1;
-        if self.inner.gradients().sync_gradients && !(accumulates && self.held.is_deepspeed()) {
-            self.held.optimizer()?.clear_grads()?;
-            self.held.begin();
+        if self.inner.gradients().sync_gradients && !(accumulates && self.state.options.keeps_partial_windows)
+        {
+            self.state.optimizer()?.clear_grads()?;
+            self.state.begin();
         }
         Ok(())
     }
 
     /// The learning rate of the next step, of group 0.
     pub fn lr(&self) -> f64 {
-        self.pace.lr()
+        self.lr_state.lr()
     }
 
     /// The learning rates of the next step, of all groups.
     pub fn group_lrs(&self) -> Vec<f64> {
-        self.pace.lrs()
+        self.lr_state.lrs()
     }
 
     /// Sets the learning rate of the next step, for all groups.
     pub fn set_lr(&self, lr: f64) {
-        self.pace.set_lrs(|_, _| lr);
+        self.lr_state.set_lrs(|_, _| lr);
     }
 
     /// Sets the learning rate of the next step for one group.
@@ -88,11 +93,11 @@ impl PreparedOptimizer {
     /// # Errors
     /// A group that the optimizer does not have.
     pub fn set_group_lr(&self, group: usize, lr: f64) -> Result<()> {
-        self.pace.set_group_lr(group, lr).ok_or_else(|| {
+        self.lr_state.set_group_lr(group, lr).ok_or_else(|| {
             Error::Usage(format!(
                 "set_group_lr: there is no group {group}; the optimizer of {} has {}, counted from 0",
-                self.held.name,
-                self.pace.lrs().len()
+                self.state.name,
+                self.lr_state.lrs().len()
             ))
         })
     }
@@ -103,12 +108,43 @@ impl PreparedOptimizer {
     /// # Errors
     /// Before its model is prepared.
     pub fn loss_scale(&self) -> Result<f64> {
-        Ok(self.held.optimizer()?.loss_scale())
+        Ok(self.state.optimizer()?.loss_scale())
+    }
+
+    /// Whether the loss is scaled at all, as it is in f16.
+    ///
+    /// # Errors
+    /// Before its model is prepared.
+    pub fn has_loss_scale(&self) -> Result<bool> {
+        Ok(self.state.optimizer()?.loss_scale_state().is_some())
+    }
+
+    /// How the next step changes the weights of group 0, with the decays of the moments that a schedule has set.
+    ///
+    /// # Errors
+    /// Before its model is prepared.
+    pub fn rule(&self) -> Result<Rule> {
+        let rule = *self.state.optimizer()?.rule();
+        Ok(self.lr_state.betas().map_or(rule, |betas| rule.with_betas(betas)))
+    }
+
+    /// Sums the gradients of the window over all ranks, which clipping and the step do first otherwise: for loops that
+    /// time it. While gradients accumulate it does nothing. All ranks call it.
+    ///
+    /// # Errors
+    /// A window without any backward pass, a failed rank.
+    #[track_caller]
+    pub fn reduce_gradients(&self) -> Result<()> {
+        if self.inner.gradients().sync_gradients {
+            self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+            self.state.optimizer()?.engine_mut().reduce_grads()?;
+        }
+        Ok(())
     }
 
     /// Whether the last step was skipped because gradients overflowed.
     pub fn step_was_skipped(&self) -> bool {
-        self.pace.skipped()
+        self.lr_state.skipped()
     }
 
     /// The steps done; those that were skipped do not count.
@@ -116,7 +152,15 @@ impl PreparedOptimizer {
     /// # Errors
     /// Before its model is prepared.
     pub fn n_steps(&self) -> Result<u64> {
-        Ok(self.held.optimizer()?.n_steps())
+        Ok(self.state.optimizer()?.n_steps())
+    }
+
+    /// Looks at the engine that holds the model: where its state lies, and what it takes of memory.
+    ///
+    /// # Errors
+    /// Before its model is prepared.
+    pub fn with_engine<R>(&self, look: impl FnOnce(&Engine) -> R) -> Result<R> {
+        Ok(look(self.state.optimizer()?.engine()))
     }
 
     /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
@@ -130,8 +174,8 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(None);
         }
-        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
-        self.held.optimizer()?.clip_grad_norm(max_norm).map(Some)
+        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+        self.state.optimizer()?.clip_grad_norm(max_norm).map(Some)
     }
 
     /// Cuts the elements of the averaged gradients off at `value`; whether there is a step that they are for.
@@ -141,8 +185,8 @@ impl PreparedOptimizer {
         if !self.inner.gradients().sync_gradients {
             return Ok(false);
         }
-        self.held.close(&self.inner.comm, &self.inner.accumulation())?;
-        self.held.optimizer()?.clip_grad_value(value)?;
+        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+        self.state.optimizer()?.clip_grad_value(value)?;
         Ok(true)
     }
 }

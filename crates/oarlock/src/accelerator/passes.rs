@@ -7,40 +7,45 @@ use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::{Tape, Tensor};
 
 use super::Inner;
-use super::held::Held;
+use super::prepared_state::PreparedState;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 
 /// A model that a tape goes through, and what prepared it.
 struct Pass {
-    model: Arc<Held>,
+    model: Arc<PreparedState>,
     inner: Arc<Inner>,
     /// The weights that the pass saw.
     version: u64,
 }
 
-/// Puts the input of a forward pass of `held` on a tape: on the one that a part of it is on already, else on a fresh one.
+/// Puts the input of a forward pass of `state` on a tape: on the one that a part of it is on already, else on a fresh one.
 /// Where the model is not trained, or evaluates an input that is on no tape, the input stays as it is. A summed loss may make its gradient in
 /// the forward pass, because the tape is promised where the backward pass begins.
-pub(super) fn enter<I: Nested>(inner: &Arc<Inner>, held: &Arc<Held>, input: I, is_summed: bool) -> Result<I> {
-    held.check_whole()?;
+pub(super) fn enter<I: Nested>(
+    inner: &Arc<Inner>,
+    state: &Arc<PreparedState>,
+    input: I,
+    is_summed: bool,
+) -> Result<I> {
+    state.check_whole()?;
     let here = input.tensors().iter().find_map(Tensor::tape);
     // What comes from another model's pass is recorded in any mode, and so reaches these parameters.
-    if !held.is_trained || !held.is_training() && here.is_none() {
+    if !state.is_trained || !state.is_training() && here.is_none() {
         return Ok(input);
     }
     let tape = match (here, is_summed) {
         (Some(tape), _) => tape,
-        (None, true) => Tape::with_seed(held.optimizer()?.loss_scale() as f32),
+        (None, true) => Tape::with_seed((state.optimizer()?.loss_scale() / state.declared()) as f32),
         (None, false) => Tape::new(),
     };
-    let (passes, version) = (passes_of(&tape), held.version());
-    let before = passes.iter().find(|pass| Arc::ptr_eq(&pass.model, held));
+    let (passes, version) = (passes_of(&tape), state.version());
+    let before = passes.iter().find(|pass| Arc::ptr_eq(&pass.model, state));
     if before.is_none_or(|pass| pass.version != version) {
-        tape.tag(Arc::new(Pass { model: held.clone(), inner: inner.clone(), version }));
+        tape.tag(Arc::new(Pass { model: state.clone(), inner: inner.clone(), version }));
     }
     if before.is_none() {
-        tape.enter_unit(held.optimizer()?.engine().pass_hook());
+        tape.enter_unit(state.optimizer()?.engine().pass_hook());
     }
     input.map_tensors(&mut |tensor| match tensor.tape() {
         Some(_) => Ok(tensor.clone()),
@@ -141,7 +146,7 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
             )));
         }
     }
-    tape.backward(loss, scale as f32)?;
+    tape.backward(loss, (scale / declared(&passes)?) as f32)?;
     let micro_batch = match inner.micro_batch.load(Relaxed) {
         // Whoever counts windows by hand says with the accumulation steps that each call is a micro-batch.
         0 if inner.accumulation().num_steps > 1 => inner.n_micro_batches.fetch_add(1, Relaxed) + 1,
@@ -152,6 +157,19 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
         model.add(micro_batch, weight, is_sum);
     }
     Ok(())
+}
+
+/// The declared weight of the windows of these models, which a loss through all of them is divided by.
+fn declared(passes: &[Arc<Pass>]) -> Result<f64> {
+    let mut declared = passes.iter().map(|pass| (pass.model.name, pass.model.declared()));
+    let Some((first, weight)) = declared.next() else { return Ok(1.0) };
+    match declared.find(|(_, other)| *other != weight) {
+        None => Ok(weight),
+        Some((other, _)) => Err(Error::Usage(format!(
+            "backward: one loss goes through {first} and {other}, whose windows were declared with different weights; call \
+             `accumulation_window` for the optimizers of both with the same weight, or for none"
+        ))),
+    }
 }
 
 /// The scale of a loss that goes through these models. A window keeps the one that it began with, though another

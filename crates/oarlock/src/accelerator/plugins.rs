@@ -8,15 +8,16 @@ use oarlock_tensor::DType;
 use serde_json::json;
 
 use super::config::SchedulerSteps;
+use super::options::engine_options;
 use super::prepare::{Plan, Prepare};
+use super::prepared_state::StepOptions;
 use super::{Accelerator, AcceleratorConfig, PreparedOptimizer, PreparedScheduler};
 use crate::config::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
-use crate::optim::{Group, Optim, Parameters, adamw};
+use crate::optim::{Group, Optim, Parameters, Schedule, adamw};
 use crate::shard::Options;
-use crate::train::{Schedule, engine_options};
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other
 /// fields stand where the configuration says `"auto"` or nothing; where it says something else, that is an error.
@@ -170,6 +171,16 @@ impl Resolved {
     pub fn new(plan: DeepSpeedPlan, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
         let options = engine_options(&plan.shard, plan.precision, hidden_size.unwrap_or(0));
         Resolved { options: Options { gather: base.gather, ..options }, plan, title }
+    }
+
+    /// What DeepSpeed's steps do besides stepping.
+    pub fn step_options(&self) -> StepOptions {
+        let max_norm = self.plan.gradient_clipping;
+        StepOptions {
+            clip_on_step: (max_norm > 0.0).then_some(max_norm),
+            keeps_partial_windows: true,
+            has_own_loss_scale: true,
+        }
     }
 
     /// Makes the optimizer of the configuration of a stand-in.
@@ -333,9 +344,9 @@ impl Plan {
             config.fill(&format!("zero_optimization.{block}.device"), "none");
         }
         if let Some(optim) = self.optimizers.first() {
-            config.fill("optimizer.params.lr", optim.pace.base());
+            config.fill("optimizer.params.lr", optim.lr_state.base());
             config.fill("optimizer.params.weight_decay", optim.config.weight_decay);
-            let rate = config.get("optimizer.params.lr").unwrap_or_else(|| optim.pace.base().to_string());
+            let rate = config.get("optimizer.params.lr").unwrap_or_else(|| optim.lr_state.base().to_string());
             config.fill("scheduler.params.warmup_min_lr", 0.0);
             config.fill("scheduler.params.warmup_max_lr", rate);
         }

@@ -1,5 +1,6 @@
 //! `prepare`: any number of objects in any order, each becoming what it is on many ranks.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -10,18 +11,18 @@ use serde_json::{Value, json};
 use twox_hash::XxHash64;
 
 use super::Accelerator;
-use super::held::Held;
 use super::optimizer::PreparedOptimizer;
 use super::plugins::Resolved;
 use super::prepared::Prepared;
+use super::prepared_state::PreparedState;
 use super::scheduler::PreparedScheduler;
 use super::state::{Rate, Stateful};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::Optim;
-use crate::shard::{Engine, ParamGroup, SeededInit, Untouched};
-use crate::train::{Optimizer, OptimizerConfig};
+use crate::optim::{Optimizer, OptimizerConfig};
+use crate::shard::{Engine, ParamGroup, SeededInit, Untouched, WeightSource};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
 #[diagnostic::on_unimplemented(
@@ -59,7 +60,9 @@ pub struct Plan {
     /// The DeepSpeed configuration that the objects follow.
     pub(super) deepspeed: Option<Resolved>,
     /// One for each model, when all are known; with its optimizer, if it has one.
-    held: Vec<(Arc<Held>, Option<Optim>)>,
+    states: Vec<(Arc<PreparedState>, Option<Optim>)>,
+    /// Where the first weights of the model come from; drawn at random where nothing is said.
+    weights: RefCell<Option<Box<dyn WeightSource>>>,
 }
 
 impl Plan {
@@ -74,7 +77,8 @@ impl Plan {
             batch_sizes: Vec::new(),
             hidden_size: None,
             deepspeed: None,
-            held: Vec::new(),
+            states: Vec::new(),
+            weights: RefCell::new(None),
         }
     }
 
@@ -83,8 +87,10 @@ impl Plan {
         accelerator: &Accelerator,
         objects: P,
         deepspeed: Option<Resolved>,
+        weights: Option<Box<dyn WeightSource>>,
     ) -> Result<P::Prepared> {
-        let mut plan = Plan { deepspeed, ..Plan::new(accelerator) };
+        let weights = RefCell::new(weights);
+        let mut plan = Plan { deepspeed, weights, ..Plan::new(accelerator) };
         objects.announce(&mut plan)?;
         if plan.deepspeed.is_none()
             && let Some(resolved) = plan.resolve_plugin()?
@@ -112,9 +118,9 @@ impl Plan {
             if own.is_empty() {
                 self.check_stage(name)?;
             }
-            let deepspeed = self.deepspeed.as_ref().map(|resolved| resolved.plan.gradient_clipping);
-            let held = Held::new(name, !own.is_empty(), deepspeed);
-            self.held.push((held, own.first().map(|optimizer| (*optimizer).clone())));
+            let options = self.deepspeed.as_ref().map(Resolved::step_options).unwrap_or_default();
+            let state = PreparedState::new(name, !own.is_empty(), options);
+            self.states.push((state, own.first().map(|optimizer| (*optimizer).clone())));
         }
         let all = self.models.iter().flat_map(|(params, _)| params);
         let names: HashMap<usize, &str> = all.map(|named| (named.param.id(), named.name.as_str())).collect();
@@ -156,7 +162,7 @@ impl Plan {
 
     pub(super) fn finish_scheduler(&self, scheduler: Scheduler) -> PreparedScheduler {
         let prepared = PreparedScheduler::new(scheduler, self.accelerator.inner.clone());
-        self.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.place.clone()));
+        self.accelerator.inner.add_stateful("scheduler", Arc::new(prepared.position.clone()));
         prepared
     }
 
@@ -165,8 +171,8 @@ impl Plan {
         let inner = &self.accelerator.inner;
         let Some(Resolved { plan, .. }) = &self.deepspeed else { return Ok(()) };
         let (ours, theirs) = (plan.gradient_accumulation_steps, inner.accumulation().num_steps.max(1));
-        let new = self.held.iter().find(|(held, _)| held.is_trained);
-        match (new, inner.models().iter().find(|held| held.is_trained)) {
+        let new = self.states.iter().find(|(state, _)| state.is_trained);
+        match (new, inner.models().iter().find(|state| state.is_trained)) {
             (Some((new, _)), Some(other)) if ours != theirs => Err(Error::Usage(format!(
                 "prepare: gradient_accumulation_steps is {ours} for the model {}, and {theirs} for {}, which this \
                  accelerator trains too; prepare one of them with a second accelerator (`accelerator.another()`)",
@@ -200,7 +206,7 @@ impl Plan {
     /// What is prepared, a line for each thing.
     fn outline(&self) -> String {
         let mut text = String::new();
-        for ((params, name), (_, optim)) in self.models.iter().zip(&self.held) {
+        for ((params, name), (_, optim)) in self.models.iter().zip(&self.states) {
             let _ = writeln!(text, "the model {name}");
             let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
             for NamedParam { name, param } in params {
@@ -213,12 +219,12 @@ impl Plan {
                 };
             }
             let _ = match optim {
-                Some(Optim { config, pace, .. }) => {
+                Some(Optim { config, lr_state, .. }) => {
                     writeln!(
                         text,
                         "an optimizer {:?} of lr {} and {config:?}",
                         config.rule.name(),
-                        pace.base()
+                        lr_state.base()
                     )
                 }
                 None => writeln!(text, "no optimizer"),
@@ -233,12 +239,12 @@ impl Plan {
     }
 
     /// What holds the model with these parameters.
-    fn held_of(&self, params: &[NamedParam]) -> Result<&(Arc<Held>, Option<Optim>)> {
+    fn state_of(&self, params: &[NamedParam]) -> Result<&(Arc<PreparedState>, Option<Optim>)> {
         let first = params.first().map(|named| named.param.id());
         let index =
             self.models.iter().position(|(own, _)| own.first().map(|named| named.param.id()) == first);
-        let held = index.and_then(|index| self.held.get(index));
-        held.ok_or_else(|| Error::Usage("prepare: a model changed its parameters meanwhile".to_owned()))
+        let state = index.and_then(|index| self.states.get(index));
+        state.ok_or_else(|| Error::Usage("prepare: a model changed its parameters meanwhile".to_owned()))
     }
 }
 
@@ -251,7 +257,21 @@ impl Accelerator {
     /// Objects that do not belong together, a model that was prepared before, no memory.
     #[track_caller]
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
-        Plan::prepare(self, objects, None)
+        Plan::prepare(self, objects, None, None)
+    }
+
+    /// As [`Accelerator::prepare`], with first weights from `weights` in place of random ones; parameters that it does not
+    /// have are zero.
+    ///
+    /// # Errors
+    /// As [`Accelerator::prepare`], and what the source reports.
+    #[track_caller]
+    pub fn prepare_with_weights<P: Prepare>(
+        &self,
+        objects: P,
+        weights: Box<dyn WeightSource>,
+    ) -> Result<P::Prepared> {
+        Plan::prepare(self, objects, None, Some(weights))
     }
 
     /// The samples of a rank in a batch of these loaders, if they are any.
@@ -264,12 +284,12 @@ impl Accelerator {
     /// As [`Accelerator::prepare`], for a DeepSpeed engine, which has a configuration of its own.
     #[track_caller]
     pub(crate) fn prepare_as<P: Prepare>(&self, objects: P, deepspeed: Resolved) -> Result<P::Prepared> {
-        Plan::prepare(self, objects, Some(deepspeed))
+        Plan::prepare(self, objects, Some(deepspeed), None)
     }
 }
 
 /// The steps that have left out parameters that nobody touched.
-struct LeftOut(Arc<Held>);
+struct LeftOut(Arc<PreparedState>);
 
 impl Stateful for LeftOut {
     fn state_dict(&self) -> Result<Value> {
@@ -320,7 +340,7 @@ impl<M: Module> Prepare for M {
 
     fn finish(self, plan: &Plan) -> Result<Prepared<M>> {
         let params = parameters(&self);
-        let (held, optim) = plan.held_of(&params)?;
+        let (state, optim) = plan.state_of(&params)?;
         let accelerator = &plan.accelerator;
         for named in &params {
             if optim.as_ref().is_none_or(|optim| !optim.params.contains(&named.param.id())) {
@@ -341,28 +361,32 @@ impl<M: Module> Prepare for M {
             &|named| group_of.get(&named.param.id()).copied().unwrap_or(0),
             &OptimizerConfig::role,
         )?;
-        engine
-            .initialize(&mut SeededInit { seed: accelerator.seed(), device: accelerator.device.clone() })?;
+        match plan.weights.borrow_mut().as_deref_mut() {
+            Some(weights) => engine.initialize(weights)?,
+            None => engine.initialize(&mut SeededInit {
+                seed: accelerator.seed(),
+                device: accelerator.device.clone(),
+            })?,
+        }
         let mut optimizer = Optimizer::new(engine, param_groups, config.loss_scale);
-        // Engines of DeepSpeed have each a loss scale of its own.
         for other in accelerator.inner.models().iter().filter(|other| other.is_trained) {
-            if !held.is_deepspeed() && !other.is_deepspeed() {
+            if !state.options.has_own_loss_scale && !other.options.has_own_loss_scale {
                 optimizer.share_loss_scale(&*other.optimizer()?);
             }
         }
-        held.fill(module.clone(), optimizer)?;
+        state.fill(module.clone(), optimizer)?;
         if nn::has_modes(&*module) {
-            held.seed.store(accelerator.seed(), Relaxed);
+            state.seed.store(accelerator.seed(), Relaxed);
             nn::seed_layers(&*module, accelerator.seed(), accelerator.process_index());
         }
         if accelerator.options.untouched == Untouched::Skip {
-            accelerator.inner.add_stateful("untouched", Arc::new(LeftOut(held.clone())));
+            accelerator.inner.add_stateful("untouched", Arc::new(LeftOut(state.clone())));
         }
-        accelerator.inner.add_model(held.clone());
+        accelerator.inner.add_model(state.clone());
         if let Some(Resolved { plan, .. }) = plan.deepspeed.as_ref().filter(|_| optim.is_some()) {
             accelerator.inner.set_num_steps(plan.gradient_accumulation_steps);
         }
-        Ok(Prepared::new(module, held.clone(), accelerator.inner.clone()))
+        Ok(Prepared::new(module, state.clone(), accelerator.inner.clone()))
     }
 }
 
@@ -376,15 +400,15 @@ impl Prepare for Optim {
 
     fn finish(self, plan: &Plan) -> Result<PreparedOptimizer> {
         let own = plan
-            .held
+            .states
             .iter()
             .find(|(_, optim)| optim.as_ref().is_some_and(|optim| optim.params == self.params));
-        let (held, _) = own.ok_or_else(|| {
+        let (state, _) = own.ok_or_else(|| {
             Error::Usage("prepare: an optimizer without a model in the same call".to_owned())
         })?;
-        let rate = Rate { held: held.clone(), pace: self.pace.clone() };
+        let rate = Rate { state: state.clone(), lr_state: self.lr_state.clone() };
         plan.accelerator.inner.add_stateful("optimizer", Arc::new(rate));
-        Ok(PreparedOptimizer::new(held.clone(), self.pace, plan.accelerator.inner.clone()))
+        Ok(PreparedOptimizer::new(state.clone(), self.lr_state, plan.accelerator.inner.clone()))
     }
 }
 

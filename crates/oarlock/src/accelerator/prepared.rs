@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use oarlock_tensor::ops::HeadLoss;
-
 use oarlock_comm::Communicator;
 
 use super::Inner;
-use super::held::Held;
-use super::passes;
+use super::passes::{self, Loss};
+use super::prepared_state::PreparedState;
 use crate::error::Result;
 use crate::nested::Nested;
 use crate::nn::{self, Forward, Latency, Module, Visitor};
@@ -18,19 +16,19 @@ use crate::nn::{self, Forward, Latency, Module, Visitor};
 /// Cloning gives another handle.
 pub struct Prepared<M> {
     module: Arc<M>,
-    pub(crate) held: Arc<Held>,
+    pub(crate) state: Arc<PreparedState>,
     inner: Arc<Inner>,
 }
 
 impl<M> Clone for Prepared<M> {
     fn clone(&self) -> Prepared<M> {
-        Prepared { module: self.module.clone(), held: self.held.clone(), inner: self.inner.clone() }
+        Prepared { module: self.module.clone(), state: self.state.clone(), inner: self.inner.clone() }
     }
 }
 
 impl<M: Module> Prepared<M> {
-    pub(super) fn new(module: Arc<M>, held: Arc<Held>, inner: Arc<Inner>) -> Prepared<M> {
-        let prepared = Prepared { module, held, inner };
+    pub(super) fn new(module: Arc<M>, state: Arc<PreparedState>, inner: Arc<Inner>) -> Prepared<M> {
+        let prepared = Prepared { module, state, inner };
         nn::set_training(&*prepared.module, prepared.is_training());
         prepared
     }
@@ -56,17 +54,13 @@ impl<M: Module> Prepared<M> {
         self.run(input, false, f)
     }
 
-    /// As [`Prepared::call`], for a loss summed over targets, such as a decoder's, which then makes its gradient in the
-    /// forward pass and spares one of the four products of the head. The loss goes to
+    /// As [`Prepared::call`], for a loss summed over targets, such as a decoder's, which then makes its first gradient in
+    /// the forward pass and spares one of the four products of the head. The loss goes to
     /// [`Accelerator::backward`](crate::Accelerator::backward) as it is; scaled or added to others it is an error there.
     ///
     /// # Errors
     /// What `f` reports.
-    pub fn loss<I: Nested>(
-        &self,
-        input: &I,
-        f: impl FnOnce(&M, &I) -> nn::Result<HeadLoss>,
-    ) -> Result<HeadLoss> {
+    pub fn loss<I: Nested, L: Loss>(&self, input: &I, f: impl FnOnce(&M, &I) -> nn::Result<L>) -> Result<L> {
         self.run(input, true, f)
     }
 
@@ -76,7 +70,7 @@ impl<M: Module> Prepared<M> {
         is_summed: bool,
         f: impl FnOnce(&M, &I) -> nn::Result<R>,
     ) -> Result<R> {
-        let input = passes::enter(&self.inner, &self.held, self.inner.placed(input)?, is_summed)?;
+        let input = passes::enter(&self.inner, &self.state, self.inner.placed(input)?, is_summed)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)
     }
@@ -94,13 +88,13 @@ impl<M: Module> Prepared<M> {
     }
 
     fn set_training(&self, training: bool) {
-        self.held.training.store(training, Relaxed);
+        self.state.training.store(training, Relaxed);
         nn::set_training(&*self.module, training);
     }
 
     /// Whether it is in training mode.
     pub fn is_training(&self) -> bool {
-        self.held.is_training()
+        self.state.is_training()
     }
 
     /// The process group of the ranks that hold it.

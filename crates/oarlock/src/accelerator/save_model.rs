@@ -9,6 +9,7 @@ use oarlock_tensor::{DType, Tensor};
 use super::{Accelerator, Prepared};
 use crate::checkpoint;
 use crate::error::{Error, Result};
+use crate::model::Stored;
 use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
@@ -74,9 +75,9 @@ impl Accelerator {
         }
         let dtype = options.dtype.unwrap_or(self.dtype());
         check_weights_dtype(dtype)?;
-        model.held.check_together("save_model")?;
+        model.state.check_together("save_model")?;
         let weight = |named: NamedParam| Weight {
-            in_file: named.name.clone(),
+            stored: Stored::whole(&named.name),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
             dtype,
@@ -85,7 +86,7 @@ impl Accelerator {
         let mut kept = buffers(model.module());
         kept.retain(|named| named.buffer.is_persistent());
         weights.extend(kept.iter().map(|NamedBuffer { name, buffer }| Weight {
-            in_file: name.clone(),
+            stored: Stored::whole(name),
             shape: buffer.shape().sizes().to_vec(),
             name: name.clone(),
             dtype: match buffer.values() {
@@ -94,13 +95,29 @@ impl Accelerator {
             },
         }));
         let files = ModelFiles::new(&weights, options.max_shard_size.0)?;
-        let optimizer = model.held.optimizer()?;
+        let optimizer = model.state.optimizer()?;
         checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, |writer| {
             kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
                 BufferValues::Floats(values) => writer.write(name, 0, &values),
                 BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
             })
         })
+    }
+
+    /// Writes a prepared model into the folder `dir` in Hugging Face form, `files` saying how: transformers'
+    /// `save_pretrained`. Each rank writes what it owns. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`Accelerator::save_model`].
+    #[track_caller]
+    pub fn save_pretrained<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        dir: &Path,
+        files: ModelFiles,
+    ) -> Result<()> {
+        model.state.check_together("save_pretrained")?;
+        checkpoint::save_model(dir, &self.comm, model.state.optimizer()?.engine(), files, |_| Ok(()))
     }
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent
@@ -111,7 +128,7 @@ impl Accelerator {
     /// When a rank failed, or there is no memory.
     #[track_caller]
     pub fn get_state_dict<M: Module>(&self, model: &Prepared<M>) -> Result<BTreeMap<String, Tensor>> {
-        model.held.check_together("get_state_dict")?;
+        model.state.check_together("get_state_dict")?;
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         let module = &**model.module();
         for named in parameters(module) {
@@ -119,7 +136,7 @@ impl Accelerator {
         }
         {
             // A unit at a time, so that beside the result there is never more than a unit.
-            let mut snapshot = model.held.optimizer()?.engine().snapshot();
+            let mut snapshot = model.state.optimizer()?.engine().snapshot();
             for unit in 0..snapshot.units() {
                 for parcel in self.comm.all_gather_bytes(&pack(&snapshot, unit)?)? {
                     unpack(&parcel, &mut values).ok_or_else(|| {

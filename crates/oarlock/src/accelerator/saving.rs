@@ -11,18 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::held::Held;
+use super::prepared_state::PreparedState;
 use super::project::ProjectConfiguration;
 use super::state::Stateful;
 use super::{Accelerator, buffers};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
 use crate::error::{Error, Result};
 use crate::nn::{self, Module};
+use crate::optim::{LossScalerState, Optimizer};
 use crate::shard::Engine;
-use crate::train::Optimizer;
 
 /// Where the state of the loop lies in a checkpoint's `client`.
 const LOOP: &str = "loop";
+
+/// Where the loss scale lies in one that has no state of a loop.
+const LOSS_SCALE: &str = "loss_scale";
 
 /// The state of a loop besides weights and moments.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,40 +142,53 @@ impl Accelerator {
             Some(dir) => dir.to_path_buf(),
             None => self.next_checkpoint()?,
         };
-        let models = self.inner.models();
-        let brought = self.brought(&models).map_err(|error| error.to_string());
-        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.clone(), rank, cause };
-        let brought = share(&self.comm, brought)?.map_err(not_saved)?;
-        self.refuse_open_windows(&brought)?;
-
         let limit = self.inner.config.project.total_limit.filter(|_| numbered);
+        let mut client = ClientState::default();
+        for prepared in self.inner.models() {
+            client.step = client.step.max(prepared.optimizer()?.n_steps());
+        }
+        client.seeds.insert("seed".to_owned(), self.seed());
         let then = Box::new(move |saved: &Path| match (limit, saved.parent()) {
             (Some(limit), Some(folder)) => checkpoint::retain(folder, limit).map(|_| ()),
             _ => Ok(()),
         });
-        let client = self.client_state(&models, brought)?;
-        let modules = modules_of(&models)?;
-        let extra = Box::new(move |folder: &Path| {
-            let Some(bytes) = buffers::write(modules.iter().map(|module| &**module))? else { return Ok(()) };
-            let path = folder.join(buffers::FILE);
-            std::fs::write(&path, bytes).map_err(Error::io("write", &path))
-        });
-        let contents = Contents { extra, then, ..Contents::state(client) };
         let mut saver = Saver::default();
-        let begun = saver.create(&dir, &self.comm, &contents)?;
-        let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
-        share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(not_saved)?;
-        {
-            let locked = lock_all(&models)?;
-            let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
-            saver.write(begun, &self.comm, &engines, contents)?;
-        }
+        self.begin_save(&mut saver, &dir, Contents { then, ..Contents::state(client) })?;
         let saved = saver.finish(&self.comm);
         let is_whole = matches!(&saved, Ok(_) | Err(Error::Checkpoint(CheckpointError::AfterSave { .. })));
         if numbered && is_whole {
             self.set_save_iteration(self.save_iteration() + 1);
         }
         saved.map(|_| dir)
+    }
+
+    /// Begins to save what [`Accelerator::save_state`] saves, and `contents` besides; training goes on while it is written.
+    /// [`Saver::poll`] and [`Saver::finish`] say when it is whole. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`Accelerator::save_state`] while it begins; nothing was begun then.
+    #[track_caller]
+    pub fn begin_save(&self, saver: &mut Saver, dir: &Path, mut contents: Contents) -> Result<()> {
+        let models = self.inner.models();
+        let brought = self.brought(&models).map_err(|error| error.to_string());
+        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
+        let brought = share(&self.comm, brought)?.map_err(not_saved)?;
+        self.refuse_open_windows(&brought)?;
+        contents.client.client.insert(LOOP.to_owned(), self.loop_state(&models, brought)?);
+        let (modules, extra) = (modules_of(&models)?, contents.extra);
+        contents.extra = Box::new(move |folder: &Path| {
+            if let Some(bytes) = buffers::write(modules.iter().map(|module| &**module))? {
+                let path = folder.join(buffers::FILE);
+                std::fs::write(&path, bytes).map_err(Error::io("write", &path))?;
+            }
+            extra(folder)
+        });
+        let begun = saver.create(dir, &self.comm, &contents)?;
+        let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
+        share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+        let locked = lock_all(&models)?;
+        let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
+        saver.write(begun, &self.comm, &engines, contents)
     }
 
     /// Goes on from what [`Accelerator::save_state`] saved, on any number of ranks and in any placement: the state is the
@@ -190,8 +206,26 @@ impl Accelerator {
             Some(dir) => dir.to_path_buf(),
             None => self.newest_checkpoint()?,
         };
-        let refused = |problem| CheckpointError::NotLoaded { path: dir.clone(), problem };
-        let hooked = self.run_hooks(&self.inner.saving.before_load, &dir);
+        self.load(&dir, Err(Problem::NoLoop))?;
+        self.go_on_numbering(&dir)?;
+        Ok(dir)
+    }
+
+    /// As [`Accelerator::load_state`], also from a checkpoint that has models, optimizers and loss scale alone, such as one
+    /// that was imported. Returns what was saved beside the state.
+    ///
+    /// # Errors
+    /// As [`Accelerator::load_state`].
+    #[track_caller]
+    pub fn load_checkpoint(&self, dir: &Path) -> Result<ClientState> {
+        self.load(dir, Ok(()))
+    }
+
+    /// Goes on from a checkpoint; `without_loop` says what becomes of one that has no state of the loop.
+    #[track_caller]
+    fn load(&self, dir: &Path, without_loop: std::result::Result<(), Problem>) -> Result<ClientState> {
+        let refused = |problem| CheckpointError::NotLoaded { path: dir.to_path_buf(), problem };
+        let hooked = self.run_hooks(&self.inner.saving.before_load, dir);
         share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(|(_, cause)| {
             refused(Problem::Part { what: "a hook before the load".to_owned(), cause })
         })?;
@@ -199,18 +233,30 @@ impl Accelerator {
         let checked = {
             let locked = lock_all(&models)?;
             let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
-            checkpoint::check(&dir, &self.comm, &engines)?
+            checkpoint::check(dir, &self.comm, &engines)?
         };
-        let state = read_loop(checked.client_state()).map_err(refused)?;
+        let client = checked.client_state().clone();
+        let state = read_loop(&client).map_err(refused)?;
+        if state.is_none() {
+            without_loop.map_err(refused)?;
+        }
         let modules = modules_of(&models)?;
-        let buffers = buffers::read(&dir, modules.iter().map(|module| &**module));
+        let buffers = buffers::read(dir, modules.iter().map(|module| &**module));
         let (ours, buffers) = match buffers {
             Ok(buffers) => (Ok(()), buffers),
             Err(problem) => (Err(problem), Vec::new()),
         };
         share(&self.comm, ours)?.map_err(|(_, problem)| refused(problem))?;
-        let parts = self.inner.stateful();
-        self.restore_parts(&parts, &state.parts)?.map_err(refused)?;
+        match &state {
+            Some(state) => self.restore_parts(&self.inner.stateful(), &state.parts)?.map_err(refused)?,
+            None => {
+                if let Some(scale) = read_loss_scale(&client).map_err(refused)? {
+                    models.iter().try_for_each(|prepared| {
+                        prepared.optimizer().map(|mut optimizer| optimizer.resume_loss_scale(scale))
+                    })?;
+                }
+            }
+        }
         {
             let mut locked = lock_all(&models)?;
             let mut engines: Vec<&mut Engine> =
@@ -218,24 +264,24 @@ impl Accelerator {
             checked.restore(&self.comm, &mut engines)?;
             locked.iter_mut().for_each(|optimizer| optimizer.forget());
         }
-        for ((held, module), kept) in models.iter().zip(&modules).zip(&state.models) {
+        let kept = state.as_ref().map_or(&[][..], |state| &state.models);
+        for ((prepared, module), kept) in models.iter().zip(&modules).zip(kept) {
             let same_ranks = kept.passes.len() == self.num_processes();
             let own = kept.passes.get(self.process_index()).filter(|_| same_ranks).or(kept.passes.first());
-            held.seed.store(kept.seed, Relaxed);
+            prepared.seed.store(kept.seed, Relaxed);
             nn::seed_layers(&**module, kept.seed, self.process_index());
             nn::set_passes(&**module, own.copied().unwrap_or(0));
-            held.update();
         }
+        models.iter().for_each(|prepared| prepared.update());
         for (buffer, values) in buffers {
             buffer.set(values)?;
         }
         {
             let mut gradients = self.inner.gradients();
-            gradients.step = state.step;
+            gradients.step = state.map_or(0, |state| state.step);
             gradients.sync_gradients = true;
         }
-        self.go_on_numbering(&dir)?;
-        Ok(dir)
+        Ok(client)
     }
 
     /// Has [`Accelerator::save_state`] call `hook` on every rank before it writes, with the folder in which the checkpoint
@@ -263,16 +309,16 @@ impl Accelerator {
         hooks.iter().try_for_each(|hook| hook(self, dir))
     }
 
-    fn brought(&self, models: &[Arc<Held>]) -> Result<Brought> {
+    fn brought(&self, models: &[Arc<PreparedState>]) -> Result<Brought> {
         if models.is_empty() {
             return Err(Error::Usage("no model is prepared yet, so there is nothing to save".to_owned()));
         }
         let mut brought = Brought { passes: Vec::new(), open: Vec::new(), parts: Vec::new() };
-        for held in models {
-            held.check_together("save_state")?;
-            brought.passes.push(nn::n_passes(&**held.module()?));
-            if held.has_gradients() {
-                brought.open.push(held.name.to_owned());
+        for prepared in models {
+            prepared.check_together("save_state")?;
+            brought.passes.push(nn::n_passes(&**prepared.module()?));
+            if prepared.has_gradients() {
+                brought.open.push(prepared.name.to_owned());
             }
         }
         if self.is_main_process() {
@@ -297,27 +343,20 @@ impl Accelerator {
         }
     }
 
-    fn client_state(&self, models: &[Arc<Held>], mut brought: Vec<Brought>) -> Result<ClientState> {
+    fn loop_state(&self, models: &[Arc<PreparedState>], mut brought: Vec<Brought>) -> Result<Value> {
         let passes_of =
             |index: usize| brought.iter().filter_map(|rank| rank.passes.get(index).copied()).collect();
         let kept = (models.iter().enumerate())
-            .map(|(index, held)| ModelState {
-                name: held.name.to_owned(),
-                seed: held.seed.load(Relaxed),
+            .map(|(index, prepared)| ModelState {
+                name: prepared.name.to_owned(),
+                seed: prepared.seed.load(Relaxed),
                 passes: passes_of(index),
             })
             .collect();
         let parts = brought.first_mut().map(|first| std::mem::take(&mut first.parts)).unwrap_or_default();
         let state = LoopState { step: self.inner.gradients().step, models: kept, parts };
-        let mut client = ClientState::default();
-        for held in models {
-            client.step = client.step.max(held.optimizer()?.n_steps());
-        }
-        client.seeds.insert("seed".to_owned(), self.seed());
-        let state = serde_json::to_value(state)
-            .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))?;
-        client.client.insert(LOOP.to_owned(), state);
-        Ok(client)
+        serde_json::to_value(state)
+            .map_err(|error| Error::Usage(format!("the state of the loop cannot be written: {error}")))
     }
 
     /// Gives the parts of the loop their states, or leaves all of them on all ranks as they are. The outer result is that
@@ -341,19 +380,24 @@ impl Accelerator {
     }
 }
 
-fn modules_of(models: &[Arc<Held>]) -> Result<Vec<Arc<dyn Module>>> {
-    models.iter().map(|held| held.module().cloned()).collect()
+fn modules_of(models: &[Arc<PreparedState>]) -> Result<Vec<Arc<dyn Module>>> {
+    models.iter().map(|prepared| prepared.module().cloned()).collect()
 }
 
 /// The optimizers of all models.
-fn lock_all(models: &[Arc<Held>]) -> Result<Vec<MutexGuard<'_, Optimizer>>> {
-    models.iter().map(|held| held.optimizer()).collect()
+fn lock_all(models: &[Arc<PreparedState>]) -> Result<Vec<MutexGuard<'_, Optimizer>>> {
+    models.iter().map(|prepared| prepared.optimizer()).collect()
 }
 
-fn read_loop(client: &ClientState) -> std::result::Result<LoopState, Problem> {
-    let state = client.client.get(LOOP).ok_or(Problem::NoLoop)?;
-    LoopState::deserialize(state)
-        .map_err(|error| Problem::Part { what: "the state of the loop".to_owned(), cause: error.to_string() })
+fn read_loop(client: &ClientState) -> std::result::Result<Option<LoopState>, Problem> {
+    let read = client.client.get(LOOP).map(LoopState::deserialize).transpose();
+    read.map_err(|error| Problem::Part { what: "the state of the loop".to_owned(), cause: error.to_string() })
+}
+
+/// The loss scale of a checkpoint without a loop, if it has one.
+fn read_loss_scale(client: &ClientState) -> std::result::Result<Option<LossScalerState>, Problem> {
+    let read = client.client.get(LOSS_SCALE).map(LossScalerState::deserialize).transpose();
+    read.map_err(|error| Problem::Part { what: "the loss scale".to_owned(), cause: error.to_string() })
 }
 
 /// Whether as many parts of each kind were saved.

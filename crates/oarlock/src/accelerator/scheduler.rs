@@ -10,18 +10,18 @@ use crate::lr_scheduler::Scheduler;
 /// A prepared schedule. Cloning gives another handle.
 #[derive(Clone)]
 pub struct PreparedScheduler {
-    pub(super) place: Place,
+    pub(super) position: SchedulePosition,
     inner: Arc<Inner>,
 }
 
 /// A schedule and where it stands: what checkpoints keep.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct SchedulePosition {
     scheduler: Scheduler,
     steps: Arc<AtomicU64>,
 }
 
-impl Place {
+impl SchedulePosition {
     pub fn steps(&self) -> u64 {
         self.steps.load(Relaxed)
     }
@@ -31,21 +31,22 @@ impl Place {
         self.scheduler.go_to(steps);
     }
 
-    /// Stands there, and leaves the learning rates as they are.
+    /// Goes there, and leaves the learning rates as they are.
     pub fn resume(&self, steps: u64) {
         self.steps.store(steps, Relaxed);
+        self.scheduler.set_betas(steps);
     }
 }
 
 impl PreparedScheduler {
     pub(super) fn new(scheduler: Scheduler, inner: Arc<Inner>) -> PreparedScheduler {
-        PreparedScheduler { place: Place { scheduler, steps: Arc::default() }, inner }
+        PreparedScheduler { position: SchedulePosition { scheduler, steps: Arc::default() }, inner }
     }
 
     /// Moves on by one step of the optimizer. While gradients accumulate, and after a step that was skipped, it stays.
     /// Accelerate moves by the number of processes instead, which [`SchedulerSteps::PerProcess`] asks for.
     pub fn step(&self) {
-        if !self.inner.gradients().sync_gradients || self.place.scheduler.pace.skipped() {
+        if !self.inner.gradients().sync_gradients || self.position.scheduler.lr_state.skipped() {
             return;
         }
         let by = match self.inner.config.scheduler_steps {
@@ -59,12 +60,12 @@ impl PreparedScheduler {
 
     /// The steps that it has moved.
     pub fn steps(&self) -> u64 {
-        self.place.steps()
+        self.position.steps()
     }
 
     /// Goes to a place, as when a run goes on.
     pub fn set_steps(&self, steps: u64) {
-        self.place.set_steps(steps);
+        self.position.set_steps(steps);
     }
 
     /// The learning rate that it has set last, of group 0.
@@ -74,6 +75,6 @@ impl PreparedScheduler {
 
     /// The learning rates that it has set last, of all groups: torch's `get_last_lr`.
     pub fn last_lrs(&self) -> Vec<f64> {
-        self.place.scheduler.lrs(self.steps())
+        self.position.scheduler.lrs(self.steps())
     }
 }

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Accelerator;
-use super::held::Held;
-use super::scheduler::Place;
+use super::prepared_state::PreparedState;
+use super::scheduler::SchedulePosition;
 use crate::error::{Error, Result};
-use crate::optim::Pace;
-use crate::train::LossScalerState;
+use crate::optim::LossScalerState;
+use crate::optim::LrState;
 
 /// A part of a loop that a checkpoint keeps: optimizers, schedules and loaders are from the moment in which they are
 /// prepared, and what [`Accelerator::register_for_checkpointing`] is given.
@@ -85,7 +85,7 @@ impl Accelerator {
     }
 }
 
-impl Stateful for Place {
+impl Stateful for SchedulePosition {
     fn state_dict(&self) -> Result<Value> {
         Ok(json!({ "steps": self.steps() }))
     }
@@ -100,8 +100,8 @@ impl Stateful for Place {
 
 /// What an optimizer keeps besides its engine's state.
 pub(super) struct Rate {
-    pub held: Arc<Held>,
-    pub pace: Pace,
+    pub state: Arc<PreparedState>,
+    pub lr_state: LrState,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -117,10 +117,11 @@ struct RateState {
 
 impl Stateful for Rate {
     fn state_dict(&self) -> Result<Value> {
-        let loss_scale = self.held.optimizer()?.loss_scale_state();
-        let lrs = self.pace.lrs();
+        let loss_scale = self.state.optimizer()?.loss_scale_state();
+        let lrs = self.lr_state.lrs();
         let group_lrs = Some(lrs.iter().skip(1).copied().collect());
-        let state = RateState { lr: self.pace.lr(), group_lrs, skipped: self.pace.skipped(), loss_scale };
+        let state =
+            RateState { lr: self.lr_state.lr(), group_lrs, skipped: self.lr_state.skipped(), loss_scale };
         serde_json::to_value(state).map_err(|error| Error::Usage(format!("a learning rate: {error}")))
     }
 
@@ -128,13 +129,13 @@ impl Stateful for Rate {
         let RateState { lr, group_lrs, skipped, loss_scale } = RateState::deserialize(state)
             .map_err(|error| Error::Usage(format!("an optimizer cannot go on from {state}: {error}")))?;
         match group_lrs {
-            Some(others) => self.pace.resume(&[&[lr], &*others].concat())?,
-            None => self.pace.set_lrs(|_, _| lr),
+            Some(others) => self.lr_state.resume(&[&[lr], &*others].concat())?,
+            None => self.lr_state.set_lrs(|_, _| lr),
         }
-        self.pace.set_skipped(skipped);
+        self.lr_state.set_skipped(skipped);
         // A run in another dtype has no scale, or begins with its own.
         if let Some(loss_scale) = loss_scale {
-            self.held.optimizer()?.resume_loss_scale(loss_scale);
+            self.state.optimizer()?.resume_loss_scale(loss_scale);
         }
         Ok(())
     }

@@ -46,13 +46,13 @@ impl Accelerator {
             return Err(Error::bad_file(path, "another rank could not load it; its message says why"));
         }
         {
-            let mut optimizer = model.held.optimizer()?;
+            let mut optimizer = model.state.optimizer()?;
             let engine = optimizer.engine_mut();
             engine.clear_grads()?;
             engine.initialize(&mut source)?;
         }
         source.fill_buffers()?;
-        model.held.update();
+        model.state.update();
         Ok(differences)
     }
 

@@ -14,6 +14,7 @@ use crate::estimate::{
 };
 use crate::model::hf::HfConfig;
 use crate::model::{Decoder, DecoderConfig, Recompute};
+use crate::train::objective::{Pretrain, dry_pass};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Precision {
@@ -132,15 +133,13 @@ fn count(text: &str) -> std::result::Result<usize, String> {
 
 /// A llama of the given shape.
 fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
-    let shape = DecoderConfig::llama(args.vocab, hidden, n_layers, args.cutoff_len);
-    let n_heads = args.heads.unwrap_or(shape.n_heads);
-    DecoderConfig {
-        intermediate_size: args.intermediate.unwrap_or(shape.intermediate_size),
-        n_heads,
-        n_kv_heads: args.kv_heads.unwrap_or(n_heads),
-        head_dim: hidden.checked_div(n_heads).unwrap_or(0),
-        ..shape
-    }
+    DecoderConfig::llama(args.vocab, hidden, n_layers, args.cutoff_len).with_layers(|layer| {
+        let (attention, mlp) = (&mut layer.attention, &mut layer.mlp);
+        attention.n_heads = args.heads.unwrap_or(attention.n_heads);
+        attention.n_kv_heads = args.kv_heads.unwrap_or(attention.n_heads);
+        attention.head_dim = hidden.checked_div(attention.n_heads).unwrap_or(0);
+        mlp.intermediate_size = args.intermediate.unwrap_or(mlp.intermediate_size);
+    })
 }
 
 fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings> {
@@ -186,7 +185,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     if let Some(model) = &model {
         program = estimate::program_bytes(model, shape, 1, args.num_processes as usize)?;
         let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
-        step = Some(decoder_step(model, dtype, &device, shape)?);
+        step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
     }
     let size = match (&model, args.params) {
         (Some(model), None) => ModelSize::of(model, dtype),

@@ -11,9 +11,9 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
 use crate::console::{Outcome, tell};
-use crate::data::Tokenizer;
+use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
-use crate::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};
+use crate::generate::{Chat, GenerateOptions, Generator, Sampling};
 use crate::model::hf::load_for_inference;
 
 #[derive(Clone, Copy, ValueEnum)]

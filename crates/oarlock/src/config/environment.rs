@@ -84,7 +84,7 @@ fn ranks(read: &Read<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Op
     let ranks = match Launched::read(read) {
         Ok(Some(launched)) => {
             let name = launched.world_size_variable;
-            launched.way().map_err(|error| wrong(name, &error))?;
+            launched.transport().map_err(|error| wrong(name, &error))?;
             variable(name)
         }
         Ok(None) => variable("WORLD_SIZE"),

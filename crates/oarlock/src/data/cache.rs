@@ -1,11 +1,15 @@
 //! All tokens of a data set in one memory-mapped file, built once and shared by every rank.
 //!
-//! It holds the ids of every record and where each record begins, but no packing: how rows are cut can change without
-//! tokenising again. A file is written under another name and renamed into place, so it is whole or absent; a sum
-//! over its content tells damage. It is not synced to disk: what a power cut leaves is found damaged and built anew.
+//! It holds the ids of every record, where each record begins, and what is learned of it, but no packing: how rows are
+//! cut can change without tokenising again. A file is written under another name and renamed into place, so it is whole
+//! or absent; a sum over its content tells damage. It is not synced to disk: what a power cut leaves is found damaged
+//! and built again.
 //!
-//! Layout (native byte order): the header of 64 bytes; the ids (2 or 4 bytes each), filled to 8 bytes; the
-//! `n_records + 1` record offsets (u64); the origin (JSON): which files it was built from.
+//! Layout (native byte order), each part filled to 8 bytes: the header of 80 bytes; the ids (2 or 4 bytes each); the
+//! `n_records + 1` record offsets (u64). Of conversations, whose tokens are not all learned, also the runs of targets: a
+//! list for each record, as `n_records + 1` offsets (u64) and begin and end of each run (u32, counted from the record's
+//! first token). Where records have several segments, the list of where those after the first begin, likewise. Last the
+//! origin (JSON): which files it was built from. A cache of texts has neither list.
 
 mod write;
 
@@ -15,16 +19,19 @@ use std::path::{Path, PathBuf};
 use oarlock_comm::MappedFile;
 use serde::{Deserialize, Serialize};
 
+use super::encode::Encoder;
 use super::error::{Error, Result};
 use super::hash::{hash_bytes, hash_file};
 use super::source::Source;
-use super::tokenizer::Tokenizer;
 
 pub use write::Progress;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"oarltokn");
-const VERSION: u64 = 1;
-const HEADER_BYTES: usize = 64;
+/// Version 1 (texts only, a header of 64 bytes) is built again.
+const VERSION: u64 = 2;
+const HEADER_BYTES: usize = 80;
+/// In the header: records are conversations, with runs of targets and with their own ends.
+const CONVERSATIONS: u64 = 1 << 8;
 
 /// What a cache was built from.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -90,28 +97,53 @@ pub struct Build {
     pub path: PathBuf,
     /// Whether it was there and still right.
     pub reused: bool,
-    /// Why a file that was there had to be built anew.
+    /// Why a file that was there had to be built again.
     pub reason: Option<String>,
 }
 
 /// The fixed beginning of the file.
+#[derive(Clone, Copy)]
 struct Header {
     id_bytes: u64,
+    conversations: bool,
     n_tokens: u64,
     n_records: u64,
+    /// Numbers in the lists of runs of targets.
+    n_labels: u64,
+    /// Numbers in the lists of segments; with none there are no lists.
+    n_segments: u64,
     origin_bytes: u64,
     vocab_size: u64,
     body_hash: u64,
 }
 
+/// Where the parts of a file stand.
+#[derive(Debug, PartialEq)]
+struct Layout {
+    ids: Range<usize>,
+    offsets: Range<usize>,
+    labels: Option<Lists>,
+    segments: Option<Lists>,
+    origin: Range<usize>,
+}
+
+/// Where a list of numbers for each record stands.
+#[derive(Debug, PartialEq)]
+struct Lists {
+    offsets: Range<usize>,
+    numbers: Range<usize>,
+}
+
 impl Header {
-    fn to_bytes(&self) -> [u8; HEADER_BYTES] {
-        let kind = VERSION << 32 | self.id_bytes;
+    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let kind = VERSION << 32 | if self.conversations { CONVERSATIONS } else { 0 } | self.id_bytes;
         let words = [
             MAGIC,
             kind,
             self.n_tokens,
             self.n_records,
+            self.n_labels,
+            self.n_segments,
             self.origin_bytes,
             self.vocab_size,
             self.body_hash,
@@ -125,37 +157,47 @@ impl Header {
     }
 
     fn parse(bytes: &[u8]) -> std::result::Result<Header, String> {
-        let header = bytes.get(..HEADER_BYTES).ok_or("it ends inside the header")?;
-        let word = |i: usize| u64::from_ne_bytes(header[8 * i..8 * i + 8].try_into().unwrap_or_default());
-        if word(0) != MAGIC {
+        let word = |i: usize| {
+            let word = bytes.get(8 * i..8 * i + 8).and_then(|word| word.try_into().ok());
+            word.map(u64::from_ne_bytes).ok_or("it ends inside the header")
+        };
+        if word(0)? != MAGIC {
             return Err("it is no token cache of this kind of machine".into());
         }
-        if word(1) >> 32 != VERSION {
-            return Err(format!("it is of version {}, and this program reads {VERSION}", word(1) >> 32));
+        if word(1)? >> 32 != VERSION {
+            return Err(format!("it is of version {}, and this program reads {VERSION}", word(1)? >> 32));
         }
-        if word(7) != hash_bytes(&header[..HEADER_BYTES - 8]) {
+        if word(9)? != hash_bytes(&bytes[..HEADER_BYTES - 8]) {
             return Err("its header is damaged".into());
         }
         Ok(Header {
-            id_bytes: word(1) & 0xffff_ffff,
-            n_tokens: word(2),
-            n_records: word(3),
-            origin_bytes: word(4),
-            vocab_size: word(5),
-            body_hash: word(6),
+            id_bytes: word(1)? & 0xff,
+            conversations: word(1)? & CONVERSATIONS != 0,
+            n_tokens: word(2)?,
+            n_records: word(3)?,
+            n_labels: word(4)?,
+            n_segments: word(5)?,
+            origin_bytes: word(6)?,
+            vocab_size: word(7)?,
+            body_hash: word(8)?,
         })
     }
 
-    /// Where ids, offsets and origin stand; `None` when the numbers overflow.
-    fn layout(&self) -> Option<[Range<usize>; 3]> {
-        let span = |begin: u64, n: u64, size: u64| -> Option<Range<usize>> {
-            let end = begin.checked_add(n.checked_mul(size)?)?;
+    /// Where the parts stand; `None` when the numbers overflow.
+    fn layout(&self) -> Option<Layout> {
+        let mut end = HEADER_BYTES as u64;
+        let mut part = |n: u64, size: u64| -> Option<Range<usize>> {
+            let begin = end.checked_next_multiple_of(8)?;
+            end = begin.checked_add(n.checked_mul(size)?)?;
             Some(usize::try_from(begin).ok()?..usize::try_from(end).ok()?)
         };
-        let ids = span(HEADER_BYTES as u64, self.n_tokens, self.id_bytes)?;
-        let offsets = span((ids.end as u64).checked_next_multiple_of(8)?, self.n_records.checked_add(1)?, 8)?;
-        let origin = span(offsets.end as u64, self.origin_bytes, 1)?;
-        Some([ids, offsets, origin])
+        let n_offsets = self.n_records.checked_add(1)?;
+        let ids = part(self.n_tokens, self.id_bytes)?;
+        let offsets = part(n_offsets, 8)?;
+        let mut lists = |n: u64| Some(Lists { offsets: part(n_offsets, 8)?, numbers: part(n, 4)? });
+        let labels = if self.conversations { Some(lists(self.n_labels)?) } else { None };
+        let segments = if self.n_segments > 0 { Some(lists(self.n_segments)?) } else { None };
+        Some(Layout { ids, offsets, labels, segments, origin: part(self.origin_bytes, 1)? })
     }
 }
 
@@ -164,34 +206,34 @@ impl Header {
 pub struct TokenCache {
     map: MappedFile,
     path: PathBuf,
-    ids: Range<usize>,
-    offsets: Range<usize>,
-    origin: Range<usize>,
+    layout: Layout,
     wide: bool,
     vocab_size: u64,
     body_hash: u64,
 }
 
 impl TokenCache {
-    /// The file in `dir` that holds the tokens of `source` under `tokenizer`. Other settings give other names.
-    pub fn path(dir: &Path, source: &Source, tokenizer: &Tokenizer) -> PathBuf {
-        let identity = format!("{VERSION} {:x}\n{}", tokenizer.fingerprint(), source.identity());
+    /// The file in `dir` that holds the tokens of `source` under a tokenizer, or an [`Encoder`]. Other settings give
+    /// other names; another version of the format does not.
+    pub fn path<'a>(dir: &Path, source: &Source, encoder: impl Into<Encoder<'a>>) -> PathBuf {
+        let identity = format!("1 {}\n{}", encoder.into().identity(), source.identity());
         dir.join(format!("{}-{:016x}.tokens", source.label(), hash_bytes(identity.as_bytes())))
     }
 
-    /// Makes sure that the cache of `source` under `tokenizer` is in `dir`: leaves it when it is whole and the text
-    /// has not changed, and builds it otherwise, on all threads of the current pool. One rank does this; the others
-    /// `open` the file afterwards. `on_progress` is called now and then while it builds.
+    /// Makes sure that the cache of `source` under a tokenizer, or an [`Encoder`], is in `dir`: leaves it when it is
+    /// whole and the records have not changed, and builds it otherwise, on all threads of the current pool. One rank
+    /// does this; the others `open` the file afterwards. `on_progress` is called now and then while it builds.
     ///
     /// # Errors
     /// When a record is bad, the tokenizer cannot be used, or the file cannot be written.
-    pub fn build(
+    pub fn build<'a>(
         dir: &Path,
         source: &Source,
-        tokenizer: &Tokenizer,
+        encoder: impl Into<Encoder<'a>>,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Build> {
-        let path = TokenCache::path(dir, source, tokenizer);
+        let encoder = encoder.into();
+        let path = TokenCache::path(dir, source, encoder);
         let reason = match TokenCache::open(&path).and_then(|cache| cache.verify().map(|()| cache)) {
             Ok(cache) if cache.origin()?.holds(source)? => {
                 return Ok(Build { path, reused: true, reason: None });
@@ -203,11 +245,11 @@ impl TokenCache {
         };
         // Before the text is read: if it changes meanwhile, the next start notices.
         let origin = Origin::of(source)?;
-        write::write(&path, source, tokenizer, &origin, on_progress)?;
+        write::write(&path, source, encoder, &origin, on_progress)?;
         Ok(Build { path, reused: false, reason })
     }
 
-    /// Opens a cache. Looks at its header and offsets; `build` has looked at the ids.
+    /// Opens a cache. Looks at its header, offsets and lists; `build` has looked at the ids.
     ///
     /// # Errors
     /// When the file is missing, cut short, damaged in its header or of another version.
@@ -215,16 +257,29 @@ impl TokenCache {
         let map = MappedFile::open(path).map_err(|e| Error::read(path, e))?;
         let damaged = |cause: String| Error::Cache { path: path.into(), cause };
         let header = Header::parse(&map).map_err(damaged)?;
-        let layout = header.layout().filter(|[.., origin]| origin.end == map.len());
-        let [ids, offsets, origin] = layout.ok_or_else(|| damaged("it is cut short".into()))?;
+        let layout = header.layout().filter(|layout| layout.origin.end == map.len());
+        let layout = layout.ok_or_else(|| damaged("it is cut short".into()))?;
         if !matches!(header.id_bytes, 2 | 4) {
             return Err(damaged(format!("its ids have {} bytes", header.id_bytes)));
         }
-        let (wide, vocab_size, body_hash) = (header.id_bytes == 4, header.vocab_size, header.body_hash);
-        let cache = TokenCache { map, path: path.into(), ids, offsets, origin, wide, vocab_size, body_hash };
-        let offsets = cache.offsets();
-        if offsets.first() != Some(&0) || offsets.last() != Some(&header.n_tokens) || !offsets.is_sorted() {
+        let Header { id_bytes, n_tokens, vocab_size, body_hash, .. } = header;
+        let cache = TokenCache { map, path: path.into(), layout, wide: id_bytes == 4, vocab_size, body_hash };
+        let counts = |offsets: &[u64], n: u64| {
+            offsets.first() == Some(&0) && offsets.last() == Some(&n) && offsets.is_sorted()
+        };
+        if !counts(cache.offsets(), n_tokens) {
             return Err(damaged("its record offsets do not fit its tokens".into()));
+        }
+        for lists in [&cache.layout.labels, &cache.layout.segments].into_iter().flatten() {
+            let ascend = |record| {
+                let (numbers, offsets) = (cache.list(lists, record), cache.offsets());
+                let len = offsets[record as usize + 1] - offsets[record as usize];
+                numbers.is_sorted() && numbers.last().is_none_or(|&last| u64::from(last) <= len)
+            };
+            let n_numbers = lists.numbers.len() as u64 / 4;
+            if !counts(cache.numbers(&lists.offsets), n_numbers) || !(0..header.n_records).all(ascend) {
+                return Err(damaged("its targets do not fit its records".into()));
+            }
         }
         Ok(cache)
     }
@@ -253,26 +308,56 @@ impl TokenCache {
         self.vocab_size
     }
 
+    /// Whether records are conversations: they hold their own ends, and not all of their tokens are targets.
+    pub fn holds_conversations(&self) -> bool {
+        self.layout.labels.is_some()
+    }
+
+    /// Whether records have several segments.
+    pub fn has_segments(&self) -> bool {
+        self.layout.segments.is_some()
+    }
+
+    /// The runs of targets of a record, counted from its first token; `None` where all tokens are targets.
+    pub(super) fn targets(&self, record: u64) -> Option<impl Iterator<Item = Range<usize>> + '_> {
+        let runs = self.list(self.layout.labels.as_ref()?, record).chunks_exact(2);
+        Some(runs.map(|run| run[0] as usize..run[1] as usize))
+    }
+
+    /// Where the segments of a record after the first begin, counted from its first token.
+    pub(super) fn segments(&self, record: u64) -> &[u32] {
+        self.layout.segments.as_ref().map_or(&[], |lists| self.list(lists, record))
+    }
+
     /// Where each record begins in the stream of tokens, and where the last ends.
     pub(super) fn offsets(&self) -> &[u64] {
-        bytemuck::try_cast_slice(&self.map[self.offsets.clone()]).unwrap_or(&[0])
+        self.numbers(&self.layout.offsets)
+    }
+
+    fn list(&self, lists: &Lists, record: u64) -> &[u32] {
+        let offsets: &[u64] = self.numbers(&lists.offsets);
+        &self.numbers(&lists.numbers)
+            [offsets[record as usize] as usize..offsets[record as usize + 1] as usize]
+    }
+
+    fn numbers<T: bytemuck::AnyBitPattern>(&self, part: &Range<usize>) -> &[T] {
+        bytemuck::try_cast_slice(&self.map[part.clone()]).unwrap_or(&[])
     }
 
     /// Copies the tokens `begin..begin + out.len()` of the stream.
     pub(super) fn copy(&self, begin: u64, out: &mut [i32]) {
-        let bytes = &self.map[self.ids.clone()];
         let range = begin as usize..begin as usize + out.len();
         if self.wide {
-            let ids: &[u32] = bytemuck::try_cast_slice(bytes).unwrap_or(&[]);
+            let ids: &[u32] = self.numbers(&self.layout.ids);
             out.iter_mut().zip(&ids[range]).for_each(|(out, &id)| *out = id as i32);
         } else {
-            let ids: &[u16] = bytemuck::try_cast_slice(bytes).unwrap_or(&[]);
+            let ids: &[u16] = self.numbers(&self.layout.ids);
             out.iter_mut().zip(&ids[range]).for_each(|(out, &id)| *out = i32::from(id));
         }
     }
 
     fn origin(&self) -> Result<Origin> {
-        serde_json::from_slice(&self.map[self.origin.clone()])
+        serde_json::from_slice(&self.map[self.layout.origin.clone()])
             .map_err(|_| self.damaged("its origin is unreadable"))
     }
 

@@ -90,8 +90,16 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
+    /// A chat template that is missing or broken, or a conversation that it does not render.
+    #[error("{path}: {cause}", path = .path.display())]
+    Template {
+        /// The file that holds the template, or the folder that holds none.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
     /// A token cache that is cut short, altered or of another version.
-    #[error("token cache {path}: {cause}; delete it, and it will be built anew", path = .path.display())]
+    #[error("token cache {path}: {cause}; delete it, and it will be built again", path = .path.display())]
     Cache {
         /// The file.
         path: PathBuf,

@@ -8,7 +8,7 @@ use super::error::{Error, Result};
 use super::pack::Rows;
 use super::sampler::Sampler;
 
-/// One micro batch of one rank.
+/// One micro-batch of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids, `rows * len`.
@@ -26,7 +26,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Fills the batch anew, in the memory that it has.
+    /// Fills the batch again, in the memory that it has.
     fn fill(&mut self, data: &Rows, rows: &[Option<u64>]) {
         let len = data.row_len();
         (self.rows, self.len, self.n_targets) = (rows.len(), len, 0);
@@ -49,7 +49,7 @@ impl Batch {
     }
 }
 
-/// The micro batches of one step of one rank.
+/// The micro-batches of one step of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatches {
     /// One after the other; equally many on all ranks.
@@ -58,19 +58,19 @@ pub struct StepBatches {
     pub epoch: u64,
     /// The position after the step: samples consumed, over all epochs and ranks. Where a run goes on.
     pub position: u64,
-    /// Targets in the whole step, over all micro batches and all ranks.
+    /// Targets in the whole step, over all micro-batches and all ranks.
     pub n_targets: u64,
 }
 
 impl StepBatches {
     fn fill(&mut self, data: &Rows, sampler: &Sampler, position: u64) {
-        let window = sampler.window(position);
-        self.batches.resize_with(window.micro_batches.len(), Batch::default);
-        for (batch, rows) in self.batches.iter_mut().zip(&window.micro_batches) {
+        let step = sampler.step_rows(position);
+        self.batches.resize_with(step.micro_batches.len(), Batch::default);
+        for (batch, rows) in self.batches.iter_mut().zip(&step.micro_batches) {
             batch.fill(data, rows);
         }
-        self.epoch = window.epoch;
-        self.position = window.end;
+        self.epoch = step.epoch;
+        self.position = step.end;
         self.n_targets = sampler.all_rows(position).map(|row| data.n_targets(row) as u64).sum();
     }
 }
@@ -146,9 +146,9 @@ pub fn eval_batches(
         Sampler { len: data.n_rows(), seed: 0, shuffle: false, world, rank, micro_batch, accumulation: 1 };
     sampler.check()?;
     Ok((0..sampler.steps_per_epoch()).map(move |step| {
-        let window = sampler.window(sampler.position_after(step));
+        let rows = sampler.step_rows(sampler.position_after(step));
         let mut batch = Batch::default();
-        window.micro_batches.iter().for_each(|rows| batch.fill(&data, rows));
+        rows.micro_batches.iter().for_each(|rows| batch.fill(&data, rows));
         batch
     }))
 }

@@ -1,10 +1,13 @@
-//! From text files to batches of tokens: records, tokenizer, token cache, packing, order and prefetch.
+//! From records to batches of tokens, on one road for every kind of training.
 //!
-//! Read in the order of a token's life: `source` (records), `tokenizer` (ids), `cache` (all ids, memory-mapped),
+//! Read in the order of a token's life: `source` (records), `example` (what a record means), `template` (conversations
+//! as text), `tokenizer` and `encode` (tokens, and which of them are learned), `cache` (all tokens, memory-mapped),
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod cache;
+mod encode;
 mod error;
+mod example;
 mod hash;
 mod loader;
 mod pack;
@@ -12,16 +15,20 @@ mod pieces;
 mod sampler;
 mod shards;
 mod source;
+mod template;
 mod tokenizer;
 mod train_bpe;
 
 pub use cache::{Build, Progress, TokenCache};
+pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
+pub use example::{Conversation, Example, Message, Pair};
 pub use loader::{Batch, Loader, StepBatches, eval_batches};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
-pub use sampler::{Sampler, Window};
+pub use sampler::{Sampler, StepRows};
 pub use shards::{BatchSamplerShard, DistributedSampler};
 pub(crate) use shards::{randperm, room};
-pub use source::{Source, Texts};
+pub use source::{Content, Record, Records, Source};
+pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
 pub use train_bpe::{MINIMIND_RESERVED, SpecialToken, TrainSettings, train_bpe};

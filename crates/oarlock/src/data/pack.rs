@@ -1,8 +1,9 @@
 //! Rows: how the tokens of a data set become sequences of one length, with their targets.
 //!
-//! Records are seen in file order, each followed by the end-of-text token, as one stream that is never stored: a row
-//! is found in it by binary search.
+//! Records are seen in file order as one stream that is never stored: a row is found in it by binary search. The
+//! end-of-text token follows each text; a conversation has the ends that its template gave it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::random::{Permutation, Stream};
@@ -74,10 +75,12 @@ enum Chosen {
 }
 
 /// A choice of records: all but the `marked`, or only these. Places and lengths are in the stream of the chosen
-/// records, each with one token more than its text.
+/// records, each with the end token of a text.
 #[derive(Clone, Debug)]
 struct Selection {
     cache: Arc<TokenCache>,
+    /// End tokens behind each record: one behind a text, none behind a conversation.
+    n_ends: u64,
     chosen: Chosen,
     /// Ascending.
     marked: Vec<u64>,
@@ -87,13 +90,13 @@ struct Selection {
 
 impl Selection {
     fn new(cache: Arc<TokenCache>, chosen: Chosen, marked: Vec<u64>) -> Selection {
-        let offsets = cache.offsets();
+        let (offsets, n_ends) = (cache.offsets(), u64::from(!cache.holds_conversations()));
         let mut before = vec![0u64];
         for &record in &marked {
-            let len = offsets[record as usize + 1] - offsets[record as usize] + 1;
+            let len = offsets[record as usize + 1] - offsets[record as usize] + n_ends;
             before.push(before[before.len() - 1] + len);
         }
-        Selection { cache, chosen, marked, before }
+        Selection { cache, n_ends, chosen, marked, before }
     }
 
     fn n_records(&self) -> u64 {
@@ -107,12 +110,12 @@ impl Selection {
         let marked = self.before[self.marked.len()];
         match self.chosen {
             Chosen::Only => marked,
-            Chosen::AllBut => self.cache.n_tokens() + self.cache.n_records() - marked,
+            Chosen::AllBut => self.cache.n_tokens() + self.n_ends * self.cache.n_records() - marked,
         }
     }
 
-    /// The `k`-th chosen record: where its text begins in the cache, and its length.
-    fn record(&self, k: u64) -> (u64, usize) {
+    /// The `k`-th chosen record: its number in the cache, where its tokens begin there, and how many it has.
+    fn record(&self, k: u64) -> (u64, u64, usize) {
         let record = match self.chosen {
             Chosen::Only => self.marked[k as usize],
             // The marked records before it are those that have at most k chosen ones before them.
@@ -120,7 +123,7 @@ impl Selection {
         };
         let offsets = self.cache.offsets();
         let (begin, end) = (offsets[record as usize], offsets[record as usize + 1]);
-        (begin, (end - begin) as usize)
+        (record, begin, (end - begin) as usize)
     }
 
     /// The chosen record (its `k`) that place `at` of the stream falls into, and where in it.
@@ -130,7 +133,7 @@ impl Selection {
             return (k as u64, (at - self.before[k]) as usize);
         }
         let offsets = self.cache.offsets();
-        let begin = |record: u64| offsets[record as usize] + record;
+        let begin = |record: u64| offsets[record as usize] + self.n_ends * record;
         let n_skipped = partition(self.marked.len(), |j| begin(self.marked[j]) - self.before[j] <= at);
         let at = at + self.before[n_skipped];
         let record = partition(offsets.len(), |r| begin(r as u64) <= at) as u64 - 1;
@@ -146,6 +149,19 @@ fn partition(n: usize, before: impl Fn(usize) -> bool) -> usize {
         if before(middle) { low = middle + 1 } else { high = middle }
     }
     low
+}
+
+/// The part of a record that stands in a row.
+struct Part {
+    /// The record's number in the cache.
+    record: u64,
+    /// Where its tokens begin in the cache, and how many there are.
+    begin: u64,
+    len: usize,
+    /// The first of them in the row; `len` where only the end token is.
+    from: usize,
+    /// Where in the row the part stands, the end token included.
+    at: Range<usize>,
 }
 
 /// The rows of a data set.
@@ -214,7 +230,13 @@ impl Rows {
             }),
         };
         let minimind = packing == Packing::MiniMind;
-        let eos = need(special.eos, "eos_token", true)?;
+        let (conversations, pairs) = (selection.cache.holds_conversations(), selection.cache.has_segments());
+        if conversations && (minimind || pairs && packing == Packing::Concat) {
+            let what = if minimind { "MiniMind's rows hold texts" } else { "pairs must not see each other" };
+            let cause = format!("{what}, and these records are conversations; use neat_packing");
+            return Err(Error::Setting { key: "packing", cause });
+        }
+        let eos = need(special.eos, "eos_token", !conversations)?;
         let bos = need(special.bos, "bos_token", minimind)?;
         // What fills a truncated row is never a target, so the end token serves where none is named.
         let pad = need(special.pad.or(if minimind { None } else { special.eos }), "pad_token", minimind)?;
@@ -244,33 +266,44 @@ impl Rows {
 
     /// Whether rows say where their documents begin.
     pub fn has_documents(&self) -> bool {
-        self.packing == Packing::ConcatDocuments
+        self.packing == Packing::ConcatDocuments || self.selection.cache.has_segments()
     }
 
-    /// Writes a row: its ids, its targets (the next token, or -100) and, for `ConcatDocuments`, where in the row the
+    /// Writes a row: its ids, its targets (the next token, or -100) and, where rows have documents, where in the row the
     /// document of each token begins. All slices have `row_len` elements. Gives the number of targets.
     pub fn write(
         &self,
         row: u64,
         ids: &mut [i32],
         labels: &mut [i32],
-        doc_start: Option<&mut [i32]>,
+        mut doc_start: Option<&mut [i32]>,
     ) -> usize {
-        match self.packing {
-            Packing::Concat => self.write_block(row, ids, None),
-            Packing::ConcatDocuments => self.write_block(row, ids, doc_start),
-            Packing::Truncate => return self.write_truncated(row, ids, labels),
-            Packing::MiniMind => return self.write_minimind(row, ids, labels),
+        if self.packing == Packing::MiniMind {
+            return self.write_minimind(row, ids, labels);
         }
-        let n = shift(ids, labels);
-        if self.packing == Packing::Concat {
-            return n;
-        }
-        n - self.for_each_end(row, |end| {
-            if end + 1 < self.len {
-                labels[end] = IGNORED;
+        let (cache, mut n) = (&self.selection.cache, 0);
+        for Part { record, begin, len, from, at } in self.parts(row) {
+            let n_tokens = (len - from).min(at.len());
+            cache.copy(begin + from as u64, &mut ids[at.start..at.start + n_tokens]);
+            ids[at.start + n_tokens..at.end].fill(self.eos);
+            if let Some(doc_start) = doc_start.as_deref_mut() {
+                doc_start[at.clone()].fill(at.start as i32);
+                for &segment in cache.segments(record) {
+                    let start = at.start + (segment as usize).saturating_sub(from);
+                    doc_start[start.min(at.end)..at.end].fill(start as i32);
+                }
             }
-        })
+            n = at.end;
+        }
+        ids[n..].fill(self.pad);
+        if let Some(doc_start) = doc_start {
+            doc_start[n..].fill(n as i32);
+        }
+        // Each target is the next token; the last has none.
+        let n_next = n.saturating_sub(1);
+        labels[..n_next].copy_from_slice(&ids[n - n_next..n]);
+        labels[n_next..].fill(IGNORED);
+        n_next - self.for_each_ignored(row, |tokens| labels[tokens].fill(IGNORED))
     }
 
     /// A row that is there for the shape only: fill tokens and no target.
@@ -285,11 +318,13 @@ impl Rows {
     /// The number of targets that `write` gives for a row.
     pub fn n_targets(&self, row: u64) -> usize {
         match self.packing {
-            Packing::Concat => self.len - 1,
-            Packing::ConcatDocuments => self.len - 1 - self.for_each_end(row, |_| ()),
-            Packing::Truncate => (self.selection.record(row).1 + 1).min(self.len) - 1,
+            Packing::Concat | Packing::ConcatDocuments => self.len - 1 - self.for_each_ignored(row, |_| ()),
+            Packing::Truncate => {
+                let n = self.parts(row).map(|part| part.at.end).sum::<usize>();
+                n.saturating_sub(1) - self.for_each_ignored(row, |_| ())
+            }
             Packing::MiniMind => {
-                let (begin, len) = self.selection.record(row);
+                let (_, begin, len) = self.selection.record(row);
                 let (n_text, mut n) = (len.min(self.len - 1), 0);
                 let mut chunk = [0; 256];
                 for at in (0..n_text).step_by(chunk.len()) {
@@ -302,53 +337,59 @@ impl Rows {
         }
     }
 
-    /// Calls `f` with the place of each document's last token in a block, but for the block's own last place; gives
-    /// how often.
-    fn for_each_end(&self, row: u64, mut f: impl FnMut(usize)) -> usize {
-        let (mut k, within) = self.selection.locate(row * self.len as u64);
-        let (mut end, mut n) = (self.selection.record(k).1 - within, 0);
-        while end + 1 < self.len {
-            f(end);
-            n += 1;
-            k += 1;
-            end += self.selection.record(k).1 + 1;
+    /// The records in a row, in their order.
+    fn parts(&self, row: u64) -> impl Iterator<Item = Part> + '_ {
+        let is_block = matches!(self.packing, Packing::Concat | Packing::ConcatDocuments);
+        let (first, mut from) =
+            if is_block { self.selection.locate(row * self.len as u64) } else { (row, 0) };
+        let (mut k, mut start) = (first, 0);
+        std::iter::from_fn(move || {
+            if start == self.len || !is_block && k > first {
+                return None;
+            }
+            let (record, begin, len) = self.selection.record(k);
+            let n = (len + self.selection.n_ends as usize - from).min(self.len - start);
+            let part = Part { record, begin, len, from, at: start..start + n };
+            (k, from, start) = (k + 1, 0, start + n);
+            Some(part)
+        })
+    }
+
+    /// Calls `f` with the tokens of a row whose next token is no target though there is one; gives how many they are.
+    fn for_each_ignored(&self, row: u64, mut f: impl FnMut(Range<usize>)) -> usize {
+        let cache = &self.selection.cache;
+        let is_apart = self.packing == Packing::ConcatDocuments;
+        if !is_apart && !cache.holds_conversations() {
+            return 0;
+        }
+        let mut n = 0;
+        let mut ignore = |tokens: Range<usize>| {
+            let before = tokens.start.max(1) - 1..tokens.end.max(1) - 1;
+            n += before.len();
+            f(before);
+        };
+        for Part { record, from, at, .. } in self.parts(row) {
+            let Some(targets) = cache.targets(record) else {
+                // A text: only its first token, which nothing before it predicts.
+                if from == 0 {
+                    ignore(at.start..at.start + 1);
+                }
+                continue;
+            };
+            let place = |token: usize| (at.start + token.saturating_sub(from)).min(at.end);
+            let mut gap = at.start;
+            for run in targets {
+                ignore(gap..place(run.start).max(gap));
+                gap = place(run.end);
+            }
+            ignore(gap..at.end);
         }
         n
     }
 
-    fn write_block(&self, row: u64, ids: &mut [i32], mut doc_start: Option<&mut [i32]>) {
-        let (mut k, mut within) = self.selection.locate(row * self.len as u64);
-        let mut at = 0;
-        while at < self.len {
-            let (begin, len) = self.selection.record(k);
-            let n_text = (len - within).min(self.len - at);
-            self.selection.cache.copy(begin + within as u64, &mut ids[at..at + n_text]);
-            let mut end = at + n_text;
-            if end < self.len {
-                ids[end] = self.eos;
-                end += 1;
-            }
-            if let Some(doc_start) = doc_start.as_deref_mut() {
-                doc_start[at..end].fill(at as i32);
-            }
-            (at, k, within) = (end, k + 1, 0);
-        }
-    }
-
-    fn write_truncated(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {
-        let (begin, len) = self.selection.record(row);
-        let n_text = len.min(self.len);
-        self.selection.cache.copy(begin, &mut ids[..n_text]);
-        let n = (len + 1).min(self.len);
-        ids[n_text..n].fill(self.eos);
-        ids[n..].fill(self.pad);
-        labels.fill(IGNORED);
-        shift(&ids[..n], &mut labels[..n])
-    }
-
     fn write_minimind(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {
         // The whole row has one token more than the inputs: the targets are its tokens from the second on.
-        let (begin, len) = self.selection.record(row);
+        let (_, begin, len) = self.selection.record(row);
         let n_text = len.min(labels.len());
         self.selection.cache.copy(begin, &mut labels[..n_text]);
         labels[n_text..].fill(self.pad);
@@ -364,14 +405,6 @@ impl Rows {
 
 /// Distinguishes the order that chooses held-out records from those of the epochs.
 const VAL_STREAM: u64 = u64::MAX;
-
-/// Each target is the next token; the last has none. Gives the number of targets.
-fn shift(ids: &[i32], labels: &mut [i32]) -> usize {
-    let n = ids.len() - 1;
-    labels[..n].copy_from_slice(&ids[1..]);
-    labels[n] = IGNORED;
-    n
-}
 
 #[cfg(test)]
 mod tests;

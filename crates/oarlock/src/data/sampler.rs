@@ -1,12 +1,12 @@
 //! Which rows a rank computes, and when: a pure function of the seed and of how many samples came before.
 //!
 //! The samples of an epoch stand in one global order, shuffled or not, that knows no ranks. A step takes the next
-//! `accumulation * micro_batch * world` of them: micro batch `a` the `a`-th `micro_batch * world`, and of these rank
+//! `accumulation * micro_batch * world` of them: micro-batch `a` the `a`-th `micro_batch * world`, and of these rank
 //! `r` the `r`-th `micro_batch`. What a run must remember is therefore one number, the samples consumed, and it can
 //! go on with another number of ranks.
 //!
-//! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro batches when the epoch is not
-//! a multiple of the step, and no step reaches into the next epoch. Where the last micro batch is not full, rows are
+//! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro-batches when the epoch is not
+//! a multiple of the step, and no step reaches into the next epoch. Where the last micro-batch is not full, rows are
 //! missing (`None`) on the last ranks: they are computed as rows without targets, so that every rank takes part in
 //! every collective, every sample counts once, and none twice.
 
@@ -14,7 +14,7 @@ use oarlock_tensor::cpu::random::{Permutation, Stream};
 
 use super::error::{Error, Result};
 
-/// The order of samples and their split over ranks and micro batches.
+/// The order of samples and their split over ranks and micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sampler {
     /// Samples in an epoch.
@@ -27,7 +27,7 @@ pub struct Sampler {
     pub world: u64,
     /// This rank.
     pub rank: u64,
-    /// Samples of one rank in one micro batch.
+    /// Samples of one rank in one micro-batch.
     pub micro_batch: u64,
     /// Micro batches in one step.
     pub accumulation: u64,
@@ -35,14 +35,14 @@ pub struct Sampler {
 
 /// The samples of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct StepRows {
     /// The epoch, from 0.
     pub epoch: u64,
     /// The position that this step begins at: samples consumed before it, over all epochs and ranks.
     pub begin: u64,
     /// The position after it.
     pub end: u64,
-    /// This rank's rows, micro batch by micro batch, each of `micro_batch` rows; `None` where the epoch has ended.
+    /// This rank's rows, micro-batch by micro-batch, each of `micro_batch` rows; `None` where the epoch has ended.
     pub micro_batches: Vec<Vec<Option<u64>>>,
 }
 
@@ -108,7 +108,7 @@ impl Sampler {
     }
 
     /// The step that begins at `position`, however the samples before it were taken.
-    pub fn window(&self, position: u64) -> Window {
+    pub fn step_rows(&self, position: u64) -> StepRows {
         let micro_batches = self
             .places(position)
             .map(|place| {
@@ -116,7 +116,7 @@ impl Sampler {
                 self.rows(position / self.len, mine, self.micro_batch)
             })
             .collect();
-        Window { epoch: position / self.len, begin: position, end: self.end(position), micro_batches }
+        StepRows { epoch: position / self.len, begin: position, end: self.end(position), micro_batches }
     }
 
     /// The rows of all ranks in the step that begins at `position`.
@@ -133,7 +133,7 @@ impl Sampler {
         self.micro_batch * self.world
     }
 
-    /// The places in the epoch at which the step's micro batches begin.
+    /// The places in the epoch at which the step's micro-batches begin.
     fn places(&self, position: u64) -> impl Iterator<Item = u64> {
         let first = position % self.len;
         let last = first + (self.end(position) - position);
@@ -178,8 +178,8 @@ mod tests {
 
     /// The rows of one step in global order, put together from what every rank got.
     fn gathered(sampler: &Sampler, position: u64) -> Vec<u64> {
-        let ranks: Vec<Window> =
-            (0..sampler.world).map(|rank| Sampler { rank, ..sampler.clone() }.window(position)).collect();
+        let ranks: Vec<StepRows> =
+            (0..sampler.world).map(|rank| Sampler { rank, ..sampler.clone() }.step_rows(position)).collect();
         let n = ranks[0].micro_batches.len();
         assert!(ranks.iter().all(|w| w.micro_batches.len() == n && w.end == ranks[0].end));
         let rows = (0..n).flat_map(|a| ranks.iter().flat_map(move |w| w.micro_batches[a].clone()));
@@ -193,7 +193,7 @@ mod tests {
         let (mut position, mut rows) = (epoch * sampler.len, Vec::new());
         while position < (epoch + 1) * sampler.len {
             rows.extend(gathered(sampler, position));
-            position = sampler.window(position).end;
+            position = sampler.step_rows(position).end;
         }
         assert_eq!(position, (epoch + 1) * sampler.len);
         rows
@@ -230,8 +230,8 @@ mod tests {
             if sampler.check().is_ok() {
                 sampler.position_after(position);
                 if sampler.step_samples() < 1000 {
-                    let window = sampler.window(position);
-                    prop_assert!(window.end >= window.begin);
+                    let step = sampler.step_rows(position);
+                    prop_assert!(step.end >= step.begin);
                 }
             }
         }
@@ -240,7 +240,7 @@ mod tests {
         fn a_step_follows_from_its_position_alone(sampler in sampler(), steps in 0u64..30) {
             let mut position = 0;
             for _ in 0..steps {
-                position = sampler.window(position).end;
+                position = sampler.step_rows(position).end;
             }
             prop_assert_eq!(position, sampler.position_after(steps));
             prop_assert!(sampler.all_rows(position).eq(gathered(&sampler, position)));
@@ -253,7 +253,7 @@ mod tests {
             let (mut at, mut rows) = (position, Vec::new());
             while at < sampler.len {
                 rows.extend(gathered(&other, at));
-                at = other.window(at).end;
+                at = other.step_rows(at).end;
             }
             prop_assert_eq!(&rows[..], &epoch(&sampler, 0)[position as usize..]);
         }
@@ -264,15 +264,15 @@ mod tests {
         let sampler =
             Sampler { len: 21, seed: 0, shuffle: false, world: 2, rank: 1, micro_batch: 2, accumulation: 2 };
         assert_eq!(sampler.steps_per_epoch(), 3);
-        let window = sampler.window(8);
-        assert_eq!((window.epoch, window.end), (0, 16));
-        assert_eq!(window.micro_batches, [[Some(10), Some(11)], [Some(14), Some(15)]]);
-        let last = sampler.window(16);
+        let step = sampler.step_rows(8);
+        assert_eq!((step.epoch, step.end), (0, 16));
+        assert_eq!(step.micro_batches, [[Some(10), Some(11)], [Some(14), Some(15)]]);
+        let last = sampler.step_rows(16);
         assert_eq!((last.epoch, last.end), (0, 21));
         assert_eq!(last.micro_batches, [[Some(18), Some(19)], [None, None]]);
-        assert_eq!(sampler.window(21).epoch, 1);
-        // Twenty samples end a micro batch early: the last step is shorter.
-        assert_eq!(Sampler { len: 20, ..sampler }.window(16).micro_batches.len(), 1);
+        assert_eq!(sampler.step_rows(21).epoch, 1);
+        // Twenty samples end a micro-batch early: the last step is shorter.
+        assert_eq!(Sampler { len: 20, ..sampler }.step_rows(16).micro_batches.len(), 1);
     }
 
     #[test]

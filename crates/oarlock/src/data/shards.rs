@@ -1,5 +1,5 @@
-//! Which samples of a data set a rank gets in a loop of one's own: accelerate's `BatchSamplerShard` and torch's
-//! `DistributedSampler`, as arithmetic. (A training run of ours uses [`super::Sampler`], which repeats no sample.)
+//! Which samples of a data set a rank gets in a custom training loop: accelerate's `BatchSamplerShard` and torch's
+//! `DistributedSampler`, as arithmetic. (`oarlock train` uses [`super::Sampler`], which repeats no sample.)
 
 use std::ops::Range;
 

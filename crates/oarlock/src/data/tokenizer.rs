@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -133,13 +132,29 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids of many texts, on all threads of the current pool.
+    /// The ids of `text`, and for each of the ascending places `cuts` in it (bytes) how many of the ids stand before
+    /// it. Where a token does not depend on the text before it, as in byte-level BPE, none reaches across a cut: the
+    /// ids before a cut are those of that text alone, as when it is a prompt. Elsewhere a token that reaches across
+    /// counts to the text in which it begins.
     ///
     /// # Errors
     /// When `tokenizer.json` cannot be used.
-    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
-        self.engine()?;
-        texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
+    pub fn encode_with_cuts(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
+        if self.pieces.is_none() {
+            let encoding =
+                self.engine()?.encode(text, false).map_err(|e| broken(&self.path, &e.to_string()))?;
+            let offsets = encoding.get_offsets();
+            let before = |cut: &usize| offsets.partition_point(|(begin, _)| begin < cut);
+            return Ok((encoding.get_ids().to_vec(), cuts.iter().map(before).collect()));
+        }
+        let (mut ids, mut begin, mut n_before) = (Vec::new(), 0, Vec::with_capacity(cuts.len()));
+        for &cut in cuts {
+            ids.extend(self.encode(&text[begin..cut])?);
+            n_before.push(ids.len());
+            begin = cut;
+        }
+        ids.extend(self.encode(&text[begin..])?);
+        Ok((ids, n_before))
     }
 
     /// The text of `ids`; bytes that are no UTF-8 become U+FFFD.
@@ -364,14 +379,6 @@ pub(super) mod tests {
         let tokenizer = Tokenizer::open(dir.path()).unwrap();
         assert!(tokenizer.pieces.is_some());
         assert_eq!(tokenizer.encode("e\u{301}").unwrap(), tokenizer.encode("é").unwrap());
-    }
-
-    #[test]
-    fn a_batch_equals_one_by_one() {
-        let (_dir, tokenizer) = small();
-        let texts: Vec<String> = (0..50).map(|i| format!("the {i} dogs 日 {}", "fox ".repeat(i))).collect();
-        let single: Vec<Vec<u32>> = texts.iter().map(|t| tokenizer.encode(t).unwrap()).collect();
-        assert_eq!(tokenizer.encode_batch(&texts).unwrap(), single);
     }
 
     #[test]

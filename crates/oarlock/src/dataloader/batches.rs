@@ -28,7 +28,7 @@ enum Reader<B> {
     /// This rank, its own batches.
     Own {
         batches: Prefetch<B>,
-        ahead: Option<Result<Given<B>>>,
+        ahead: Option<Result<RankBatch<B>>>,
         /// With whom it ends, where nobody can compute when that is.
         together: Option<Communicator>,
     },
@@ -37,7 +37,7 @@ enum Reader<B> {
 }
 
 /// A batch of this rank.
-pub(super) struct Given<B> {
+pub(super) struct RankBatch<B> {
     pub batch: B,
     pub rows: usize,
     pub real: Option<usize>,
@@ -77,10 +77,10 @@ impl<B: Send + 'static> Batches<B> {
 fn read<B: Send + 'static>(
     batches: &mut Prefetch<B>,
     together: Option<&Communicator>,
-) -> Result<Option<Result<Given<B>>>> {
+) -> Result<Option<Result<RankBatch<B>>>> {
     let next = batches.next();
     let next = next.map(|made| {
-        made.map(|made| Given { batch: made.batch, rows: made.rows, real: made.real, is_last: false })
+        made.map(|made| RankBatch { batch: made.batch, rows: made.rows, real: made.real, is_last: false })
     });
     if let Some(comm) = together {
         let mut all_have = [f64::from(u8::from(next.is_some()))];
@@ -94,7 +94,7 @@ fn read<B: Send + 'static>(
 
 impl<B: Send + 'static> Reader<B> {
     #[track_caller]
-    fn next(&mut self, core: &Core<B>) -> Option<Result<Given<B>>> {
+    fn next(&mut self, core: &Core<B>) -> Option<Result<RankBatch<B>>> {
         match self {
             Reader::Own { batches, ahead, together } => {
                 let mut given = ahead.take()?;

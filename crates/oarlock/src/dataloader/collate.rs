@@ -6,7 +6,7 @@ use oarlock_tensor::{Device, Element, Tensor, ops};
 
 use crate::error::{Error, Result};
 
-/// How a loader makes a batch of samples: [`Stack`], or a function of one's own.
+/// How a loader makes a batch of samples: [`Stack`], or a function that you give.
 pub trait Collator<I>: Send + Sync + 'static {
     /// The batch.
     type Batch: Send + 'static;

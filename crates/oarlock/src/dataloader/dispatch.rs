@@ -4,8 +4,8 @@
 
 use oarlock_comm::Communicator;
 
-use super::batches::Given;
-use super::prefetch::{Made, Prefetch};
+use super::batches::RankBatch;
+use super::prefetch::{Prefetch, Prefetched};
 use super::prepared::Core;
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
@@ -18,12 +18,12 @@ pub(super) struct Dispatch<B> {
 
 struct Reading<B> {
     batches: Option<Prefetch<B>>,
-    ahead: Option<Result<Vec<Made<B>>>>,
+    ahead: Option<Result<Vec<Prefetched<B>>>>,
 }
 
 impl<B: Send + 'static> Reading<B> {
     /// The batches of all ranks of the next round.
-    fn round(&mut self, world: usize) -> Option<Result<Vec<Made<B>>>> {
+    fn round(&mut self, world: usize) -> Option<Result<Vec<Prefetched<B>>>> {
         let batches = self.batches.as_mut()?;
         let mut round = Vec::with_capacity(world);
         while round.len() < world {
@@ -57,7 +57,7 @@ impl<B: Send + 'static> Dispatch<B> {
     }
 
     #[track_caller]
-    pub fn next(&mut self, core: &Core<B>) -> Option<Result<Given<B>>> {
+    pub fn next(&mut self, core: &Core<B>) -> Option<Result<RankBatch<B>>> {
         let codec = core.codec.as_ref()?;
         let (rank, device) = (self.comm.rank(), core.accelerator.as_ref()?.device());
         let mut parcel = Parcel::new(device);
@@ -97,17 +97,17 @@ impl<B: Send + 'static> Dispatch<B> {
 
 /// Packs a round; what is rank 0's own stays.
 fn send<B>(
-    round: Vec<Made<B>>,
+    round: Vec<Prefetched<B>>,
     is_last: bool,
     pack: fn(&B, &mut Parcel) -> Result<()>,
     parcel: &mut Parcel,
-) -> Result<Option<Given<B>>> {
+) -> Result<Option<RankBatch<B>>> {
     let word: Word = (true, is_last, 0, None);
     word.pack(parcel)?;
     let mut own = None;
-    for Made { rank, rows, real, batch } in round {
+    for Prefetched { rank, rows, real, batch } in round {
         if rank == 0 {
-            own = Some(Given { batch, rows, real, is_last });
+            own = Some(RankBatch { batch, rows, real, is_last });
             continue;
         }
         (rows, real).pack(parcel)?;
@@ -121,7 +121,7 @@ fn receive<B>(
     rank: usize,
     core: &Core<B>,
     unpack: fn(&mut Parcel) -> Result<B>,
-) -> Result<Option<Given<B>>> {
+) -> Result<Option<RankBatch<B>>> {
     let (follows, is_last, left_out, error) = Word::unpack(&mut parcel)?;
     if let Some(error) = error {
         return Err(Error::Usage(format!("rank 0, which reads the batches of all ranks: {error}")));
@@ -136,5 +136,5 @@ fn receive<B>(
     }
     let (rows, real) = Counts::unpack(&mut parcel)?;
     parcel.enter()?;
-    Ok(Some(Given { batch: unpack(&mut parcel)?, rows, real, is_last }))
+    Ok(Some(RankBatch { batch: unpack(&mut parcel)?, rows, real, is_last }))
 }

@@ -1,4 +1,4 @@
-//! Data sets and loaders of a loop of one's own, divided among the ranks.
+//! Data sets and loaders of a custom training loop, divided among the ranks.
 //!
 //! A [`Dataset`] has samples with numbers, an [`IterableDataset`] samples in a row. A [`DataLoader`] says in which order
 //! they come ([`sampler`](Sampler)), how many make a batch, and how ([`Collate`]). [`Accelerator::prepare`] makes it a
@@ -55,7 +55,7 @@ use self::plan::{Rule, Samples, Source};
 use self::position::Position;
 use self::prepared::Core;
 use self::sampler::Order;
-use self::state::Kept;
+use self::state::LoaderState;
 use crate::data::BatchSamplerShard;
 use crate::error::{Error, Result};
 
@@ -306,7 +306,7 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
         let Settings { num_workers, prefetch_factor, .. } = self.settings;
         let seed = self.settings.seed.unwrap_or(seed);
         Ok(Core {
-            order: Kept {
+            order: LoaderState {
                 source,
                 position: self.position.clone(),
                 seed: is_shuffled.then_some(seed),

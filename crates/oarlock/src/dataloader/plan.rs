@@ -22,7 +22,7 @@ pub(super) struct Planned<B> {
     pub job: Box<dyn FnOnce() -> Result<B> + Send>,
 }
 
-pub(super) type Plan<B> = Box<dyn Iterator<Item = Result<Planned<B>>> + Send>;
+pub(super) type EpochPlan<B> = Box<dyn Iterator<Item = Result<Planned<B>>> + Send>;
 
 /// How the units of an epoch become batches of ranks.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +84,7 @@ type Collate<I, B> = Arc<dyn Fn(Vec<I>, &Device) -> Result<B> + Send + Sync>;
 
 /// Where batches come from: a data set in an order, and how samples become a batch.
 pub(super) trait Source<B>: Send + Sync {
-    fn plan(&self, epoch: Epoch) -> Result<Plan<B>>;
+    fn plan(&self, epoch: Epoch) -> Result<EpochPlan<B>>;
 
     /// Samples, or ready-made batches, of an epoch; `None` where nobody knows.
     fn n_units(&self, epoch: u64) -> Result<Option<usize>>;
@@ -101,7 +101,7 @@ pub(super) struct Samples<I, B> {
 }
 
 impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
-    fn plan(&self, epoch: Epoch) -> Result<Plan<B>> {
+    fn plan(&self, epoch: Epoch) -> Result<EpochPlan<B>> {
         match &self.data {
             Data::Map(dataset) => {
                 let units = self.order.units(dataset.len(), epoch.epoch, epoch.seed)?;
@@ -139,7 +139,7 @@ impl<I: Send + 'static, B: Send + 'static> Source<B> for Samples<I, B> {
 }
 
 impl<I: Send + 'static, B: Send + 'static> Samples<I, B> {
-    fn of_units(&self, dataset: Arc<dyn Dataset<Item = I>>, units: Units, epoch: Epoch) -> Plan<B> {
+    fn of_units(&self, dataset: Arc<dyn Dataset<Item = I>>, units: Units, epoch: Epoch) -> EpochPlan<B> {
         let Epoch { rule, ranks, first, left_out, .. } = epoch;
         let (len, units) = (units.len(), Arc::new(units));
         left_out.store(rule.n_left_out(len, first), Relaxed);

@@ -4,11 +4,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shared by all handles of a loader.
 #[derive(Default)]
-pub(super) struct Position(Mutex<Place>);
+pub(super) struct Position(Mutex<EpochPosition>);
 
-/// A place in the order of the epochs.
+/// A position in the order of the epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct EpochPosition {
     pub epoch: u64,
     /// Units (samples, or ready-made batches) of the epoch that were given, to all ranks together.
     pub given: usize,
@@ -17,12 +17,12 @@ pub(super) struct Place {
 }
 
 impl Position {
-    fn place(&self) -> MutexGuard<'_, Place> {
+    fn place(&self) -> MutexGuard<'_, EpochPosition> {
         // Numbers, whole at every moment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn get(&self) -> Place {
+    pub fn get(&self) -> EpochPosition {
         *self.place()
     }
 
@@ -34,20 +34,20 @@ impl Position {
     pub fn set_epoch(&self, epoch: u64) {
         let mut place = self.place();
         if place.epoch != epoch {
-            *place = Place { epoch, ..Place::default() };
+            *place = EpochPosition { epoch, ..EpochPosition::default() };
         }
     }
 
     /// The next iteration goes on there.
     pub fn resume(&self, epoch: u64, given: usize) {
-        *self.place() = Place { epoch, given, resumes: true };
+        *self.place() = EpochPosition { epoch, given, resumes: true };
     }
 
     /// An iteration begins: its epoch, and what of it was given before.
     pub fn begin(&self) -> (u64, usize) {
         let mut place = self.place();
         let given = if place.resumes { place.given } else { 0 };
-        *place = Place { epoch: place.epoch, given, resumes: false };
+        *place = EpochPosition { epoch: place.epoch, given, resumes: false };
         (place.epoch, given)
     }
 
@@ -63,7 +63,7 @@ impl Position {
     pub fn end(&self, epoch: u64) {
         let mut place = self.place();
         if place.epoch == epoch {
-            *place = Place { epoch: epoch.saturating_add(1), ..Place::default() };
+            *place = EpochPosition { epoch: epoch.saturating_add(1), ..EpochPosition::default() };
         }
     }
 }

@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::plan::{Plan, Planned};
+use super::plan::{EpochPlan, Planned};
 use crate::error::{Error, Result};
 
 /// A batch with whom it is for.
-pub(super) struct Made<B> {
+pub(super) struct Prefetched<B> {
     pub rank: usize,
     pub rows: usize,
     pub real: Option<usize>,
@@ -20,7 +20,7 @@ pub(super) struct Made<B> {
 /// The batches of a plan, in its order; nothing follows an error.
 pub(super) enum Prefetch<B> {
     /// Made when they are asked for.
-    Here(Option<Plan<B>>),
+    Here(Option<EpochPlan<B>>),
     /// Made by threads, which end with this value.
     Threads { shared: Arc<Shared<B>>, threads: Vec<JoinHandle<()>> },
 }
@@ -28,7 +28,7 @@ pub(super) enum Prefetch<B> {
 /// What the threads share.
 pub(super) struct Shared<B> {
     /// One thread at a time reads on in the plan; its number is that of the next batch.
-    plan: Mutex<(usize, Option<Plan<B>>)>,
+    plan: Mutex<(usize, Option<EpochPlan<B>>)>,
     made: Mutex<Queue<B>>,
     changed: Condvar,
     /// Batches that may be under way or wait.
@@ -37,7 +37,7 @@ pub(super) struct Shared<B> {
 
 struct Queue<B> {
     /// By their numbers; `None` is the end.
-    waiting: BTreeMap<usize, Option<Result<Made<B>>>>,
+    waiting: BTreeMap<usize, Option<Result<Prefetched<B>>>>,
     /// The number of the batch that the loop takes next.
     next: usize,
     /// Nobody takes any more.
@@ -46,7 +46,7 @@ struct Queue<B> {
 
 impl<B: Send + 'static> Prefetch<B> {
     /// Begins; without workers the loop makes each batch itself.
-    pub fn start(plan: Plan<B>, n_workers: usize, depth: usize) -> Result<Prefetch<B>> {
+    pub fn start(plan: EpochPlan<B>, n_workers: usize, depth: usize) -> Result<Prefetch<B>> {
         if n_workers == 0 {
             return Ok(Prefetch::Here(Some(plan)));
         }
@@ -75,7 +75,7 @@ impl<B: Send + 'static> Prefetch<B> {
     }
 
     /// The next batch.
-    pub fn next(&mut self) -> Option<Result<Made<B>>> {
+    pub fn next(&mut self) -> Option<Result<Prefetched<B>>> {
         match self {
             Prefetch::Here(plan) => {
                 let made = plan.as_mut()?.next().map(|planned| planned.and_then(make));
@@ -102,9 +102,9 @@ impl<B> Drop for Prefetch<B> {
     }
 }
 
-fn make<B>(planned: Planned<B>) -> Result<Made<B>> {
+fn make<B>(planned: Planned<B>) -> Result<Prefetched<B>> {
     let Planned { rank, rows, real, job } = planned;
-    Ok(Made { rank, rows, real, batch: job()? })
+    Ok(Prefetched { rank, rows, real, batch: job()? })
 }
 
 impl<B> Shared<B> {
@@ -140,7 +140,7 @@ impl<B> Shared<B> {
         true
     }
 
-    fn take(&self) -> Option<Result<Made<B>>> {
+    fn take(&self) -> Option<Result<Prefetched<B>>> {
         let mut queue = self.queue();
         let number = queue.next;
         loop {

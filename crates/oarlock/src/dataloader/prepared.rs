@@ -9,7 +9,7 @@ use super::batches::Batches;
 use super::collate::Collator;
 use super::dataset::Data;
 use super::plan::Rule;
-use super::state::Kept;
+use super::state::LoaderState;
 use super::{DataLoader, Division, Replica};
 use crate::accelerator::loaders::Seen;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::{Accelerator, Ends, Plan, Prepare};
 
 /// What iterates: everything that a loader and its division have settled.
 pub(super) struct Core<B> {
-    pub order: Kept<B>,
+    pub order: LoaderState<B>,
     pub rule: Rule,
     pub rank: usize,
     /// Whose samples the sampler gives, where it divides the data set itself.

@@ -11,7 +11,7 @@ use crate::Stateful;
 use crate::error::{Error, Result};
 
 /// The order of a loader, and where it stands in it.
-pub(super) struct Kept<B> {
+pub(super) struct LoaderState<B> {
     pub source: Arc<dyn Source<B>>,
     pub position: Arc<Position>,
     /// Of shuffled orders.
@@ -22,19 +22,19 @@ pub(super) struct Kept<B> {
     pub n_at_root: Option<usize>,
 }
 
-impl<B> Clone for Kept<B> {
-    fn clone(&self) -> Kept<B> {
-        Kept { source: self.source.clone(), position: self.position.clone(), ..*self }
+impl<B> Clone for LoaderState<B> {
+    fn clone(&self) -> LoaderState<B> {
+        LoaderState { source: self.source.clone(), position: self.position.clone(), ..*self }
     }
 }
 
-impl<B> Kept<B> {
+impl<B> LoaderState<B> {
     /// What an epoch is made of, all ranks together.
     pub fn n_units(&self, epoch: u64) -> Result<Option<usize>> {
         self.n_at_root.map_or_else(|| self.source.n_units(epoch), |n| Ok(Some(n)))
     }
 
-    /// As [`Kept::n_units`], where that is the same on all ranks.
+    /// As [`LoaderState::n_units`], where that is the same on all ranks.
     fn n_common(&self, epoch: u64) -> Result<Option<usize>> {
         if self.divided.is_some() { Ok(None) } else { self.n_units(epoch) }
     }
@@ -57,9 +57,9 @@ impl<B: Send + 'static> Stateful for PreparedLoader<B> {
     }
 }
 
-impl<B: Send + 'static> Stateful for Kept<B> {
+impl<B: Send + 'static> Stateful for LoaderState<B> {
     fn state_dict(&self) -> Result<Value> {
-        let Kept { divided, seed, position, .. } = self;
+        let LoaderState { divided, seed, position, .. } = self;
         let place = position.get();
         Ok(json!({
             "epoch": place.epoch,
@@ -71,7 +71,7 @@ impl<B: Send + 'static> Stateful for Kept<B> {
     }
 
     fn load_state_dict(&self, state: &Value) -> Result<()> {
-        let Kept { divided, seed, position, .. } = self;
+        let LoaderState { divided, seed, position, .. } = self;
         let refused =
             |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
         let number = |key: &str| state.get(key).and_then(Value::as_u64);

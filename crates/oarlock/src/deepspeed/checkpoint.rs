@@ -17,8 +17,8 @@ use super::zero::{each_parameter, together};
 use crate::checkpoint::{self, ClientState, Contents, Manifest, Saver};
 use crate::error::{Error, Result};
 use crate::nn::Module;
+use crate::optim::LossScalerState;
 use crate::optim::other_groups;
-use crate::train::LossScalerState;
 
 /// The file that [`DeepSpeedEngine::save_16bit_model`] writes where nobody names another.
 const MODEL_FILE: &str = "model.safetensors";
@@ -70,7 +70,7 @@ impl<M: Module> DeepSpeedEngine<M> {
                 type_name::<T>()
             ))
         });
-        let kept = kept.and_then(|kept| match self.model().held.has_gradients() {
+        let kept = kept.and_then(|kept| match self.model().state.has_gradients() {
             true => Err(Error::Usage(
                 "save_checkpoint: a window of micro-batches is open, whose gradients no checkpoint holds; save behind the \
                  `step` that ends it (`is_gradient_accumulation_boundary`)"
@@ -79,7 +79,7 @@ impl<M: Module> DeepSpeedEngine<M> {
             false => Ok((kept, packed?)),
         });
         let (client_state, client_packed) = together(comm, "save_checkpoint", kept)?;
-        let optimizer = self.model().held.optimizer()?;
+        let optimizer = self.model().state.optimizer()?;
         let kept = Kept {
             count: self.kept(),
             loss_scale: optimizer.loss_scale_state(),
@@ -129,13 +129,13 @@ impl<M: Module> DeepSpeedEngine<M> {
         };
         together(comm, "load_checkpoint", looked)?;
         let loaded = {
-            let mut optimizer = self.model().held.optimizer()?;
+            let mut optimizer = self.model().state.optimizer()?;
             checkpoint::load_checkpoint(dir, tag, comm, optimizer.engine_mut())?
         };
         let Some((path, client)) = loaded else { return Ok(None) };
         let (kept, client_state) = read::<T>(&path, &client)?;
         if let Some(state) = kept.loss_scale {
-            self.model().held.optimizer()?.resume_loss_scale(state);
+            self.model().state.optimizer()?.resume_loss_scale(state);
         }
         self.go_on(kept.count, kept.group_lrs)?;
         Ok(Some((path, client_state)))
@@ -150,10 +150,10 @@ impl<M: Module> DeepSpeedEngine<M> {
     #[track_caller]
     pub fn save_16bit_model(&self, dir: impl AsRef<Path>, name: Option<&str>) -> Result<()> {
         let (dir, comm) = (dir.as_ref(), self.accelerator().communicator());
-        let held = &self.model().held;
-        let dtype = held.optimizer()?.engine().options().dtype;
+        let state = &self.model().state;
+        let dtype = state.optimizer()?.engine().options().dtype;
         let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-        each_parameter(held, &**self.module(), comm, &mut |named, values| {
+        each_parameter(state, &**self.module(), comm, &mut |named, values| {
             if comm.rank() == 0 {
                 let shape = named.param.shape().sizes().to_vec();
                 tensors.push((named.name.clone(), shape, bytes_of(values, dtype)));

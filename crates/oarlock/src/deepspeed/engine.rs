@@ -9,7 +9,7 @@ use crate::accelerator::{Accelerator, Loss, Prepare, Prepared, PreparedOptimizer
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::nn::{Forward, Module};
-use crate::train::Stepped;
+use crate::optim::Stepped;
 
 /// DeepSpeed's engine.
 ///
@@ -188,7 +188,7 @@ impl<M: Module> DeepSpeedEngine<M> {
     /// # Errors
     /// None in an engine that was made by [`initialize`](super::initialize).
     pub fn loss_scale(&self) -> Result<f64> {
-        Ok(self.model.held.optimizer()?.loss_scale())
+        Ok(self.model.state.optimizer()?.loss_scale())
     }
 
     /// Another name of [`DeepSpeedEngine::loss_scale`].
@@ -288,7 +288,7 @@ impl<M: Module> DeepSpeedEngine<M> {
             Error::Usage(format!(
                 "{what}: the engine of {} has no optimizer, so its model is only asked; name one in the configuration or \
                  give one to `initialize`",
-                self.model.held.name
+                self.model.state.name
             ))
         })
     }
@@ -307,14 +307,14 @@ impl<M: Module> DeepSpeedEngine<M> {
     /// Goes on from what a checkpoint kept; a schedule sets its own learning rates.
     pub(super) fn go_on(&self, kept: Count, group_lrs: Option<Vec<f64>>) -> Result<()> {
         if let (Some(optimizer), Some(lrs)) = (&self.optimizer, group_lrs) {
-            optimizer.pace.resume(&lrs)?;
+            optimizer.lr_state.resume(&lrs)?;
         }
         if let Some(scheduler) = &self.scheduler {
             scheduler.set_steps(kept.schedule);
         }
         let boundary = self.count().boundary;
         *self.count() = Count { boundary, ..kept };
-        self.model.held.update();
+        self.model.state.update();
         Ok(())
     }
 }

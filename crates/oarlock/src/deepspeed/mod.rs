@@ -157,12 +157,12 @@ pub fn initialize<M: Module, L: Prepare>(
         ));
     }
     if let Some(DummyOptim(optim)) = &model_parameters {
-        config.fill("optimizer.params.lr", optim.pace.base());
+        config.fill("optimizer.params.lr", optim.lr_state.base());
         config.fill("optimizer.params.weight_decay", optim.config.weight_decay);
     }
     if let Some(optim) = &optimizer {
         // The optimizer of the code says what the configuration leaves to it, and replaces its optimizer.
-        config.fill("scheduler.params.warmup_max_lr", optim.pace.base());
+        config.fill("scheduler.params.warmup_max_lr", optim.lr_state.base());
         config.forget(&["optimizer"]);
     }
     if lr_scheduler.is_some() {

@@ -8,7 +8,7 @@ use oarlock_tensor::Shape;
 
 use super::Config;
 use crate::accelerator::Prepared;
-use crate::accelerator::held::Held;
+use crate::accelerator::prepared_state::PreparedState;
 use crate::error::{Error, Result};
 use crate::nearest::nearest_of;
 use crate::nn::{Module, NamedParam, parameters};
@@ -124,7 +124,7 @@ pub fn gathered_parameters<M: Module, R>(
     modifier_rank: Option<usize>,
     body: impl FnOnce(&mut Gathered) -> Result<R>,
 ) -> Result<R> {
-    let (held, comm) = (&model.held, model.communicator());
+    let (state, comm) = (&model.state, model.communicator());
     let chosen = choose(model, &params.into())?;
     if let Some(rank) = modifier_rank.filter(|rank| *rank >= comm.world_size()) {
         return Err(Error::Usage(format!(
@@ -134,7 +134,7 @@ pub fn gathered_parameters<M: Module, R>(
     }
     let mut whole = Gathered { params: BTreeMap::new() };
     {
-        let optimizer = held.optimizer()?;
+        let optimizer = state.optimizer()?;
         for named in &chosen {
             let shape = *named.param.shape();
             let mut values = vec![0.0; shape.n_elems()];
@@ -143,24 +143,24 @@ pub fn gathered_parameters<M: Module, R>(
         }
     }
     let result = body(&mut whole);
-    let open = modifier_rank.is_some() && held.has_gradients();
+    let open = modifier_rank.is_some() && state.has_gradients();
     let result = result.and_then(|result| match open {
         true => Err(Error::Usage(format!(
             "gathered_parameters: weights of {} are written inside of a window of micro-batches, whose gradients belong to \
              the old ones; write them behind `step`",
-            held.name
+            state.name
         ))),
         false => Ok(result),
     });
     let result = together(comm, "gathered_parameters", result)?;
     if let Some(root) = modifier_rank {
-        let mut optimizer = held.optimizer()?;
+        let mut optimizer = state.optimizer()?;
         let n_steps = optimizer.n_steps();
         for (name, (_, values)) in &whole.params {
             write(optimizer.engine_mut(), comm, name, values, root)?;
         }
         optimizer.engine_mut().finish_load(n_steps)?;
-        held.update();
+        state.update();
     }
     Ok(result)
 }
@@ -173,7 +173,7 @@ fn choose<M: Module>(model: &Prepared<M>, params: &Parameters) -> Result<Vec<Nam
             let of = if wanted.param.is_settled() { "of another prepared model" } else { "of no prepared model" };
             Error::Usage(format!(
                 "gathered_parameters: \"{}\" is {of}, and not of {}; give parameters of the model that is named first",
-                wanted.name, model.held.name
+                wanted.name, model.state.name
             ))
         })
     });
@@ -257,12 +257,12 @@ fn inside(slice: &Slice, chunk: &Range<usize>) -> Option<Slice> {
 
 /// All weights of a model, parameter after parameter; `take` gets each on every rank.
 pub(super) fn each_parameter(
-    held: &Held,
+    state: &PreparedState,
     model: &dyn Module,
     comm: &Communicator,
     take: &mut dyn FnMut(&NamedParam, &[f32]),
 ) -> Result<()> {
-    let optimizer = held.optimizer()?;
+    let optimizer = state.optimizer()?;
     for named in parameters(model) {
         let mut values = vec![0.0; named.param.shape().n_elems()];
         read(optimizer.engine(), comm, &named.name, &mut values)?;

@@ -9,8 +9,8 @@ use crate::accelerator::{Accelerator, AcceleratorConfig, Prepared, PreparedOptim
 use crate::error::Result;
 use crate::nn::Module;
 use crate::optim::Optim;
+use crate::optim::Stepped;
 use crate::shard::Placements;
-use crate::train::Stepped;
 
 /// A model that trains on all ranks of a group, each with all of it: for those who want nothing else. The
 /// [`Accelerator`] is more, and this is no more than one with [`Placements::WHOLE`].

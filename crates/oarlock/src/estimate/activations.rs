@@ -1,13 +1,13 @@
 //! What a model's own code takes of memory and does of work in a step, found by running it on a dry device.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place, Tape, Tensor};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place};
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{Module, units_of};
+use crate::nn::{Module, parameters, units_of};
 use crate::shard::{Grain, Layout};
 
 /// The accounts of a dry run.
@@ -23,7 +23,7 @@ pub struct DryRun {
     /// The peak of each kind of buffer; they need not fall together, so their sum may be more than the pool.
     pub by_name: Vec<(&'static str, u64)>,
     /// The work by op.
-    pub ops: Vec<(&'static str, OpTime)>,
+    pub ops: Vec<(Cow<'static, str>, OpTime)>,
 }
 
 impl DryRun {
@@ -72,7 +72,9 @@ pub fn dry_run(
         }
     }
     device.profile().enable();
-    run(&device)?;
+    let done = run(&device);
+    parameters(model).iter().for_each(|named| named.param.unsettle());
+    done?;
     let by_name = device.arena().usage().into_iter().map(|(name, usage)| (name, usage.peak_bytes as u64));
     Ok(DryRun {
         pool_bytes: device.arena().bytes() as u64,
@@ -91,14 +93,36 @@ fn free_of(device: &Device) -> Vec<u64> {
 /// far above.
 const MOST_BYTES: usize = 1 << 46;
 
+/// What a training does with a micro-batch on a dry device.
+pub type MicroBatch<'a> = dyn Fn(&Decoder, &Device, Pass) -> Result<()> + 'a;
+
+/// A pass over a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens of a sequence.
+    pub len: usize,
+    /// Whether attention keeps documents apart.
+    pub documents: bool,
+    /// Whether a backward pass follows.
+    pub trains: bool,
+}
+
 /// A step of a decoder on a dry device: forward and backward of two micro-batches, since the second may find the pool
 /// in pieces that do not fit, and an evaluation pass. The accounts of work are those of one micro-batch.
 ///
 /// # Errors
 /// A sequence longer than the model's, or impossible sizes.
-pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepShape) -> Result<DryRun> {
+pub fn decoder_step(
+    decoder: &Decoder,
+    dtype: DType,
+    like: &Device,
+    shape: StepShape,
+    micro_batch: &MicroBatch<'_>,
+) -> Result<DryRun> {
     let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
-    let widest = decoder.config().vocab_size.max(decoder.config().intermediate_size);
+    let widest = decoder.config().widest();
     if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
         return Err(Error::Usage(format!(
             "a batch of {rows} sequences of {} tokens is beyond all memory",
@@ -106,27 +130,17 @@ pub fn decoder_step(decoder: &Decoder, dtype: DType, like: &Device, shape: StepS
         )));
     }
     let (mut ops, mut free) = (Vec::new(), None);
+    let pass = Pass { rows: shape.batch, len: shape.len, documents: shape.documents, trains: true };
     let mut run = dry_run(decoder, dtype, like, |device| {
-        let place = |rows: usize| -> Result<(Tensor, Tensor, Mask)> {
-            let tensor = || Tensor::zeros([rows, shape.len], DType::I32, device);
-            let (ids, labels) = (tensor()?, tensor()?);
-            let mask = if shape.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
-            Ok((ids, labels, mask))
-        };
         for _ in 0..2 {
             device.profile().enable();
-            let (ids, labels, mask) = place(shape.batch)?;
-            let tape = Tape::with_seed(1.0);
-            let loss = decoder.loss(&tape.input(&ids), &labels, &mask)?;
-            tape.backward(&loss.loss, 1.0)?;
-            drop((ids, labels, mask, tape, loss));
+            micro_batch(decoder, device, pass)?;
             // The first update may come before a second micro-batch.
             free.get_or_insert_with(|| free_of(device));
         }
         ops = device.profile().take();
         if let Some(rows) = shape.eval_batch {
-            let (ids, labels, mask) = place(rows)?;
-            decoder.loss(&ids, &labels, &mask)?;
+            micro_batch(decoder, device, Pass { rows, trains: false, ..pass })?;
         }
         Ok(())
     })?;

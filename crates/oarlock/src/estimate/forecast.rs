@@ -7,8 +7,8 @@ use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Arena, DType, Device};
 
 use super::{
-    Estimate, Limit, Limits, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step, estimate,
-    readable,
+    DryRun, Estimate, Limit, Limits, MicroBatch, ModelSize, Offload, Optim, Settings, Stage, StepShape,
+    decoder_step, estimate, readable,
 };
 use crate::config::{self, Placement, Precision, RowFormat, TrainConfig, When};
 use crate::error::{Error, Result};
@@ -45,9 +45,28 @@ pub struct Refusal {
     fitting: Vec<(String, Estimate)>,
 }
 
+/// A training whose memory is to be foretold.
+#[derive(Clone, Copy)]
+pub struct Training<'a> {
+    /// The model.
+    pub model: &'a Decoder,
+    /// What becomes a unit.
+    pub wrap: &'a Wrap,
+    /// On which kernels and threads it runs.
+    pub device: &'a Device,
+    /// The micro-batches of a rank.
+    pub shape: StepShape,
+    /// How the model is held.
+    pub settings: Settings,
+    /// [`program_bytes`].
+    pub program: u64,
+    /// What is done with a micro-batch.
+    pub micro_batch: &'a MicroBatch<'a>,
+}
+
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit, `apart` how many
-    /// ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
+    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit, `micro_batch`
+    /// what is done with one, `apart` how many ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
     /// refused.
     ///
     /// # Errors
@@ -57,6 +76,7 @@ impl Forecast {
         model: &Decoder,
         wrap: &Wrap,
         device: &Device,
+        micro_batch: &MicroBatch<'_>,
         apart: Option<usize>,
     ) -> Result<Forecast> {
         let mut settings = settings_of(config, model.config().hidden_size);
@@ -69,19 +89,20 @@ impl Forecast {
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
-        let estimate = predict(model, wrap, device, shape, settings, program)?;
+        let training = Training { model, wrap, device, shape, settings, program, micro_batch };
+        let estimate = training.predict()?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
         {
             let limits = Limits::current()?;
             let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
-            let fitting = proposals(model, wrap, device, shape, settings, program, &fits)?;
+            let fitting = training.proposals(&fits)?;
             return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
         }
         let mut saved = 0;
         if config.train.recompute != config::Recompute::None {
             let keeps_all = Decoder::new(model.config().clone(), config.data.cutoff_len)?;
-            let kept = predict(&keeps_all, wrap, device, shape, settings, program)?;
+            let kept = Training { model: &keeps_all, ..training }.predict()?;
             saved = kept.rank().saturating_sub(estimate.rank());
         }
         Ok(Forecast { estimate, saved, peak: 0, every: config.log.memory_steps as u64 })
@@ -187,94 +208,88 @@ pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ran
     let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
     let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
     // The angles of the positions lie in the model already; they are a part of what is measured.
-    let angles = (shape.len * model.config().head_dim * 4) as u64;
+    let angles = model.config().rotary_kinds().iter().map(|(_, dim)| (shape.len * dim * 4) as u64).sum();
     let measured = ProcessMemory::current()?.pss;
     let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
     Ok(measured.max(angles) + later + N_WINDOWS * rows.saturating_mul(row))
 }
 
-/// The prediction for a decoder.
-///
-/// # Errors
-/// Sequences longer than the model's, or impossible sizes.
-pub fn predict(
-    model: &Decoder,
-    wrap: &Wrap,
-    device: &Device,
-    shape: StepShape,
-    settings: Settings,
-    program: u64,
-) -> Result<Estimate> {
-    let size = ModelSize::wrapped(model, settings.dtype, wrap);
-    let step = decoder_step(model, settings.dtype, device, shape)?;
-    Ok(estimate(&size, settings, Some(&step), program))
-}
+impl Training<'_> {
+    /// The prediction.
+    ///
+    /// # Errors
+    /// Sequences longer than the model's, or impossible sizes.
+    pub fn predict(&self) -> Result<Estimate> {
+        let size = ModelSize::wrapped(self.model, self.settings.dtype, self.wrap);
+        Ok(estimate(&size, self.settings, Some(&self.step()?), self.program))
+    }
 
-/// Changes of a training that make it fit, each with its estimate: the smallest change of each kind, and all together
-/// where none is enough.
-///
-/// # Errors
-/// As [`predict`].
-pub fn proposals(
-    model: &Decoder,
-    wrap: &Wrap,
-    device: &Device,
-    shape: StepShape,
-    settings: Settings,
-    program: u64,
-    fits: &dyn Fn(&Estimate) -> bool,
-) -> Result<Vec<(String, Estimate)>> {
-    let mut found = Vec::new();
-    let size = ModelSize::wrapped(model, settings.dtype, wrap);
-    let halved =
-        |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
-    let batches =
-        std::iter::successors(Some(shape.batch / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
-    let mut smallest = shape;
-    for batch in batches {
-        smallest = halved(batch);
-        let estimate = predict(model, wrap, device, smallest, settings, program)?;
-        if fits(&estimate) {
-            found.push((format!("per_device_train_batch_size: {batch}"), estimate));
-            break;
-        }
+    /// A step on a dry device.
+    fn step(&self) -> Result<DryRun> {
+        decoder_step(self.model, self.settings.dtype, self.device, self.shape, self.micro_batch)
     }
-    let now = decoder_step(model, settings.dtype, device, shape)?;
-    let mut keep = |what: String, settings, step| -> bool {
-        let estimate = estimate(&size, settings, Some(step), program);
-        let kept = fits(&estimate);
-        if kept {
-            found.push((what, estimate));
+
+    /// Changes of the training that make it fit, each with its estimate: the smallest change of each kind, and all
+    /// together where none is enough.
+    ///
+    /// # Errors
+    /// As [`Training::predict`].
+    pub fn proposals(&self, fits: &dyn Fn(&Estimate) -> bool) -> Result<Vec<(String, Estimate)>> {
+        let Training { model, wrap, shape, settings, program, .. } = *self;
+        let mut found = Vec::new();
+        let size = ModelSize::wrapped(model, settings.dtype, wrap);
+        let halved =
+            |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
+        let batches =
+            std::iter::successors(Some(shape.batch / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
+        let mut smallest = shape;
+        for batch in batches {
+            smallest = halved(batch);
+            let estimate = Training { shape: smallest, ..*self }.predict()?;
+            if fits(&estimate) {
+                found.push((format!("per_device_train_batch_size: {batch}"), estimate));
+                break;
+            }
         }
-        kept
-    };
-    let mut recomputing = Decoder::new(model.config().clone(), shape.len)?;
-    recomputing.set_recompute(Recompute::Units { every: 1 });
-    let less = decoder_step(&recomputing, settings.dtype, device, shape)?;
-    if less.pool_bytes < now.pool_bytes {
-        keep("gradient_checkpointing: true".to_owned(), settings, &less);
-    }
-    for stage in Stage::ALL.into_iter().filter(|stage| *stage > settings.stage && settings.ranks > 1) {
-        if keep(stage.name().to_owned(), Settings { stage, ..settings }, &now) {
-            break;
+        let now = self.step()?;
+        let mut keep = |what: String, settings, step| -> bool {
+            let estimate = estimate(&size, settings, Some(step), program);
+            let kept = fits(&estimate);
+            if kept {
+                found.push((what, estimate));
+            }
+            kept
+        };
+        let mut recomputing = Decoder::new(model.config().clone(), shape.len)?;
+        recomputing.set_recompute(Recompute::Units { every: 1 });
+        let recomputing = Training { model: &recomputing, ..*self };
+        let less = recomputing.step()?;
+        if less.pool_bytes < now.pool_bytes {
+            keep("gradient_checkpointing: true".to_owned(), settings, &less);
         }
-    }
-    let nvme = Settings { optimizer: Offload::Nvme, stage: settings.stage.max(Stage::Optimizer), ..settings };
-    keep("the optimizer state offloaded to NVMe".to_owned(), nvme, &now);
-    if found.is_empty() {
-        let all = Settings { stage: Stage::Parameters, parameters: Offload::Nvme, ..nvme };
-        let step = decoder_step(&recomputing, settings.dtype, device, smallest)?;
-        let estimate = estimate(&size, all, Some(&step), program);
-        if fits(&estimate) {
-            let what = format!(
-                "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
-                 per_device_train_batch_size: {}",
-                smallest.batch
-            );
-            found.push((what, estimate));
+        for stage in Stage::ALL.into_iter().filter(|stage| *stage > settings.stage && settings.ranks > 1) {
+            if keep(stage.name().to_owned(), Settings { stage, ..settings }, &now) {
+                break;
+            }
         }
+        let nvme =
+            Settings { optimizer: Offload::Nvme, stage: settings.stage.max(Stage::Optimizer), ..settings };
+        keep("the optimizer state offloaded to NVMe".to_owned(), nvme, &now);
+        if found.is_empty() {
+            let all = Settings { stage: Stage::Parameters, parameters: Offload::Nvme, ..nvme };
+            let step = Training { shape: smallest, ..recomputing }.step()?;
+            let estimate = estimate(&size, all, Some(&step), program);
+            if fits(&estimate) {
+                let what = format!(
+                    "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
+                     per_device_train_batch_size: {}",
+                    smallest.batch
+                );
+                found.push((what, estimate));
+            }
+        }
+        Ok(found)
     }
-    Ok(found)
 }
 
 /// What an estimate comes to, in words.

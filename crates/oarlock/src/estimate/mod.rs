@@ -17,9 +17,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use activations::{DryRun, StepShape, decoder_step, dry_run};
+pub use activations::{DryRun, MicroBatch, Pass, StepShape, decoder_step, dry_run};
 pub use deepspeed::{zero2, zero3};
-pub use forecast::{Forecast, Refusal, predict, program_bytes, proposals};
+pub use forecast::{Forecast, Refusal, Training, program_bytes};
 pub use limits::{Limit, Limits};
 pub use size::ModelSize;
 pub use states::model_states;

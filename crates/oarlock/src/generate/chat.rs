@@ -4,9 +4,9 @@ use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::data::Tokenizer;
+use crate::data::{ChatTemplate, Conversation, Message, Tokenizer};
 use crate::error::{Error, Result};
-use crate::generate::{ChatTemplate, GenerateOptions, Generator, Message};
+use crate::generate::{GenerateOptions, Generator};
 
 /// A conversation with a model.
 pub struct Chat<'a> {
@@ -14,9 +14,8 @@ pub struct Chat<'a> {
     tokenizer: &'a Tokenizer,
     template: &'a ChatTemplate,
     options: GenerateOptions,
-    /// What stays when the history is forgotten.
-    system: Option<Message>,
-    history: Vec<Message>,
+    /// What was said; what the system says stays when the messages are forgotten.
+    conversation: Conversation,
 }
 
 impl<'a> Chat<'a> {
@@ -28,18 +27,18 @@ impl<'a> Chat<'a> {
         options: GenerateOptions,
         system: Option<&str>,
     ) -> Chat<'a> {
-        let system = system.map(|text| Message::new("system", text));
-        Chat { generator, tokenizer, template, options, system, history: Vec::new() }
+        let conversation = Conversation { system: system.map(str::to_owned), ..Conversation::default() };
+        Chat { generator, tokenizer, template, options, conversation }
     }
 
     /// What was said so far, the system's message not counted.
     pub fn history(&self) -> &[Message] {
-        &self.history
+        &self.conversation.messages
     }
 
     /// Forgets what was said.
     pub fn clear(&mut self) {
-        self.history.clear();
+        self.conversation.messages.clear();
     }
 
     /// Answers; `on_text` sees the answer as it comes, in whole characters. A failed turn leaves no trace in the history.
@@ -51,14 +50,19 @@ impl<'a> Chat<'a> {
         text: &str,
         on_text: impl FnMut(&str) -> Result<ControlFlow<()>>,
     ) -> Result<String> {
-        let question = Message::new("user", text);
-        let messages: Vec<Message> =
-            self.system.iter().chain(&self.history).chain([&question]).cloned().collect();
-        let prompt = self.template.render_prompt(&messages)?;
-        let answer = self.generator.generate_text(self.tokenizer, &prompt, &self.options, on_text)?.output;
-        self.history.push(question);
-        self.history.push(Message::new("assistant", answer.as_str()));
-        Ok(answer)
+        let n_before = self.conversation.messages.len();
+        self.conversation.messages.push(Message::new("user", text));
+        let answer = self.answer(on_text);
+        match &answer {
+            Ok(answer) => self.conversation.messages.push(Message::new("assistant", answer.as_str())),
+            Err(_) => self.conversation.messages.truncate(n_before),
+        }
+        answer
+    }
+
+    fn answer(&self, on_text: impl FnMut(&str) -> Result<ControlFlow<()>>) -> Result<String> {
+        let prompt = self.template.render_prompt(&self.conversation)?;
+        Ok(self.generator.generate_text(self.tokenizer, &prompt, &self.options, on_text)?.output)
     }
 
     /// Talks until `exit` or the end of the input.

@@ -4,16 +4,17 @@ use std::path::Path;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{Device, Par};
+use oarlock_tensor::{DType, Device, Par};
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::data::ChatTemplate;
 use crate::model::hf::load_for_inference;
 
 fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    let device = Device::cpu(Isa::detect(), Par::solo());
+    let device = Device::strict(Isa::detect(), Par::solo());
     Generator::new(load_for_inference(&dir, &device, dtype, n_positions).unwrap())
 }
 
@@ -142,49 +143,6 @@ fn streamed_text_has_whole_characters_and_is_the_answer() {
     );
     assert_eq!(answer.output, tokenizer.decode(&ids.unwrap().output, true).unwrap());
     assert_eq!(generator.stop_ids(&tokenizer), [2]);
-}
-
-#[test]
-fn templates_render_as_jinja_does() {
-    let template = "{%- set ns = namespace(last=0) %}\n{%- for m in messages[::-1] %}\n    {%- if m.role == 'user' %}\n        \
-        {%- set ns.last = (messages|length - 1) - loop.index0 %}\n        {%- break %}\n    {%- endif %}\n{%- endfor %}\n\
-        {{- bos_token }}\n{% for m in messages %}\n    {% if m.content is string and m.content.startswith('a') %}\n\
-        {{ m['role'].upper() }}: {{ m.content.split('|')[-1].strip() }}{{ eos_token }}\n    {% else %}\n{{ m | tojson }}\n\
-        {% endif %}\n{% endfor %}\n{{ ns.last }} {{ m2 is defined }} {{ {'k': ['<x>', 1]} | tojson(indent=1) }}\n\
-        {%- if add_generation_prompt %}\n    {{- '\\n>' }}\n{%- endif %}\n";
-    let (dir, _) = tokenizer(template);
-    let history =
-        [Message::new("user", "a|b "), Message::new("assistant", "<é>"), Message::new("user", "ax")];
-    let text = ChatTemplate::read(dir.path()).unwrap().render_prompt(&history).unwrap();
-    // What transformers' render_jinja_template gives.
-    let expected = "<s>\nUSER: b</s>\n{\"role\": \"assistant\", \"content\": \"<é>\"}\nUSER: ax</s>\n2 False \
-        {\n \"k\": [\n  \"<x>\",\n  1\n ]\n}\n>";
-    assert_eq!(text, expected);
-}
-
-#[test]
-fn templates_are_found_in_all_their_places_and_their_faults_are_told() {
-    let (dir, _) = tokenizer("{{ raise_exception('roles must alternate') }}");
-    let error = ChatTemplate::read(dir.path()).unwrap().render_prompt(&[]).err().unwrap().to_string();
-    assert!(
-        error.contains("tokenizer_config.json: the chat template fails: ")
-            && error.contains("roles must alternate"),
-        "{error}"
-    );
-    let read = |template: serde_json::Value| {
-        std::fs::write(
-            dir.path().join("tokenizer_config.json"),
-            json!({ "chat_template": template }).to_string(),
-        )
-        .unwrap();
-        ChatTemplate::read(dir.path()).and_then(|t| t.render_prompt(&[Message::new("user", "x")]))
-    };
-    let list = json!([{ "name": "tools", "template": "t" }, { "name": "default", "template": "d{{ messages[0].content }}" }]);
-    assert_eq!(read(list).unwrap(), "dx");
-    assert!(read(json!("{% if %}")).err().unwrap().to_string().contains("the chat template is broken"));
-    assert!(read(json!(null)).err().unwrap().to_string().contains("has no chat template"));
-    std::fs::write(dir.path().join("chat_template.jinja"), "own {{ messages[0].role }}\n").unwrap();
-    assert_eq!(read(json!("ignored")).unwrap(), "own user");
 }
 
 const CHAT: &str =

@@ -49,7 +49,7 @@ impl Failure {
     /// By when it can have been the first: never, if the launcher ended the rank and it says nothing else.
     pub(super) fn began(&self) -> u64 {
         let says = self.message.as_ref().is_some_and(|message| message.seconds.is_some());
-        if self.end.told && !says { u64::MAX } else { self.seconds() }
+        if self.end.asked_to_end && !says { u64::MAX } else { self.seconds() }
     }
 
     /// Seconds since 1970: when the rank says it was, else when its end was seen.
@@ -99,7 +99,7 @@ impl Memory {
 
     /// The likely cause of an end, where there is one.
     pub(crate) fn explain(&self, end: &Ended) -> Option<String> {
-        if end.told {
+        if end.asked_to_end {
             return match end.exit {
                 Exit::Signal(9) => Some("killed by the launcher: it did not end in time".to_owned()),
                 _ => Some("ended by the launcher after the first failure".to_owned()),
@@ -194,8 +194,14 @@ mod tests {
 
     use super::*;
 
-    fn end(exit: Exit, told: bool) -> Ended {
-        Ended { pid: 41, exit, at: UNIX_EPOCH + Duration::from_secs(86_400), resident: Some(3 << 29), told }
+    fn end(exit: Exit, asked_to_end: bool) -> Ended {
+        Ended {
+            pid: 41,
+            exit,
+            at: UNIX_EPOCH + Duration::from_secs(86_400),
+            resident: Some(3 << 29),
+            asked_to_end,
+        }
     }
 
     fn failure(rank: usize, exit: Exit, told: bool) -> Failure {

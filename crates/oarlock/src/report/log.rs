@@ -11,8 +11,11 @@ use super::speed::Clock;
 use super::state::TrainerState;
 use super::{Result, io_error};
 
+/// Means of metrics, each with its name.
+pub type Metrics = Vec<(&'static str, f64)>;
+
 /// What is logged about a training step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
     /// Optimizer steps done.
     pub step: u64,
@@ -20,6 +23,8 @@ pub struct StepRecord {
     pub epoch: f64,
     /// Mean loss over the targets since the last record.
     pub loss: f64,
+    /// The objective's metrics since then.
+    pub metrics: Metrics,
     /// The learning rate that the step was taken with.
     pub learning_rate: f64,
     /// Norm of the gradients before clipping.
@@ -33,7 +38,7 @@ pub struct StepRecord {
 }
 
 /// What is logged about an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
     /// Optimizer steps done.
     pub step: u64,
@@ -41,6 +46,8 @@ pub struct EvalRecord {
     pub epoch: f64,
     /// Mean loss over the targets.
     pub loss: f64,
+    /// The objective's metrics.
+    pub metrics: Metrics,
     /// How long it took.
     pub runtime: Duration,
     /// Sequences.
@@ -140,13 +147,17 @@ impl RunLog {
         self.state.global_step = record.step;
         self.state.epoch = record.epoch;
         self.state.num_input_tokens_seen = record.total_tokens;
-        self.history(json!({
+        let mut log = json!({
             "epoch": record.epoch,
             "grad_norm": record.grad_norm,
             "learning_rate": record.learning_rate,
             "loss": record.loss,
             "step": record.step,
-        }));
+        });
+        for (name, mean) in &record.metrics {
+            log[*name] = json!(mean);
+        }
+        self.history(log);
         Ok(())
     }
 
@@ -257,6 +268,9 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
         "throughput": round(record.throughput, 2),
         "total_tokens": record.total_tokens,
     });
+    for (name, mean) in &record.metrics {
+        line[*name] = json!(mean);
+    }
     if let Some(bytes) = record.memory_bytes {
         line["memory_gb"] = json!(round(bytes as f64 / f64::from(1 << 30), 3));
     }
@@ -264,27 +278,41 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
 }
 
 fn eval_line(record: &EvalRecord, total: u64, (elapsed, remaining): (Duration, Duration)) -> Value {
-    json!({
-        "current_steps": record.step,
-        "total_steps": total,
-        "eval_loss": record.loss,
-        "epoch": record.epoch,
-        "percentage": percentage(record.step, total),
-        "elapsed_time": clock_time(elapsed),
-        "remaining_time": clock_time(remaining),
-    })
+    with_metrics(
+        &record.metrics,
+        json!({
+            "current_steps": record.step,
+            "total_steps": total,
+            "eval_loss": record.loss,
+            "epoch": record.epoch,
+            "percentage": percentage(record.step, total),
+            "elapsed_time": clock_time(elapsed),
+            "remaining_time": clock_time(remaining),
+        }),
+    )
+}
+
+/// An evaluation's record with its metrics.
+fn with_metrics(metrics: &Metrics, mut record: Value) -> Value {
+    for (name, mean) in metrics {
+        record[format!("eval_{name}")] = json!(mean);
+    }
+    record
 }
 
 fn eval_metrics(record: &EvalRecord) -> Value {
     let seconds = record.runtime.as_secs_f64();
     let rate = |count: u64| if seconds > 0.0 { round(count as f64 / seconds, 3) } else { 0.0 };
-    json!({
-        "epoch": record.epoch,
-        "eval_loss": record.loss,
-        "eval_runtime": round(seconds, 4),
-        "eval_samples_per_second": rate(record.samples),
-        "eval_steps_per_second": rate(record.steps),
-    })
+    with_metrics(
+        &record.metrics,
+        json!({
+            "epoch": record.epoch,
+            "eval_loss": record.loss,
+            "eval_runtime": round(seconds, 4),
+            "eval_samples_per_second": rate(record.samples),
+            "eval_steps_per_second": rate(record.steps),
+        }),
+    )
 }
 
 fn percentage(step: u64, total: u64) -> f64 {
@@ -332,6 +360,7 @@ mod tests {
             step,
             epoch: step as f64 / 10.0,
             loss: 4.25,
+            metrics: Vec::new(),
             learning_rate: 3e-4,
             grad_norm: 0.5,
             throughput: 1804.126,
@@ -362,6 +391,7 @@ mod tests {
             step: 30,
             epoch: 3.0,
             loss: 2.0,
+            metrics: Vec::new(),
             runtime: Duration::from_millis(500),
             samples: 10,
             steps: 2,
@@ -391,6 +421,7 @@ mod tests {
             step: 2,
             epoch: 0.2,
             loss: 0.0,
+            metrics: Vec::new(),
             runtime: Duration::from_secs(2),
             samples: 10,
             steps: 4,

@@ -20,7 +20,7 @@ const BAR: usize = 24;
 
 /// What rank 0 holds at the end of an interval, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct MemoryNow {
     /// Its proportional share of resident memory.
     pub pss: u64,
     /// The most that was resident at any time.
@@ -43,7 +43,7 @@ pub struct Profiled {
     /// Their tokens, of all ranks.
     pub n_tokens: u64,
     /// Memory behind the last of them.
-    pub held: Held,
+    pub memory: MemoryNow,
     /// The highest PSS so far.
     pub peak_pss: u64,
 }
@@ -101,12 +101,12 @@ impl Profiler {
     ///
     /// # Errors
     /// If the record cannot be written.
-    pub fn end(&mut self, step: u64, so_far: PhaseTimes, held: Held) -> Result<Profiled> {
-        self.peak_pss = self.peak_pss.max(held.pss);
+    pub fn end(&mut self, step: u64, so_far: PhaseTimes, memory: MemoryNow) -> Result<Profiled> {
+        self.peak_pss = self.peak_pss.max(memory.pss);
         let times = so_far.since(&self.before);
         let (n_steps, n_tokens, peak_pss) = (self.n_steps, self.n_tokens, self.peak_pss);
         (self.n_steps, self.n_tokens, self.before) = (0, 0, so_far);
-        let profiled = Profiled { step, n_steps, times, n_tokens, held, peak_pss };
+        let profiled = Profiled { step, n_steps, times, n_tokens, memory, peak_pss };
         self.log.push(&profiled.record().to_string())?;
         Ok(profiled)
     }
@@ -142,11 +142,11 @@ impl Profiled {
     fn memory(&self) -> String {
         format!(
             "PSS {} (highest so far {}, peak RSS {}), buffers {} in use, {} taken from the system",
-            memory(self.held.pss),
+            memory(self.memory.pss),
             memory(self.peak_pss),
-            memory(self.held.peak_rss),
-            memory(self.held.in_use),
-            memory(self.held.taken),
+            memory(self.memory.peak_rss),
+            memory(self.memory.in_use),
+            memory(self.memory.taken),
         )
     }
 
@@ -207,11 +207,11 @@ impl Profiled {
             "step_ms": micros(self.ms_of_step()),
             "phases": phases,
             "tokens_per_second": (self.tokens_per_second() * 100.0).round() / 100.0,
-            "pss_bytes": self.held.pss,
+            "pss_bytes": self.memory.pss,
             "highest_pss_bytes": self.peak_pss,
-            "peak_rss_bytes": self.held.peak_rss,
-            "buffers_in_use_bytes": self.held.in_use,
-            "buffers_taken_bytes": self.held.taken,
+            "peak_rss_bytes": self.memory.peak_rss,
+            "buffers_in_use_bytes": self.memory.in_use,
+            "buffers_taken_bytes": self.memory.taken,
         })
     }
 }
@@ -226,19 +226,20 @@ mod tests {
         PhaseTimes::from_millis(ms)
     }
 
-    const HELD: Held = Held { pss: 300 << 20, peak_rss: 500 << 20, in_use: 100 << 20, taken: 120 << 20 };
+    const MEMORY: MemoryNow =
+        MemoryNow { pss: 300 << 20, peak_rss: 500 << 20, in_use: 100 << 20, taken: 120 << 20 };
 
     #[test]
     fn an_interval_is_told_in_three_forms() {
         let folder = tempfile::tempdir().unwrap();
         let mut profiler = Profiler::new(folder.path(), 2, 0).unwrap();
         assert!(!profiler.count(1000) && profiler.count(1000));
-        let first = profiler.end(2, times([2, 40, 80, 10, 4, 20, 0, 44]), HELD).unwrap();
+        let first = profiler.end(2, times([2, 40, 80, 10, 4, 20, 0, 44]), MEMORY).unwrap();
         assert!(!profiler.count(500) && profiler.count(500));
-        let lower = Held { pss: 200 << 20, ..HELD };
+        let lower = MemoryNow { pss: 200 << 20, ..MEMORY };
         let second = profiler.end(4, times([4, 60, 120, 15, 6, 30, 100, 65]), lower).unwrap();
         assert_eq!(second.times.total(), Duration::from_millis(200), "only its own time");
-        assert_eq!((second.peak_pss, second.held.pss), (300 << 20, 200 << 20));
+        assert_eq!((second.peak_pss, second.memory.pss), (300 << 20, 200 << 20));
         assert_eq!(
             first.line(),
             "profile of steps 1 to 2: data 1.0 ms (1%), forward 20.0 ms (20%), backward 40.0 ms (40%), \
@@ -270,13 +271,13 @@ mod tests {
         let mut profiler = Profiler::new(folder.path(), 1, 0).unwrap();
         for step in 1..=3 {
             assert!(profiler.count(1));
-            profiler.end(step, times([0; 8]), HELD).unwrap();
+            profiler.end(step, times([0; 8]), MEMORY).unwrap();
         }
         let mut resumed = Profiler::new(folder.path(), 1, 2).unwrap();
         assert_eq!(steps(), [1, 2]);
         assert!(resumed.count(1));
         // No time at all divides by nothing.
-        assert!(resumed.end(3, times([0; 8]), HELD).unwrap().line().contains("0.0 ms a step, 0 tok/s"));
+        assert!(resumed.end(3, times([0; 8]), MEMORY).unwrap().line().contains("0.0 ms a step, 0 tok/s"));
         assert_eq!(steps(), [1, 2, 3]);
         Profiler::new(folder.path(), 1, 0).unwrap();
         assert_eq!(steps(), [0; 0]);

@@ -3,10 +3,10 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::log::clock_time;
+use super::log::{Metrics, clock_time};
 
 /// What the line shows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Status {
     /// Optimizer steps done.
     pub step: u64,
@@ -14,6 +14,8 @@ pub struct Status {
     pub total: u64,
     /// Loss of the step.
     pub loss: f64,
+    /// The objective's metrics of the step.
+    pub metrics: Metrics,
     /// Its learning rate.
     pub learning_rate: f64,
     /// Norm of its gradients before clipping.
@@ -170,6 +172,7 @@ fn fields(status: &Status) -> Vec<String> {
         format!("norm {:.3}", status.grad_norm),
         format!("{} tok/s", thousands(status.throughput)),
     ];
+    fields.extend(status.metrics.iter().map(|(name, mean)| format!("{name} {mean:.4}")));
     if let Some(share) = status.utilisation {
         fields.push(format!("MFU {:.1}%", 100.0 * share));
     }
@@ -208,6 +211,7 @@ mod tests {
             step,
             total: 1000,
             loss: 4.25,
+            metrics: Vec::new(),
             learning_rate: 3e-4,
             grad_norm: 0.5,
             throughput: 1_234_804.4,

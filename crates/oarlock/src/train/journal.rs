@@ -13,12 +13,13 @@ use crate::report::engine::EngineStep;
 use crate::report::flops;
 use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
 use crate::report::plots;
-use crate::report::profile::{Held, Profiler};
+use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
 use crate::report::state::TrainerState;
 use crate::train::StepReport;
 use crate::train::monitors::{Monitors, Resumed};
+use crate::train::objective::Totals;
 
 /// Rank 0's voice. The other ranks have none.
 pub struct Journal {
@@ -29,16 +30,15 @@ pub struct Journal {
     peak_flops: Option<f64>,
     interval: Interval,
     first_step: u64,
-    /// Loss and targets of the whole run.
-    run: (f64, u64),
+    /// Losses of the whole run.
+    run: Totals,
     profiler: Option<Profiler>,
 }
 
 /// What has happened since the last record.
 struct Interval {
     begin: Instant,
-    loss_sum: f64,
-    n_targets: u64,
+    totals: Totals,
     n_tokens: u64,
     /// Time that was not training: evaluation, checkpoints.
     paused: Duration,
@@ -46,7 +46,7 @@ struct Interval {
 
 impl Interval {
     fn new() -> Interval {
-        Interval { begin: Instant::now(), loss_sum: 0.0, n_targets: 0, n_tokens: 0, paused: Duration::ZERO }
+        Interval { begin: Instant::now(), totals: Totals::default(), n_tokens: 0, paused: Duration::ZERO }
     }
 
     fn throughput(&self) -> f64 {
@@ -55,9 +55,9 @@ impl Interval {
     }
 }
 
-/// A step as the journal needs it.
+/// A step as it is logged.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct StepLog {
     /// Optimizer steps done.
     pub step: u64,
     /// Passes over the data.
@@ -66,8 +66,8 @@ pub struct Told {
     pub lr: f64,
     /// Tokens of the step, over all ranks.
     pub n_tokens: u64,
-    /// Whether the step is logged.
-    pub log: bool,
+    /// Whether there is a record of the step.
+    pub is_logged: bool,
 }
 
 impl Journal {
@@ -97,7 +97,7 @@ impl Journal {
             peak_flops: None,
             interval: Interval::new(),
             first_step,
-            run: (0.0, 0),
+            run: Totals::default(),
             profiler,
         })
     }
@@ -124,40 +124,40 @@ impl Journal {
     }
 
     /// After every step.
-    pub fn step(&mut self, told: Told, report: &StepReport) -> Result<()> {
-        self.interval.loss_sum += report.loss_sum;
-        self.interval.n_targets += report.n_targets;
-        self.interval.n_tokens += told.n_tokens;
-        self.run.0 += report.loss_sum;
-        self.run.1 += report.n_targets;
-        let seen = self.log.state().num_input_tokens_seen + told.n_tokens;
-        let flos = self.log.state().total_flos + told.n_tokens as f64 * self.flops_per_token;
-        self.log.advance(told.step, told.epoch, seen, flos);
+    pub fn step(&mut self, done: StepLog, report: &StepReport) -> Result<()> {
+        self.interval.totals += &report.totals;
+        self.interval.n_tokens += done.n_tokens;
+        self.run += &report.totals;
+        let seen = self.log.state().num_input_tokens_seen + done.n_tokens;
+        let flos = self.log.state().total_flos + done.n_tokens as f64 * self.flops_per_token;
+        self.log.advance(done.step, done.epoch, seen, flos);
         let throughput = self.interval.throughput();
         let clock = self.log.clock();
-        let memory_bytes = if told.log { ProcessMemory::current().ok().map(|m| m.pss) } else { None };
+        let memory_bytes = if done.is_logged { ProcessMemory::current().ok().map(|m| m.pss) } else { None };
         let status = Status {
-            step: told.step,
+            step: done.step,
             total: self.log.state().max_steps,
             loss: report.loss(),
-            learning_rate: told.lr,
+            metrics: report.totals.means(),
+            learning_rate: done.lr,
             grad_norm: report.grad_norm,
             throughput,
             utilisation: self.peak_flops.and_then(|peak| utilisation(throughput, self.flops_per_token, peak)),
             memory_bytes,
             elapsed: clock.elapsed(),
-            remaining: clock.remaining(told.step, self.log.state().max_steps),
+            remaining: clock.remaining(done.step, self.log.state().max_steps),
         };
-        if !told.log {
+        if !done.is_logged {
             self.progress.step(&status);
             return Ok(());
         }
         self.progress.record(&status);
         self.log.step(&StepRecord {
-            step: told.step,
-            epoch: told.epoch,
-            loss: self.interval.loss_sum / self.interval.n_targets as f64,
-            learning_rate: told.lr,
+            step: done.step,
+            epoch: done.epoch,
+            loss: self.interval.totals.loss(),
+            metrics: self.interval.totals.means(),
+            learning_rate: done.lr,
             grad_norm: report.grad_norm,
             throughput,
             total_tokens: seen,
@@ -191,15 +191,15 @@ impl Journal {
         if !profiler.count(n_tokens) {
             return Ok(());
         }
-        let memory = ProcessMemory::current()?;
+        let own = ProcessMemory::current()?;
         let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
-        let held = Held {
-            pss: memory.pss,
-            peak_rss: memory.peak_rss,
+        let memory = MemoryNow {
+            pss: own.pss,
+            peak_rss: own.peak_rss,
             in_use: in_use as u64,
             taken: arena.bytes() as u64,
         };
-        let profiled = profiler.end(self.log.state().global_step, timer.so_far(), held)?;
+        let profiled = profiler.end(self.log.state().global_step, timer.so_far(), memory)?;
         let line = profiled.line();
         let shown = if self.progress.is_terminal() { profiled.table() } else { line.clone() };
         self.progress.message(&shown);
@@ -231,8 +231,7 @@ impl Journal {
     pub fn finish(&mut self, config: &TrainConfig, samples: u64, steps: u64) -> Result<()> {
         self.progress.finish();
         if steps > 0 {
-            let loss = self.run.0 / self.run.1.max(1) as f64;
-            self.log.finish(&Summary { loss, samples, steps })?;
+            self.log.finish(&Summary { loss: self.run.loss(), samples, steps })?;
             self.monitor_last()?;
         }
         let lines = self.monitors.finish()?;

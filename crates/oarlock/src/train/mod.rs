@@ -1,4 +1,4 @@
-//! Training: the story of a step, the run around it, and what a step needs (optimizer, schedule).
+//! Training: the story of a step, what a step optimises, and the run around it.
 //!
 //! Begin with `step`.
 
@@ -7,18 +7,14 @@ mod flops;
 mod journal;
 mod model;
 mod monitors;
-mod optimizer;
+pub mod objective;
 mod options;
 mod resume;
 mod run;
-pub mod scale;
-pub mod schedule;
 mod step;
 
-pub use optimizer::{Optimizer, OptimizerConfig, Stepped};
-pub use options::accelerator_config;
-pub(crate) use options::{engine_options, missing_class};
+pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
+pub(crate) use options::missing_class;
+pub use options::{accelerator_config, optimizer};
 pub use run::{run, started};
-pub use scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
-pub use schedule::Schedule;
 pub use step::{StepReport, evaluate, train_step};

@@ -7,7 +7,6 @@ use crate::accelerator::Accelerator;
 use crate::checkpoint::{self, CheckpointError, ClientState, Problem};
 use crate::config::{Resume, TrainConfig};
 use crate::error::{Error, Result};
-use crate::train::Optimizer;
 
 /// The checkpoint to go on from: rank 0 looks, all take the same.
 ///
@@ -59,11 +58,10 @@ pub fn load_undamaged(
     config: &TrainConfig,
     accelerator: &Accelerator,
     dir: &mut PathBuf,
-    optimizer: &mut Optimizer,
 ) -> Result<ClientState> {
     let mut aside = Vec::new();
     loop {
-        let error = match checkpoint::load(dir, accelerator.communicator(), optimizer.engine_mut()) {
+        let error = match accelerator.load_checkpoint(dir) {
             // All ranks were told the same, so all look for another one, or none does.
             Err(error) if !matches!(config.save.resume, Resume::From(_)) && is_damage(&error) => error,
             loaded => return loaded,

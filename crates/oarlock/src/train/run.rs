@@ -2,59 +2,60 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_tensor::ops::update;
 
-use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver, save_model};
+use crate::accelerator::{
+    Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader, wrap,
+};
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
 use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
-use crate::data::{Batch, Loader, Rows, Sampler, eval_batches};
+use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
+use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
 use crate::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use crate::nn::parameters;
+use crate::optim::{Schedule, Stepped};
 use crate::report::engine::EngineStep;
 use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, PhaseTimes, flops_per_token};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
-use crate::train::journal::{Journal, Told};
+use crate::train::journal::{Journal, StepLog};
 use crate::train::model;
 use crate::train::monitors::momentum;
-use crate::train::options::{optimizer_config, recompute, wrap};
+use crate::train::objective::{Objective, Pretrain, dry_pass};
+use crate::train::options::{optimizer, recompute};
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
-use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
+use crate::train::{evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the data or the disk, and the failure of another rank.
 pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime) -> Result<()> {
-    let mut run = Run::set_up(config, accelerator, started)?;
+    let mut run = Run::set_up(config, accelerator, Pretrain, started)?;
     if config.train.enabled {
         run.train()?;
     }
     run.finish()
 }
 
-/// The loss scale in a checkpoint.
-const LOSS_SCALE: &str = "loss_scale";
-
-struct Run<'a> {
+struct Run<'a, O> {
     config: &'a TrainConfig,
     accelerator: &'a Accelerator,
+    objective: O,
     hf: HfConfig,
-    model: Decoder,
-    optimizer: Optimizer,
-    schedule: Schedule,
+    model: Prepared<Decoder>,
+    optimizer: PreparedOptimizer,
+    scheduler: PreparedScheduler,
+    loader: PreparedTokenLoader,
     data: RunData,
-    sampler: Sampler,
-    /// Samples consumed so far, over all epochs and ranks.
-    position: u64,
     /// Where this run began or went on: the number of ranks may have changed since.
     first_position: u64,
     /// Steps so far, skipped ones included.
@@ -68,8 +69,13 @@ struct Run<'a> {
     saver: Saver,
 }
 
-impl<'a> Run<'a> {
-    fn set_up(config: &'a TrainConfig, accelerator: &'a Accelerator, started: SystemTime) -> Result<Run<'a>> {
+impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
+    fn set_up(
+        config: &'a TrainConfig,
+        accelerator: &'a Accelerator,
+        objective: O,
+        started: SystemTime,
+    ) -> Result<Run<'a, O>> {
         accelerator.communicator().set_phase("setting up");
         if let Some(comms) = &config.monitor.engine.comms_logger {
             accelerator.communicator().record(comms.recorded.clone());
@@ -80,69 +86,74 @@ impl<'a> Run<'a> {
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), device, apart)?)
+                let (wrap, pass) = (wrap(&config.shard.wrap), dry_pass(&objective));
+                Some(Forecast::new(config, &model, &wrap, device, &pass, apart)?)
             }
             false => None,
         };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
-        let sampler = sampler_of(config, accelerator, &data.train);
-        sampler.check()?;
+        let loader = TokenLoader {
+            rows: data.train.clone(),
+            shuffle: config.data.shuffle,
+            seed: config.train.data_seed,
+            micro_batch: config.train.batch_size as u64,
+            accumulation: config.train.accumulation as u64,
+        };
+        let loader = accelerator.prepare(loader)?;
         let total_steps = match config.train.length {
             Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => (epochs * sampler.steps_per_epoch() as f64).ceil() as u64,
+            Length::Epochs(epochs) => (epochs * loader.sampler().steps_per_epoch() as f64).ceil() as u64,
         };
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
+        let unfinished = schedule.unfinished();
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let mut source = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
-        let mut optimizer = accelerator.hold(&model, optimizer_config(config), source.as_mut())?;
-        let (mut position, mut done, mut reseeded) = (0, 0, None);
-        let mut state = first_state(config, &sampler, total_steps);
+        let weights = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
+        let optimizer = optimizer(config, &model);
+        let scheduler = Scheduler::scheduled(&optimizer, schedule);
+        let (model, optimizer, scheduler) =
+            accelerator.prepare_with_weights((model, optimizer, scheduler), weights)?;
+        let (mut done, mut reseeded) = (0, None);
+        let mut state = first_state(config, loader.sampler(), total_steps);
         if let Some(dir) = &mut checkpoint {
-            let client = load_undamaged(config, accelerator, dir, &mut optimizer)?;
+            let client = load_undamaged(config, accelerator, dir)?;
             reseeded = other_seeds(config, &client);
-            let dir: &Path = dir;
-            (position, done) = (client.consumed_samples, client.step);
-            if let Some(state) = client.client.get(LOSS_SCALE) {
-                let state = serde_json::from_value(state.clone());
-                optimizer.resume_loss_scale(state.map_err(|error| Error::bad_file(dir, error.to_string()))?);
-            }
+            done = client.step;
+            loader.set_position(client.consumed_samples);
+            // The learning rate is that of this configuration, whatever the checkpoint was saved with.
+            scheduler.set_steps(optimizer.n_steps()?);
             if accelerator.is_main_process() {
                 let resumed = TrainerState::load(dir)?;
                 state = TrainerState { max_steps: state.max_steps, ..resumed };
             }
         }
 
-        let decoder = hf.decoder();
-        let flops = flops_per_token(
-            optimizer.engine().n_params() as u64,
-            decoder.n_layers as u64,
-            data.train.row_len() as u64,
-            (decoder.n_heads * decoder.head_dim) as u64,
-        );
+        let n_params: usize =
+            parameters(&**model.module()).iter().map(|named| named.param.shape().n_elems()).sum();
+        let flops = flops_per_token(n_params as u64, hf.decoder().attention_width(data.train.row_len()));
         let mut journal = match accelerator.is_main_process() {
-            true => Some(Journal::new(config, accelerator.communicator(), state, position, flops)?),
+            true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
             false => None,
         };
         if let Some(journal) = &mut journal {
-            let sizes = (optimizer.engine().n_params(), data.train.n_rows(), data.train.row_len());
+            let sizes = (n_params, data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
             reseeded.iter().try_for_each(|line| journal.message(line))?;
-            schedule.unfinished().iter().try_for_each(|line| journal.message(line))?;
+            unfinished.iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
         Ok(Run {
             config,
             accelerator,
+            objective,
             hf,
             model,
             optimizer,
-            schedule,
+            scheduler,
+            first_position: loader.position(),
+            loader,
             data,
-            sampler,
-            position,
-            first_position: position,
             done,
             total_steps,
             journal,
@@ -154,7 +165,6 @@ impl<'a> Run<'a> {
     }
 
     fn train(&mut self) -> Result<()> {
-        let mut loader = Loader::new(self.data.train.clone(), self.sampler.clone(), self.position)?;
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
         if self.config.eval.at_start {
@@ -167,56 +177,55 @@ impl<'a> Run<'a> {
         for step in first..self.total_steps {
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
-            let window = loader.next_step()?;
+            let position = self.loader.position();
+            let window = self.loader.next_step()?;
             if step == first {
                 self.note_startup("first forward")?;
             }
-            // A skipped step moves neither the weights nor the learning rate.
-            let updates = self.optimizer.n_steps();
-            let lr = self.schedule.lr(updates);
-            if let Some(betas) = self.schedule.betas(updates) {
-                self.optimizer.set_betas(betas);
-            }
+            let lr = self.optimizer.lr();
             let report = train_step(
                 self.accelerator,
+                &self.objective,
                 &self.model,
-                &mut self.optimizer,
-                &window,
-                lr,
+                &self.optimizer,
+                &window.batches,
                 max_grad_norm,
                 &mut self.timer,
             )?;
+            // A skipped step moves neither the weights nor the learning rate.
+            self.scheduler.step();
             if step == first {
                 self.note_startup("first step")?;
                 self.measure_peak()?;
             }
-            let n_tokens = (window.position - self.position) * self.data.train.row_len() as u64;
-            self.position = window.position;
+            let n_tokens = (window.position - position) * self.data.train.row_len() as u64;
             let times = self.timer.so_far().since(&before);
             if let Some(batch) = window.batches.last() {
                 self.profile(step, batch, &times)?;
             }
-            loader.give_back(window);
+            self.loader.give_back(window);
             let done = step + 1;
             self.done = done;
+            let (per_epoch, epoch) = (self.steps_per_epoch(), self.epoch());
             if let Some(journal) = &mut self.journal {
                 if let Stepped::Skipped { line } = &report.stepped {
                     journal.message(line)?;
                 }
-                let log = due(self.config.log.when, done, self.total_steps, self.sampler.steps_per_epoch())
+                let is_logged = due(self.config.log.when, done, self.total_steps, per_epoch)
                     || (done == 1 && self.config.log.first_step);
-                let epoch = self.position as f64 / self.sampler.len as f64;
-                journal.step(Told { step: done, epoch, lr, n_tokens, log }, &report)?;
+                journal.step(StepLog { step: done, epoch, lr, n_tokens, is_logged }, &report)?;
                 journal.profile(n_tokens, &mut self.timer, self.accelerator.device().arena())?;
-                let updates = self.optimizer.n_steps();
                 journal.engine_step(&EngineStep {
                     step: done,
-                    skipped: done - updates,
-                    samples: self.position,
+                    skipped: done - self.optimizer.n_steps()?,
+                    samples: self.loader.position(),
                     loss: report.loss(),
-                    lr: self.schedule.lr(updates),
-                    momentum: momentum(self.optimizer.rule()),
-                    loss_scale: self.optimizer.loss_scale_state().map(|_| self.optimizer.loss_scale()),
+                    lr: self.optimizer.lr(),
+                    momentum: momentum(&self.optimizer.rule()?),
+                    loss_scale: match self.optimizer.has_loss_scale()? {
+                        true => Some(self.optimizer.loss_scale()?),
+                        false => None,
+                    },
                     times,
                 })?;
             }
@@ -245,7 +254,8 @@ impl<'a> Run<'a> {
         };
         let accumulation = self.config.train.accumulation;
         let begin = Instant::now();
-        let report = flops::profile(self.accelerator, &self.model, args, batch, accumulation, times)?;
+        let report =
+            flops::profile(self.accelerator, &self.objective, &self.model, args, batch, accumulation, times)?;
         let Some(journal) = &mut self.journal else { return Ok(()) };
         journal.paused(begin.elapsed());
         journal.flops_profile(args.file.as_deref(), &report)
@@ -253,14 +263,14 @@ impl<'a> Run<'a> {
 
     /// Evaluation and checkpoints, where they are due.
     fn after_step(&mut self, done: u64) -> Result<()> {
-        let per_epoch = self.sampler.steps_per_epoch();
+        let per_epoch = self.steps_per_epoch();
         let begin = Instant::now();
         let saved = self.saver.poll(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
         let last = done == self.total_steps;
         let eval = &self.config.eval;
         let waited = match eval.when {
-            When::Epoch => self.position as f64 / self.sampler.len as f64,
+            When::Epoch => self.epoch(),
             _ => done as f64,
         };
         if due(eval.when, done, self.total_steps, per_epoch) && waited >= eval.delay && !(last && eval.at_end)
@@ -286,15 +296,17 @@ impl<'a> Run<'a> {
             (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
         let micro_batch = self.config.eval.batch_size as u64;
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
-        let (sum, n_targets) = evaluate(self.accelerator, &self.model, batches)?;
-        if n_targets == 0 {
+        let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
+        if totals.weight == 0.0 {
             return Err(Error::Usage("the evaluation data hold no target".to_string()));
         }
+        let epoch = self.epoch();
         if let Some(journal) = &mut self.journal {
             journal.evaluation(&EvalRecord {
                 step: done,
-                epoch: self.position as f64 / self.sampler.len as f64,
-                loss: sum / n_targets as f64,
+                epoch,
+                loss: totals.loss(),
+                metrics: totals.means(),
                 runtime: begin.elapsed(),
                 samples: rows.n_rows(),
                 steps: rows.n_rows().div_ceil(world * micro_batch),
@@ -327,12 +339,12 @@ impl<'a> Run<'a> {
         let contents = Contents {
             client: ClientState {
                 step: done,
-                epoch: self.position / self.sampler.len,
-                consumed_samples: self.position,
+                epoch: self.loader.position() / self.loader.sampler().len,
+                consumed_samples: self.loader.position(),
                 seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
                     .map(|(name, seed)| (name.to_string(), seed))
                     .into(),
-                client: self.kept(),
+                ..ClientState::default()
             },
             state: !self.config.save.only_model,
             model,
@@ -347,8 +359,7 @@ impl<'a> Run<'a> {
                 keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
             }),
         };
-        let begun =
-            self.saver.begin(&dir, self.accelerator.communicator(), self.optimizer.engine(), contents);
+        let begun = self.accelerator.begin_save(&mut self.saver, &dir, contents);
         self.go_on_without(begun)
     }
 
@@ -374,13 +385,16 @@ impl<'a> Run<'a> {
             max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
             side_files_from: Some(&self.config.model.tokenizer),
         };
-        ModelFiles::of_model(&self.hf, &self.model, &options)
+        ModelFiles::of_model(&self.hf, self.model.module(), &options)
     }
 
-    /// What a checkpoint keeps for this loop besides positions and seeds.
-    fn kept(&self) -> serde_json::Map<String, serde_json::Value> {
-        let scale = self.optimizer.loss_scale_state().and_then(|state| serde_json::to_value(state).ok());
-        scale.map(|state| (LOSS_SCALE.to_string(), state)).into_iter().collect()
+    fn steps_per_epoch(&self) -> u64 {
+        self.loader.sampler().steps_per_epoch()
+    }
+
+    /// Passes over the data so far.
+    fn epoch(&self) -> f64 {
+        self.loader.position() as f64 / self.loader.sampler().len as f64
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -389,10 +403,9 @@ impl<'a> Run<'a> {
             self.evaluate(done)?;
         }
         if self.config.train.enabled {
-            let comm = self.accelerator.communicator();
-            comm.set_phase("saving the model");
+            self.accelerator.communicator().set_phase("saving the model");
             let output = &self.config.save.output_dir;
-            save_model(output, comm, self.optimizer.engine(), self.model_files()?, |_| Ok(()))?;
+            self.accelerator.save_pretrained(&self.model, output, self.model_files()?)?;
         }
         // All together, so that pages that ranks share are counted alike.
         self.accelerator.wait_for_everyone()?;
@@ -400,7 +413,7 @@ impl<'a> Run<'a> {
         self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
-            let samples = self.position - self.first_position;
+            let samples = self.loader.position() - self.first_position;
             journal.finish(self.config, samples, done - first)?;
             let mut text = format!(
                 "done: {done} steps; model and logs are in {}",
@@ -440,18 +453,6 @@ impl<'a> Run<'a> {
             journal.set_peak_flops(peak[0]);
         }
         Ok(())
-    }
-}
-
-fn sampler_of(config: &TrainConfig, accelerator: &Accelerator, rows: &Arc<Rows>) -> Sampler {
-    Sampler {
-        len: rows.n_rows(),
-        seed: config.train.data_seed,
-        shuffle: config.data.shuffle,
-        world: accelerator.num_processes() as u64,
-        rank: accelerator.process_index() as u64,
-        micro_batch: config.train.batch_size as u64,
-        accumulation: config.train.accumulation as u64,
     }
 }
 

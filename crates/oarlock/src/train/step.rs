@@ -1,22 +1,34 @@
 //! The story of a training step: a window of micro-batches becomes one update of the weights, the same on every rank.
+//!
+//! It is written on the public [`Accelerator`] alone, as a custom training loop is; `examples/pretrain_loop.rs` is the
+//! same story without objectives and timers.
+//!
+//! What moves between the ranks, and when:
+//!
+//! ```text
+//!                        DDP        ZeRO-1     ZeRO-2     ZeRO-3
+//! forward   of a unit    -          -          -          gather before, release after
+//! backward  of a unit    -          -          reduce     gather before, reduce, release after
+//! reduce    of all units reduce     reduce     (done)     (done)
+//! optimizer              all update own slice  own slice  own slice
+//!           after it     -          gather     gather     -
+//! ```
+//!
+//! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
+//! unit of the model calls its engine there (`nn/unit.rs`, then `shard/hooks.rs`, then `shard/passes.rs`).
 
-use oarlock_tensor::Tensor;
-use oarlock_tensor::ops::{HeadLoss, Mask};
-
-use crate::accelerator::Accelerator;
-use crate::data::{Batch, StepBatches};
+use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer};
+use crate::data::Batch;
 use crate::error::Result;
-use crate::model::Decoder;
+use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::{Optimizer, Stepped};
+use crate::train::objective::{Inputs, Objective, Tally, Totals, forward};
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
-    /// The loss summed over the targets of all ranks.
-    pub loss_sum: f64,
-    /// Those targets.
-    pub n_targets: u64,
+    /// Loss and metrics over the micro-batches of all ranks.
+    pub totals: Totals,
     /// The norm of the gradient before clipping.
     pub grad_norm: f64,
     /// Whether the weights were updated.
@@ -26,83 +38,87 @@ pub struct StepReport {
 impl StepReport {
     /// The mean loss of a target.
     pub fn loss(&self) -> f64 {
-        self.loss_sum / self.n_targets as f64
+        self.totals.loss()
     }
 }
 
-/// One step: forward and backward for each micro-batch of this rank, gradients summed over the ranks and clipped,
-/// weights updated with the learning rate `lr`.
+/// One step: forward and backward for each micro-batch of this rank, gradients summed over the ranks and clipped to the
+/// norm `max_grad_norm` (0: not at all), weights updated. A scheduler moves on afterwards.
 ///
 /// # Errors
 /// A failed rank, a gradient that is not finite, a token that the model does not know.
-pub fn train_step(
+pub fn train_step<O: Objective>(
     accelerator: &Accelerator,
-    model: &Decoder,
-    optimizer: &mut Optimizer,
-    window: &StepBatches,
-    lr: f64,
+    objective: &O,
+    model: &Prepared<O::Model>,
+    optimizer: &PreparedOptimizer,
+    batches: &[Batch],
     max_grad_norm: f64,
     timer: &mut PhaseTimer,
 ) -> Result<StepReport> {
-    let step = optimizer.n_steps() + 1;
+    let step = optimizer.n_steps()? + 1;
     let phase = |what: &str| accelerator.communicator().set_phase(&format!("step {step}: {what}"));
 
-    // All ranks agree on the targets of the whole step, so that each loss is scaled once and every token weighs the same.
+    // All ranks agree on what the losses of the whole step weigh, so that each is scaled once and every target counts alike.
     timer.enter(Phase::Data);
     phase("waiting for the other ranks");
-    let accumulation =
-        accelerator.accumulate_targets(optimizer, window.batches.iter().map(|b| b.n_targets).sum())?;
+    let own_weight = batches.iter().map(|batch| objective.weight(batch)).sum();
+    let weight = accelerator.accumulation_window(optimizer, own_weight)?;
 
-    // Gradients add up in the units' flat buffers, micro-batch by micro-batch.
+    // Gradients add up in the flat buffers of the units, micro-batch by micro-batch.
     phase("forward and backward");
-    let mut loss_sum = 0.0;
-    for batch in &window.batches {
+    let mut tally = Tally::default();
+    for batch in batches {
         timer.enter(Phase::Forward);
-        let (ids, labels, mask) = accelerator.place(batch)?;
-        let loss = model.loss(&accumulation.input(&ids), &labels, &mask)?;
-        loss_sum += loss.sum()?;
+        let inputs = Inputs::new(batch, accelerator.device())?;
+        // ZeRO-3: each unit gathers its weights before its forward pass and releases them after it.
+        let loss = forward(objective, model, &inputs)?;
         timer.enter(Phase::Backward);
-        accumulation.backward(&loss)?;
+        // ZeRO-3: again, in reverse. ZeRO-2 and -3: the gradients of a unit leave for their owners when it is done.
+        accelerator.backward(&loss)?;
+        tally.add(loss);
     }
 
     // Each rank sums what it owns over all ranks; the norm is a sum over fixed blocks, so all ranks get the same bits.
     timer.enter(Phase::Reduce);
     phase("reducing gradients");
-    optimizer.engine_mut().reduce_grads()?;
+    optimizer.reduce_gradients()?;
     timer.enter(Phase::Clip);
-    let grad_norm = optimizer.clip_grad_norm(max_grad_norm)?;
+    let grad_norm = accelerator.clip_grad_norm(optimizer, max_grad_norm)?;
 
     // One fused pass over the owned slice: master weights, moments, new working copy; then all see the new weights.
     timer.enter(Phase::Optimizer);
     phase("optimizer");
-    let stepped = optimizer.step(lr)?;
+    let stepped = optimizer.step()?;
 
+    // The losses are read only now, so that no micro-batch waits for its own.
     timer.enter(Phase::Other);
-    let mut sums = [loss_sum];
-    accelerator.reduce_sum(&mut sums)?;
-    Ok(StepReport { loss_sum: sums[0], n_targets: accumulation.n_targets(), grad_norm, stepped })
+    let totals = tally.over_ranks(accelerator, objective.metrics(), Some(weight))?;
+    Ok(StepReport {
+        totals,
+        grad_norm: grad_norm.unwrap_or_default(),
+        stepped: stepped.unwrap_or(Stepped::Done),
+    })
 }
 
-/// The summed loss and the targets of all ranks over `batches`, without gradients.
+/// Loss and metrics of all ranks over `batches`, without gradients. The model is in evaluation mode meanwhile.
 ///
 /// # Errors
 /// As [`train_step`].
-pub fn evaluate(
+pub fn evaluate<O: Objective>(
     accelerator: &Accelerator,
-    model: &Decoder,
+    objective: &O,
+    model: &Prepared<O::Model>,
     batches: impl Iterator<Item = Batch>,
-) -> Result<(f64, u64)> {
-    let mut sums = [0.0, 0.0];
-    for batch in batches {
-        let loss = loss_of(accelerator, model, &batch)?;
-        sums[0] += loss.sum()?;
-        sums[1] += loss.n_targets() as f64;
+) -> Result<Totals> {
+    let trains = model.is_training();
+    model.eval();
+    let mut tally = Tally::default();
+    let passes = batches.map(|batch| forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
+    let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
+    if trains {
+        model.train();
     }
-    accelerator.reduce_sum(&mut sums)?;
-    Ok((sums[0], sums[1] as u64))
-}
-
-fn loss_of(accelerator: &Accelerator, model: &Decoder, batch: &Batch) -> Result<HeadLoss> {
-    let (ids, labels, mask): (Tensor, Tensor, Mask) = accelerator.place(batch)?;
-    Ok(model.loss(&ids, &labels, &mask)?)
+    evaluated?;
+    tally.over_ranks(accelerator, objective.metrics(), None)
 }

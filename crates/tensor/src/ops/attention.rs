@@ -4,6 +4,7 @@
 use crate::cpu::attention::{self as kernel, AttentionShape};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -134,9 +135,6 @@ fn shape_of(
         if starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32 {
             return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
         }
-        if !starts.device().is_dry() {
-            check_starts(starts.slice()?, q_len, kv_len)?;
-        }
     }
     options.check(mask)?;
     let &AttentionOptions { scale, window, logit_cap } = options;
@@ -171,9 +169,9 @@ fn check_starts(starts: &[i32], q_len: usize, kv_len: usize) -> Result<()> {
     Ok(())
 }
 
-fn doc_start(mask: &Mask) -> Result<Option<&[i32]>> {
+fn doc_start(launch: &mut Launch<'_>, mask: &Mask) -> Result<Option<View<i32>>> {
     match mask {
-        Mask::Documents(starts) => Ok(Some(starts.slice()?)),
+        Mask::Documents(starts) => launch.read(starts).map(Some),
         _ => Ok(None),
     }
 }
@@ -198,13 +196,20 @@ fn forward(
     let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
     let mut lse =
         Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
-    let mut scratch =
-        device.scratch(kernel::attention_forward_scratch_bytes(device.kernels(), shape, q.dtype()))?;
-    device.run("attention forward", 2 * product_flops(shape), 0, |cpu| {
-        with_float!(q.dtype(), "attention", T => {
+    let mut launch = device.launch("attention forward", 2 * product_flops(shape), 0);
+    let scratch = launch.scratch(kernel::attention_forward_scratch_bytes(device.host(), shape, q.dtype()))?;
+    let (shape, starts) = (*shape, doc_start(&mut launch, mask)?);
+    with_float!(q.dtype(), "attention", T => {
+        let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
+        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write(&mut lse)?);
+        launch.run(move |cpu| {
+            let starts = starts.map(|starts| starts.slice(cpu));
+            if let Some(starts) = starts {
+                check_starts(starts, shape.q_len, shape.kv_len)?;
+            }
             kernel::attention_forward(
-                cpu, shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(mask)?,
-                o.slice_mut::<T>()?, lse.slice_mut()?, scratch.bytes_mut(),
+                cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts, o.slice(cpu), lse.slice(cpu),
+                scratch.slice(cpu),
             )
         })
     })?;
@@ -228,17 +233,21 @@ impl Function for AttentionBackward {
         let device = q.device().clone();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
         let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
-        let mut scratch = device.scratch(kernel::attention_backward_scratch_bytes(
-            device.kernels(),
-            &self.shape,
-            q.dtype(),
-        ))?;
-        device.run("attention backward", 5 * product_flops(&self.shape), 0, |cpu| {
-            with_float!(q.dtype(), "attention", T => {
+        let shape = self.shape;
+        let mut launch = device.launch("attention backward", 5 * product_flops(&shape), 0);
+        let scratch =
+            launch.scratch(kernel::attention_backward_scratch_bytes(device.host(), &shape, q.dtype()))?;
+        let starts = doc_start(&mut launch, &self.mask)?;
+        with_float!(q.dtype(), "attention", T => {
+            let (q, k, v) = (launch.read::<T>(&q)?, launch.read::<T>(&k)?, launch.read::<T>(&v)?);
+            let (o, lse, d_o) = (launch.read::<T>(&o)?, launch.read(&self.lse)?, launch.read::<T>(&d_o)?);
+            let (dq, dk, dv) =
+                (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
+            launch.run(move |cpu| {
                 kernel::attention_backward(
-                    cpu, &self.shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(&self.mask)?,
-                    o.slice::<T>()?, self.lse.slice()?, d_o.slice::<T>()?,
-                    dq.slice_mut::<T>()?, dk.slice_mut::<T>()?, dv.slice_mut::<T>()?, scratch.bytes_mut(),
+                    cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts.map(|starts| starts.slice(cpu)),
+                    o.slice(cpu), lse.slice(cpu), d_o.slice(cpu), dq.slice(cpu), dk.slice(cpu), dv.slice(cpu),
+                    scratch.slice(cpu),
                 )
             })
         })?;

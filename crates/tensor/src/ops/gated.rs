@@ -32,9 +32,11 @@ fn forward(
     name: &'static str,
 ) -> Result<Tensor> {
     let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
-    gate.device().run(name, 0, 3 * gate.len_bytes() as u64, |cpu| {
-        with_float!(gate.dtype(), "gated", T => {
-            glu::gated_forward(cpu, activation, gate.slice::<T>()?, up.slice::<T>()?, y.slice_mut::<T>()?);
+    let mut launch = gate.device().launch(name, 0, 3 * gate.len_bytes() as u64);
+    with_float!(gate.dtype(), "gated", T => {
+        let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            glu::gated_forward(cpu, activation, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;
@@ -54,12 +56,14 @@ impl Function for GatedBackward {
         let device = gate.device().clone();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
         let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
-        device.run("gated backward", 0, 5 * gate.len_bytes() as u64, |cpu| {
-            with_float!(gate.dtype(), "gated", T => {
-                glu::gated_backward(
-                    cpu, self.activation, gate.slice::<T>()?, up.slice::<T>()?, dy.slice::<T>()?,
-                    d_gate.slice_mut::<T>()?, d_up.slice_mut::<T>()?,
-                );
+        let activation = self.activation;
+        let mut launch = device.launch("gated backward", 0, 5 * gate.len_bytes() as u64);
+        with_float!(gate.dtype(), "gated", T => {
+            let (gate, up, dy) = (launch.read::<T>(&gate)?, launch.read::<T>(&up)?, launch.read::<T>(&dy)?);
+            let (d_gate, d_up) = (launch.write::<T>(&mut d_gate)?, launch.write::<T>(&mut d_up)?);
+            launch.run(move |cpu| {
+                let (gate, up, dy) = (gate.slice(cpu), up.slice(cpu), dy.slice(cpu));
+                glu::gated_backward(cpu, activation, gate, up, dy, d_gate.slice(cpu), d_up.slice(cpu));
                 Ok(())
             })
         })?;

@@ -12,6 +12,7 @@ use crate::cpu::embed::{embed_forward, place_rows};
 use crate::cpu::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
 use crate::dtype::{DType, Float};
 use crate::error::Result;
+use crate::launch::Launch;
 use crate::ops::head_loss::HeadOptions;
 use crate::ops::labels::{IGNORE_INDEX, Labels};
 use crate::ops::linear::product;
@@ -39,8 +40,10 @@ pub(super) struct Head<'a> {
 /// The gradient that comes from above.
 #[derive(Clone, Copy)]
 pub(super) enum Upstream<'a> {
+    /// Of the summed loss, known.
+    Seed(f32),
     /// Of the summed loss.
-    Uniform(f32),
+    Loss(&'a Tensor),
     /// Of each token's log-probability.
     LogProbs(&'a Tensor),
 }
@@ -125,9 +128,8 @@ fn passes<T: Float>(
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     let mut losses = Tensor::zeros([n_rows], DType::F32, device)?;
     let chunk = chunk_rows(n_rows, vocab);
-    let groups = groups(head.labels.ids(), chunk, |rows| {
-        gemm::sum_order(device.kernels(), vocab, dim, rows, x.dtype())
-    });
+    let groups =
+        groups(head.labels.ids(), chunk, |rows| gemm::sum_order(device.host(), vocab, dim, rows, x.dtype()));
     // Of whole chunks, whatever the labels: a step that repeats its shapes takes no fresh memory.
     let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
     // In f32 the gradient is written over the logits.
@@ -140,8 +142,10 @@ fn passes<T: Float>(
     if n_kept < n_rows
         && let Some(dx) = &mut dx
     {
-        device.run("head input grad", 0, dx.len_bytes() as u64, |_| {
-            dx.slice_mut::<T>()?.fill(T::from_f32(0.0));
+        let mut launch = device.quiet_launch("head input grad");
+        let dx = launch.write::<T>(dx)?;
+        launch.run(move |cpu| {
+            dx.slice(cpu).fill(T::from_f32(0.0));
             Ok(())
         })?;
     }
@@ -149,7 +153,12 @@ fn passes<T: Float>(
         && let Some(slot) = &mut slot
         && slot.store == Store::Overwrite
     {
-        slot.slice_mut().fill(0.0);
+        let mut launch = device.quiet_launch("head weight grad");
+        let grad = launch.grad(slot)?;
+        launch.run(move |cpu| {
+            grad.slice(cpu).fill(0.0);
+            Ok(())
+        })?;
     }
     // The rows of x that have labels, and their gradients, where they do not follow each other.
     let scattered = groups.iter().any(|group| group.span().is_none());
@@ -167,98 +176,111 @@ fn passes<T: Float>(
         let labels = Tensor::from_slice(&labels, [rows], device)?;
         let span = group.span();
         if let (None, Some(gathered)) = (&span, &mut gathered) {
-            let bytes = 2 * rows * dim * size_of::<T>();
-            device.run("head input", 0, bytes as u64, |cpu| {
-                let (x, to) = (x.slice::<T>()?, &mut gathered.slice_mut::<T>()?[..rows * dim]);
-                embed_forward(cpu, x, dim, positions.slice()?, to)
-            })?;
+            let mut launch = device.launch("head input", 0, (2 * rows * dim * size_of::<T>()) as u64);
+            let (x, positions) = (launch.read::<T>(x)?, launch.read::<i32>(&positions)?);
+            let to = launch.write_at::<T>(gathered, &(0..rows * dim))?;
+            launch
+                .run(move |cpu| embed_forward(cpu, x.slice(cpu), dim, positions.slice(cpu), to.slice(cpu)))?;
         }
-        let x_rows = |part: Range<usize>| -> Result<MatRef<'_, T>> {
-            let data = match (&span, &gathered) {
-                (None, Some(gathered)) => gathered.slice::<T>()?,
-                (span, _) => &x.slice::<T>()?[span.as_ref().map_or(0, |span| span.start) * dim..],
+        let x_rows = |launch: &mut Launch<'_>, part: &Range<usize>| {
+            let (tensor, first) = match (&span, &gathered) {
+                (None, Some(gathered)) => (gathered, 0),
+                (span, _) => (x, span.as_ref().map_or(0, |span| span.start)),
             };
-            Ok(MatRef::new(&data[part.start * dim..part.end * dim], part.len(), dim))
+            launch.read_at::<T>(tensor, &((first + part.start) * dim..(first + part.end) * dim))
         };
-        product(device, "head forward", x.dtype(), [rows, vocab, dim], |cpu, scratch| {
-            let w_mat = MatRef::new(w.slice::<T>()?, vocab, dim).t();
-            let out = MatMut::new(&mut logits.slice_mut::<f32>()?[..rows * vocab], rows, vocab);
-            gemm::gemm(cpu, x_rows(0..rows)?, w_mat, out, Store::Overwrite, scratch);
+        let (mut launch, scratch) = product(device, "head forward", x.dtype(), [rows, vocab, dim])?;
+        let (from, w_all) = (x_rows(&mut launch, &(0..rows))?, launch.read::<T>(w)?);
+        let out = launch.write_at::<f32>(&mut logits, &(0..rows * vocab))?;
+        launch.run(move |cpu| {
+            let w = MatRef::new(w_all.slice(cpu), vocab, dim).t();
+            let (x, out) =
+                (MatRef::new(from.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
+            gemm::gemm(cpu, x, w, out, Store::Overwrite, scratch.slice(cpu));
             Ok(())
         })?;
         let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
-        device.run("cross entropy", 0, bytes, |cpu| {
-            let logits = &mut logits.slice_mut::<f32>()?[..rows * vocab];
-            let (labels, positions) = (labels.slice()?, positions.slice::<i32>()?);
+        let mut launch = device.launch("cross entropy", 0, bytes);
+        let scratch = launch.scratch::<f32>(2 * rows)?;
+        let (labels, to) = (launch.read::<i32>(&labels)?, launch.read::<i32>(&positions)?);
+        let (seed, grad, per_row) = match upstream {
+            None => (None, None, false),
+            Some(Upstream::Seed(seed)) => (Some(seed), None, false),
+            Some(Upstream::Loss(grad)) => (None, Some(launch.read::<f32>(grad)?), false),
+            Some(Upstream::LogProbs(grad)) => (None, Some(launch.read::<f32>(grad)?), true),
+        };
+        let all_losses = launch.update::<f32>(&mut losses)?;
+        let x_logits = launch.update_at::<f32>(&mut logits, &(0..rows * vocab))?;
+        let d_rows = match &mut d_logits {
+            Some(d_logits) => Some(launch.write_at::<T>(d_logits, &(0..rows * vocab))?),
+            None => None,
+        };
+        launch.run(move |cpu| {
+            let (x, labels, to) = (x_logits.slice(cpu), labels.slice(cpu), to.slice(cpu));
+            let (losses, scales) = scratch.slice(cpu).split_at_mut(rows);
             if let Some(cap) = cap {
-                cross_entropy::soft_cap(cpu, cap, logits);
+                cross_entropy::soft_cap(cpu, cap, x);
             }
-            let (mut kept_losses, mut scales) = (vec![0.0; rows], Vec::new());
-            let scale = match upstream {
-                None => None,
-                Some(Upstream::Uniform(scale)) => Some(RowScale::Uniform(scale)),
-                Some(Upstream::LogProbs(grad)) => {
-                    let grad = grad.slice::<f32>()?;
-                    scales.extend(positions.iter().map(|&row| -grad[row as usize]));
-                    Some(RowScale::PerRow(&scales))
+            let scale = match grad.map(|grad| grad.slice(cpu)) {
+                None => seed.map(RowScale::Uniform),
+                Some(grad) if per_row => {
+                    // A log-probability is a loss with the other sign.
+                    scales.iter_mut().zip(to).for_each(|(scale, &row)| *scale = -grad[row as usize]);
+                    Some(RowScale::PerRow(scales))
                 }
+                Some(grad) => Some(RowScale::Uniform(grad[0])),
             };
-            match (scale, &mut d_logits) {
-                (None, _) => cross_entropy::cross_entropy(cpu, logits, labels, vocab, &mut kept_losses)?,
+            match (scale, d_rows) {
+                (None, _) => cross_entropy::cross_entropy(cpu, x, labels, vocab, losses)?,
                 (Some(scale), None) => {
-                    let losses = &mut kept_losses;
-                    cross_entropy::cross_entropy_grad_in_place(
-                        cpu, logits, labels, vocab, scale, cap, losses,
-                    )?
+                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, cap, losses)?
                 }
-                (Some(scale), Some(d_logits)) => {
-                    let d = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
-                    let losses = &mut kept_losses;
-                    cross_entropy::cross_entropy_grad(cpu, logits, labels, vocab, scale, cap, losses, d)?
+                (Some(scale), Some(d)) => {
+                    let d = d.slice(cpu);
+                    cross_entropy::cross_entropy_grad(cpu, x, labels, vocab, scale, cap, losses, d)?
                 }
             };
-            place_rows(&kept_losses, 1, positions, losses.slice_mut()?)
+            place_rows(losses, 1, to, all_losses.slice(cpu))
         })?;
         if upstream.is_none() {
             continue;
         }
         let d_logits = d_logits.as_ref().unwrap_or(&logits);
-        let d_rows = |part: Range<usize>| -> Result<MatRef<'_, T>> {
-            let data = &d_logits.slice::<T>()?[part.start * vocab..part.end * vocab];
-            Ok(MatRef::new(data, part.len(), vocab))
-        };
         if let Some(dx) = &mut dx {
-            product(device, "head input grad", x.dtype(), [rows, dim, vocab], |cpu, scratch| {
-                let w_mat = MatRef::new(w.slice::<T>()?, vocab, dim);
-                let out = match (&span, &mut gathered_dx) {
-                    (None, Some(gathered)) => &mut gathered.slice_mut::<T>()?[..rows * dim],
-                    (span, _) => {
-                        let first = span.as_ref().map_or(0, |span| span.start) * dim;
-                        &mut dx.slice_mut::<T>()?[first..first + rows * dim]
-                    }
-                };
-                gemm::gemm(
-                    cpu,
-                    d_rows(0..rows)?,
-                    w_mat,
-                    MatMut::new(out, rows, dim),
-                    Store::Overwrite,
-                    scratch,
-                );
-                if let (None, Some(gathered)) = (&span, &gathered_dx) {
-                    let from = &gathered.slice::<T>()?[..rows * dim];
-                    place_rows(from, dim, positions.slice()?, dx.slice_mut::<T>()?)?;
-                }
+            let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
+            let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
+            let (out, first) = match (&span, &mut gathered_dx) {
+                (None, Some(gathered)) => (gathered, 0),
+                (span, _) => (&mut **dx, span.as_ref().map_or(0, |span| span.start)),
+            };
+            let out = launch.write_at::<T>(out, &(first * dim..(first + rows) * dim))?;
+            launch.run(move |cpu| {
+                let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
+                let out = MatMut::new(out.slice(cpu), rows, dim);
+                gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
                 Ok(())
             })?;
+            if let (None, Some(gathered)) = (&span, &gathered_dx) {
+                let mut launch = device.quiet_launch("head input grad");
+                let from = launch.read_at::<T>(gathered, &(0..rows * dim))?;
+                let (positions, dx) = (launch.read::<i32>(&positions)?, launch.update::<T>(dx)?);
+                launch
+                    .run(move |cpu| place_rows(from.slice(cpu), dim, positions.slice(cpu), dx.slice(cpu)))?;
+            }
         }
         if let Some(slot) = &mut slot {
             for block in &group.blocks {
-                let sizes = [vocab, dim, block.len()];
-                product(device, "head weight grad", x.dtype(), sizes, |cpu, scratch| {
-                    let store = if is_first { slot.store } else { Store::Add };
-                    let out = MatMut::new(slot.slice_mut(), vocab, dim);
-                    gemm::gemm(cpu, d_rows(block.clone())?.t(), x_rows(block.clone())?, out, store, scratch);
+                let k = block.len();
+                let (mut launch, scratch) = product(device, "head weight grad", x.dtype(), [vocab, dim, k])?;
+                let d = launch.read_at::<T>(d_logits, &(block.start * vocab..block.end * vocab))?;
+                let from = x_rows(&mut launch, block)?;
+                let store = if is_first { slot.store } else { Store::Add };
+                let out = launch.grad_as(slot, store)?;
+                launch.run(move |cpu| {
+                    let d = MatRef::new(d.slice(cpu), k, vocab).t();
+                    let (x, out) =
+                        (MatRef::new(from.slice(cpu), k, dim), MatMut::new(out.slice(cpu), vocab, dim));
+                    gemm::gemm(cpu, d, x, out, store, scratch.slice(cpu));
                     Ok(())
                 })?;
                 is_first = false;

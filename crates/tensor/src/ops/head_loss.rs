@@ -8,6 +8,7 @@ use crate::cpu::cross_entropy;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::head_chunks::{self, Head, Upstream};
+use crate::ops::transfer::DeviceF64;
 use crate::ops::{Labels, WeightLayout, linear, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -25,37 +26,24 @@ pub struct HeadOptions {
 pub struct HeadLoss {
     /// The sum over all targets: a scalar f32 on the tape.
     pub loss: Tensor,
-    /// The bits of the same sum in f64: i32 `[2]`, the lower half first.
-    total: Tensor,
-    n_targets: usize,
+    /// The same sum with all its digits.
+    pub exact: DeviceF64,
+    /// The number of targets: labels that are not [`IGNORE_INDEX`](crate::ops::IGNORE_INDEX).
+    pub n_targets: usize,
 }
 
 impl HeadLoss {
-    /// The number of targets: labels that are not [`IGNORE_INDEX`](crate::ops::IGNORE_INDEX).
-    pub fn n_targets(&self) -> usize {
-        self.n_targets
-    }
-
-    /// Reads the sum with all its digits, which waits for the device. NaN on a dry device.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub fn sum(&self) -> Result<f64> {
-        if self.total.device().is_dry() {
-            return Ok(f64::NAN);
-        }
-        let words = self.total.to_vec::<i32>()?;
-        Ok(f64::from_bits(u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32))
-    }
-
-    /// The same off its tape: what to keep of a loss until its sum is read.
-    pub fn detach(&self) -> HeadLoss {
-        self.with_loss(self.loss.detach())
-    }
-
-    /// The same with another tensor for its loss.
+    /// The same with another tensor for the sum on the tape.
     pub fn with_loss(&self, loss: Tensor) -> HeadLoss {
         HeadLoss { loss, ..self.clone() }
+    }
+
+    /// The sum with all its digits, copied to the host.
+    ///
+    /// # Errors
+    /// On a dry device, and what a launch met that made it.
+    pub fn sum(&self) -> Result<f64> {
+        self.exact.read()
     }
 }
 
@@ -76,26 +64,27 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptio
         _ => None,
     };
     let head = Head { x, weight, labels, options };
-    let losses = head_chunks::run(&head, seed.map(Upstream::Uniform), dx.as_mut())?;
-    let mut loss = Tensor::uninit([], DType::F32, x.device(), "losses")?;
-    let mut total = Tensor::uninit([2], DType::I32, x.device(), "losses")?;
+    let losses = head_chunks::run(&head, seed.map(Upstream::Seed), dx.as_mut())?;
+    let (exact, mut loss) =
+        (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
     let chunk = head_chunks::chunk_rows(x.shape().n_rows(), weight.shape().sizes()[0]);
-    x.device().run("loss sum", 0, losses.len_bytes() as u64, |_| {
-        let sum = cross_entropy::total(losses.slice()?, chunk);
-        let bits = sum.to_bits();
-        loss.slice_mut::<f32>()?[0] = sum as f32;
-        total.slice_mut::<i32>()?.copy_from_slice(&[bits as i32, (bits >> 32) as i32]);
+    let mut launch = x.device().quiet_launch(op);
+    let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut loss)?);
+    let sum = exact.view_mut(&mut launch)?;
+    launch.run(move |cpu| {
+        let total = cross_entropy::total(losses.slice(cpu), chunk);
+        (sum.slice(cpu)[0], out.slice(cpu)[0]) = (total, total as f32);
         Ok(())
     })?;
     let n_targets = labels.n_targets();
-    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, total, n_targets }) };
+    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, exact, n_targets }) };
     let again = match seed {
         Some(_) => None,
         None => Some((recorder.save(x), labels.clone())),
     };
     let op = HeadBackward { weight: weight.clone(), options, seed, dx, again };
     let [loss] = recorder.finish([loss], op);
-    Ok(HeadLoss { loss, total, n_targets })
+    Ok(HeadLoss { loss, exact, n_targets })
 }
 
 /// As [`head_loss`], for the log-probability of each label: f32, of x's shape without its last dim; 0 where the label is
@@ -109,9 +98,11 @@ pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: Head
     let losses = head_chunks::run(&Head { x, weight, labels, options }, None, None)?;
     let sizes = x.sizes();
     let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
-    x.device().run("log probabilities", 0, 2 * y.len_bytes() as u64, |_| {
+    let mut launch = x.device().quiet_launch("head_log_probs");
+    let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut y)?);
+    launch.run(move |cpu| {
         // Subtracted from 0, so that no -0 appears.
-        y.slice_mut::<f32>()?.iter_mut().zip(losses.slice::<f32>()?).for_each(|(y, loss)| *y = 0.0 - loss);
+        out.slice(cpu).iter_mut().zip(losses.slice(cpu)).for_each(|(y, loss)| *y = 0.0 - loss);
         Ok(())
     })?;
     let Some(recorder) = recorder else { return Ok(y) };
@@ -155,17 +146,19 @@ struct HeadBackward {
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
-        let upstream = upstream.known_item()?.or(self.seed).unwrap_or(1.0);
         if let Some((x, labels)) = &self.again {
-            return gradients(cx, x, &self.weight, labels, self.options, Upstream::Uniform(upstream));
+            return gradients(cx, x, &self.weight, labels, self.options, Upstream::Loss(&upstream));
         }
-        if self.seed != Some(upstream) {
-            return Err(Error::Usage(format!(
-                "head_loss: its gradient was made for the promised seed {:?}, but the loss was scaled on its way to \
-                 backward ({upstream}); use a tape without a promised seed",
-                self.seed
-            )));
-        }
+        let (seed, device) = (self.seed, upstream.device().clone());
+        let mut launch = device.quiet_launch("head_loss");
+        let upstream = launch.read::<f32>(&upstream)?;
+        launch.run(move |cpu| match upstream.slice(cpu)[0] {
+            upstream if seed == Some(upstream) => Ok(()),
+            upstream => Err(Error::Usage(format!(
+                "head_loss: its gradient was made for the promised seed {seed:?}, but the loss was scaled on its way to \
+                 backward ({upstream}); use a tape without a promised seed"
+            ))),
+        })?;
         match self.dx {
             Some(dx) => cx.give(0, dx),
             None => Ok(()),

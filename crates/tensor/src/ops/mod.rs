@@ -93,14 +93,15 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Runs a body with `$name` standing for a tensor's elements, which are f32 or else of type `$T`.
+/// Runs a body with `$name` standing for the view of a tensor that a launch reads, whose elements are f32 or else of
+/// type `$T`.
 macro_rules! with_float_or_f32 {
-    ($tensor:expr, $T:ty, $name:ident => $body:expr) => {
+    ($launch:expr, $tensor:expr, $T:ty, $name:ident => $body:expr) => {
         if $tensor.dtype() == $crate::dtype::DType::F32 {
-            let $name = $tensor.slice::<f32>()?;
+            let $name = $launch.read::<f32>($tensor)?;
             $body
         } else {
-            let $name = $tensor.slice::<$T>()?;
+            let $name = $launch.read::<$T>($tensor)?;
             $body
         }
     };

@@ -75,12 +75,13 @@ impl Model {
 }
 
 #[test]
-fn threads_do_not_change_a_bit_and_memory_is_reused() {
+fn threads_and_devices_do_not_change_a_bit_and_memory_is_reused() {
     for dtype in [DType::F32, DType::BF16] {
         for isa in Isa::available() {
             let mut first = None;
-            for n_threads in [1, 2, 7] {
-                let device = Device::cpu(isa, Par::threads(n_threads).unwrap());
+            let cpus = [1, 2, 7].map(|n_threads| Device::cpu(isa, Par::threads(n_threads).unwrap()));
+            let late = [Device::strict(isa, Par::solo()), Device::staging(isa, Par::solo())];
+            for device in cpus.into_iter().chain(late) {
                 let model = Model::new(dtype, &device);
                 let step = model.step(&device);
                 assert!(step.0.is_finite() && step.1.iter().flatten().all(|g| g.is_finite()));
@@ -93,7 +94,7 @@ fn threads_do_not_change_a_bit_and_memory_is_reused() {
                     device.describe()
                 );
                 let first = first.get_or_insert_with(|| step.clone());
-                assert!(*first == step, "{}: not the bits of one thread", device.describe());
+                assert!(*first == step, "{}: not the bits of the CPU with one thread", device.describe());
             }
         }
     }

@@ -15,9 +15,9 @@ use oarlock_tensor::{DType, Device, Par};
 
 use super::{ClientState, Contents, Saver};
 use crate::error::Result;
-use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor};
+use crate::nn::{Embedding, Linear, Module, NamedParam, RmsNorm, Unit, Visitor};
+use crate::optim::OptimizerConfig;
 use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
-use crate::train::OptimizerConfig;
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
 pub struct Model {
@@ -61,8 +61,9 @@ pub fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec
     })
 }
 
+/// Saving and loading may touch its memory through copies only.
 pub fn device() -> Device {
-    Device::cpu(Isa::detect(), Par::threads(1).unwrap())
+    Device::strict(Isa::detect(), Par::threads(1).unwrap())
 }
 
 pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
@@ -75,7 +76,8 @@ pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dty
 pub fn bare_engine(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
     let options = Options { dtype, placements, ..Options::default() };
     let rule = OptimizerConfig::default().rule;
-    let (param_group, role) = (&OptimizerConfig::param_group, &OptimizerConfig::role);
+    let (param_group, role) =
+        (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     Engine::new(model, comm, &device(), options, rule, param_group, role).unwrap()
 }
 

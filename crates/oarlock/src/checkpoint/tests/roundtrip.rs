@@ -3,6 +3,7 @@
 use super::*;
 use crate::checkpoint::load;
 use crate::checkpoint::manifest::Manifest;
+use crate::optim;
 
 #[test]
 fn any_number_of_ranks_and_any_placement_loads_it_to_the_bit() {
@@ -118,31 +119,23 @@ fn the_accelerator_saves_and_loads() {
     use crate::accelerator::{Accelerator, AcceleratorConfig};
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("any name");
-    let prepared = |model: &Model| {
+    let prepared = || {
         let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-        let optimizer = accelerator
-            .hold(model, OptimizerConfig::default(), &mut SeededInit { seed: 2, device: device() })
-            .unwrap();
-        (accelerator, optimizer)
+        let model = Model::new(90, true);
+        let adamw = optim::adamw(&model);
+        let (model, optimizer) = accelerator.prepare((model, adamw)).unwrap();
+        (accelerator, model, optimizer)
     };
-    let model = Model::new(90, true);
-    let (accelerator, mut optimizer) = prepared(&model);
-    fill(optimizer.engine_mut(), 11, 8);
-    crate::checkpoint::save(
-        &dir,
-        accelerator.communicator(),
-        optimizer.engine(),
-        Contents::state(client(11)),
-    )
-    .unwrap();
-    let model = Model::new(90, true);
-    let (accelerator, mut optimizer) = prepared(&model);
-    assert_eq!(
-        crate::checkpoint::load(&dir, accelerator.communicator(), optimizer.engine_mut()).unwrap(),
-        client(11)
-    );
-    assert!(is_pattern(optimizer.engine(), 8) && optimizer.n_steps() == 11);
+    let (accelerator, model, _optimizer) = prepared();
+    fill(model.state.optimizer().unwrap().engine_mut(), 11, 8);
+    let mut saver = Saver::default();
+    accelerator.begin_save(&mut saver, &dir, Contents::state(client(11))).unwrap();
+    saver.finish(accelerator.communicator()).unwrap();
+    let (accelerator, model, optimizer) = prepared();
+    let found = accelerator.load_checkpoint(&dir).unwrap();
+    assert_eq!((found.step, found.consumed_samples), (11, client(11).consumed_samples));
+    assert!(is_pattern(model.state.optimizer().unwrap().engine(), 8) && optimizer.n_steps().unwrap() == 11);
 }
 
 #[test]

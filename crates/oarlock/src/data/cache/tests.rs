@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
+use super::super::tokenizer::Tokenizer;
 use super::super::tokenizer::tests::small;
 use super::*;
 
@@ -161,11 +162,53 @@ fn a_place_that_cannot_be_written_is_explained() {
 }
 
 #[test]
+fn another_version_of_the_format_is_built_again() {
+    let f = fixture();
+    let build = f.build();
+    let whole = std::fs::read(&build.path).unwrap();
+    // Version 1 had a header of 64 bytes; of one from another kind of machine the bytes stand the other way round.
+    let mut old = whole[..64].to_vec();
+    old[12] = 1;
+    let mut foreign = whole.clone();
+    foreign[..8].reverse();
+    for (bytes, reason) in [
+        (old, "it is of version 1, and this program reads 2"),
+        (foreign, "it is no token cache of this kind of machine"),
+    ] {
+        std::fs::write(&build.path, bytes).unwrap();
+        let error = TokenCache::open(&build.path).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("delete it, and it will be built again"), "{error}");
+        let again = f.build();
+        assert_eq!((again.reused, again.reason.as_deref()), (false, Some(reason)));
+        assert_eq!(std::fs::read(&build.path).unwrap(), whole);
+    }
+}
+
+#[test]
+fn texts_take_no_byte_for_their_targets() {
+    let f = fixture();
+    let cache = TokenCache::open(&f.build().path).unwrap();
+    let origin = cache.layout.origin.len();
+    let ids = (2 * cache.n_tokens() as usize).next_multiple_of(8);
+    assert_eq!(cache.map.len(), HEADER_BYTES + ids + 8 * 4 + origin);
+    assert!(!cache.holds_conversations() && !cache.has_segments() && cache.targets(0).is_none());
+}
+
+#[test]
 fn wide_ids_take_four_bytes() {
-    let header =
-        Header { id_bytes: 4, n_tokens: 3, n_records: 2, origin_bytes: 5, vocab_size: 70_000, body_hash: 9 };
+    let header = Header {
+        id_bytes: 4,
+        conversations: false,
+        n_tokens: 3,
+        n_records: 2,
+        n_labels: 0,
+        n_segments: 0,
+        origin_bytes: 5,
+        vocab_size: 70_000,
+        body_hash: 9,
+    };
     let layout = Header::parse(&header.to_bytes()).unwrap().layout().unwrap();
-    assert_eq!(layout, [64..76, 80..104, 104..109]);
+    assert_eq!([layout.ids, layout.offsets, layout.origin], [80..92, 96..120, 120..125]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wide.tokens");
     let mut bytes = header.to_bytes().to_vec();
@@ -174,6 +217,11 @@ fn wide_ids_take_four_bytes() {
     bytes.extend_from_slice(b"12345");
     std::fs::write(&path, bytes).unwrap();
     assert_eq!(records(&TokenCache::open(&path).unwrap()), [vec![69_999], vec![1, 2]]);
-    let overflow = Header { n_tokens: u64::MAX, ..header };
-    assert!(overflow.layout().is_none());
+    for overflow in [
+        Header { n_tokens: u64::MAX, ..header },
+        Header { conversations: true, n_labels: u64::MAX / 4, ..header },
+        Header { n_records: u64::MAX, ..header },
+    ] {
+        assert!(overflow.layout().is_none());
+    }
 }

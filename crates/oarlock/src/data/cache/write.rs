@@ -1,20 +1,23 @@
-//! Writes a token cache: reads texts in batches, encodes them on all threads, appends, renames.
+//! Writes a token cache: reads records in batches, encodes them on all threads, appends, renames.
 
 use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rayon::prelude::*;
 use twox_hash::XxHash64;
 
+use super::super::encode::{Encoded, Encoder, Labels};
 use super::super::error::{Error, Result};
-use super::super::source::Source;
-use super::super::tokenizer::Tokenizer;
+use super::super::example::Example;
+use super::super::source::{Content, Record, Source};
 use super::{HEADER_BYTES, Header, Origin};
 
-/// Text encoded at a time: enough for all threads, little in memory.
+/// Bytes of records encoded at a time: enough for all threads, little in memory.
 const BATCH_BYTES: usize = 4 << 20;
 /// The end of a temporary file's name.
 const TEMPORARY: &str = "building";
@@ -24,7 +27,7 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 /// How far a build has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of text encoded.
+    /// Bytes of records encoded.
     pub text_bytes: u64,
     /// Records encoded.
     pub records: u64,
@@ -36,7 +39,7 @@ pub struct Progress {
 pub(super) fn write(
     path: &Path,
     source: &Source,
-    tokenizer: &Tokenizer,
+    encoder: Encoder,
     origin: &Origin,
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
@@ -44,7 +47,7 @@ pub(super) fn write(
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
     remove_abandoned(path);
     let (mut temporary, file) = Temporary::create(path)?;
-    write_to(file, path, source, tokenizer, origin, on_progress)?;
+    write_to(file, path, source, encoder, origin, on_progress)?;
     std::fs::rename(&temporary.path, path).map_err(|e| Error::write(path, e))?;
     temporary.renamed = true;
     Ok(())
@@ -55,44 +58,57 @@ fn write_to(
     file: impl Write + Seek,
     path: &Path,
     source: &Source,
-    tokenizer: &Tokenizer,
+    encoder: Encoder,
     origin: &Origin,
     on_progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
     let failed = |e: io::Error| Error::write(path, e);
-    let vocab_size = tokenizer.vocab_size()?;
+    let vocab_size = encoder.vocab_size()?;
     let id_bytes = if vocab_size > 1 << 16 { 4 } else { 2 };
-    let mut out = Summed { out: BufWriter::with_capacity(1 << 20, file), hasher: XxHash64::with_seed(0) };
+    let mut out =
+        Summed { out: BufWriter::with_capacity(1 << 20, file), hasher: XxHash64::with_seed(0), n_bytes: 0 };
     out.out.write_all(&[0; HEADER_BYTES]).map_err(failed)?;
     let mut offsets = vec![0u64];
+    let (mut labels, mut segments) = (Lists::new(), Lists::new());
+    let conversations = encoder.content() == Content::Object;
     let mut progress = Progress { text_bytes: 0, records: 0, tokens: 0 };
-    let mut texts = source.texts();
+    let mut records = source.records(encoder.content());
     loop {
-        let batch = next_batch(&mut texts)?;
+        let batch = next_batch(&mut records)?;
         if batch.is_empty() {
             break;
         }
-        let encoded: Vec<Vec<u32>> = tokenizer.encode_batch(&batch)?;
-        for ids in &encoded {
-            progress.tokens += ids.len() as u64;
-            offsets.push(progress.tokens);
-            out.ids(ids, id_bytes).map_err(failed)?;
-        }
         progress.records += batch.len() as u64;
-        progress.text_bytes += batch.iter().map(|t| t.len() as u64).sum::<u64>();
+        progress.text_bytes += batch.iter().map(|record| record.content.len() as u64).sum::<u64>();
+        for encoded in encode(encoder, batch) {
+            let encoded = encoded?;
+            progress.tokens += encoded.ids.len() as u64;
+            offsets.push(progress.tokens);
+            out.ids(&encoded.ids, id_bytes).map_err(failed)?;
+            if conversations {
+                labels.push(targets(&encoded).into_iter().flat_map(|run| [run.start, run.end]));
+                segments.push(encoded.segments);
+            }
+        }
         on_progress(progress);
     }
-    let n_tokens = progress.tokens;
-    let fill = (n_tokens * id_bytes).next_multiple_of(8) - n_tokens * id_bytes;
     let origin = serde_json::to_vec(origin).map_err(|e| failed(e.into()))?;
     let mut finish = || -> io::Result<()> {
-        out.bytes(&[0; 8][..fill as usize])?;
-        out.bytes(bytemuck::cast_slice(&offsets))?;
-        out.bytes(&origin)?;
+        out.part(bytemuck::cast_slice(&offsets))?;
+        if conversations {
+            out.lists(&labels)?;
+        }
+        if !segments.numbers.is_empty() {
+            out.lists(&segments)?;
+        }
+        out.part(&origin)?;
         let header = Header {
             id_bytes,
-            n_tokens,
+            conversations,
+            n_tokens: progress.tokens,
             n_records: progress.records,
+            n_labels: labels.numbers.len() as u64,
+            n_segments: segments.numbers.len() as u64,
             origin_bytes: origin.len() as u64,
             vocab_size: vocab_size as u64,
             body_hash: out.hasher.finish(),
@@ -104,32 +120,85 @@ fn write_to(
     finish().map_err(failed)
 }
 
-/// The next texts, about `BATCH_BYTES` of them; none at the end.
-fn next_batch(texts: &mut impl Iterator<Item = Result<String>>) -> Result<Vec<String>> {
+/// The next records, about `BATCH_BYTES` of them; none at the end.
+fn next_batch(records: &mut impl Iterator<Item = Result<Record>>) -> Result<Vec<Record>> {
     let (mut batch, mut n_bytes) = (Vec::new(), 0);
     while n_bytes < BATCH_BYTES {
-        match texts.next() {
+        match records.next() {
             None => break,
-            Some(text) => {
-                let text = text?;
-                n_bytes += text.len().max(1);
-                batch.push(text);
+            Some(record) => {
+                let record = record?;
+                n_bytes += record.content.len() + size_of::<Record>();
+                batch.push(record);
             }
         }
     }
     Ok(batch)
 }
 
+/// The tokens of records, on all threads of the current pool. Each has its own error, so that the first in the order of
+/// the records is reported.
+fn encode(encoder: Encoder, records: Vec<Record>) -> Vec<Result<Encoded>> {
+    let encode = |mut record: Record| {
+        let example = Example::read(&mut record, encoder.content())?;
+        encoder.encode(&example).map_err(|error| record.explain(error))
+    };
+    records.into_par_iter().with_max_len(1).map(encode).collect()
+}
+
+/// The targets of a record as runs.
+fn targets(encoded: &Encoded) -> Vec<Range<u32>> {
+    match &encoded.labels {
+        Labels::Spans(spans) => spans.clone(),
+        Labels::All => {
+            let begins = [0].iter().chain(&encoded.segments);
+            let ends = encoded.segments.iter().copied().chain([encoded.ids.len() as u32]);
+            begins.zip(ends).map(|(begin, end)| begin + 1..end).filter(|run| !run.is_empty()).collect()
+        }
+    }
+}
+
+/// A list of numbers for each record.
+struct Lists {
+    offsets: Vec<u64>,
+    numbers: Vec<u32>,
+}
+
+impl Lists {
+    fn new() -> Lists {
+        Lists { offsets: vec![0], numbers: Vec::new() }
+    }
+
+    fn push(&mut self, list: impl IntoIterator<Item = u32>) {
+        self.numbers.extend(list);
+        self.offsets.push(self.numbers.len() as u64);
+    }
+}
+
 /// A writer that sums what passes through it.
 struct Summed<W: Write> {
     out: BufWriter<W>,
     hasher: XxHash64,
+    n_bytes: u64,
 }
 
 impl<W: Write> Summed<W> {
     fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.write(bytes);
+        self.n_bytes += bytes.len() as u64;
         self.out.write_all(bytes)
+    }
+
+    /// A part of the file, after filling the one before to 8 bytes.
+    fn part(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let fill = self.n_bytes.next_multiple_of(8) - self.n_bytes;
+        self.bytes(&[0; 8][..fill as usize])?;
+        self.bytes(bytes)
+    }
+
+    fn lists(&mut self, lists: &Lists) -> io::Result<()> {
+        self.part(bytemuck::cast_slice(&lists.offsets))?;
+        self.part(bytemuck::cast_slice(&lists.numbers))
     }
 
     fn ids(&mut self, ids: &[u32], id_bytes: u64) -> io::Result<()> {
@@ -220,7 +289,7 @@ mod tests {
         let path = dir.path().join("cache/x.tokens");
         let write = |room| {
             let disk = SmallDisk(Cursor::default(), room);
-            write_to(disk, &path, &source, &tokenizer, &origin, &mut |_| {})
+            write_to(disk, &path, &source, (&tokenizer).into(), &origin, &mut |_| {})
         };
         let needed = (0..100_000).step_by(16).find(|&room| write(room).is_ok()).unwrap();
         assert!(needed > 300);
@@ -237,7 +306,8 @@ mod tests {
         let source = Source::resolve("bad.txt", dir.path(), None).unwrap();
         let cache = dir.path().join("cache");
         let origin = Origin::of(&source).unwrap();
-        let error = write(&cache.join("x.tokens"), &source, &tokenizer, &origin, &mut |_| {}).unwrap_err();
+        let error =
+            write(&cache.join("x.tokens"), &source, (&tokenizer).into(), &origin, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("bad.txt:2: invalid UTF-8"), "{error}");
         assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
     }

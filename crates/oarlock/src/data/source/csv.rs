@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::Arc;
 
 use csv::{ErrorKind, Position, Reader, ReaderBuilder, StringRecord};
 
 use super::super::error::{Error, Result};
-use super::{REENCODE, Texts, missing_column};
+use super::{REENCODE, Record, Records, missing_column};
 
 /// Streams the first of `columns` that the header names.
-pub(super) fn open(path: &Path, columns: &[String]) -> Result<Texts> {
+pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
     let file = File::open(path).map_err(|e| Error::read(path, e))?;
     let mut reader: Reader<_> = ReaderBuilder::new().from_reader(BufReader::with_capacity(1 << 18, file));
     let header = reader.headers().map_err(|e| explain(path, e))?;
@@ -20,12 +21,16 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Texts> {
     }
     let column = columns.iter().find_map(|c| names.iter().position(|n| n == c));
     let column = column.ok_or_else(|| missing_column(path, 1, columns, &names))?;
-    let path = path.to_path_buf();
-    let mut record = StringRecord::new();
-    Ok(Box::new(std::iter::from_fn(move || match reader.read_record(&mut record) {
+    let file: Arc<Path> = path.into();
+    let mut row = StringRecord::new();
+    Ok(Box::new(std::iter::from_fn(move || match reader.read_record(&mut row) {
         Ok(false) => None,
-        Ok(true) => Some(Ok(record.get(column).unwrap_or_default().to_owned())),
-        Err(e) => Some(Err(explain(&path, e))),
+        Ok(true) => Some(Ok(Record {
+            file: file.clone(),
+            line: row.position().map_or(1, Position::line),
+            content: row.get(column).unwrap_or_default().to_owned(),
+        })),
+        Err(e) => Some(Err(explain(&file, e))),
     })))
 }
 

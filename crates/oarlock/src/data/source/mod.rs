@@ -10,11 +10,51 @@ mod parquet;
 mod text;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::{Error, Result};
 
-/// A stream of the texts of a data set.
-pub type Texts = Box<dyn Iterator<Item = Result<String>> + Send>;
+/// A stream of the records of a data set.
+pub type Records = Box<dyn Iterator<Item = Result<Record>> + Send>;
+
+/// One record of a data set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The file that holds it.
+    pub file: Arc<Path>,
+    /// Its first line, counted from 1 (in a Parquet file its row).
+    pub line: u64,
+    /// What was read of it.
+    pub content: String,
+}
+
+/// What is read of each record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The text in the text column.
+    Text,
+    /// The whole record as a JSON object.
+    Object,
+}
+
+impl Record {
+    /// The error of a record that cannot be used.
+    pub(super) fn error(&self, cause: impl Into<String>, remedy: &str) -> Error {
+        Error::record(&self.file, self.line, cause, remedy)
+    }
+
+    /// The error of a record that is no JSON, or not the JSON that was expected.
+    pub(super) fn json_error(&self, error: &serde_json::Error) -> Error {
+        let what = error.to_string();
+        let what = what.split(" at line ").next().unwrap_or(&what);
+        let cause = match error.classify() {
+            serde_json::error::Category::Data => what.to_owned(),
+            _ => format!("broken JSON at column {}: {what}", error.column()),
+        };
+        let line = self.line + error.line().saturating_sub(1) as u64;
+        Error::record(&self.file, line, cause, "repair or remove the record")
+    }
+}
 
 /// The columns that are tried, in this order, when none is named.
 const DEFAULT_COLUMNS: [&str; 2] = ["text", "content"];
@@ -99,20 +139,25 @@ impl Source {
         Ok(Source { parts })
     }
 
-    /// The texts of all records, in order. An error ends the stream; so does a data set without any record.
-    pub fn texts(&self) -> Texts {
+    /// The texts of all records, as [`Source::records`].
+    pub fn texts(&self) -> impl Iterator<Item = Result<String>> + Send + use<> {
+        self.records(Content::Text).map(|record| Ok(record?.content))
+    }
+
+    /// All records, in order. An error ends the stream; so does a data set without any record.
+    pub fn records(&self, content: Content) -> Records {
         let parts = self.parts.clone();
-        let stream = parts.into_iter().flat_map(|part| {
+        let stream = parts.into_iter().flat_map(move |part| {
             let Part { name, files, column, limit } = part;
             let shown = files.first().cloned().unwrap_or_default();
-            let texts = files.into_iter().flat_map(move |file| open(&file, column.as_deref()));
-            let mut n_texts = 0u64;
-            let mut texts = texts.take(usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX));
+            let records = files.into_iter().flat_map(move |file| open(&file, column.as_deref(), content));
+            let mut n_records = 0u64;
+            let mut records = records.take(usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX));
             let mut ended = false;
             std::iter::from_fn(move || {
-                let next = if ended { None } else { texts.next() };
-                n_texts += u64::from(next.is_some());
-                if next.is_none() && n_texts == 0 && !ended {
+                let next = if ended { None } else { records.next() };
+                n_records += u64::from(next.is_some());
+                if next.is_none() && n_records == 0 && !ended {
                     ended = true;
                     let cause = format!("data set {name} holds no record");
                     let remedy = "give a file with text in it, and max_samples of at least 1";
@@ -162,13 +207,18 @@ fn until_error<T>(stream: impl Iterator<Item = Result<T>>) -> impl Iterator<Item
 }
 
 /// Opens one file; a failure to open is the only item of the stream.
-fn open(path: &Path, column: Option<&str>) -> Texts {
+fn open(path: &Path, column: Option<&str>, content: Content) -> Records {
     let columns: Vec<String> = match column {
         Some(name) => vec![name.into()],
         None => DEFAULT_COLUMNS.map(String::from).into(),
     };
     let opened = match Format::of(path) {
-        Some(Format::Json) => json::open(path, columns),
+        Some(Format::Json) => json::open(path, columns, content),
+        Some(_) if content == Content::Object => Err(Error::file(
+            path,
+            "conversations are read from JSON only",
+            "give a .jsonl or .json file with one object for each conversation",
+        )),
         Some(Format::Text) => text::open(path),
         Some(Format::Csv) => csv::open(path, &columns),
         Some(Format::Parquet) => parquet::open(path, &columns),

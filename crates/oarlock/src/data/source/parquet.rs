@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use parquet::basic::Type;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -11,13 +12,13 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::super::error::{Error, Result};
 use super::text::utf8;
-use super::{Texts, missing_column, wrong_type};
+use super::{Record, Records, missing_column, wrong_type};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 256;
 
 /// Streams the first of `columns` that the schema names.
-pub(super) fn open(path: &Path, columns: &[String]) -> Result<Texts> {
+pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
     let file = File::open(path).map_err(|e| Error::read(path, e))?;
     if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
         return Ok(Box::new(std::iter::empty()));
@@ -64,7 +65,7 @@ fn guarded<T>(path: &Path, f: impl FnOnce() -> parquet::errors::Result<T>) -> Re
 }
 
 struct Rows {
-    path: PathBuf,
+    path: Arc<Path>,
     name: String,
     column: usize,
     optional: bool,
@@ -114,12 +115,13 @@ impl Rows {
         }
     }
 
-    fn text(&mut self) -> Result<Option<String>> {
+    fn record(&mut self) -> Result<Option<Record>> {
         loop {
             match self.batch.next() {
                 Some(Some(bytes)) => {
                     self.row += 1;
-                    return utf8(&self.path, self.row, bytes.data().to_vec()).map(Some);
+                    let content = utf8(&self.path, self.row, bytes.data().to_vec())?;
+                    return Ok(Some(Record { file: self.path.clone(), line: self.row, content }));
                 }
                 Some(None) => return Err(wrong_type(&self.path, self.row + 1, &self.name, "null")),
                 None if self.refill()? => {}
@@ -130,14 +132,14 @@ impl Rows {
 }
 
 impl Iterator for Rows {
-    type Item = Result<String>;
+    type Item = Result<Record>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
             return None;
         }
-        let text = self.text().transpose();
-        self.failed = matches!(text, Some(Err(_)));
-        text
+        let record = self.record().transpose();
+        self.failed = matches!(record, Some(Err(_)));
+        record
     }
 }

@@ -65,6 +65,29 @@ fn json_lines() {
 }
 
 #[test]
+fn records_know_their_place() {
+    let lines = |name: &str, content: &[u8], what: Content| -> Vec<(u64, String)> {
+        let dir = folder(&[(name, content)]);
+        let records = Source::resolve(name, dir.path(), None).unwrap().records(what);
+        records
+            .map(Result::unwrap)
+            .map(|r| {
+                assert!(r.file.ends_with(name));
+                (r.line, r.content)
+            })
+            .collect()
+    };
+    let places = |name, content: &str| -> Vec<u64> {
+        lines(name, content.as_bytes(), Content::Text).into_iter().map(|(line, _)| line).collect()
+    };
+    assert_eq!(places("a.txt", "one\n\n two"), [1, 3]);
+    assert_eq!(places("a.csv", "text\n\"a\nb\"\nc\n"), [2, 4]);
+    assert_eq!(places("a.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \"b\"}"), [1, 3]);
+    let objects = lines("a.json", b"[\n{\"x\": 1},\n\n{\"y\":\n 2}]", Content::Object);
+    assert_eq!(objects, [(2, "{\"x\": 1}".to_owned()), (4, "{\"y\":\n 2}".to_owned())]);
+}
+
+#[test]
 fn json_arrays() {
     let array = "\n[ {\"text\": \"a]\\\"},\"},\n {\"text\": \"b\", \"x\": [[1], {}]}\n]\n";
     assert_eq!(texts("a.json", array.as_bytes()), ["a]\"},", "b"]);

@@ -3,19 +3,20 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::error::{Error, Result};
-use super::{MAX_RECORD_BYTES, REENCODE, Texts, until_error};
+use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, until_error};
 
 /// The lines of a file as bytes, with their numbers from 1, without line ends and byte order mark.
-pub(super) struct Lines {
+struct Lines {
     reader: BufReader<File>,
     path: PathBuf,
     line: u64,
 }
 
 impl Lines {
-    pub(super) fn open(path: &Path) -> Result<Lines> {
+    fn open(path: &Path) -> Result<Lines> {
         let file = File::open(path).map_err(|e| Error::read(path, e))?;
         Ok(Lines { reader: BufReader::with_capacity(1 << 18, file), path: path.into(), line: 0 })
     }
@@ -54,13 +55,21 @@ pub(super) fn utf8(path: &Path, line: u64, bytes: Vec<u8>) -> Result<String> {
     })
 }
 
+/// Parts of a file, each with the line that it begins on.
+pub(super) type Parts = Box<dyn Iterator<Item = Result<(u64, Vec<u8>)>> + Send>;
+
+/// The lines of a file that are not blank.
+pub(super) fn lines(path: &Path) -> Result<Parts> {
+    let lines = until_error(Lines::open(path)?);
+    let is_blank = |bytes: &[u8]| bytes.trim_ascii().is_empty();
+    Ok(Box::new(lines.filter(move |line| !line.as_ref().is_ok_and(|(_, bytes)| is_blank(bytes)))))
+}
+
 /// One record a line; blank lines are skipped.
-pub(super) fn open(path: &Path) -> Result<Texts> {
-    let path = path.to_path_buf();
-    let lines = until_error(Lines::open(&path)?);
-    Ok(Box::new(lines.filter_map(move |line| match line {
-        Ok((_, bytes)) if bytes.trim_ascii().is_empty() => None,
-        Ok((line, bytes)) => Some(utf8(&path, line, bytes)),
-        Err(e) => Some(Err(e)),
+pub(super) fn open(path: &Path) -> Result<Records> {
+    let file: Arc<Path> = path.into();
+    Ok(Box::new(lines(path)?.map(move |line| {
+        let (line, bytes) = line?;
+        Ok(Record { file: file.clone(), line, content: utf8(&file, line, bytes)? })
     })))
 }

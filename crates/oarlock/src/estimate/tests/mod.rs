@@ -2,43 +2,30 @@
 
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
-use oarlock_tensor::{DType, Device, Par, RopeScaling, Shape, Tensor};
+use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
 
 use super::limits::soft_limit;
 use super::states::charged;
 use super::*;
-use crate::data::{Batch, StepBatches};
-use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use crate::data::Batch;
+use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::Wrap;
+use crate::optim;
 use crate::report::speed::PhaseTimer;
-use crate::shard::SeededInit;
-use crate::shard::{Grain, Layout, Options, Placements};
-use crate::train::{OptimizerConfig, evaluate, train_step};
+use crate::shard::{Engine, Grain, Layout, Options, Placements};
+use crate::train::objective::dry_pass;
+use crate::train::{Pretrain, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
 fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
-    let config = DecoderConfig {
-        family: Family::Llama,
-        vocab_size,
-        hidden_size: hidden,
-        intermediate_size: hidden * 3,
-        n_layers,
-        n_heads: hidden / 16,
-        n_kv_heads: hidden / 32,
-        head_dim: 16,
-        max_positions: len,
-        norm_eps: 1e-5,
-        tie_embeddings: true,
-        qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: true,
-        rope: RopeSettings { theta: 1e4, style: RopeStyle::Half, scaling: RopeScaling::None },
-        init_std: 0.02,
-    };
-    Decoder::new(config, len).unwrap()
+    let config = DecoderConfig::llama(vocab_size, hidden, n_layers, len).with_layers(|layer| {
+        layer.mlp.intermediate_size = hidden * 3;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (hidden / 16, hidden / 32, 16);
+        (attention.qkv_bias, attention.qk_norm) = (true, QkNorm::PerHead);
+    });
+    Decoder::new(DecoderConfig { tie_embeddings: true, ..config }, len).unwrap()
 }
 
 fn batch(rows: usize, len: usize, documents: bool) -> Batch {
@@ -70,20 +57,20 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
         let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5) };
-        let dry = decoder_step(&model, dtype, accelerator.device(), shape).unwrap();
+        let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
-        let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
-        let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut source).unwrap();
+        let adamw = optim::adamw(&model).weight_decay(0.0);
+        let (model, optimizer) = accelerator.prepare((model, adamw)).unwrap();
         let states = accelerator.device().arena().bytes() as u64;
-        let window = StepBatches { batches: vec![batch(rows, len, documents); 2], ..StepBatches::default() };
+        let window = vec![batch(rows, len, documents); 2];
         accelerator.device().profile().enable();
         for _ in 0..2 {
-            train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, &mut PhaseTimer::new())
+            train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, &mut PhaseTimer::new())
                 .unwrap();
         }
         let work = accelerator.device().profile().take();
-        evaluate(&accelerator, &model, [batch(5, len, documents)].into_iter()).unwrap();
+        evaluate(&accelerator, &Pretrain, &model, [batch(5, len, documents)].into_iter()).unwrap();
 
         let arena = accelerator.device().arena();
         assert_eq!(dry.pool_bytes, arena.bytes() as u64 - states, "{dtype}, {threads} thread(s)");
@@ -125,7 +112,7 @@ fn an_update_borrows_what_the_estimate_says() {
     for (rule, optim) in [
         (muon, Optim::Muon),
         (adafactor, Optim::Factored),
-        (OptimizerConfig::default().rule, Optim::TwoMoments),
+        (Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, Optim::TwoMoments),
     ] {
         for (dtype, in_files, (rows, len)) in [
             (DType::F32, false, (1, 8)),
@@ -146,7 +133,7 @@ fn an_update_borrows_what_the_estimate_says() {
             let mut model = llama(64, 2, 500, len);
             model.set_recompute(Recompute::Units { every: 1 });
             let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
-            let dry = decoder_step(&model, dtype, accelerator.device(), shape).unwrap();
+            let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
             let settings = Settings {
                 optim,
                 optimizer: if in_files { Offload::Nvme } else { Offload::Memory },
@@ -157,13 +144,12 @@ fn an_update_borrows_what_the_estimate_says() {
             let size = ModelSize::of(&model, dtype);
             let told = estimate(&size, settings, Some(&dry), 0);
 
-            let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
-            let optimizer = OptimizerConfig { rule, ..OptimizerConfig::default() };
-            let mut optimizer = accelerator.hold(&model, optimizer, &mut source).unwrap();
-            let window = StepBatches { batches: vec![batch(rows, len, false)], ..StepBatches::default() };
+            let optimizer = optim::Optim::new(&model, rule, 1e-3, 0.0);
+            let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+            let window = vec![batch(rows, len, false)];
             for _ in 0..3 {
                 let timer = &mut PhaseTimer::new();
-                train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, timer).unwrap();
+                train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, timer).unwrap();
             }
             let borrowed = ["state between file and use", "optimizer's workspace"];
             let parts = ["master weights", "optimizer state", "activations, logits, scratch"];
@@ -204,21 +190,18 @@ fn who_owns_a_whole_matrix_is_charged_for_reading_it() {
 
 #[test]
 fn a_dry_run_of_a_large_model_takes_no_memory() {
-    let config = DecoderConfig {
-        vocab_size: 32_000,
-        hidden_size: 4096,
-        intermediate_size: 11_008,
-        n_layers: 32,
-        n_heads: 32,
-        n_kv_heads: 32,
-        head_dim: 128,
-        ..llama(64, 1, 100, 2048).config().clone()
-    };
+    let config = DecoderConfig::llama(32_000, 4096, 32, 2048).with_layers(|layer| {
+        layer.mlp.intermediate_size = 11_008;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (32, 32, 128);
+        (attention.qkv_bias, attention.qk_norm) = (true, QkNorm::PerHead);
+    });
+    let config = DecoderConfig { tie_embeddings: true, ..config };
     let model = Decoder::new(config, 2048).unwrap();
     let device = Device::dry(Isa::detect(), Par::solo());
     let shape = StepShape { batch: 8, len: 2048, documents: false, eval_batch: None };
     let before = oarlock_comm::ProcessMemory::current().unwrap().peak_rss;
-    let run = decoder_step(&model, DType::BF16, &device, shape).unwrap();
+    let run = decoder_step(&model, DType::BF16, &device, shape, &dry_pass(&Pretrain)).unwrap();
     let grown = oarlock_comm::ProcessMemory::current().unwrap().peak_rss - before;
     assert!(run.pool_bytes > 40 << 30 && grown < 1 << 30, "{} and {grown}", run.pool_bytes);
     let size = ModelSize::of(&model, DType::BF16);
@@ -342,12 +325,12 @@ fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
         let shard = Options { placements: Placements::GRADIENTS, wrap: wrap.clone(), ..Options::default() };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-        let mut source = SeededInit { seed: 1, device: accelerator.device().clone() };
-        let mut optimizer = accelerator.hold(&model, OptimizerConfig::default(), &mut source).unwrap();
-        let window = StepBatches { batches: vec![batch(2, 32, false)], ..StepBatches::default() };
+        let adamw = optim::adamw(&model).weight_decay(0.0);
+        let (model, optimizer) = accelerator.prepare((model, adamw)).unwrap();
+        let window = vec![batch(2, 32, false)];
         let timer = &mut PhaseTimer::new();
-        train_step(&accelerator, &model, &mut optimizer, &window, 1e-3, 1.0, timer).unwrap();
-        let held = optimizer.engine().resident();
+        train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, timer).unwrap();
+        let held = optimizer.with_engine(Engine::resident).unwrap();
         assert_eq!(predicted, (held.gradients + held.leaving) as u64, "{wrap:?}");
     }
 }
@@ -386,7 +369,17 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let device = Device::dry(Isa::detect(), Par::solo());
     let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16) };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
-    let needs = predict(&model, &Wrap::Declared, &device, shape, settings, 1 << 20).unwrap();
+    let (wrap, micro_batch) = (Wrap::Declared, dry_pass(&Pretrain));
+    let training = Training {
+        model: &model,
+        wrap: &wrap,
+        device: &device,
+        shape,
+        settings,
+        program: 1 << 20,
+        micro_batch: &micro_batch,
+    };
+    let needs = training.predict().unwrap();
     let roomy = Limits { available: needs.machine(), group: None, address_space: None, data: None };
     assert_eq!(roomy.broken_by(&needs), None);
     let short = needs.machine() - 1;
@@ -401,14 +394,12 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     }
     let limits = Limits { available: needs.machine() * 2 / 3, ..roomy };
     let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
-    let found = proposals(&model, &Wrap::Declared, &device, shape, settings, 1 << 20, &fits).unwrap();
+    let found = training.proposals(&fits).unwrap();
     assert!(found.iter().any(|(what, _)| what == "per_device_train_batch_size: 8"), "{found:?}");
     assert!(found.iter().any(|(what, _)| what == "gradient_checkpointing: true"), "{found:?}");
     assert!(found.iter().all(|(_, estimate)| fits(estimate)));
     let nothing = |_: &Estimate| false;
-    assert!(
-        proposals(&model, &Wrap::Declared, &device, shape, settings, 1 << 20, &nothing).unwrap().is_empty()
-    );
+    assert!(training.proposals(&nothing).unwrap().is_empty());
 
     let text = "Max data size             4096    unlimited            bytes     \nMax address space         unlimited            unlimited            bytes";
     assert_eq!(

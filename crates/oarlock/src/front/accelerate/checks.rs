@@ -172,7 +172,7 @@ fn lengths(world: u64) -> [u64; 4] {
 fn epoch(sampler: &Sampler) -> Vec<u64> {
     let (mut position, mut rows) = (0, Vec::new());
     while position < sampler.len {
-        let window = sampler.window(position);
+        let window = sampler.step_rows(position);
         rows.extend(window.micro_batches.into_iter().flatten().map(|row| row.unwrap_or(FILLER)));
         position = window.end;
     }

@@ -4,14 +4,15 @@ use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::DType;
 
 use super::checks::{Finding, Site, sampler};
-use crate::accelerator::{Accelerator, AcceleratorConfig};
-use crate::checkpoint::{self, ClientState, Contents};
-use crate::data::{Batch, Sampler, StepBatches};
+use crate::accelerator::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer};
+use crate::checkpoint::{ClientState, Contents, Saver};
+use crate::data::{Batch, Sampler};
 use crate::error::Result;
 use crate::model::{Decoder, DecoderConfig};
+use crate::optim;
 use crate::report::speed::PhaseTimer;
-use crate::shard::{Options, Placements, SeededInit};
-use crate::train::{Optimizer, OptimizerConfig, train_step};
+use crate::shard::{Options, Placements};
+use crate::train::{Pretrain, train_step};
 
 /// The ways to divide a model, by their names.
 const WAYS: [(&str, Placements); 4] = [
@@ -49,8 +50,8 @@ pub fn accelerator(comm: &Communicator, dtype: DType, placements: Placements) ->
 /// A training: a model, its optimizer and its place in the data.
 struct Run {
     accelerator: Accelerator,
-    model: Decoder,
-    optimizer: Optimizer,
+    model: Prepared<Decoder>,
+    optimizer: PreparedOptimizer,
     sampler: Sampler,
     position: u64,
 }
@@ -59,9 +60,8 @@ impl Run {
     fn new(comm: &Communicator, dtype: DType, placements: Placements, sampler: Sampler) -> Result<Run> {
         let accelerator = accelerator(comm, dtype, placements)?;
         let model = Decoder::new(DecoderConfig::llama(VOCAB, 64, 2, LEN), LEN)?;
-        let adamw = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-        let mut weights = SeededInit { seed: 42, device: accelerator.device().clone() };
-        let optimizer = accelerator.hold(&model, adamw, &mut weights)?;
+        let adamw = optim::adamw(&model).lr(3e-3).weight_decay(0.1).no_decay_of_vectors(&model);
+        let (model, optimizer) = accelerator.prepare((model, adamw))?;
         Ok(Run { accelerator, model, optimizer, sampler, position: 0 })
     }
 
@@ -69,23 +69,19 @@ impl Run {
     fn steps(&mut self, n: usize) -> Result<Vec<f64>> {
         let mut losses = Vec::with_capacity(n);
         for _ in 0..n {
-            let window = self.sampler.window(self.position);
+            let window = self.sampler.step_rows(self.position);
             let batches: Vec<Batch> = window.micro_batches.iter().map(|rows| batch(rows)).collect();
-            let n_targets = batches.iter().map(|batch| batch.n_targets as u64).sum();
-            let (epoch, position) = (window.epoch, window.end);
-            let step = StepBatches { batches, epoch, position, n_targets };
-            let mut timer = PhaseTimer::new();
             let report = train_step(
                 &self.accelerator,
+                &Pretrain,
                 &self.model,
-                &mut self.optimizer,
-                &step,
-                3e-3,
+                &self.optimizer,
+                &batches,
                 1.0,
-                &mut timer,
+                &mut PhaseTimer::new(),
             )?;
-            losses.push(report.loss_sum / report.n_targets as f64);
-            self.position = position;
+            losses.push(report.loss());
+            self.position = window.end;
         }
         Ok(losses)
     }
@@ -176,17 +172,12 @@ pub fn state(site: &Site) -> Result<Finding> {
         let mut run = Run::new(&site.comm, DType::F32, placements, data(site))?;
         run.steps(STEPS / 2)?;
         let kept = ClientState { consumed_samples: run.position, ..ClientState::default() };
-        checkpoint::save(
-            &folder,
-            run.accelerator.communicator(),
-            run.optimizer.engine(),
-            Contents::state(kept),
-        )?;
+        let mut saver = Saver::default();
+        run.accelerator.begin_save(&mut saver, &folder, Contents::state(kept))?;
+        saver.finish(&site.comm)?;
         let expected = run.steps(STEPS / 2)?;
         let mut again = Run::new(&site.comm, DType::F32, placements, data(site))?;
-        again.position =
-            checkpoint::load(&folder, again.accelerator.communicator(), again.optimizer.engine_mut())?
-                .consumed_samples;
+        again.position = again.accelerator.load_checkpoint(&folder)?.consumed_samples;
         let losses = again.steps(STEPS / 2)?;
         if losses != expected {
             return Ok(Err(format!("{name}: after loading the losses are {losses:?}, not {expected:?}")));

@@ -7,9 +7,9 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
-use crate::nn::{Linear, Module, Unit, Visitor};
+use crate::nn::{Linear, Module, NamedParam, Unit, Visitor};
+use crate::optim::OptimizerConfig;
 use crate::shard::{Engine, Gather, Lifetime, Options, ParamGroup, Placements, SeededInit};
-use crate::train::OptimizerConfig;
 
 const DIM: usize = 96;
 
@@ -71,7 +71,8 @@ fn engine(model: &Chain, comm: &Communicator, options: Options) -> Engine {
 }
 
 fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule) -> Engine {
-    let (param_group, role) = (&OptimizerConfig::param_group, &OptimizerConfig::role);
+    let (param_group, role) =
+        (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     let mut engine = Engine::new(model, comm, &model.device, options, rule, param_group, role).unwrap();
     engine.initialize(&mut SeededInit { seed: 1, device: model.device.clone() }).unwrap();
     engine

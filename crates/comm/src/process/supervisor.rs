@@ -1,4 +1,4 @@
-//! The thread that starts the ranks, looks after them and sees to it that all have ended.
+//! The thread that starts the ranks, watches them and ends them.
 
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
@@ -11,40 +11,39 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-use super::exit::{Ended, Exit};
+use super::exit::{Ended, Ending, Exit, FailedRank, Grace};
 use super::guard::Guard;
-use super::signals::Flag;
-use super::{Ending, FailedRank, Grace};
+use super::signals::SignalFlag;
 use crate::error::{Error, Result};
 use crate::memory::resident;
 use crate::shm::ShmHost;
 
-/// How often the ranks are looked at.
-const WATCH: Duration = Duration::from_millis(10);
+/// How often the ranks are polled.
+const POLL: Duration = Duration::from_millis(10);
 
-/// How often their memory is looked at.
+/// How often their memory is read.
 const SAMPLE: Duration = Duration::from_millis(250);
 
-/// From SIGTERM to SIGKILL for what ranks have started and left behind.
+/// From SIGTERM to SIGKILL for processes that ranks have started and left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
 /// How long a killed process may take to be gone; one that the kernel holds is not waited for.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// A second signal after this time means it: nobody is waited for any longer.
-const IMPATIENT: Duration = Duration::from_secs(1);
+/// A second signal after this time kills all ranks at once.
+const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
-/// What a started rank hands back: its process and pipes.
+/// A started rank: its process and pipes.
 pub(super) type Started = (u32, (Option<ChildStdout>, Option<ChildStderr>));
 
-pub(super) struct Watch {
+pub(super) struct Supervisor {
     pub(super) host: Option<Arc<ShmHost>>,
     pub(super) ranks: Vec<Rank>,
     pub(super) grace: Grace,
     /// Signals to this process.
-    pub(super) signals: Flag,
-    /// The wish of the owner.
-    pub(super) stop: Flag,
+    pub(super) signals: SignalFlag,
+    /// Set when the owner stops the run.
+    pub(super) stop: SignalFlag,
     pub(super) guard: Guard,
 }
 
@@ -52,17 +51,17 @@ pub(super) struct Watch {
 pub(super) struct Rank {
     pid: Pid,
     end: Option<Ended>,
-    /// No process of the group is left that is a child of ours.
+    /// No child of this process is left in the group.
     gone: bool,
-    /// The guard knows of the group.
+    /// The guard knows the group.
     guarded: bool,
     resident: Option<u64>,
 }
 
-impl Watch {
+impl Supervisor {
     pub(super) fn start(&mut self, commands: Vec<Command>) -> Result<Vec<Started>> {
-        // Orphans of ranks become children of this process, which so learns when a group is empty. Without it they
-        // are only harder to see.
+        // Orphans of ranks become children of this process, which can then see when a group is empty. If it fails they are
+        // only harder to see.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let mut started = Vec::with_capacity(commands.len());
         for (rank, mut command) in commands.into_iter().enumerate() {
@@ -74,7 +73,7 @@ impl Watch {
             let mut child = command.spawn().map_err(|e| {
                 let program = command.get_program();
                 let what = format!("start rank {rank} ({})", program.to_string_lossy());
-                Error::system(what, why_not(program, &e))
+                Error::system(what, start_error(program, &e))
             })?;
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
                 self.guard.add(pid);
@@ -85,14 +84,15 @@ impl Watch {
         Ok(started)
     }
 
-    pub(super) fn until_all_ended(mut self) -> Ending {
+    /// Supervises the ranks until all have ended.
+    pub(super) fn run(mut self) -> Ending {
         let mut signal: Option<(i32, Instant)> = None;
         let mut first_exit = None;
         let mut failed_at = None;
-        // When all were told to end.
-        let mut told: Option<Instant> = None;
+        // When all were asked to end.
+        let mut asked: Option<Instant> = None;
         let mut sampled = None;
-        while !self.look(told.is_some(), &mut first_exit) {
+        while !self.poll(asked.is_some(), &mut first_exit) {
             if sampled.is_none_or(|at: Instant| at.elapsed() >= SAMPLE) {
                 self.sample();
                 sampled = Some(Instant::now());
@@ -102,9 +102,9 @@ impl Watch {
                     self.signals.set(0);
                     signal = Some((number, Instant::now()));
                     self.send(Signal::from_named_raw(number).unwrap_or(Signal::TERM));
-                    told.get_or_insert_with(Instant::now);
+                    asked.get_or_insert_with(Instant::now);
                 }
-                (Some((_, at)), Some(_)) if at.elapsed() >= IMPATIENT => self.send(Signal::KILL),
+                (Some((_, at)), Some(_)) if at.elapsed() >= SECOND_SIGNAL => self.send(Signal::KILL),
                 _ => {}
             }
             let failed =
@@ -113,35 +113,35 @@ impl Watch {
                 failed_at = Some(Instant::now());
             }
             let due = failed_at.is_some_and(|at| at.elapsed() >= self.grace.term);
-            if told.is_none() && (due || self.stop.get().is_some()) {
+            if asked.is_none() && (due || self.stop.get().is_some()) {
                 self.send(Signal::TERM);
-                told = Some(Instant::now());
+                asked = Some(Instant::now());
             }
-            if told.is_some_and(|at| at.elapsed() >= self.grace.kill) {
+            if asked.is_some_and(|at| at.elapsed() >= self.grace.kill) {
                 self.send(Signal::KILL);
             }
-            std::thread::sleep(WATCH);
+            std::thread::sleep(POLL);
         }
         self.sweep();
         self.ending(signal.map(|(number, _)| number), first_exit)
     }
 
     fn ending(&self, signal: Option<i32>, first_exit: Option<usize>) -> Ending {
-        // One that came when they had ended already.
+        // A signal may have come after they had ended.
         let signal = signal.or(self.signals.get());
         let lost = |rank: &Rank| Ended {
             pid: rank.pid.as_raw_nonzero().get().unsigned_abs(),
             exit: Exit::Code(-1),
             at: SystemTime::now(),
             resident: rank.resident,
-            told: true,
+            asked_to_end: true,
         };
         let ranks: Vec<Ended> =
             self.ranks.iter().map(|rank| rank.end.unwrap_or_else(|| lost(rank))).collect();
-        let said = self.host.as_ref().and_then(|host| host.failure());
+        let reported = self.host.as_ref().and_then(|host| host.failure());
         let seen =
             first_exit.map(|rank| (rank, Error::PeerFailed { rank, cause: ranks[rank].exit.to_string() }));
-        let failed = match (said, seen) {
+        let failed = match (reported, seen) {
             (Some(cause @ Error::PeerFailed { rank, .. }), _) => Some((rank.min(ranks.len() - 1), cause)),
             (Some(cause), first) => Some((first.map_or(0, |(rank, _)| rank), cause)),
             (None, seen) => seen,
@@ -155,15 +155,15 @@ impl Watch {
         }
     }
 
-    /// Notes who has ended, and the first that failed for all to see. Whether all ranks have ended.
-    fn look(&mut self, told: bool, first_exit: &mut Option<usize>) -> bool {
+    /// Collects the ranks that have ended and reports the first failure to all. True once all ranks have ended.
+    fn poll(&mut self, asked: bool, first_exit: &mut Option<usize>) -> bool {
         for (number, rank) in self.ranks.iter_mut().enumerate() {
             let before = rank.end.is_some();
-            rank.collect(told);
+            rank.collect(asked);
             if let (false, Some(end)) = (before, rank.end)
                 && !end.exit.is_success()
             {
-                if !told {
+                if !asked {
                     first_exit.get_or_insert(number);
                 }
                 if let Some(host) = &self.host {
@@ -171,13 +171,13 @@ impl Watch {
                 }
             }
         }
-        self.tell_who_never_came();
-        self.forget_gone();
+        self.report_absent();
+        self.release_gone();
         self.ranks.iter().all(|rank| rank.end.is_some())
     }
 
-    /// A rank that ended well before it came to the others would keep them waiting.
-    fn tell_who_never_came(&self) {
+    /// A rank that ended well before it joined the others would keep them waiting.
+    fn report_absent(&self) {
         let Some(host) = &self.host else { return };
         let ended = |rank: &Rank| rank.end.is_some_and(|end| end.exit.is_success());
         if self.ranks.iter().any(ended) {
@@ -186,8 +186,8 @@ impl Watch {
         }
     }
 
-    /// The numbers of groups that are gone may come to mean others.
-    fn forget_gone(&mut self) {
+    /// Tells the guard which groups are gone: their numbers can be used again.
+    fn release_gone(&mut self) {
         for rank in self.ranks.iter_mut().filter(|rank| rank.gone && rank.guarded) {
             self.guard.remove(rank.pid);
             rank.guarded = false;
@@ -200,7 +200,7 @@ impl Watch {
         }
     }
 
-    /// Signals all groups of which something is left. Until it is waited for, its number belongs to it.
+    /// Signals all groups that still have processes. Until a process is waited for, its number belongs to it.
     fn send(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| !rank.gone) {
             // It may have left its group, or have ended just now.
@@ -210,7 +210,7 @@ impl Watch {
         }
     }
 
-    /// Ends what ended ranks have started and left behind in their groups.
+    /// Ends the processes that ended ranks have left behind in their groups.
     fn sweep(&mut self) {
         for (signal, time) in [(Signal::TERM, LEFT_BEHIND), (Signal::KILL, KILLED)] {
             if self.all_gone() {
@@ -219,7 +219,7 @@ impl Watch {
             self.send(signal);
             let begin = Instant::now();
             while !self.all_gone() && begin.elapsed() < time {
-                std::thread::sleep(WATCH);
+                std::thread::sleep(POLL);
             }
         }
     }
@@ -228,27 +228,27 @@ impl Watch {
         for rank in &mut self.ranks {
             rank.collect(true);
         }
-        self.forget_gone();
+        self.release_gone();
         self.ranks.iter().all(|rank| rank.gone)
     }
 
-    /// The end of a run that did not come to start.
+    /// Ends a run that could not be started.
     pub(super) fn kill_all(mut self) -> Ending {
         self.send(Signal::KILL);
         let begin = Instant::now();
         while !self.all_gone() && begin.elapsed() < KILLED {
-            std::thread::sleep(WATCH);
+            std::thread::sleep(POLL);
         }
         Ending { failed: None, ranks: Vec::new(), signal: None }
     }
 }
 
 impl Rank {
-    /// Takes the status of those of the group that have ended.
-    fn collect(&mut self, told: bool) {
+    /// Collects the status of the processes of the group that have ended.
+    fn collect(&mut self, asked: bool) {
         while !self.gone {
             match rustix::process::waitpgid(self.pid, WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == self.pid => self.ended(Some(status), told),
+                Ok(Some((pid, status))) if pid == self.pid => self.ended(Some(status), asked),
                 // An orphan.
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return,
@@ -257,9 +257,9 @@ impl Rank {
                     if self.end.is_none() {
                         match rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG) {
                             Ok(None) => return,
-                            Ok(Some((_, status))) => self.ended(Some(status), told),
-                            // Somebody else waited for our child; it is gone.
-                            Err(_) => self.ended(None, told),
+                            Ok(Some((_, status))) => self.ended(Some(status), asked),
+                            // Another part of this process waited for the child; it is gone.
+                            Err(_) => self.ended(None, asked),
                         }
                     }
                     self.gone = true;
@@ -268,19 +268,19 @@ impl Rank {
         }
     }
 
-    fn ended(&mut self, status: Option<WaitStatus>, told: bool) {
+    fn ended(&mut self, status: Option<WaitStatus>, asked: bool) {
         self.end = Some(Ended {
             pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
             exit: status.map_or(Exit::Code(-1), Exit::of),
             at: SystemTime::now(),
             resident: self.resident,
-            told,
+            asked_to_end: asked,
         });
     }
 }
 
 /// Why a program cannot be started, and what to do.
-fn why_not(program: &OsStr, error: &io::Error) -> String {
+fn start_error(program: &OsStr, error: &io::Error) -> String {
     let path = Path::new(program);
     let is_path = program.as_encoded_bytes().contains(&b'/');
     let why = match error.kind() {
@@ -324,13 +324,13 @@ mod tests {
             let path = there.path().join(name);
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            why_not(path.as_os_str(), &Command::new(&path).spawn().unwrap_err())
+            start_error(path.as_os_str(), &Command::new(&path).spawn().unwrap_err())
         };
         assert!(why("a", "#!/bin/sh\n", 0o644).contains("chmod +x"));
         assert!(why("b", "#!/no/such/interpreter\n", 0o755).contains("interpreter"));
-        let folder = why_not(there.path().as_os_str(), &Command::new(there.path()).spawn().unwrap_err());
+        let folder = start_error(there.path().as_os_str(), &Command::new(there.path()).spawn().unwrap_err());
         assert!(folder.contains("folder"), "{folder}");
         let nowhere = Command::new("no-such-program").spawn().unwrap_err();
-        assert!(why_not(OsStr::new("no-such-program"), &nowhere).contains("PATH"));
+        assert!(start_error(OsStr::new("no-such-program"), &nowhere).contains("PATH"));
     }
 }

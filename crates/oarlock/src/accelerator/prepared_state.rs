@@ -1,4 +1,4 @@
-//! A model with its optimizer as this rank holds them: what the prepared model and the prepared optimizer share.
+//! What a prepared model and its prepared optimizer share on a rank: module, engine, and the accumulation window.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,10 +8,21 @@ use oarlock_comm::{Communicator, Scalar};
 use super::config::{DivideBy, GradientAccumulation};
 use crate::error::{Error, Result};
 use crate::nn::Module;
-use crate::train::Optimizer;
+use crate::optim::Optimizer;
 
-/// A model with its optimizer. A model without one is held for inference: nothing of it is trained.
-pub(crate) struct Held {
+/// What the steps of an optimizer do besides stepping; a dialect asks for it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StepOptions {
+    /// The norm to which every step clips the gradients.
+    pub clip_on_step: Option<f64>,
+    /// `zero_grad` leaves windows of several micro-batches alone.
+    pub keeps_partial_windows: bool,
+    /// The loss scale is the optimizer's own, and not that of all optimizers of the accelerator.
+    pub has_own_loss_scale: bool,
+}
+
+/// A model with its optimizer. A model without one is for inference: nothing of it is trained.
+pub(crate) struct PreparedState {
     /// The name of the model's type, for messages.
     pub name: &'static str,
     /// Whether it has an optimizer.
@@ -22,21 +33,23 @@ pub(crate) struct Held {
     pub local: AtomicBool,
     /// Why the ranks no longer have the same weights, where an error inside of `local_sgd` left them so.
     apart: OnceLock<String>,
-    /// Of a model that a DeepSpeed configuration holds: the norm to which every step clips the gradients; 0: none.
-    deepspeed: Option<f64>,
+    /// What its steps do besides.
+    pub options: StepOptions,
     /// The seed of its random numbers, such as those of dropout.
     pub seed: AtomicU64,
     /// Grows whenever the weights become others: what a forward pass has kept belongs to the weights that it saw.
     version: AtomicU64,
     engine: OnceLock<(Arc<dyn Module>, Mutex<Optimizer>)>,
-    window: Mutex<Window>,
+    window: Mutex<AccumulationWindow>,
 }
 
 /// What has come together since the last step.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct AccumulationWindow {
     /// What this rank's losses weigh: its micro-batches, or the targets of its sums.
     weight: f64,
+    /// What the losses of the window weigh on this rank and over all ranks, where that was said before the first.
+    declared: Option<(f64, f64)>,
     /// The micro-batch that was counted last.
     counted: Option<u64>,
     /// Whether the losses of the backward passes are sums over targets; `None` before the first.
@@ -45,15 +58,15 @@ struct Window {
     is_closed: bool,
 }
 
-impl Held {
-    pub fn new(name: &'static str, is_trained: bool, deepspeed: Option<f64>) -> Arc<Held> {
-        Arc::new(Held {
+impl PreparedState {
+    pub fn new(name: &'static str, is_trained: bool, options: StepOptions) -> Arc<PreparedState> {
+        Arc::new(PreparedState {
             name,
             is_trained,
             training: AtomicBool::new(is_trained),
             local: AtomicBool::new(false),
             apart: OnceLock::new(),
-            deepspeed,
+            options,
             seed: AtomicU64::new(0),
             version: AtomicU64::new(0),
             engine: OnceLock::new(),
@@ -118,9 +131,37 @@ impl Held {
         }
     }
 
-    /// Whether a DeepSpeed configuration holds the model.
-    pub fn is_deepspeed(&self) -> bool {
-        self.deepspeed.is_some()
+    /// Begins a window whose losses will weigh `weight` on this rank; returns what they weigh over all ranks.
+    #[track_caller]
+    pub fn declare(&self, comm: &Communicator, weight: f64) -> Result<f64> {
+        if self.window().is_sum.is_some() {
+            return Err(Error::Usage(format!(
+                "accumulation_window of {} after a backward pass: a window is declared before its first; end the one \
+                 that is open with `step` or `zero_grad`",
+                self.name
+            )));
+        }
+        let mut total = [weight];
+        if !self.local.load(Relaxed) {
+            comm.all_reduce_f64(&mut total, Scalar::Sum)?;
+        }
+        if total[0] == 0.0 {
+            return Err(Error::Usage(
+                "a step without a single target: all its labels are ignored".to_string(),
+            ));
+        }
+        let mut optimizer = self.optimizer()?;
+        // All ranks have the same scale, whichever of them run a backward pass.
+        let scale = optimizer.loss_scale();
+        optimizer.set_window_scale(scale);
+        *self.window() =
+            AccumulationWindow { declared: Some((weight, total[0])), ..AccumulationWindow::default() };
+        Ok(total[0])
+    }
+
+    /// What losses are divided by before their backward pass: the declared weight of the window over all ranks, else 1.
+    pub fn declared(&self) -> f64 {
+        self.window().declared.map_or(1.0, |(_, total)| total)
     }
 
     /// Whether a further backward pass, from a mean or from a sum over targets, may add to the window.
@@ -130,6 +171,13 @@ impl Held {
             return Err(Error::Usage(format!(
                 "backward of {}: one window has a loss that is a mean and one that is a sum over targets, which weigh \
                  differently; make all losses of a step means, or all sums",
+                self.name
+            )));
+        }
+        if window.declared.is_some() && !is_sum {
+            return Err(Error::Usage(format!(
+                "backward of {}: the loss is a mean, and the window was declared with the weight of its losses; give it \
+                 summed losses, or leave `accumulation_window` out",
                 self.name
             )));
         }
@@ -160,6 +208,17 @@ impl Held {
         if window.is_closed {
             return Ok(());
         }
+        if let Some((declared, _)) = window.declared {
+            if (window.weight - declared).abs() > 1e-9 * declared.abs() {
+                return Err(Error::Usage(format!(
+                    "step of {}: the window was declared with losses that weigh {declared} on this rank, and those of its \
+                     backward passes weigh {}",
+                    self.name, window.weight
+                )));
+            }
+            window.is_closed = true;
+            return Ok(());
+        }
         let (mut total, mut ranks) = ([window.weight], 1);
         if !self.local.load(Relaxed) {
             comm.all_reduce_f64(&mut total, Scalar::Sum)?;
@@ -187,10 +246,10 @@ impl Held {
         Ok(())
     }
 
-    /// Clips the gradients of the closed window as its DeepSpeed configuration says.
+    /// Clips the gradients of the closed window, where every step does.
     #[track_caller]
     pub fn clip(&self) -> Result<()> {
-        if let Some(max_norm) = self.deepspeed.filter(|max_norm| *max_norm > 0.0) {
+        if let Some(max_norm) = self.options.clip_on_step {
             self.optimizer()?.clip_grad_norm(max_norm)?;
         }
         Ok(())
@@ -214,11 +273,11 @@ impl Held {
 
     /// The next window begins.
     pub fn begin(&self) {
-        *self.window() = Window::default();
+        *self.window() = AccumulationWindow::default();
     }
 
-    fn window(&self) -> MutexGuard<'_, Window> {
-        // Two numbers, whole at every moment.
+    fn window(&self) -> MutexGuard<'_, AccumulationWindow> {
+        // Numbers, whole at every moment.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

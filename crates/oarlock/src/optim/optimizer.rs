@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{Role, Rule};
 
+use super::loss_scale::{LossScaler, LossScalerState, Verdict};
 use crate::config::LossScale;
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::{Engine, ParamGroup};
-use crate::train::scale::{LossScaler, LossScalerState, Verdict};
 
 /// Which optimizer, and its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,12 +34,7 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The group of a parameter in a training: 0 with weight decay, 1 without, which are vectors: biases and norms.
-    pub fn param_group(param: &NamedParam) -> usize {
-        usize::from(param.param.shape().sizes().len() < 2)
-    }
-
-    /// These two groups.
+    /// Two groups of these numbers, of which the second does not decay.
     pub fn param_groups(&self, lr: f64) -> Vec<ParamGroup> {
         [self.weight_decay, 0.0].map(|weight_decay| ParamGroup { rule: self.rule, lr, weight_decay }).to_vec()
     }
@@ -165,13 +160,6 @@ impl Optimizer {
         self.param_groups.first().map_or(self.engine.rule(), |group| &group.rule)
     }
 
-    /// Sets the decays of the moments in all groups, for schedules that move them.
-    pub fn set_betas(&mut self, betas: [f64; 2]) {
-        for group in &mut self.param_groups {
-            group.rule = group.rule.with_betas(betas);
-        }
-    }
-
     /// The coming step, and its norm, divide the sum of all gradients by this.
     pub(crate) fn divide_by(&mut self, divisor: f64) {
         self.divisor = divisor;
@@ -235,17 +223,13 @@ impl Optimizer {
         (self.divisor, self.found, self.averaged, self.window_scale) = (1.0, None, false, None);
     }
 
-    /// Updates the weights with the gradients summed over all ranks, at one learning rate, and forgets the gradients. With
-    /// loss scaling, a step whose gradients overflowed on any rank is skipped on all, and the scale follows.
+    /// Updates the weights with the gradients summed over all ranks, at a learning rate for each group, and with the decays
+    /// of the moments where a schedule sets them; then forgets the gradients. With loss scaling, a step whose gradients
+    /// overflowed on any rank is skipped on all, and the scale follows.
     ///
     /// # Errors
     /// When a rank failed, somebody still holds a weight, or the loss scale cannot fall any further.
-    pub fn step(&mut self, lr: f64) -> Result<Stepped> {
-        self.step_at(|_| lr)
-    }
-
-    /// The same at a learning rate for each group.
-    pub(crate) fn step_at(&mut self, lr: impl Fn(usize) -> f64) -> Result<Stepped> {
+    pub fn step(&mut self, betas: Option<[f64; 2]>, lr: impl Fn(usize) -> f64) -> Result<Stepped> {
         if self.scaler.is_some() && self.found.is_none() {
             self.clip_grad_norm(0.0)?;
         }
@@ -264,6 +248,7 @@ impl Optimizer {
         }
         for (index, group) in self.param_groups.iter_mut().enumerate() {
             group.lr = lr(index);
+            group.rule = betas.map_or(group.rule, |betas| group.rule.with_betas(betas));
         }
         self.engine.step(&self.param_groups, found.grad_scale)?;
         Ok(Stepped::Done)

@@ -2,18 +2,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// `W` words with a single writer. A reader gets a whole value or, when the writer died half-way, nothing. All zero bytes
+use crate::stamp::{text, write_text};
+
+/// `W` words with a single writer. A reader gets a whole value, or nothing if the writer died half-way. All zero bytes
 /// are a valid value.
 #[repr(C)]
-pub(super) struct Posted<const W: usize> {
+pub(super) struct SeqLock<const W: usize> {
     version: AtomicU64,
     words: [AtomicU64; W],
 }
 
-impl<const W: usize> Posted<W> {
+impl<const W: usize> SeqLock<W> {
     const ATTEMPTS: usize = 10_000;
 
-    pub(super) fn put(&self, words: &[u64; W]) {
+    pub(super) fn write(&self, words: &[u64; W]) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
@@ -23,7 +25,7 @@ impl<const W: usize> Posted<W> {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    pub(super) fn get(&self) -> Option<[u64; W]> {
+    pub(super) fn read(&self) -> Option<[u64; W]> {
         for _ in 0..Self::ATTEMPTS {
             let before = self.version.load(Ordering::Acquire);
             if before.is_multiple_of(2) {
@@ -38,18 +40,15 @@ impl<const W: usize> Posted<W> {
         None
     }
 
-    /// Puts the beginning of a text.
-    pub(super) fn put_text(&self, text: &str) {
+    /// Writes as much of a text as fits.
+    pub(super) fn write_text(&self, text: &str) {
         let mut words = [0u64; W];
-        let room = bytemuck::cast_slice_mut::<u64, u8>(&mut words);
-        let whole = |&end: &usize| text.is_char_boundary(end);
-        let length = (0..=room.len().min(text.len())).rev().find(whole).unwrap_or(0);
-        room[..length].copy_from_slice(&text.as_bytes()[..length]);
-        self.put(&words);
+        write_text(bytemuck::cast_slice_mut(&mut words), text);
+        self.write(&words);
     }
 
-    pub(super) fn get_text(&self) -> String {
-        self.get().map_or_else(String::new, |words| crate::call::text(bytemuck::cast_slice(&words)))
+    pub(super) fn read_text(&self) -> String {
+        self.read().map_or_else(String::new, |words| text(bytemuck::cast_slice(&words)))
     }
 }
 
@@ -59,12 +58,12 @@ mod tests {
 
     #[test]
     fn readers_see_whole_values_only() {
-        let posted = Posted::<8> { version: AtomicU64::new(0), words: Default::default() };
+        let cell = SeqLock::<8> { version: AtomicU64::new(0), words: Default::default() };
         std::thread::scope(|s| {
-            s.spawn(|| (1..50_000u64).for_each(|i| posted.put(&[i; 8])));
+            s.spawn(|| (1..50_000u64).for_each(|i| cell.write(&[i; 8])));
             let mut last = 0;
             while last < 49_999 {
-                let Some(words) = posted.get() else { continue };
+                let Some(words) = cell.read() else { continue };
                 assert!(words.iter().all(|&w| w == words[0]) && words[0] >= last, "{words:?} after {last}");
                 last = words[0];
             }
@@ -73,16 +72,16 @@ mod tests {
 
     #[test]
     fn a_writer_that_died_half_way_hides_the_value() {
-        let posted = Posted::<2> { version: AtomicU64::new(7), words: Default::default() };
-        assert_eq!(posted.get(), None);
+        let cell = SeqLock::<2> { version: AtomicU64::new(7), words: Default::default() };
+        assert_eq!(cell.read(), None);
     }
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let posted = Posted::<1> { version: AtomicU64::new(0), words: Default::default() };
-        posted.put_text("schönen Tag");
-        assert_eq!(posted.get_text(), "schönen");
-        posted.put_text("sieben7ö");
-        assert_eq!(posted.get_text(), "sieben7");
+        let cell = SeqLock::<1> { version: AtomicU64::new(0), words: Default::default() };
+        cell.write_text("schönen Tag");
+        assert_eq!(cell.read_text(), "schönen");
+        cell.write_text("sieben7ö");
+        assert_eq!(cell.read_text(), "sieben7");
     }
 }

@@ -1,14 +1,26 @@
-//! Optimizers as a loop of one's own names them: a rule over a model's parameters, in groups with their numbers.
+//! Optimizers: a rule over a model's parameters in groups, learning rates and their schedules, loss scale and step.
+//!
+//! A loop writes [`adamw`], [`Optim::group`] and their like, and [`Accelerator::prepare`](crate::Accelerator::prepare)
+//! makes an optimizer of them that steps.
+
+mod loss_scale;
+mod lr_state;
+mod optimizer;
+pub mod schedule;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oarlock_tensor::ops::optimizer::Rule;
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
 use crate::shard::ParamGroup;
-use crate::train::OptimizerConfig;
+
+pub use loss_scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
+pub(crate) use lr_state::LrState;
+pub use optimizer::Stepped;
+pub(crate) use optimizer::{Optimizer, OptimizerConfig};
+pub use schedule::Schedule;
 
 /// Parameters of a model, each once, in the order in which the model shows them.
 #[derive(Clone, Debug)]
@@ -50,7 +62,7 @@ pub struct Optim {
     pub(crate) params: HashSet<usize>,
     /// Those that were named: the groups from 1 on.
     groups: Vec<Group>,
-    pub(crate) pace: Pace,
+    pub(crate) lr_state: LrState,
 }
 
 impl Optim {
@@ -60,7 +72,7 @@ impl Optim {
             config: OptimizerConfig { rule, weight_decay, ..OptimizerConfig::default() },
             params: params.into().iter().map(|named| named.param.id()).collect(),
             groups: Vec::new(),
-            pace: Pace::new(lr),
+            lr_state: LrState::new(lr),
         }
     }
 
@@ -71,7 +83,7 @@ impl Optim {
 
     /// Sets the learning rate, also of groups that say none.
     pub fn lr(self, lr: f64) -> Optim {
-        self.pace.begin(lr);
+        self.lr_state.begin(lr);
         self
     }
 
@@ -109,7 +121,7 @@ impl Optim {
     pub fn group(mut self, params: impl Into<Parameters>, numbers: impl FnOnce(Group) -> Group) -> Optim {
         let params = params.into();
         let group = numbers(Group { params, lr: None, weight_decay: None, betas: None, rule: None });
-        self.pace.add_group(group.lr);
+        self.lr_state.add_group(group.lr);
         self.groups.push(group);
         self
     }
@@ -117,6 +129,12 @@ impl Optim {
     /// Leaves these parameters without weight decay: a group of them.
     pub fn no_decay(self, params: impl Into<Parameters>) -> Optim {
         self.group(params, |group| group.weight_decay(0.0))
+    }
+
+    /// Leaves vectors, which are biases and norms, without weight decay, as the Trainer of transformers does: a group of
+    /// those of the model.
+    pub fn no_decay_of_vectors(self, model: &dyn Module) -> Optim {
+        self.no_decay(Parameters::of(model).filter(|named| named.param.shape().sizes().len() < 2))
     }
 
     /// Sets the decays of the moments, where the rule has any, also of groups that say none.
@@ -151,7 +169,7 @@ impl Optim {
                 group.weight_decay.unwrap_or(weight_decay),
             )
         });
-        let all = std::iter::once((rule, weight_decay)).chain(own).zip(self.pace.lrs_by(|_, base| base));
+        let all = std::iter::once((rule, weight_decay)).chain(own).zip(self.lr_state.lrs_by(|_, base| base));
         all.map(|((rule, weight_decay), lr)| ParamGroup { rule, lr, weight_decay }).collect()
     }
 
@@ -177,7 +195,7 @@ impl Optim {
                 }
             }
         }
-        if self.pace.lrs().len() != self.groups.len() + 1 {
+        if self.lr_state.lrs().len() != self.groups.len() + 1 {
             return Err(Error::Usage(
                 "prepare: an optimizer and a clone of it got groups, and clones share their learning rates; make each \
                  optimizer anew"
@@ -258,102 +276,4 @@ pub fn adam(params: impl Into<Parameters>) -> Optim {
 /// `torch.optim.SGD` with torch's defaults: lr 1e-3, no momentum. See [`Optim::new`] for momentum.
 pub fn sgd(params: impl Into<Parameters>) -> Optim {
     Optim::new(params, Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }, 1e-3, 0.0)
-}
-
-/// The pace of an optimizer: the learning rates of its groups and whether it has stepped, shared with schedulers. Clones
-/// are the same one.
-#[derive(Clone, Debug)]
-pub(crate) struct Pace(Arc<Mutex<PaceState>>);
-
-#[derive(Debug)]
-struct PaceState {
-    /// Where schedules begin in groups without a rate of their own.
-    base: f64,
-    groups: Vec<Rate>,
-    /// Whether the last step was skipped.
-    skipped: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Rate {
-    /// Where its schedule begins, if the group says it.
-    own: Option<f64>,
-    /// The learning rate of the next step.
-    lr: f64,
-}
-
-impl Pace {
-    fn new(lr: f64) -> Pace {
-        let groups = vec![Rate { own: None, lr }];
-        Pace(Arc::new(Mutex::new(PaceState { base: lr, groups, skipped: false })))
-    }
-
-    fn begin(&self, lr: f64) {
-        self.state().base = lr;
-        self.set_lrs(|_, base| base);
-    }
-
-    fn add_group(&self, own: Option<f64>) {
-        let mut state = self.state();
-        let lr = own.unwrap_or(state.base);
-        state.groups.push(Rate { own, lr });
-    }
-
-    /// Where the schedule of group 0 begins.
-    pub fn base(&self) -> f64 {
-        self.state().base
-    }
-
-    /// The learning rate of group 0.
-    pub fn lr(&self) -> f64 {
-        self.lrs().first().copied().unwrap_or_default()
-    }
-
-    /// Those of all groups.
-    pub fn lrs(&self) -> Vec<f64> {
-        self.state().groups.iter().map(|group| group.lr).collect()
-    }
-
-    /// What a function makes of each group's number and of the rate where its schedule begins.
-    pub fn lrs_by(&self, lr: impl Fn(usize, f64) -> f64) -> Vec<f64> {
-        let state = self.state();
-        let groups = state.groups.iter().enumerate();
-        groups.map(|(index, group)| lr(index, group.own.unwrap_or(state.base))).collect()
-    }
-
-    /// Sets what [`Pace::lrs_by`] says.
-    pub fn set_lrs(&self, lr: impl Fn(usize, f64) -> f64) {
-        let lrs = self.lrs_by(lr);
-        for (group, lr) in self.state().groups.iter_mut().zip(lrs) {
-            group.lr = lr;
-        }
-    }
-
-    /// Sets the learning rate of one group, if there is such a one.
-    pub fn set_group_lr(&self, group: usize, lr: f64) -> Option<()> {
-        self.state().groups.get_mut(group).map(|group| group.lr = lr)
-    }
-
-    /// Goes on with the learning rates that a checkpoint kept.
-    pub fn resume(&self, lrs: &[f64]) -> Result<()> {
-        let (saved, own) = (lrs.len(), self.lrs().len());
-        if saved != own {
-            return Err(Error::Usage(other_groups(saved, own)));
-        }
-        self.set_lrs(|group, base| lrs.get(group).copied().unwrap_or(base));
-        Ok(())
-    }
-
-    pub fn skipped(&self) -> bool {
-        self.state().skipped
-    }
-
-    pub fn set_skipped(&self, skipped: bool) {
-        self.state().skipped = skipped;
-    }
-
-    fn state(&self) -> MutexGuard<'_, PaceState> {
-        // Numbers, each whole at every moment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }

@@ -1,0 +1,85 @@
+//! The collective operations, and how a few numbers are combined over ranks.
+
+/// The collective operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Operation {
+    /// Wait for all.
+    Barrier,
+    /// Reserve a region.
+    Allocate,
+    /// Divide the ranks into groups.
+    Split,
+    /// Sum over ranks, everywhere.
+    AllReduce,
+    /// Sum over ranks, each range at its owner.
+    ReduceScatter,
+    /// Each owner's ranges, everywhere.
+    AllGather,
+    /// One rank's range, everywhere.
+    Broadcast,
+    /// A few bytes of each rank, everywhere.
+    AllGatherBytes,
+    /// A few bytes of one rank, everywhere.
+    BroadcastBytes,
+    /// A few numbers, combined over ranks.
+    AllReduceScalars,
+    /// A value that must be the same on all ranks.
+    Agree,
+}
+
+impl Operation {
+    /// All operations, in the order of their numbers.
+    pub const ALL: [Operation; 11] = [
+        Operation::Barrier,
+        Operation::Allocate,
+        Operation::Split,
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+        Operation::Broadcast,
+        Operation::AllGatherBytes,
+        Operation::BroadcastBytes,
+        Operation::AllReduceScalars,
+        Operation::Agree,
+    ];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Barrier => "barrier",
+            Operation::Allocate => "allocate",
+            Operation::Split => "split",
+            Operation::AllReduce => "all_reduce",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::AllGather => "all_gather",
+            Operation::Broadcast => "broadcast",
+            Operation::AllGatherBytes => "all_gather_bytes",
+            Operation::BroadcastBytes => "broadcast_bytes",
+            Operation::AllReduceScalars => "all_reduce_f64",
+            Operation::Agree => "agree",
+        }
+    }
+}
+
+/// How a few numbers are combined over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scalar {
+    /// The sum, in a fixed pairwise tree over ranks.
+    Sum,
+    /// The greatest; NaN if any is NaN.
+    Max,
+    /// The least; NaN if any is NaN.
+    Min,
+}
+
+impl Scalar {
+    pub(crate) fn combine(self, a: f64, b: f64) -> f64 {
+        match self {
+            Scalar::Sum => a + b,
+            _ if a.is_nan() || b.is_nan() => f64::NAN,
+            Scalar::Max => a.max(b),
+            Scalar::Min => a.min(b),
+        }
+    }
+}

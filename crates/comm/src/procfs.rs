@@ -1,0 +1,126 @@
+//! What /proc says about the processes of this machine: whether one lives, its name, its sockets. A zombie is dead.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use crate::ledger::RankState;
+
+/// The state of the process that began at `start`, in clock ticks since boot (0 where that is not known).
+pub(crate) fn state(pid: u32, start: u64) -> RankState {
+    match (pid == std::process::id(), start) {
+        (true, _) => RankState::Running,
+        (_, 0) => without_proc(pid),
+        _ => from_stat(stat(pid), start),
+    }
+}
+
+/// The state of the process that began at `start`, from its entry in /proc.
+fn from_stat(entry: io::Result<(char, u64)>, start: u64) -> RankState {
+    let gone =
+        |e: &io::Error| e.kind() == io::ErrorKind::NotFound || Errno::from_io_error(e) == Some(Errno::SRCH);
+    match entry {
+        Ok((_, other)) if other != start => RankState::Dead,
+        Ok(('Z' | 'X' | 'x', _)) => RankState::Dead,
+        Ok(('T' | 't', _)) => RankState::Stopped,
+        Err(error) if gone(&error) => RankState::Dead,
+        // An entry that cannot be read (too many open files) says nothing about the process.
+        Ok(_) | Err(_) => RankState::Running,
+    }
+}
+
+/// On a system without /proc a zombie looks alive; the launcher sees its end all the same.
+fn without_proc(pid: u32) -> RankState {
+    match Pid::from_raw(pid as i32).map(rustix::process::test_kill_process) {
+        Some(Err(Errno::SRCH)) => RankState::Dead,
+        _ => RankState::Running,
+    }
+}
+
+/// State letter and start time of a process, in clock ticks since boot.
+pub(crate) fn stat(pid: u32) -> io::Result<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn parse(stat: &str) -> Option<(char, u64)> {
+    // The name in parentheses may hold anything, also parentheses.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// The name of a process in messages.
+pub(crate) fn describe(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    match (name.trim(), stat(pid)) {
+        ("", _) => format!("process {pid}"),
+        (name, Ok(('T' | 't', _))) => format!("process {pid} ({name}, stopped by a signal)"),
+        (name, _) => format!("process {pid} ({name})"),
+    }
+}
+
+/// The process that has the abstract socket `name` open, if it can be found.
+pub(crate) fn socket_owner(name: &str) -> Option<u32> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").ok()?;
+    let suffix = format!(" @{name}");
+    // Columns: Num RefCount Protocol Flags Type St Inode Path.
+    let inodes: Vec<String> = sockets
+        .lines()
+        .filter(|line| line.ends_with(&suffix))
+        .filter_map(|line| Some(format!("socket:[{}]", line.split_whitespace().nth(6)?)))
+        .collect();
+    let holds = |pid: u32| {
+        let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        files.flatten().any(|file| {
+            std::fs::read_link(file.path()).is_ok_and(|to| inodes.iter().any(|i| to.as_os_str() == &**i))
+        })
+    };
+    let pids = std::fs::read_dir("/proc").ok()?.flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|&pid| holds(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start() {
+        let (state, start) = stat(std::process::id()).unwrap();
+        assert!(matches!(state, 'R' | 'S') && start > 0, "{state} {start}");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while !matches!(stat(child.id()), Ok(('Z', _))) {
+            std::thread::yield_now();
+        }
+        assert_eq!(from_stat(stat(child.id()), stat(child.id()).unwrap().1), RankState::Dead);
+        child.wait().unwrap();
+        assert_eq!(from_stat(stat(child.id()), 1), RankState::Dead);
+        assert_eq!(without_proc(child.id()), RankState::Dead);
+    }
+
+    #[test]
+    fn only_what_is_known_counts_as_dead() {
+        let name_with_parentheses = format!("12 (a) b) T {}77 0", "1 ".repeat(18));
+        assert_eq!(parse(&name_with_parentheses), Some(('T', 77)));
+        assert_eq!(parse("12 (a) R 1 2"), None);
+        assert_eq!(from_stat(Ok(('T', 77)), 77), RankState::Stopped);
+        assert_eq!(from_stat(Ok(('S', 77)), 77), RankState::Running);
+        assert_eq!(from_stat(Ok(('S', 77)), 76), RankState::Dead);
+        assert_eq!(from_stat(Err(Errno::SRCH.into()), 77), RankState::Dead);
+        assert_eq!(from_stat(Err(Errno::MFILE.into()), 77), RankState::Running);
+        assert_eq!(without_proc(std::process::id()), RankState::Running);
+    }
+
+    #[test]
+    fn the_owner_of_a_socket_is_found() {
+        let name = format!("oarlock-test-owner-{}", std::process::id());
+        assert_eq!(socket_owner(&name), None);
+        let _held = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        assert_eq!(socket_owner(&name), Some(std::process::id()));
+        assert!(describe(std::process::id()).starts_with(&format!("process {} (", std::process::id())));
+    }
+}

@@ -1,0 +1,24 @@
+//! What can carry the bytes between ranks, and the variable that chooses it.
+
+/// The variable that chooses the transport, for tests and comparison.
+pub(crate) const TRANSPORT: &str = "OARLOCK_TRANSPORT";
+
+/// What carries the bytes between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Shared memory of one machine.
+    SharedMemory,
+    /// Messages of MPI.
+    Mpi,
+}
+
+/// Whether this program was built with the feature `mpi`.
+pub const HAS_MPI: bool = cfg!(feature = "mpi");
+
+/// Why MPI was asked for and cannot be had.
+pub(crate) fn why_no_mpi() -> String {
+    match HAS_MPI {
+        true => format!("{TRANSPORT}=mpi asks for MPI: start the ranks with mpirun or srun"),
+        false => format!("{TRANSPORT}=mpi asks for MPI: build with `cargo build --release --features mpi`"),
+    }
+}

@@ -1,0 +1,131 @@
+//! From an example to tokens, with what is learned of them.
+
+use std::ops::Range;
+
+use super::error::{Error, Result};
+use super::example::{Conversation, Example, Message, Pair};
+use super::hash::hash_bytes;
+use super::source::Content;
+use super::template::ChatTemplate;
+use super::tokenizer::Tokenizer;
+
+/// The tokens of an example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Which of them are targets.
+    pub labels: Labels,
+    /// Where each segment after the first begins, ascending. Segments do not see each other, and none predicts the
+    /// first token of the next: the two answers of a pair are segments.
+    pub segments: Vec<u32>,
+}
+
+/// Which tokens of an example are targets: predicted from what stands before them, and counted in the loss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Labels {
+    /// All that have a token before them.
+    All,
+    /// These runs of tokens, ascending and apart. The first token of a segment is in none of them.
+    Spans(Vec<Range<u32>>),
+}
+
+/// How examples become tokens: texts by the tokenizer alone, conversations through a chat template first.
+#[derive(Clone, Copy)]
+pub struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    template: Option<&'a ChatTemplate>,
+}
+
+impl<'a> From<&'a Tokenizer> for Encoder<'a> {
+    fn from(tokenizer: &'a Tokenizer) -> Encoder<'a> {
+        Encoder { tokenizer, template: None }
+    }
+}
+
+impl<'a> Encoder<'a> {
+    /// Encodes conversations and pairs; what the assistant says is learned.
+    pub fn chat(tokenizer: &'a Tokenizer, template: &'a ChatTemplate) -> Encoder<'a> {
+        Encoder { tokenizer, template: Some(template) }
+    }
+
+    /// What of each record it needs.
+    pub fn content(&self) -> Content {
+        if self.template.is_some() { Content::Object } else { Content::Text }
+    }
+
+    /// Everything apart from the records that decides which tokens come out.
+    pub(super) fn identity(&self) -> String {
+        let template = self.template.map(|t| format!(" {:x}", hash_bytes(t.source().as_bytes())));
+        format!("{:x}{}", self.tokenizer.fingerprint(), template.unwrap_or_default())
+    }
+
+    pub(super) fn vocab_size(&self) -> Result<usize> {
+        self.tokenizer.vocab_size()
+    }
+
+    /// The tokens of an example.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be used, a conversation that the template refuses or that holds no message of the
+    /// assistant, an example of the other kind.
+    pub fn encode(&self, example: &Example) -> Result<Encoded> {
+        match (example, self.template) {
+            (Example::Text(text), None) => {
+                let ids = self.tokenizer.encode(text)?;
+                Ok(Encoded { ids, labels: Labels::All, segments: Vec::new() })
+            }
+            (Example::Conversation(conversation), Some(template)) => {
+                let (ids, spans) = self.conversation(template, conversation)?;
+                Ok(Encoded { ids, labels: Labels::Spans(spans), segments: Vec::new() })
+            }
+            (Example::Pair(pair), Some(template)) => {
+                let Pair { prompt, chosen, rejected } = &**pair;
+                let (mut ids, first) = self.answer(template, prompt, chosen)?;
+                let begin = ids.len() as u32;
+                let (more, second) = self.answer(template, prompt, rejected)?;
+                ids.extend(more);
+                let spans = vec![first, begin + second.start..begin + second.end];
+                Ok(Encoded { ids, labels: Labels::Spans(spans), segments: vec![begin] })
+            }
+            _ => Err(Error::Setting {
+                key: "template",
+                cause: "texts are encoded without a chat template, conversations with one".into(),
+            }),
+        }
+    }
+
+    /// The tokens of a conversation, and the runs of them that the assistant says.
+    fn conversation(
+        &self,
+        template: &ChatTemplate,
+        conversation: &Conversation,
+    ) -> Result<(Vec<u32>, Vec<Range<u32>>)> {
+        let rendered = template.render(conversation)?;
+        let cuts: Vec<usize> = rendered.assistant.iter().flat_map(|span| [span.start, span.end]).collect();
+        let (ids, cuts) = self.tokenizer.encode_with_cuts(&rendered.text, &cuts)?;
+        let spans = cuts.chunks_exact(2).map(|cut| (cut[0].max(1) as u32)..(cut[1] as u32));
+        let spans: Vec<Range<u32>> = spans.filter(|span| !span.is_empty()).collect();
+        match spans.is_empty() {
+            true => Err(template.error("the conversation holds nothing that the assistant says")),
+            false => Ok((ids, spans)),
+        }
+    }
+
+    /// The tokens of a conversation with an answer to it, and the run of them that is the answer.
+    fn answer(
+        &self,
+        template: &ChatTemplate,
+        prompt: &Conversation,
+        answer: &Message,
+    ) -> Result<(Vec<u32>, Range<u32>)> {
+        let mut whole = prompt.clone();
+        whole.messages.push(answer.clone());
+        let (ids, spans) = self.conversation(template, &whole)?;
+        let last = spans.last().cloned().filter(|_| answer.role == "assistant");
+        Ok((ids, last.ok_or_else(|| template.error("an answer is no message of the assistant"))?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! Prompts as transformers renders them, and what the assistant says in whole conversations.
+
+use serde_json::json;
+
+use super::*;
+
+fn template_of(source: &str) -> ChatTemplate {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" }, "chat_template": source });
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    ChatTemplate::read(dir.path()).unwrap()
+}
+
+/// User and assistant in turn.
+fn talk(messages: &[&str]) -> Conversation {
+    let roles = ["user", "assistant"].iter().cycle();
+    let messages = roles.zip(messages).map(|(role, text)| Message::new(role, *text)).collect();
+    Conversation { messages, ..Conversation::default() }
+}
+
+/// The text with what the assistant says between « and ».
+fn shown(template: &ChatTemplate, conversation: &Conversation) -> String {
+    let Rendered { text, assistant } = template.render(conversation).unwrap();
+    let (mut out, mut end) = (String::new(), 0);
+    for span in assistant {
+        out += &format!("{}«{}»", &text[end..span.start], &text[span.clone()]);
+        end = span.end;
+    }
+    out + &text[end..]
+}
+
+const SUM: [&str; 4] = ["Hi", "Hello", "1+1?", "2"];
+
+#[test]
+fn templates_render_as_jinja_does() {
+    let template = "{%- set ns = namespace(last=0) %}\n{%- for m in messages[::-1] %}\n    {%- if m.role == 'user' %}\n        \
+        {%- set ns.last = (messages|length - 1) - loop.index0 %}\n        {%- break %}\n    {%- endif %}\n{%- endfor %}\n\
+        {{- bos_token }}\n{% for m in messages %}\n    {% if m.content is string and m.content.startswith('a') %}\n\
+        {{ m['role'].upper() }}: {{ m.content.split('|')[-1].strip() }}{{ eos_token }}\n    {% else %}\n{{ m | tojson }}\n\
+        {% endif %}\n{% endfor %}\n{{ ns.last }} {{ m2 is defined }} {{ {'k': ['<x>', 1]} | tojson(indent=1) }}\n\
+        {%- if add_generation_prompt %}\n    {{- '\\n>' }}\n{%- endif %}\n";
+    let text = template_of(template).render_prompt(&talk(&["a|b ", "<é>", "ax"])).unwrap();
+    // What transformers' render_jinja_template gives.
+    let expected = "<s>\nUSER: b</s>\n{\"role\": \"assistant\", \"content\": \"<é>\"}\nUSER: ax</s>\n2 False \
+        {\n \"k\": [\n  \"<x>\",\n  1\n ]\n}\n>";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn templates_are_found_in_all_their_places_and_their_faults_are_told() {
+    let error = template_of("{{ raise_exception('roles must alternate') }}").render_prompt(&talk(&[]));
+    let error = error.unwrap_err().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    assert!(
+        error.contains("tokenizer_config.json: the chat template fails: ")
+            && error.contains("roles must alternate"),
+        "{error}"
+    );
+    let read = |template: serde_json::Value| {
+        std::fs::write(
+            dir.path().join("tokenizer_config.json"),
+            json!({ "chat_template": template }).to_string(),
+        )
+        .unwrap();
+        ChatTemplate::read(dir.path()).and_then(|t| t.render_prompt(&talk(&["x"])))
+    };
+    let list = json!([{ "name": "tools", "template": "t" }, { "name": "default", "template": "d{{ messages[0].content }}" }]);
+    assert_eq!(read(list).unwrap(), "dx");
+    assert!(read(json!("{% if %}")).unwrap_err().to_string().contains("the chat template is broken"));
+    assert!(read(json!(null)).unwrap_err().to_string().contains("has no chat template"));
+    std::fs::write(dir.path().join("chat_template.jinja"), "own {{ messages[0].role }}\n").unwrap();
+    assert_eq!(read(json!("ignored")).unwrap(), "own user");
+}
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+#[test]
+fn what_the_assistant_says_begins_behind_the_generation_prompt_and_ends_with_the_turn() {
+    let chatml = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>\n»<|im_start|>user\n1+1?\
+        <|im_end|>\n<|im_start|>assistant\n«2<|im_end|>\n»";
+    assert_eq!(shown(&template_of(CHATML), &talk(&SUM)), chatml);
+
+    let llama3 = "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n\
+        {{ m.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
+        <|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
+    let text = shown(&template_of(llama3), &talk(&SUM));
+    assert_eq!(text.matches("<|start_header_id|>assistant<|end_header_id|>\n\n«").count(), 2);
+    assert!(text.starts_with("<s><|start_header_id|>user") && text.ends_with("«2<|eot_id|>»"), "{text}");
+
+    // Without a generation prompt the model begins behind the user's turn.
+    let mistral = "{{ bos_token }}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+        {{ raise_exception('roles must alternate') }}{% endif %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]\
+        {% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}";
+    let text = "<s>[INST] Hi[/INST]« Hello</s>»[INST] 1+1?[/INST]« 2</s>»";
+    assert_eq!(shown(&template_of(mistral), &talk(&SUM)), text);
+    assert!(
+        template_of(mistral)
+            .render(&Conversation {
+                messages: vec![Message::new("assistant", "first")],
+                ..Conversation::default()
+            })
+            .unwrap_err()
+            .to_string()
+            .contains("roles must alternate")
+    );
+}
+
+/// As Qwen3: earlier turns lose their thoughts, the last has one, if only an empty one.
+const THINKING: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
+    {% set answer = m.content.split('</think>')[-1].lstrip('\n') %}{% if loop.last %}\
+    {% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in m.content else '' %}\
+    {{ '<think>\n' + thought + '\n</think>\n\n' + answer }}{% else %}{{ answer }}{% endif %}{% else %}{{ m.content }}\
+    {% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+#[test]
+fn a_turn_that_is_rendered_differently_when_it_is_the_last_is_found_by_a_mark() {
+    let thoughts = ["Hi", "<think>\nhm\n</think>\n\nHello", "1+1?", "<think>\nsum\n</think>\n\n2"];
+    let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>\n»<|im_start|>user\n1+1?\
+        <|im_end|>\n<|im_start|>assistant\n«<think>\nsum\n</think>\n\n2<|im_end|>\n»";
+    assert_eq!(shown(&template_of(THINKING), &talk(&thoughts)), expected);
+}
+
+#[test]
+fn a_prompt_that_begins_an_empty_thought_is_masked_as_far_as_it_agrees() {
+    let minimind = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n\
+        {{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}";
+    let mut conversation = talk(&["Hi", "Hello", "1+1?", "2"]);
+    conversation.messages[3].extra.insert("reasoning_content".into(), "sum".into());
+    let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n«Hello<|im_end|>\n»\
+        <|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n<think>\n«sum\n</think>\n\n2<|im_end|>\n»";
+    assert_eq!(shown(&template_of(minimind), &conversation), expected);
+}
+
+#[test]
+fn the_template_may_say_it_by_itself() {
+    let blocks = "{% for m in messages %}{% if m.role == 'assistant' %}A:{%- generation -%} {{ m.content }}.\
+        {%- endgeneration %}{% else %}U: {{ m.content }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+    let template = template_of(blocks);
+    assert_eq!(shown(&template, &talk(&SUM)), "U: Hi\nA:«Hello.»\nU: 1+1?\nA:«2.»\n");
+    assert_eq!(template.render_prompt(&talk(&SUM[..3])).unwrap(), "U: Hi\nA:Hello.\nU: 1+1?\nA:");
+}
+
+#[test]
+fn system_and_tools_reach_the_template() {
+    let template = template_of(
+        "{% if tools %}T{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+         {% for call in m.tool_calls %}{{ call.name }}({{ call.arguments | tojson }}){% endfor %};{% endfor %}\
+         {% if add_generation_prompt %}[assistant]{% endif %}",
+    );
+    let mut conversation = talk(&["Hi", ""]);
+    conversation.system = Some("short".into());
+    conversation.tools = Some(json!([{ "name": "now", "parameters": null }]));
+    conversation.messages[1]
+        .extra
+        .insert("tool_calls".into(), json!([{ "name": "now", "arguments": { "zone": 1 } }]));
+    let expected =
+        "T[{\"name\": \"now\", \"parameters\": null}][system]short;[user]Hi;[assistant]«now({\"zone\": 1});»";
+    assert_eq!(shown(&template, &conversation), expected);
+}
+
+#[test]
+fn what_cannot_be_told_from_the_rest_is_refused() {
+    // The answers stand together at the end.
+    let template = template_of(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}|{% endfor %}{% for m in messages if \
+         m.role != 'user' %}{{ m.content }}{{ m.content }}{% endfor %}",
+    );
+    let error = template.render(&talk(&SUM)).unwrap_err().to_string();
+    assert!(error.contains("renders message 2") && error.contains("{% generation %}"), "{error}");
+    let error = template_of(CHATML).render(&talk(&["a\u{fdd0}b"])).unwrap_err().to_string();
+    assert!(error.contains("U+FDD0"), "{error}");
+}

@@ -1,0 +1,168 @@
+//! Sums and means of a step, which add up over micro-batches and ranks and are read once, at its end.
+
+use std::ops::AddAssign;
+
+use oarlock_tensor::Tensor;
+use oarlock_tensor::ops::HeadLoss;
+use oarlock_tensor::ops::transfer::DeviceF64;
+
+use super::ObjectiveLoss;
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+/// A sum of a micro-batch on the device, read when it is asked for.
+#[derive(Clone, Debug)]
+pub enum Sum {
+    /// Of a head, with all its digits.
+    Exact(DeviceF64),
+    /// A tensor of one number.
+    Tensor(Tensor),
+}
+
+impl Sum {
+    /// The number, copied to the host.
+    ///
+    /// # Errors
+    /// A tensor of more numbers than one, or of values that nobody knows.
+    pub fn read(&self) -> Result<f64> {
+        match self {
+            Sum::Exact(sum) => Ok(sum.read()?),
+            Sum::Tensor(sum) => Ok(f64::from(sum.item()?)),
+        }
+    }
+}
+
+impl From<&HeadLoss> for Sum {
+    fn from(loss: &HeadLoss) -> Sum {
+        Sum::Exact(loss.exact.clone())
+    }
+}
+
+impl From<&Tensor> for Sum {
+    /// Of a tensor of one number, off its tape.
+    fn from(sum: &Tensor) -> Sum {
+        Sum::Tensor(sum.detach())
+    }
+}
+
+/// A mean of a micro-batch: a sum and what it weighs.
+#[derive(Clone, Debug)]
+pub struct Mean {
+    /// The sum.
+    pub sum: Sum,
+    /// What it weighs.
+    pub weight: f64,
+}
+
+/// A metric over all micro-batches and ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Metric {
+    /// Its name.
+    pub name: &'static str,
+    /// The sum.
+    pub sum: f64,
+    /// What it weighs.
+    pub weight: f64,
+}
+
+impl Metric {
+    /// The mean.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.weight
+    }
+}
+
+/// What the micro-batches of a rank came to, unread.
+#[derive(Default)]
+pub struct Tally {
+    losses: Vec<Sum>,
+    weight: f64,
+    metrics: Vec<Vec<Mean>>,
+}
+
+/// What the micro-batches of all ranks came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// The loss, summed.
+    pub loss_sum: f64,
+    /// What it weighs: targets, sequences or pairs.
+    pub weight: f64,
+    /// The metrics of the objective.
+    pub metrics: Vec<Metric>,
+}
+
+impl Totals {
+    /// The mean loss.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.weight
+    }
+
+    /// The means of the metrics with their names.
+    pub fn means(&self) -> Vec<(&'static str, f64)> {
+        self.metrics.iter().map(|metric| (metric.name, metric.mean())).collect()
+    }
+}
+
+impl AddAssign<&Totals> for Totals {
+    fn add_assign(&mut self, other: &Totals) {
+        self.loss_sum += other.loss_sum;
+        self.weight += other.weight;
+        if self.metrics.is_empty() {
+            self.metrics.clone_from(&other.metrics);
+            return;
+        }
+        for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
+            own.sum += other.sum;
+            own.weight += other.weight;
+        }
+    }
+}
+
+impl Tally {
+    /// Adds a micro-batch.
+    pub fn add(&mut self, loss: ObjectiveLoss) {
+        self.losses.push(loss.sum);
+        self.weight += loss.weight;
+        self.metrics.push(loss.metrics);
+    }
+
+    /// Reads all sums and adds those of all ranks, which call it together; `names` are those of the metrics. Where all
+    /// ranks know the weight of the losses already, it is `weight`.
+    ///
+    /// # Errors
+    /// When a rank failed, or an objective gives other metrics than it names.
+    #[track_caller]
+    pub fn over_ranks(
+        &self,
+        accelerator: &Accelerator,
+        names: &[&'static str],
+        weight: Option<f64>,
+    ) -> Result<Totals> {
+        let mut sums = vec![0.0];
+        for loss in &self.losses {
+            sums[0] += loss.read()?;
+        }
+        sums.extend(weight.is_none().then_some(self.weight));
+        let first = sums.len();
+        sums.resize(first + 2 * names.len(), 0.0);
+        for metrics in &self.metrics {
+            if metrics.len() != names.len() {
+                return Err(Error::Usage(format!(
+                    "an objective names {} metrics ({}), and its loss has {}",
+                    names.len(),
+                    names.join(", "),
+                    metrics.len()
+                )));
+            }
+            for (place, mean) in sums[first..].chunks_exact_mut(2).zip(metrics) {
+                place[0] += mean.sum.read()?;
+                place[1] += mean.weight;
+            }
+        }
+        accelerator.reduce_sum(&mut sums)?;
+        let metric =
+            |(&name, place): (&&'static str, &[f64])| Metric { name, sum: place[0], weight: place[1] };
+        let metrics = names.iter().zip(sums[first..].chunks_exact(2)).map(metric).collect();
+        Ok(Totals { loss_sum: sums[0], weight: weight.unwrap_or_else(|| sums[1]), metrics })
+    }
+}

@@ -1,0 +1,129 @@
+//! Objectives: what a step optimises. An objective turns a micro-batch and the model into a loss, what the loss weighs
+//! and named metrics; the trainer, evaluation, logs and the memory forecast know nothing else of it.
+//!
+//! One objective is one file beside this one. It may hold more than numbers: a second model that is prepared without an
+//! optimizer, and so frozen, whose passes take `ids.detach()` and are not recorded.
+
+mod dry;
+mod metric;
+mod pretrain;
+
+use oarlock_tensor::ops::{HeadLoss, Mask};
+use oarlock_tensor::{Device, Tensor};
+
+pub use self::dry::dry_pass;
+pub use self::metric::{Mean, Metric, Sum, Tally, Totals};
+pub use self::pretrain::Pretrain;
+use crate::accelerator::{Loss, Prepared};
+use crate::data::Batch;
+use crate::error::Result;
+use crate::nn::{self, Module};
+
+/// What a step optimises.
+pub trait Objective {
+    /// The model that it trains.
+    type Model: Module;
+
+    /// What the loss of a micro-batch will weigh: its targets, its sequences or its pairs. The step divides the sum of all
+    /// losses by the sum of all weights, over micro-batches and ranks.
+    fn weight(&self, batch: &Batch) -> f64;
+
+    /// The loss of a micro-batch. `inputs.ids` is on the tape where gradients are wanted.
+    ///
+    /// # Errors
+    /// What the model reports.
+    fn loss(&self, model: &Self::Model, inputs: &Inputs) -> nn::Result<ObjectiveLoss>;
+
+    /// The names of the metrics of each loss, in their order.
+    fn metrics(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
+    /// gradient in the forward pass, as [`Prepared::loss`] says.
+    fn is_head_loss(&self) -> bool {
+        false
+    }
+}
+
+/// The tensors of a micro-batch on the device of a rank.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Token ids `[rows, len]`.
+    pub ids: Tensor,
+    /// The target of each token `[rows, len]`, shifted already; -100 for none.
+    pub labels: Tensor,
+    /// Which positions see which.
+    pub mask: Mask,
+}
+
+impl Inputs {
+    /// Brings a micro-batch to a device.
+    ///
+    /// # Errors
+    /// No memory, or a batch whose parts do not fit.
+    pub fn new(batch: &Batch, device: &Device) -> Result<Inputs> {
+        let shape = [batch.rows, batch.len];
+        let mask = match &batch.doc_start {
+            Some(starts) => Mask::Documents(Tensor::from_slice(starts, shape, device)?),
+            None => Mask::Causal,
+        };
+        Ok(Inputs {
+            ids: Tensor::from_slice(&batch.input_ids, shape, device)?,
+            labels: Tensor::from_slice(&batch.labels, shape, device)?,
+            mask,
+        })
+    }
+}
+
+/// The loss of a micro-batch.
+pub struct ObjectiveLoss {
+    /// The sum on the tape: one number.
+    pub loss: Tensor,
+    /// The same sum, to be read at the end of the step.
+    pub sum: Sum,
+    /// What it weighs: what [`Objective::weight`] said of the batch.
+    pub weight: f64,
+    /// A mean for each name of [`Objective::metrics`].
+    pub metrics: Vec<Mean>,
+}
+
+impl Loss for ObjectiveLoss {
+    fn value(&self) -> &Tensor {
+        &self.loss
+    }
+
+    fn weight(&self) -> f64 {
+        self.weight
+    }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
+}
+
+impl From<HeadLoss> for ObjectiveLoss {
+    /// The loss of a head, which weighs its targets.
+    fn from(loss: HeadLoss) -> ObjectiveLoss {
+        let weight = loss.n_targets as f64;
+        ObjectiveLoss { sum: Sum::from(&loss), loss: loss.loss, weight, metrics: Vec::new() }
+    }
+}
+
+/// Runs an objective on a micro-batch, recorded while the model trains.
+///
+/// # Errors
+/// What the objective reports.
+pub fn forward<O: Objective>(
+    objective: &O,
+    model: &Prepared<O::Model>,
+    inputs: &Inputs,
+) -> Result<ObjectiveLoss> {
+    let loss = |model: &O::Model, ids: &Tensor| {
+        objective.loss(model, &Inputs { ids: ids.clone(), ..inputs.clone() })
+    };
+    match objective.is_head_loss() {
+        true => model.loss(&inputs.ids, loss),
+        false => model.call(&inputs.ids, loss),
+    }
+}
