@@ -3,7 +3,7 @@
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
 use half::{bf16, f16};
-use oarlock_tensor::ops::{self, HeadLoss, Mask};
+use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask};
 use oarlock_tensor::{DType, Device, Result, Tensor};
 
 use super::block::{Block, norm};
@@ -74,8 +74,9 @@ impl Decoder {
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
         self.latency.time(|| {
+            let labels = Labels::from_tensor(labels)?;
             let x = self.body.hidden(ids, mask)?;
-            self.head.run(&x, |head| head.loss(&x, labels))
+            self.head.run(&x, |head| head.loss(&x, &labels))
         })
     }
 
@@ -165,9 +166,10 @@ impl Body {
 
 impl Head {
     /// The product with the output weights, and the loss in the same pass.
-    fn loss(&self, x: &Tensor, labels: &Tensor) -> Result<HeadLoss> {
+    fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
-        self.lm_head.latency.time(|| ops::head_loss(&normed, &self.lm_head.weight, labels))
+        let options = HeadOptions { logit_cap: self.logit_cap };
+        self.lm_head.latency.time(|| ops::head_loss(&normed, &self.lm_head.weight, labels, options))
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
