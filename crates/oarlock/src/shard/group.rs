@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, Place};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation};
 
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
@@ -139,7 +139,7 @@ impl Maker<'_> {
         let owners = Ownership::new(ranges.iter().map(|range| vec![range.clone()]).collect())?;
         let buckets = cut(&ranges, n_elems, self.options.reduce_bucket_elems)?;
 
-        let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+        let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();
         let params = Arc::new(FlatParams::detached(places, kind.dtype, kind.trainable, self.device));
         let (weights, working) = self.weights(index, kind, &layout, &updated, &params)?;
         let grads = self.grads(index, kind, in_unit, &layout, &owned, &params)?;
