@@ -61,11 +61,11 @@ fn rank(
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
         DecoderConfig {
-            intermediate_size: hidden * 11 / 4,
-            n_kv_heads: (hidden / 256).max(1),
-            norm_eps: 1e-6,
             tie_embeddings: true,
-            ..DecoderConfig::llama(6400, hidden, layers, 1024)
+            ..DecoderConfig::llama(6400, hidden, layers, 1024).with_layers(|layer| {
+                layer.mlp.intermediate_size = hidden * 11 / 4;
+                layer.attention.n_kv_heads = (hidden / 256).max(1);
+            })
         },
         seq,
     )?;

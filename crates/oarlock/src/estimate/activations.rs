@@ -122,7 +122,7 @@ pub fn decoder_step(
     micro_batch: &MicroBatch<'_>,
 ) -> Result<DryRun> {
     let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
-    let widest = decoder.config().vocab_size.max(decoder.config().intermediate_size);
+    let widest = decoder.config().widest();
     if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
         return Err(Error::Usage(format!(
             "a batch of {rows} sequences of {} tokens is beyond all memory",

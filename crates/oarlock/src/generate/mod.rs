@@ -172,9 +172,7 @@ impl Generator {
 
     fn empty_cache(&self, capacity: usize) -> Result<Vec<LayerCache>> {
         let LoadedModel { decoder, dtype, device, .. } = &self.model;
-        let config = decoder.config();
-        let layer = |_| LayerCache::new(capacity, config.n_kv_heads, config.head_dim, *dtype, device);
-        Ok((0..config.n_layers).map(layer).collect::<std::result::Result<_, _>>()?)
+        Ok(decoder.empty_cache(capacity, *dtype, device)?)
     }
 
     fn next_logits(&self, ids: &[u32], cache: &mut [LayerCache]) -> Result<Vec<f32>> {

@@ -5,6 +5,7 @@
 use oarlock_tensor::ops::{self, Mask};
 use oarlock_tensor::{DType, Error, Result, Tensor};
 
+use super::block::norm;
 use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
@@ -74,7 +75,7 @@ impl SequenceClassifier {
         let body = Body::new(config.decoder().clone(), n_positions)?;
         let settings = body.config();
         let head = ClassifierHead {
-            norm: RmsNorm::new(settings.hidden_size, settings.norm_eps)?,
+            norm: norm(settings.hidden_size, settings.final_norm)?,
             score: Linear::normal(settings.hidden_size, n_labels, false, settings.init_std)?,
         };
         Ok(SequenceClassifier {

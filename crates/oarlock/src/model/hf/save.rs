@@ -90,7 +90,7 @@ impl ModelFiles {
             .into_iter()
             .filter(|named| seen.insert(named.param.id()))
             .map(|NamedParam { name, param }| Weight {
-                in_file: config.naming().in_file(&name),
+                stored: config.stored(&name),
                 shape: param.shape().sizes().to_vec(),
                 dtype: options.dtype,
                 name,
