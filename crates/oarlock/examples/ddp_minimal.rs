@@ -45,7 +45,8 @@ pub fn example(rank: usize, world_size: usize, weights: Option<&Path>) -> Result
     let mut losses = Tensor::from_slice(&[loss.item()?, after.item()?], [2], ddp_model.device())?;
     distributed::all_reduce(&mut losses, ReduceOp::Avg)?;
     distributed::destroy_process_group()?;
-    Ok([losses.slice::<f32>()?[0], losses.slice::<f32>()?[1]])
+    let losses = losses.to_vec::<f32>()?;
+    Ok([losses[0], losses[1]])
 }
 
 /// This rank's rows and their labels.

@@ -27,12 +27,11 @@ const N_VOCAB: usize = 6400;
 fn model(settings: &Settings, who: &str, hidden: usize, layers: usize, seq: usize) -> Result<Decoder> {
     let hidden = settings.number(&format!("{who}-hidden"), hidden)?;
     let layers = settings.number(&format!("{who}-layers"), layers)?;
-    let config = DecoderConfig {
-        intermediate_size: hidden * 11 / 4,
-        n_kv_heads: (hidden / 256).max(1),
-        tie_embeddings: true,
-        ..DecoderConfig::llama(N_VOCAB, hidden, layers, 1024)
-    };
+    let config = DecoderConfig::llama(N_VOCAB, hidden, layers, 1024).with_layers(|layer| {
+        layer.mlp.intermediate_size = hidden * 11 / 4;
+        layer.attention.n_kv_heads = (hidden / 256).max(1);
+    });
+    let config = DecoderConfig { tie_embeddings: true, ..config };
     Decoder::new(config, seq)
 }
 

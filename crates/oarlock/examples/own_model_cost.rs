@@ -96,12 +96,11 @@ fn gpt(dim: usize, n_blocks: usize, seq: usize) -> Result<Gpt> {
 }
 
 fn decoder(dim: usize, n_layers: usize, seq: usize) -> Result<Decoder> {
-    let config = DecoderConfig {
-        intermediate_size: dim * 11 / 4,
-        n_kv_heads: (dim / 256).max(1),
-        tie_embeddings: true,
-        ..DecoderConfig::llama(N_VOCAB, dim, n_layers, 1024)
-    };
+    let config = DecoderConfig::llama(N_VOCAB, dim, n_layers, 1024).with_layers(|layer| {
+        layer.mlp.intermediate_size = dim * 11 / 4;
+        layer.attention.n_kv_heads = (dim / 256).max(1);
+    });
+    let config = DecoderConfig { tie_embeddings: true, ..config };
     Decoder::new(config, seq)
 }
 

@@ -32,13 +32,11 @@ fn main() -> Result<()> {
 }
 
 fn config(hidden: usize, layers: usize) -> DecoderConfig {
-    DecoderConfig {
-        intermediate_size: hidden * 11 / 4,
-        n_kv_heads: (hidden / 256).max(1),
-        norm_eps: 1e-6,
-        tie_embeddings: true,
-        ..DecoderConfig::llama(6400, hidden, layers, 1024)
-    }
+    let config = DecoderConfig::llama(6400, hidden, layers, 1024).with_layers(|layer| {
+        layer.mlp.intermediate_size = hidden * 11 / 4;
+        layer.attention.n_kv_heads = (hidden / 256).max(1);
+    });
+    DecoderConfig { tie_embeddings: true, ..config }
 }
 
 /// Saves without training.

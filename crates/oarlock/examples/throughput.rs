@@ -61,11 +61,11 @@ fn rank(
     let accelerator = Accelerator::over(comm.clone(), &config)?;
     let mut model = Decoder::new(
         DecoderConfig {
-            intermediate_size: hidden * 11 / 4,
-            n_kv_heads: (hidden / 256).max(1),
-            norm_eps: 1e-6,
             tie_embeddings: true,
-            ..DecoderConfig::llama(6400, hidden, layers, 1024)
+            ..DecoderConfig::llama(6400, hidden, layers, 1024).with_layers(|layer| {
+                layer.mlp.intermediate_size = hidden * 11 / 4;
+                layer.attention.n_kv_heads = (hidden / 256).max(1);
+            })
         },
         seq,
     )?;
@@ -106,7 +106,7 @@ fn rank(
         if main {
             println!(
                 "step {step}: loss {:.4} norm {norm:.4} {:.1} ms (forward+backward {:.1}, recomputing {:.1}), {:.0} tok/s, since start {:.2} s, fresh {}",
-                loss.sum / data.n_targets as f64,
+                loss.sum()? / data.n_targets as f64,
                 1e3 * time.as_secs_f64(),
                 1e3 * backward.as_secs_f64(),
                 1e3 * (accelerator.device().profile().recomputing() - recomputed).as_secs_f64(),

@@ -85,7 +85,7 @@ impl Nested for Tensor {
 
 impl Nested for HeadLoss {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<HeadLoss> {
-        Ok(HeadLoss { loss: f(&self.loss)?, ..self.clone() })
+        Ok(self.with_loss(f(&self.loss)?))
     }
 }
 

@@ -71,7 +71,7 @@ fn groups_of_one_process_know_nothing_of_each_other() {
                     for _ in 0..20 {
                         let mut sum = tensor(&[1_i32]);
                         group.all_reduce(&mut sum, ReduceOp::Sum)?;
-                        assert_eq!(sum.slice::<i32>()?, [n as i32]);
+                        assert_eq!(sum.to_vec::<i32>()?, [n as i32]);
                     }
                     Ok(())
                 })
@@ -135,12 +135,12 @@ fn collectives_give_what_torch_gives() {
             for (op, expected) in &expected {
                 let mut reduced = tensor(&mine);
                 distributed::all_reduce(&mut reduced, *op)?;
-                assert_eq!(reduced.slice::<f32>()?, expected, "{op}");
+                assert_eq!(reduced.to_vec::<f32>()?, expected, "{op}");
                 for dst in 0..n {
                     let mut reduced = tensor(&mine);
                     distributed::reduce(&mut reduced, dst, *op)?;
                     let expected = if me == dst { &expected[..] } else { &mine[..] };
-                    assert_eq!(reduced.slice::<f32>()?, expected, "{op} to {dst}");
+                    assert_eq!(reduced.to_vec::<f32>()?, expected, "{op} to {dst}");
                 }
             }
             let rows = |tensors: Vec<Tensor>| -> Vec<Vec<f32>> {
@@ -152,21 +152,21 @@ fn collectives_give_what_torch_gives() {
                 assert_eq!(gathered, (me == root).then(|| all.iter().map(|row| row.to_vec()).collect()));
                 let mut sent = tensor(&mine);
                 distributed::broadcast(&mut sent, root)?;
-                assert_eq!(sent.slice::<f32>()?, all[root]);
+                assert_eq!(sent.to_vec::<f32>()?, all[root]);
                 let list: Vec<Tensor> = all.iter().map(|row| tensor(row)).collect();
                 let mut part = tensor(&[0.0_f32; 3]);
                 distributed::scatter(&mut part, (me == root).then_some(&list), root)?;
-                assert_eq!(part.slice::<f32>()?, mine);
+                assert_eq!(part.to_vec::<f32>()?, mine);
             }
             // Of rank r for rank s: 10 r + s.
             let list: Vec<Tensor> = (0..n).map(|s| tensor(&[(10 * me + s) as i32])).collect();
             let sum = distributed::reduce_scatter(&list, ReduceOp::Sum)?;
-            assert_eq!(sum.slice::<i32>()?, [(0..n).map(|r| (10 * r + me) as i32).sum::<i32>()]);
+            assert_eq!(sum.to_vec::<i32>()?, [(0..n).map(|r| (10 * r + me) as i32).sum::<i32>()]);
             // Sixteen bits are added in f32 and rounded once.
             let mut sum = tensor(&[bf16::from_f32(if me == 0 { 256.0 } else { 0.5 })]);
             group.all_reduce(&mut sum, ReduceOp::Sum)?;
             let exact = 256.0 + 0.5 * (n as f32 - 1.0);
-            assert_eq!(sum.slice::<bf16>()?, [bf16::from_f32(exact)]);
+            assert_eq!(sum.to_vec::<bf16>()?, [bf16::from_f32(exact)]);
             Ok(())
         })
         .unwrap();
@@ -179,7 +179,7 @@ fn tensors_of_many_pieces_are_reduced_as_a_whole() {
         let n = (1 << 20) + 3;
         let mut values = Tensor::from_slice(&vec![group.rank() as f32 + 1.0; n], [n], &device())?;
         group.all_reduce(&mut values, ReduceOp::Sum)?;
-        assert!(values.slice::<f32>()?.iter().all(|&value| value == 3.0));
+        assert!(values.to_vec::<f32>()?.iter().all(|&value| value == 3.0));
         Ok(())
     })
     .unwrap();
@@ -214,10 +214,10 @@ fn sub_groups_work_beside_each_other_and_name_ranks_as_the_run_does() {
         assert_eq!((own.ranks(), own.rank()), (&[me % 2, me % 2 + 2][..], me / 2));
         let mut sum = tensor(&[me as i32]);
         own.all_reduce(&mut sum, ReduceOp::Sum)?;
-        assert_eq!(sum.slice::<i32>()?, [(me as i32 % 2) * 2 + 2]);
+        assert_eq!(sum.to_vec::<i32>()?, [(me as i32 % 2) * 2 + 2]);
         let mut from = tensor(&[me as i32]);
         own.broadcast(&mut from, me % 2 + 2)?;
-        assert_eq!(from.slice::<i32>()?, [me as i32 % 2 + 2]);
+        assert_eq!(from.to_vec::<i32>()?, [me as i32 % 2 + 2]);
         let stranger = own.broadcast(&mut from, 1 - me % 2).unwrap_err().to_string();
         assert!(stranger.contains("is not in the group"), "{stranger}");
         for wrong in [&[][..], &[1, 1], &[4]] {

@@ -246,7 +246,7 @@ impl CustomOp for Cubic {
     fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> nn::Result<Vec<Option<Tensor>>> {
         let x = &inputs[0];
         if let Some(mut slot) = self.0.grad()? {
-            slot.put(&x.powf(3.0)?.mul(grad)?.sum(0)?.to_vec::<f32>()?)?;
+            slot.put(&x.powf(3.0)?.mul(grad)?.sum(0)?)?;
         }
         Ok(vec![Some(x.square()?.scale(3.0)?.mul(&self.0.weight()?)?.mul(grad)?)])
     }

@@ -17,7 +17,7 @@ use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placements};
 use oarlock::train::{Pretrain, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, DeviceKind};
 
 /// Both have tied and untied weights, norms of their own, and units of several blocks.
 /// And what FSDP calls their layers.
@@ -59,13 +59,18 @@ type Pieces = Vec<(String, &'static str, usize, Vec<u32>)>;
 
 fn rank(
     data: &Data,
+    device: DeviceKind,
     comm: Communicator,
     options: &Options,
     steps: usize,
     accumulation: u64,
 ) -> (Vec<(u64, u64)>, Pieces) {
-    let config =
-        AcceleratorConfig { shard: options.clone(), threads: Some(1), ..AcceleratorConfig::default() };
+    let config = AcceleratorConfig {
+        shard: options.clone(),
+        device,
+        threads: Some(1),
+        ..AcceleratorConfig::default()
+    };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
@@ -103,8 +108,19 @@ fn rank(
 }
 
 fn train(data: &Data, ranks: usize, options: &Options, steps: usize, accumulation: u64) -> Trace {
+    train_on(DeviceKind::Cpu, data, ranks, options, steps, accumulation)
+}
+
+fn train_on(
+    device: DeviceKind,
+    data: &Data,
+    ranks: usize,
+    options: &Options,
+    steps: usize,
+    accumulation: u64,
+) -> Trace {
     let traces: Vec<_> = std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(data, comm, options, steps, accumulation));
+        let start = |comm| scope.spawn(move || rank(data, device, comm, options, steps, accumulation));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
@@ -201,6 +217,27 @@ fn every_way_to_hold_a_model_has_the_same_bits() {
         }
     }
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
+}
+
+/// Memory that the host cannot touch, and launches that run as late as they may.
+#[test]
+fn every_way_to_hold_a_model_has_the_same_bits_on_the_strict_device() {
+    let disk = tempfile::tempdir().unwrap();
+    let (ranks, steps) = (4, 3);
+    for ((name, layer), dtype) in MODELS.into_iter().zip([DType::BF16, DType::F32]) {
+        let data = Data::open(name);
+        let whole = placed(Placements::WHOLE, dtype);
+        let want = train(&data, ranks, &whole, steps, 1);
+        let staged = train_on(DeviceKind::Staging, &data, ranks, &whole, steps, 1);
+        assert!(staged == want, "{name}, {dtype}: staged");
+        let mut ways = ways(ranks, dtype, disk.path(), layer);
+        ways.push(("DDP", whole));
+        for (way, options) in ways {
+            let trace = train_on(DeviceKind::Strict, &data, ranks, &options, steps, 1);
+            assert_eq!(trace.losses, want.losses, "{name}, {dtype}: {way}");
+            assert!(trace.state == want.state, "{name}, {dtype}: {way}: other weights");
+        }
+    }
 }
 
 #[test]

@@ -1,38 +1,33 @@
 //! Activation checkpointing changes no bit of a training, only its memory.
 
-use oarlock::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompute};
 use oarlock::nn::{Wrap, names_of};
 use oarlock::shard::{Gather, Placements};
 use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
 use oarlock_comm::Communicator;
-use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, RopeScaling, bf16};
+use oarlock_tensor::{DType, bf16};
 
 const VOCAB: usize = 70;
 const LEN: usize = 48;
 const STEPS: usize = 3;
 
 fn tiny() -> DecoderConfig {
+    let norm = NormConfig { eps: 1e-6, offset: 0.0 };
+    let config = DecoderConfig::llama(VOCAB, 48, 5, LEN).with_layers(|layer| {
+        layer.norm = norm;
+        layer.mlp.intermediate_size = 136;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (4, 2, 12);
+        attention.qk_norm = QkNorm::PerHead;
+    });
     DecoderConfig {
-        family: Family::Qwen3,
-        vocab_size: VOCAB,
-        hidden_size: 48,
-        intermediate_size: 136,
-        n_layers: 5,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 12,
-        max_positions: LEN,
-        norm_eps: 1e-6,
+        family: Family::of("qwen3").unwrap(),
+        final_norm: norm,
         tie_embeddings: true,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: true,
-        rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
         init_std: 0.1,
+        ..config
     }
 }
 
@@ -73,7 +68,7 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
         for batch in &window {
             let inputs = Inputs::new(batch, accelerator.device())?;
             let loss = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &inputs.mask))?;
-            sum += loss.sum;
+            sum += loss.sum()?;
             accelerator.backward(&loss)?;
         }
         losses.push(sum);
@@ -86,14 +81,14 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
     assert_eq!(accelerator.device().profile().recomputing().is_zero(), recompute == Recompute::None);
     model.eval();
     let inputs = Inputs::new(&batch(7), accelerator.device())?;
-    let eval = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &Mask::Causal))?.sum;
+    let eval = model.loss(&inputs.ids, |model, ids| model.loss(ids, &inputs.labels, &Mask::Causal))?.sum()?;
     let mut weights = Vec::new();
     for named in names_of(&**model.module()) {
         // Divided weights are only together inside of their unit.
         let Ok(weight) = named.param.weight() else { continue };
         match weight.dtype() {
-            DType::F32 => weights.extend_from_slice(weight.slice::<f32>()?),
-            _ => weights.extend(weight.slice::<bf16>()?.iter().map(|w| w.to_f32())),
+            DType::F32 => weights.extend(weight.to_vec::<f32>()?),
+            _ => weights.extend(weight.to_f32_vec()?),
         }
     }
     comm.finish();

@@ -84,6 +84,8 @@ fn measure<T: Float>(cpu: &Cpu, ceiling: f64, batch: usize, len: usize, head_dim
         kv_capacity: len,
         scale,
         causal: true,
+        window: None,
+        logit_cap: None,
     };
     let noise = |n: usize, seed: usize| -> Vec<T> {
         (0..n).map(|i| T::from_f32(((i + seed) * 7919 % 1013) as f32 / 506.5 - 1.0)).collect()
@@ -144,6 +146,8 @@ fn generation<T: Float>(cpu: &Cpu) {
         kv_capacity: kv_len,
         scale: 0.125,
         causal: true,
+        window: None,
+        logit_cap: None,
     };
     let (q, k) = (
         vec![T::from_f32(0.5); 4 * n_heads * head_dim],

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::{Advice, MmapMut};
 
 use crate::error::{Error, Result};
+use crate::launch::{Owner, Span};
+use crate::strict::{ProtectedBlock, Queue};
 
 /// Buffers start at multiples of this many bytes: a cache line and a 512-bit vector.
 pub const ALIGN: usize = 64;
@@ -28,8 +30,18 @@ struct Pool {
     usage: BTreeMap<&'static str, Usage>,
     bytes: usize,
     n_fresh: usize,
-    /// Blocks are only counted: there is no memory behind them.
-    dry: bool,
+    source: Source,
+}
+
+/// Where fresh blocks come from.
+#[derive(Default)]
+enum Source {
+    #[default]
+    System,
+    /// Nowhere: they are only counted.
+    Dry,
+    /// From the system, closed to everybody but launches and copies.
+    Protected(Arc<Queue>),
 }
 
 /// What buffers of one name use.
@@ -51,7 +63,16 @@ impl Arena {
 
     /// An empty pool that only keeps accounts: its buffers take no memory and have no bytes.
     pub(crate) fn dry() -> Arena {
-        Arena(Arc::new(Mutex::new(Pool { dry: true, ..Pool::default() })))
+        Arena::of(Source::Dry)
+    }
+
+    /// An empty pool of memory that only the launches of a queue and copies can touch.
+    pub(crate) fn protected(queue: &Arc<Queue>) -> Arena {
+        Arena::of(Source::Protected(queue.clone()))
+    }
+
+    fn of(source: Source) -> Arena {
+        Arena(Arc::new(Mutex::new(Pool { source, ..Pool::default() })))
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
@@ -91,8 +112,7 @@ impl Arena {
                 block
             }
             None => {
-                let block = if pool.dry { Some(Block::dry(bytes)) } else { Block::new(bytes) };
-                let block = block.ok_or(Error::OutOfMemory { bytes, what })?;
+                let block = Block::new(bytes, &pool.source).ok_or(Error::OutOfMemory { bytes, what })?;
                 pool.n_fresh += 1;
                 pool.bytes += bytes;
                 block
@@ -128,10 +148,13 @@ impl Arena {
 
     /// Gives the free blocks back to the system.
     pub fn trim(&self) {
-        let mut pool = self.pool();
-        let free: usize = pool.free.iter().map(|(size, blocks)| size * blocks.len()).sum();
-        pool.free.clear();
-        pool.bytes -= free;
+        // Blocks end outside of the lock: launches may still have to run on them.
+        let _free = {
+            let mut pool = self.pool();
+            let free = std::mem::take(&mut pool.free);
+            pool.bytes -= free.iter().map(|(size, blocks)| size * blocks.len()).sum::<usize>();
+            free
+        };
     }
 }
 
@@ -149,21 +172,20 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The first byte, aligned to [`ALIGN`]; `None` for a buffer of a dry device, which has no memory.
-    pub(crate) fn ptr(&self) -> Option<NonNull<u8>> {
-        self.block.as_ref().and_then(Block::ptr)
-    }
-
     /// Its size.
     pub fn len_bytes(&self) -> usize {
         self.block.as_ref().map_or(0, |b| b.bytes)
     }
 
-    /// The bytes, for kernels' scratch space; none on a dry device.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let Some(ptr) = self.ptr() else { return &mut [] };
-        // SAFETY: the block is initialised memory of this length, owned by this buffer, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), self.len_bytes()) }
+    /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialised.
+    pub(crate) fn span(&self) -> Span<'_> {
+        let memory = self.block.as_ref().map(|block| &block.memory);
+        let (ptr, guard) = match memory {
+            Some(Memory::Allocated(ptr) | Memory::Mapped(ptr, _)) => (Some(*ptr), None),
+            Some(Memory::Protected(block)) => (Some(block.ptr()), Some(&block.guard)),
+            Some(Memory::Dry) | None => (None, None),
+        };
+        Span { ptr, bytes: self.len_bytes(), owner: Owner::Pool(guard) }
     }
 }
 
@@ -190,6 +212,8 @@ enum Memory {
     Allocated(NonNull<u8>),
     /// A mapping of its own, and where it begins.
     Mapped(NonNull<u8>, #[expect(dead_code, reason = "unmaps when dropped")] MmapMut),
+    /// A mapping that is closed but to launches and copies.
+    Protected(ProtectedBlock),
     /// None: the block is only counted.
     Dry,
 }
@@ -200,7 +224,14 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    fn new(bytes: usize) -> Option<Block> {
+    fn new(bytes: usize, source: &Source) -> Option<Block> {
+        match source {
+            Source::System => {}
+            Source::Dry => return Some(Block { bytes, memory: Memory::Dry }),
+            Source::Protected(queue) => {
+                return Some(Block { bytes, memory: Memory::Protected(ProtectedBlock::new(bytes, queue)?) });
+            }
+        }
         if bytes >= MAPPED {
             let mut map = MmapMut::map_anon(bytes).ok()?;
             // Without huge pages the block is slower to touch, nothing else.
@@ -212,17 +243,6 @@ impl Block {
         // SAFETY: the layout has a size of at least ALIGN bytes.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Block { bytes, memory: Memory::Allocated(ptr) })
-    }
-
-    fn dry(bytes: usize) -> Block {
-        Block { bytes, memory: Memory::Dry }
-    }
-
-    fn ptr(&self) -> Option<NonNull<u8>> {
-        match &self.memory {
-            Memory::Allocated(ptr) | Memory::Mapped(ptr, _) => Some(*ptr),
-            Memory::Dry => None,
-        }
     }
 }
 
@@ -245,13 +265,13 @@ mod tests {
         for bytes in [100, 3 << 20] {
             let before = arena.n_fresh();
             let first = arena.allocate(bytes, "test").unwrap();
-            let ptr = first.ptr().unwrap();
+            let ptr = first.span().ptr.unwrap();
             assert_eq!(ptr.addr().get() % ALIGN, 0);
             drop(first);
             let second = arena.allocate(bytes, "test").unwrap();
-            assert_eq!(second.ptr(), Some(ptr));
+            assert_eq!(second.span().ptr, Some(ptr));
             let third = arena.allocate(bytes, "test").unwrap();
-            assert_ne!(third.ptr(), Some(ptr));
+            assert_ne!(third.span().ptr, Some(ptr));
             assert_eq!(arena.n_fresh() - before, 2);
         }
         let usage = arena.usage()[0].1;
@@ -289,8 +309,8 @@ mod tests {
             (accounts, arena.bytes())
         });
         assert_eq!(accounts[0], accounts[1]);
-        let mut huge = dry.allocate(1 << 50, "more than there is").unwrap();
-        assert!(huge.bytes_mut().is_empty() && huge.len_bytes() == 1 << 50);
+        let huge = dry.allocate(1 << 50, "more than there is").unwrap();
+        assert!(huge.span().ptr.is_none() && huge.len_bytes() == 1 << 50);
     }
 
     #[test]

@@ -1,15 +1,50 @@
-//! A device is a value: the kernels to use, and the pool that its memory comes from.
+//! A device is a value: where tensors lie, and who runs ops on them.
 //!
-//! A *dry* device does everything but the work: ops check shapes, record and allocate as they would, so the arena's
-//! accounts are exactly those of a real run, but there is no memory behind its tensors and no kernel runs.
+//! # How an op reaches a device
+//!
+//! An op checks shapes, allocates its outputs, and puts a launch together: a name and a cost for the profile, and
+//! a declaration of every stretch of memory that it reads or writes. Each declaration gives a typed view. The launch ends
+//! with the kernel, a closure that owns its views and numbers and borrows nothing:
+//!
+//! ```ignore
+//! let mut launch = device.launch("cast", 0, bytes);
+//! let (x, out) = (launch.read::<f32>(x)?, launch.write::<bf16>(&mut y)?);
+//! launch.run(move |cpu| {
+//!     elementwise::cast(cpu, x.slice(cpu), out.slice(cpu));
+//!     Ok(())
+//! })?;
+//! ```
+//!
+//! Only the running kernel turns a view into a slice. The host has no other way to the elements than the copies of
+//! [`ops::transfer`](crate::ops::transfer), which wait for the launches that they depend on.
+//!
+//! # Kinds of device
+//!
+//! - The *CPU* runs a launch at once, in the calling thread and its helpers. Nothing is recorded and nothing allocated.
+//! - A *dry* device does everything but the work: ops check shapes, record and allocate as they would, so the arena's
+//!   accounts are exactly those of a real run, but there is no memory behind its tensors and no kernel runs.
+//! - The *strict* device is for tests: it treats the CPU as a device far away. See [`strict`](crate::strict).
+//!
+//! An op that has no form for a device is *staged*: what it reads is copied to the host, its CPU kernel runs there, and
+//! what it writes is copied back. It works from the first day, and the profile names it, such as
+//! "linear forward (staged)".
+//!
+//! # Order
+//!
+//! A launch may run later than it was called, so blocks of memory carry what must have happened before they are used
+//! again: the launches that wrote and read them last, also when a block was freed and has a new owner. A launch waits for
+//! those that conflict with its declarations, and a copy to the host for those that write what it reads. An error of a
+//! launch that ran late comes out of the next copy, with the op's name ([`Error::Launch`](crate::Error::Launch)).
 
 use std::sync::Arc;
 
-use crate::arena::{Arena, Buffer};
+use crate::arena::Arena;
 use crate::cpu::{Cpu, Isa};
 use crate::error::Result;
+use crate::launch::Launch;
 use crate::par::Par;
 use crate::profile::Profile;
+use crate::strict::Queue;
 
 /// Where tensors live and ops run. Cloning gives another handle to the same device.
 #[derive(Clone)]
@@ -17,78 +52,121 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     kind: Kind,
-    dry: bool,
+    /// What runs kernels in host memory.
+    host: Cpu,
     arena: Arena,
-    profile: Profile,
+    profile: Arc<Profile>,
 }
 
-/// The kinds of device; ops choose their kernels by it.
-pub(crate) enum Kind {
-    Cpu(Cpu),
+/// The devices that one can ask for by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// [`Device::cpu`].
+    #[default]
+    Cpu,
+    /// [`Device::strict`], for tests.
+    Strict,
+    /// [`Device::staging`], for tests.
+    Staging,
+}
+
+/// What a device is.
+enum Kind {
+    Cpu,
+    Dry,
+    Strict(Arc<Queue>),
 }
 
 impl Device {
+    fn new(kind: Kind, host: Cpu, arena: Arena, profile: Arc<Profile>) -> Device {
+        Device(Arc::new(Inner { kind, host, arena, profile }))
+    }
+
+    /// A device of this kind, on the given code path of the CPU, with the given threads.
+    pub fn open(kind: DeviceKind, isa: Isa, par: Par) -> Device {
+        match kind {
+            DeviceKind::Cpu => Device::cpu(isa, par),
+            DeviceKind::Strict => Device::strict(isa, par),
+            DeviceKind::Staging => Device::staging(isa, par),
+        }
+    }
+
     /// The CPU, on the given code path, with the given threads.
     pub fn cpu(isa: Isa, par: Par) -> Device {
-        let kind = Kind::Cpu(Cpu { isa, par });
-        Device(Arc::new(Inner { kind, dry: false, arena: Arena::new(), profile: Profile::default() }))
+        Device::new(Kind::Cpu, Cpu { isa, par }, Arena::new(), Arc::default())
     }
 
     /// A stand-in for the CPU that only counts: what a model would take of memory and do of work, in no time and
     /// without the memory. Its tensors have no values; whoever asks for them gets an error.
     pub fn dry(isa: Isa, par: Par) -> Device {
-        let kind = Kind::Cpu(Cpu { isa, par });
-        Device(Arc::new(Inner { kind, dry: true, arena: Arena::dry(), profile: Profile::default() }))
+        Device::new(Kind::Dry, Cpu { isa, par }, Arena::dry(), Arc::default())
+    }
+
+    /// A device for tests, with the CPU's kernels and bits: its memory cannot be touched outside of kernels and copies
+    /// (whoever tries is ended by the system), and launches run as late as their dependencies allow.
+    pub fn strict(isa: Isa, par: Par) -> Device {
+        Device::deferring(isa, par, false)
+    }
+
+    /// As [`Device::strict`], for which no op has a form of its own: each is staged through host memory.
+    pub fn staging(isa: Isa, par: Par) -> Device {
+        Device::deferring(isa, par, true)
+    }
+
+    fn deferring(isa: Isa, par: Par, stages: bool) -> Device {
+        let (host, profile) = (Cpu { isa, par }, Arc::<Profile>::default());
+        let queue = Arc::new(Queue::new(host.clone(), stages, profile.clone()));
+        Device::new(Kind::Strict(queue.clone()), host, Arena::protected(&queue), profile)
     }
 
     /// A dry device with the kernels and threads of this one, and an empty pool.
     pub fn as_dry(&self) -> Device {
-        let Kind::Cpu(cpu) = &self.0.kind;
-        Device::dry(cpu.isa, cpu.par.clone())
+        Device::dry(self.0.host.isa, self.0.host.par.clone())
     }
 
     /// Whether this is a device that only counts.
     pub fn is_dry(&self) -> bool {
-        self.0.dry
+        matches!(self.0.kind, Kind::Dry)
     }
 
-    pub(crate) fn kind(&self) -> &Kind {
-        &self.0.kind
+    /// A launch to put together: `name` is what errors and the profile call it, `flops` and `bytes` what it has to
+    /// compute and to move.
+    pub(crate) fn launch(&self, name: &'static str, flops: u64, bytes: u64) -> Launch<'_> {
+        Launch::new(self, name, Some((flops, bytes)))
     }
 
-    /// The door to the kernels, for all ops: runs `f`, and books it under `op` when the profile is on. A dry device
-    /// only books it.
-    pub(crate) fn run<R: Default>(
-        &self,
-        op: &'static str,
-        flops: u64,
-        bytes: u64,
-        f: impl FnOnce(&Cpu) -> Result<R>,
-    ) -> Result<R> {
-        self.run_or(R::default(), op, flops, bytes, f)
+    /// A launch that no profile shows.
+    pub(crate) fn quiet_launch(&self, name: &'static str) -> Launch<'_> {
+        Launch::new(self, name, None)
     }
 
-    /// As [`Device::run`], with what a dry device takes for the result.
-    pub(crate) fn run_or<R>(
-        &self,
-        dry: R,
-        op: &'static str,
-        flops: u64,
-        bytes: u64,
-        f: impl FnOnce(&Cpu) -> Result<R>,
-    ) -> Result<R> {
-        if self.0.dry {
-            self.0.profile.time(op, flops, bytes, || ());
-            return Ok(dry);
+    /// Runs what a launch does, and books it when it has a cost and the profile is on.
+    pub(crate) fn book<R>(&self, name: &'static str, cost: Option<(u64, u64)>, f: impl FnOnce() -> R) -> R {
+        match cost {
+            Some((flops, bytes)) => self.0.profile.time(name, flops, bytes, f),
+            None => f(),
         }
-        let Kind::Cpu(cpu) = &self.0.kind;
-        self.0.profile.time(op, flops, bytes, || f(cpu))
     }
 
-    /// What the kernels run on, for the sizes of their scratch space.
-    pub(crate) fn kernels(&self) -> &Cpu {
-        let Kind::Cpu(cpu) = &self.0.kind;
-        cpu
+    /// Where launches wait on a device that defers them.
+    pub(crate) fn queue(&self) -> Option<&Arc<Queue>> {
+        match &self.0.kind {
+            Kind::Strict(queue) => Some(queue),
+            Kind::Cpu | Kind::Dry => None,
+        }
+    }
+
+    /// Returns when every launch has run.
+    ///
+    /// # Errors
+    /// What a launch met that nobody has been told of.
+    pub fn synchronize(&self) -> Result<()> {
+        self.queue().map_or(Ok(()), |queue| queue.drain())
+    }
+
+    /// The CPU that works in host memory beside this device, or is the device.
+    pub(crate) fn host(&self) -> &Cpu {
+        &self.0.host
     }
 
     /// The pool of this device's memory.
@@ -103,19 +181,21 @@ impl Device {
 
     /// What the kernels run on, in words.
     pub fn describe(&self) -> String {
-        let cpu = self.kernels();
-        let dry = if self.0.dry { "dry " } else { "" };
-        format!("{dry}cpu, {}, {} thread(s)", cpu.isa.path(), cpu.par.n_threads())
+        let (kind, cpu) = (self.kind_prefix(), self.host());
+        format!("{kind}cpu, {}, {} thread(s)", cpu.isa.path(), cpu.par.n_threads())
+    }
+
+    fn kind_prefix(&self) -> &'static str {
+        match self.0.kind {
+            Kind::Cpu => "",
+            Kind::Dry => "dry ",
+            Kind::Strict(_) => "strict ",
+        }
     }
 
     /// Whether it is this device.
     pub fn same(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Scratch space for one kernel call.
-    pub(crate) fn scratch(&self, bytes: usize) -> Result<Buffer> {
-        self.0.arena.allocate(bytes, "scratch")
     }
 }
 

@@ -64,6 +64,14 @@ pub enum Error {
         "a dry device holds no values: it only counts memory and work; ask Device::is_dry before looking at them"
     )]
     Dry,
+    /// What a launch met that ran after the op that made it had returned.
+    #[error("{op}, which ran after it was called: {cause}")]
+    Launch {
+        /// The op.
+        op: &'static str,
+        /// What it met.
+        cause: Box<Error>,
+    },
     /// A misuse of the tape or of a parameter.
     #[error("{0}")]
     Usage(String),

@@ -5,15 +5,18 @@
 //! barriers: a rank writes what it owns only after all have finished reading.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::Buffer;
 use crate::device::Device;
-use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::launch::{Owner, Span};
+use crate::ops::transfer;
+use crate::strict::Guard;
 
-/// Memory that somebody else provides, such as the shared memory of a process group.
+/// Memory that somebody else provides, such as the shared memory of a process group. The host sees it, and launches use
+/// it: who touches it from the host (a collective) waits for [`FlatBuffer::pending`] first.
 ///
 /// # Safety
 /// `ptr` is aligned to [`ALIGN`](crate::arena::ALIGN) and valid for reads and writes of `len_bytes` initialised bytes
@@ -34,15 +37,6 @@ enum Memory {
 }
 
 impl Memory {
-    /// The first byte, where there is memory.
-    fn ptr(&self) -> Option<NonNull<u8>> {
-        match self {
-            Memory::Pooled(buffer) => buffer.ptr(),
-            Memory::Backed(backing) => NonNull::new(backing.ptr()),
-            Memory::Dry(_) => None,
-        }
-    }
-
     fn len_bytes(&self) -> usize {
         match self {
             Memory::Pooled(buffer) => buffer.len_bytes(),
@@ -60,6 +54,30 @@ struct Inner {
     memory: Memory,
     /// Read leases, or -1 for a write lease.
     leases: AtomicIsize,
+    /// What launches are still to do to memory that the device does not own, where it defers them.
+    guard: OnceLock<Arc<Guard>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.get() {
+            // A failure is told to whoever copies next.
+            guard.finish();
+        }
+    }
+}
+
+/// Launches that are still to use a flat buffer.
+pub struct PendingLaunches(Arc<Guard>);
+
+impl PendingLaunches {
+    /// Returns when they have run.
+    ///
+    /// # Errors
+    /// What a launch met.
+    pub fn wait(&self) -> Result<()> {
+        self.0.settle()
+    }
 }
 
 impl FlatBuffer {
@@ -69,7 +87,7 @@ impl FlatBuffer {
     /// No memory.
     pub fn pooled(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
         let mut buffer = device.arena().allocate(bytes, what)?;
-        buffer.bytes_mut().fill(0);
+        transfer::clear(device, &mut buffer)?;
         Ok(FlatBuffer::new(Memory::Pooled(buffer)))
     }
 
@@ -92,12 +110,29 @@ impl FlatBuffer {
     }
 
     fn new(memory: Memory) -> FlatBuffer {
-        FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0) }))
+        FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0), guard: OnceLock::new() }))
     }
 
     /// Its size.
     pub fn len_bytes(&self) -> usize {
         self.0.memory.len_bytes()
+    }
+
+    pub(crate) fn span(&self) -> Span<'_> {
+        match &self.0.memory {
+            Memory::Pooled(buffer) => buffer.span(),
+            Memory::Backed(backing) => Span {
+                ptr: NonNull::new(backing.ptr()),
+                bytes: backing.len_bytes(),
+                owner: Owner::Host(&self.0.guard),
+            },
+            Memory::Dry(bytes) => Span { ptr: None, bytes: *bytes, owner: Owner::Pool(None) },
+        }
+    }
+
+    /// What launches are still to do to it; `None` on a device that runs them at once.
+    pub fn pending(&self) -> Option<PendingLaunches> {
+        self.span().owner.guard().cloned().map(PendingLaunches)
     }
 
     /// Lends the whole buffer for reading.
@@ -139,24 +174,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn ptr(&self) -> Option<NonNull<u8>> {
-        self.buffer.0.memory.ptr()
-    }
-
-    /// All elements; none on a dry device.
-    pub fn slice<T: Element>(&self) -> &[T] {
-        let Some(ptr) = self.ptr() else { return &[] };
-        let len = self.buffer.len_bytes() / size_of::<T>();
-        // SAFETY: initialised, aligned memory of this length (`Backing`), any bits are a `T` (`Pod`), and nobody
-        // writes while this lease lives.
-        unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast::<T>(), len) }
-    }
-
-    /// All bytes; none on a dry device.
-    pub fn bytes(&self) -> &[u8] {
-        let Some(ptr) = self.ptr() else { return &[] };
-        // SAFETY: as for `slice`.
-        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.buffer.len_bytes()) }
+    pub(crate) fn span(&self) -> Span<'_> {
+        self.buffer.span()
     }
 }
 
@@ -172,19 +191,8 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
-    /// All elements; none on a dry device.
-    pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
-        let Some(ptr) = self.buffer.0.memory.ptr() else { return &mut [] };
-        let len = self.buffer.len_bytes() / size_of::<T>();
-        // SAFETY: as for `Lease::slice`, and this is the only lease.
-        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr().cast::<T>(), len) }
-    }
-
-    /// All bytes; none on a dry device.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let Some(ptr) = self.buffer.0.memory.ptr() else { return &mut [] };
-        // SAFETY: as for `slice_mut`.
-        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), self.buffer.len_bytes()) }
+    pub(crate) fn span(&self) -> Span<'_> {
+        self.buffer.span()
     }
 }
 
@@ -204,9 +212,7 @@ mod tests {
     fn many_readers_or_one_writer() {
         let device = Device::cpu(Isa::detect(), Par::solo());
         let flat = FlatBuffer::pooled(&device, 256, "test").unwrap();
-        flat.write().unwrap().slice_mut::<f32>()[3] = 7.0;
         let (a, b) = (flat.read().unwrap(), flat.read().unwrap());
-        assert_eq!(a.slice::<f32>()[3] + b.slice::<f32>()[3], 14.0);
         assert!(flat.write().is_err());
         drop((a, b));
         let w = flat.write().unwrap();

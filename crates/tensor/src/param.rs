@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::flat::{FlatBuffer, WriteLease};
+use crate::launch::{Mode, Span};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -78,26 +79,30 @@ pub struct GradSlot {
 }
 
 impl GradSlot {
-    /// The place for the gradient; empty on a dry device.
-    pub fn slice_mut(&mut self) -> &mut [f32] {
-        self.lease.slice_mut::<f32>().get_mut(self.first..self.first + self.len).unwrap_or_default()
+    /// Its memory.
+    pub(crate) fn span(&self) -> Result<Span<'_>> {
+        self.lease.span().elements::<f32>(&(self.first..self.first + self.len))
     }
 
-    /// Stores a gradient as [`GradSlot::store`] says.
+    /// Stores an f32 gradient as [`GradSlot::store`] says.
     ///
     /// # Errors
-    /// [`Error::Shape`] when `grad` has another number of elements.
-    pub fn put(&mut self, grad: &[f32]) -> Result<()> {
-        if grad.len() != self.len {
+    /// [`Error::Shape`] when `grad` has another number of elements, [`Error::DType`] when it is not f32.
+    pub fn put(&mut self, grad: &Tensor) -> Result<()> {
+        if grad.n_elems() != self.len {
             return Err(Error::Shape {
                 op: "gradient of a parameter",
                 expected: format!("{} elements", self.len),
-                got: format!("{} elements", grad.len()),
+                got: format!("{} elements", grad.n_elems()),
             });
         }
         let store = self.store;
-        self.slice_mut().iter_mut().zip(grad).for_each(|(slot, grad)| store.put(slot, *grad));
-        Ok(())
+        let mut launch = grad.device().quiet_launch("gradient of a parameter");
+        let (from, to) = (launch.read::<f32>(grad)?, launch.grad(self)?);
+        launch.run(move |cpu| {
+            store.put_all(to.slice(cpu), from.slice(cpu));
+            Ok(())
+        })
     }
 }
 
@@ -157,6 +162,11 @@ impl Param {
     /// Gives it a home; a former one is left.
     pub fn settle(&self, home: Arc<dyn ParamHome>, index: usize) {
         *self.0.slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Slot { home, index });
+    }
+
+    /// Takes its home away.
+    pub fn unsettle(&self) {
+        *self.0.slot.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Whether it has a home.
@@ -344,7 +354,12 @@ impl FlatParams {
         for (place, touched) in self.places.iter().zip(&self.touched) {
             if !touched.swap(true, Ordering::Relaxed) {
                 let range = place.first..place.first + place.shape.n_elems();
-                grads.write()?.slice_mut::<f32>().get_mut(range).unwrap_or_default().fill(0.0);
+                let mut launch = self.device.quiet_launch("zeros");
+                let zeros = launch.write_flat::<f32>(&mut grads.write()?, &range, Mode::Write)?;
+                launch.run(move |cpu| {
+                    zeros.slice(cpu).fill(0.0);
+                    Ok(())
+                })?;
             }
         }
         Ok(())

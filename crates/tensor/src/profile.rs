@@ -1,5 +1,6 @@
 //! Where the time goes: calls, seconds and floating-point operations by op, when switched on.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +17,7 @@ const EVENTS: u8 = 2;
 pub struct Profile {
     /// What is kept, as bits.
     enabled: AtomicU8,
-    ops: Mutex<BTreeMap<&'static str, OpTime>>,
+    ops: Mutex<BTreeMap<(&'static str, bool), OpTime>>,
     events: Mutex<Vec<OpEvent>>,
     /// Nanoseconds.
     recomputing: AtomicU64,
@@ -40,6 +41,8 @@ pub struct OpTime {
 pub struct OpEvent {
     /// The op.
     pub op: &'static str,
+    /// Whether its memory was copied to the host and back, since the device has no form for the op.
+    pub staged: bool,
     /// When it began.
     pub start: Instant,
     /// How long it took.
@@ -59,10 +62,16 @@ impl Profile {
         self.enabled.fetch_or(ACCOUNTS, Ordering::Relaxed);
     }
 
-    /// Stops counting and returns the accounts.
-    pub fn take(&self) -> Vec<(&'static str, OpTime)> {
+    /// Stops counting and returns the accounts by the names of the ops, with "(staged)" where the device has no form for
+    /// an op: its memory was copied to the host and back.
+    pub fn take(&self) -> Vec<(Cow<'static, str>, OpTime)> {
         self.enabled.fetch_and(!ACCOUNTS, Ordering::Relaxed);
-        std::mem::take(&mut *self.ops.lock().unwrap_or_else(PoisonError::into_inner)).into_iter().collect()
+        let ops = std::mem::take(&mut *self.ops.lock().unwrap_or_else(PoisonError::into_inner));
+        let shown = |(op, staged): (&'static str, bool)| match staged {
+            true => Cow::Owned(format!("{op} (staged)")),
+            false => Cow::Borrowed(op),
+        };
+        ops.into_iter().map(|(op, time)| (shown(op), time)).collect()
     }
 
     /// Starts to keep each run of an op, from none.
@@ -93,6 +102,17 @@ impl Profile {
 
     /// Runs `f` and books it under `op`.
     pub fn time<R>(&self, op: &'static str, flops: u64, bytes: u64, f: impl FnOnce() -> R) -> R {
+        self.time_as((op, false), flops, bytes, f)
+    }
+
+    /// As [`Profile::time`], for an op that may be staged.
+    pub(crate) fn time_as<R>(
+        &self,
+        (op, staged): (&'static str, bool),
+        flops: u64,
+        bytes: u64,
+        f: impl FnOnce() -> R,
+    ) -> R {
         let enabled = self.enabled.load(Ordering::Relaxed);
         if enabled == 0 {
             return f();
@@ -101,14 +121,14 @@ impl Profile {
         let result = f();
         let time = start.elapsed();
         if enabled & EVENTS != 0 {
-            let event = OpEvent { op, start, time, flops, bytes, thread: thread::current().id() };
+            let event = OpEvent { op, staged, start, time, flops, bytes, thread: thread::current().id() };
             self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
         }
         if enabled & ACCOUNTS == 0 {
             return result;
         }
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = ops.entry(op).or_default();
+        let entry = ops.entry((op, staged)).or_default();
         entry.calls += 1;
         entry.time += time;
         entry.flops += flops;
@@ -130,7 +150,7 @@ mod tests {
         profile.time("b", 2, 4, || ());
         let ops = profile.take();
         assert_eq!(ops.len(), 1);
-        assert_eq!((ops[0].0, ops[0].1.calls, ops[0].1.flops, ops[0].1.bytes), ("b", 2, 4, 8));
+        assert_eq!((&*ops[0].0, ops[0].1.calls, ops[0].1.flops, ops[0].1.bytes), ("b", 2, 4, 8));
         assert!(profile.take().is_empty());
     }
     #[test]

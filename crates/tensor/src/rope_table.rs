@@ -3,10 +3,12 @@
 //! Roundings to f32 stand where transformers has f32 tensors: far positions multiply the error of a frequency, so a
 //! more exact frequency would be a different one.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 
 /// How the frequencies of a longer context follow from those of the trained one.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// They stay.
     None,
@@ -35,6 +37,23 @@ pub enum RopeScaling {
     },
     /// YaRN: a ramp over the dimensions, and a factor on cos and sin.
     Yarn(Yarn),
+    /// LongRoPE: a divisor for each frequency, one set for short and one for long sequences, and a factor on cos and sin.
+    LongRope(LongRope),
+}
+
+/// The parameters of [`RopeScaling::LongRope`], named as in transformers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Divisors, one a pair, for sequences of up to `original_max_positions`.
+    pub short_factor: Arc<[f64]>,
+    /// Divisors, one a pair, for longer sequences.
+    pub long_factor: Arc<[f64]>,
+    /// The trained length.
+    pub original_max_positions: usize,
+    /// The ratio of the new length to the trained one.
+    pub factor: f64,
+    /// The factor on cos and sin; `None` derives it from `factor` and the trained length.
+    pub attention_factor: Option<f64>,
 }
 
 /// The parameters of [`RopeScaling::Yarn`], named as in transformers.
@@ -68,13 +87,13 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The table for positions `0..n_positions`. The sequence length that the dynamic scaling looks at is
-    /// `n_positions`.
+    /// The table for positions `0..n_positions`. The sequence length that the scalings `Dynamic` and `LongRope` look at
+    /// is `n_positions`.
     ///
     /// # Errors
     /// Parameters that give no finite frequencies.
     pub fn new(theta: f64, rot_dim: usize, scaling: RopeScaling, n_positions: usize) -> Result<RopeTable> {
-        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, scaling, n_positions)?;
+        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, n_positions)?;
         let n = n_positions * inv_freq.len();
         let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
         let attention_factor = attention_factor as f32;
@@ -96,12 +115,12 @@ impl RopeTable {
 pub fn inverse_frequencies(
     theta: f64,
     rot_dim: usize,
-    scaling: RopeScaling,
+    scaling: &RopeScaling,
     seq_len: usize,
 ) -> Result<(Vec<f32>, f64)> {
     check(theta, rot_dim, scaling)?;
     let plain = |theta: f64| pair_frequencies(theta, rot_dim).map(|frequency| 1.0 / frequency);
-    Ok(match scaling {
+    Ok(match *scaling {
         RopeScaling::None => (plain(theta).collect(), 1.0),
         RopeScaling::Linear { factor } => (plain(theta).map(|f| f / factor as f32).collect(), 1.0),
         RopeScaling::Dynamic { factor, original_max_positions } => {
@@ -132,7 +151,22 @@ pub fn inverse_frequencies(
             (plain(theta).map(scale).collect(), 1.0)
         }
         RopeScaling::Yarn(yarn) => yarn_frequencies(theta, rot_dim, yarn),
+        RopeScaling::LongRope(ref long) => {
+            let is_long = seq_len > long.original_max_positions;
+            let divisors = if is_long { &long.long_factor } else { &long.short_factor };
+            let stretched = pair_frequencies(theta, rot_dim).zip(divisors.iter());
+            (stretched.map(|(f, divisor)| 1.0 / (*divisor as f32 * f)).collect(), long.attention_factor())
+        }
     })
+}
+
+impl LongRope {
+    fn attention_factor(&self) -> f64 {
+        self.attention_factor.unwrap_or_else(|| match self.factor <= 1.0 {
+            true => 1.0,
+            false => (1.0 + self.factor.ln() / (self.original_max_positions as f64).ln()).sqrt(),
+        })
+    }
 }
 
 /// `theta^(2 j / rot_dim)` for each pair `j`.
@@ -170,7 +204,7 @@ fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
     (pair_frequencies(theta, rot_dim).enumerate().map(blend).collect(), attention_factor)
 }
 
-fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
+fn check(theta: f64, rot_dim: usize, scaling: &RopeScaling) -> Result<()> {
     let refuse = |what: &str| {
         Err(Error::Usage(format!(
             "rope: {what}, got theta {theta}, {rot_dim} rotated dimensions, {scaling:?}"
@@ -180,7 +214,7 @@ fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
     if !(theta.is_finite() && theta > 1.0 && rot_dim.is_multiple_of(2)) {
         return refuse("expected theta above 1 and an even number of dimensions");
     }
-    let good = match scaling {
+    let good = match *scaling {
         RopeScaling::None => true,
         RopeScaling::Linear { factor } => positive(factor),
         RopeScaling::Dynamic { factor, original_max_positions } => {
@@ -198,6 +232,16 @@ fn check(theta: f64, rot_dim: usize, scaling: RopeScaling) -> Result<()> {
             [y.factor, y.beta_fast, y.beta_slow].into_iter().all(positive)
                 && optional.into_iter().flatten().all(f64::is_finite)
                 && y.original_max_positions > 0
+        }
+        RopeScaling::LongRope(ref long) => {
+            let sets = [&long.short_factor, &long.long_factor];
+            if sets.iter().any(|set| set.len() != rot_dim / 2) {
+                return refuse("expected one short_factor and one long_factor for each pair of dimensions");
+            }
+            sets.iter().all(|set| set.iter().all(|&x| positive(x)))
+                && long.attention_factor.is_none_or(f64::is_finite)
+                && positive(long.factor)
+                && long.original_max_positions > 1
         }
     };
     if good {
@@ -237,9 +281,22 @@ mod tests {
     /// (position, pair, cos, sin).
     type Golden = (RopeScaling, f64, usize, usize, f64, [(usize, u32); 5], [(usize, usize, f32, f32); 3]);
 
-    /// Produced by `LlamaRotaryEmbedding` of transformers 5.23 with torch 2.13 on a CPU.
+    /// Short divisors that grow from 1 to 1.45, long ones from 1 to 25.75.
+    fn long_rope(factor: f64, attention_factor: Option<f64>) -> RopeScaling {
+        let pairs = || (0..16).map(f64::from);
+        RopeScaling::LongRope(LongRope {
+            short_factor: pairs().map(|i| 1.0 + 0.03 * i).collect(),
+            long_factor: pairs().map(|i| 1.0 + 0.9 * i + 0.05 * i * i).collect(),
+            original_max_positions: 1024,
+            factor,
+            attention_factor,
+        })
+    }
+
+    /// Produced by `LlamaRotaryEmbedding`, and `Phi3RotaryEmbedding` on half of each head, of transformers 5.23 with
+    /// torch 2.13 on a CPU.
     #[rustfmt::skip]
-    fn golden() -> [Golden; 9] {
+    fn golden() -> [Golden; 12] {
         [
             (RopeScaling::None, 10000.0, 64, 2048, 1.0,
                 [(1, 0x3f3f_f911), (7, 0x3e08_8d77), (12, 0x3d01_86e3), (20, 0x3b4f_3e38), (31, 0x390b_d472)],
@@ -268,19 +325,28 @@ mod tests {
             (RopeScaling::Yarn(YARN_PLAIN_RAMP), 10000.0, 64, 4096, 1.25,
                 [(1, 0x3f3f_f911), (7, 0x3dfa_3d21), (12, 0x3c9c_afc2), (20, 0x3a4f_3e38), (31, 0x380b_d472)],
                 [(2048, 9, -0.7431465, 1.0051037), (4095, 12, -1.2210426, 0.26749787), (4095, 1, -0.11255795, -1.2449219)]),
+            (long_rope(8.0, None), 10000.0, 32, 1024, 1.140175425099138,
+                [(1, 0x3f0b_c432), (3, 0x3e27_0f75), (7, 0x3c70_c9b1), (10, 0x3b1f_6af0), (15, 0x3900_98ea)],
+                [(512, 3, -0.31288442, 1.0964048), (1023, 7, -0.89126873, 0.71108377), (1023, 1, 0.88376653, -0.72038656)]),
+            (long_rope(8.0, Some(1.19)), 10000.0, 32, 3000, 1.19,
+                [(1, 0x3e93_a690), (3, 0x3d2f_8398), (7, 0x3aef_0f23), (10, 0x395d_0f2a), (15, 0x36e7_b992)],
+                [(1500, 3, 0.1512997, 1.1803426), (2999, 7, 0.8175852, -0.8646702), (2999, 1, -0.7265266, -0.9424751)]),
+            (long_rope(4.0, None), 10000.0, 32, 3000, 1.0954451150103321,
+                [(1, 0x3e93_a690), (3, 0x3d2f_8398), (7, 0x3aef_0f23), (10, 0x395d_0f2a), (15, 0x36e7_b992)],
+                [(1500, 3, 0.13927774, 1.086555), (2999, 7, 0.7526216, -0.7959653), (2999, 1, -0.6687984, -0.867588)]),
         ]
     }
 
     #[test]
     fn frequencies_and_tables_are_those_of_transformers() {
         for (scaling, theta, rot_dim, n, attention_factor, frequencies, entries) in golden() {
-            let (inv_freq, factor) = inverse_frequencies(theta, rot_dim, scaling, n).unwrap();
+            let (inv_freq, factor) = inverse_frequencies(theta, rot_dim, &scaling, n).unwrap();
             assert!((factor - attention_factor).abs() < 1e-15);
             for (pair, bits) in frequencies {
                 let ulps = inv_freq[pair].to_bits().abs_diff(bits);
                 assert!(ulps == 0, "{scaling:?}, pair {pair}: {ulps} ulps");
             }
-            let table = RopeTable::new(theta, rot_dim, scaling, n).unwrap();
+            let table = RopeTable::new(theta, rot_dim, scaling.clone(), n).unwrap();
             for (position, pair, cos, sin) in entries {
                 let at = position * rot_dim / 2 + pair;
                 assert!((table.cos[at] - cos).abs() < 1e-6, "{scaling:?}, cos of {position}, {pair}");
@@ -302,5 +368,6 @@ mod tests {
             original_max_positions: 8192,
         };
         assert!(refused(1e4, 64, flat));
+        assert!(refused(1e4, 64, long_rope(8.0, None)) && refused(1e4, 32, long_rope(0.0, None)));
     }
 }

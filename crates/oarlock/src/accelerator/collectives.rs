@@ -366,12 +366,7 @@ fn cut<'a>(bytes: &'a [u8], tensors: &[Tensor], leaves: &[Leaf]) -> Vec<&'a [u8]
 fn to_bytes(tensors: &[Tensor]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for tensor in tensors {
-        bytes.extend_from_slice(match tensor.dtype() {
-            DType::F32 => bytemuck::cast_slice(tensor.slice::<f32>()?),
-            DType::BF16 => bytemuck::cast_slice(tensor.slice::<bf16>()?),
-            DType::F16 => bytemuck::cast_slice(tensor.slice::<f16>()?),
-            DType::I32 => bytemuck::cast_slice(tensor.slice::<i32>()?),
-        });
+        bytes.extend(tensor.to_bytes()?);
     }
     Ok(bytes)
 }

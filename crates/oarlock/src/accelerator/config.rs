@@ -1,7 +1,7 @@
 //! How an accelerator runs: what `Accelerator::with` is given.
 
-use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Path;
+use oarlock_tensor::{DType, DeviceKind};
 
 use super::plugins::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
@@ -36,6 +36,8 @@ pub struct AcceleratorConfig {
     pub seed: Option<u64>,
     /// Threads of this rank; by default its share of the machine's cores.
     pub threads: Option<usize>,
+    /// Where tensors lie and ops run. What is not the CPU is for tests.
+    pub device: DeviceKind,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,
 }

@@ -208,7 +208,7 @@ impl Accelerator {
             Some(n) => n,
             None => rank::default_threads(&comm),
         };
-        let device = Device::cpu(isa, Par::threads(threads)?);
+        let device = Device::open(config.device, isa, Par::threads(threads)?);
         Accelerator::build(comm, device, config, Plugins::of(config)?)
     }
 

@@ -9,6 +9,7 @@ use oarlock_tensor::{DType, Tensor};
 use super::{Accelerator, Prepared};
 use crate::checkpoint;
 use crate::error::{Error, Result};
+use crate::model::Stored;
 use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
@@ -76,7 +77,7 @@ impl Accelerator {
         check_weights_dtype(dtype)?;
         model.state.check_together("save_model")?;
         let weight = |named: NamedParam| Weight {
-            in_file: named.name.clone(),
+            stored: Stored::whole(&named.name),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
             dtype,
@@ -85,7 +86,7 @@ impl Accelerator {
         let mut kept = buffers(model.module());
         kept.retain(|named| named.buffer.is_persistent());
         weights.extend(kept.iter().map(|NamedBuffer { name, buffer }| Weight {
-            in_file: name.clone(),
+            stored: Stored::whole(name),
             shape: buffer.shape().sizes().to_vec(),
             name: name.clone(),
             dtype: match buffer.values() {

@@ -9,6 +9,7 @@ use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{Error, Result};
+use crate::model::Stored;
 use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
 use crate::shard::MASTER;
 
@@ -143,15 +144,15 @@ pub fn lay_out<'a>(
 ) -> Result<ModelFiles> {
     // Settings that we do not know belong to somebody's own model: they are taken over as they are.
     let config = dir.and_then(|dir| HfConfig::read(dir).ok());
-    let in_file = |name: &str| match &config {
-        Some(config) => config.naming().in_file(name),
-        None => name.to_owned(),
+    let stored = |name: &str| match &config {
+        Some(config) => config.stored(name),
+        None => Stored::whole(name),
     };
     check_weights_dtype(dtype)?;
     let weights: Vec<Weight> = shapes
         .map(|(name, shape)| Weight {
             name: name.to_owned(),
-            in_file: in_file(name),
+            stored: stored(name),
             shape: shape.to_vec(),
             dtype,
         })

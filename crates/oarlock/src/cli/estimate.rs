@@ -133,15 +133,13 @@ fn count(text: &str) -> std::result::Result<usize, String> {
 
 /// A llama of the given shape.
 fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
-    let shape = DecoderConfig::llama(args.vocab, hidden, n_layers, args.cutoff_len);
-    let n_heads = args.heads.unwrap_or(shape.n_heads);
-    DecoderConfig {
-        intermediate_size: args.intermediate.unwrap_or(shape.intermediate_size),
-        n_heads,
-        n_kv_heads: args.kv_heads.unwrap_or(n_heads),
-        head_dim: hidden.checked_div(n_heads).unwrap_or(0),
-        ..shape
-    }
+    DecoderConfig::llama(args.vocab, hidden, n_layers, args.cutoff_len).with_layers(|layer| {
+        let (attention, mlp) = (&mut layer.attention, &mut layer.mlp);
+        attention.n_heads = args.heads.unwrap_or(attention.n_heads);
+        attention.n_kv_heads = args.kv_heads.unwrap_or(attention.n_heads);
+        attention.head_dim = hidden.checked_div(attention.n_heads).unwrap_or(0);
+        mlp.intermediate_size = args.intermediate.unwrap_or(mlp.intermediate_size);
+    })
 }
 
 fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings> {

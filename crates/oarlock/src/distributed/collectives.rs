@@ -108,7 +108,7 @@ macro_rules! with_type {
 }
 
 fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
-    with_type!(tensor.dtype(), T => Ok(cast_slice(tensor.slice::<T>()?).to_vec()))
+    Ok(tensor.to_bytes()?)
 }
 
 /// A tensor with these elements, in the shape of another.
@@ -280,7 +280,7 @@ impl ProcessGroup {
     #[track_caller]
     fn reduced(&self, tensor: &Tensor, op: ReduceOp, wanted: bool) -> Result<Option<Tensor>> {
         with_type!(tensor.dtype(), T => {
-            let values = tensor.slice::<T>()?;
+            let values = tensor.to_vec::<T>()?;
             let mut reduced = Vec::new();
             for piece in values.chunks(PIECE) {
                 let all = self.comm.all_gather_bytes(cast_slice(piece))?;

@@ -1,12 +1,13 @@
 //! What a model's own code takes of memory and does of work in a step, found by running it on a dry device.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place};
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{Module, units_of};
+use crate::nn::{Module, parameters, units_of};
 use crate::shard::{Grain, Layout};
 
 /// The accounts of a dry run.
@@ -22,7 +23,7 @@ pub struct DryRun {
     /// The peak of each kind of buffer; they need not fall together, so their sum may be more than the pool.
     pub by_name: Vec<(&'static str, u64)>,
     /// The work by op.
-    pub ops: Vec<(&'static str, OpTime)>,
+    pub ops: Vec<(Cow<'static, str>, OpTime)>,
 }
 
 impl DryRun {
@@ -71,7 +72,9 @@ pub fn dry_run(
         }
     }
     device.profile().enable();
-    run(&device)?;
+    let done = run(&device);
+    parameters(model).iter().for_each(|named| named.param.unsettle());
+    done?;
     let by_name = device.arena().usage().into_iter().map(|(name, usage)| (name, usage.peak_bytes as u64));
     Ok(DryRun {
         pool_bytes: device.arena().bytes() as u64,
@@ -119,7 +122,7 @@ pub fn decoder_step(
     micro_batch: &MicroBatch<'_>,
 ) -> Result<DryRun> {
     let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
-    let widest = decoder.config().vocab_size.max(decoder.config().intermediate_size);
+    let widest = decoder.config().widest();
     if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
         return Err(Error::Usage(format!(
             "a batch of {rows} sequences of {} tokens is beyond all memory",

@@ -208,7 +208,7 @@ pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ran
     let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
     let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
     // The angles of the positions lie in the model already; they are a part of what is measured.
-    let angles = (shape.len * model.config().head_dim * 4) as u64;
+    let angles = model.config().rotary_kinds().iter().map(|(_, dim)| (shape.len * dim * 4) as u64).sum();
     let measured = ProcessMemory::current()?.pss;
     let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
     Ok(measured.max(angles) + later + N_WINDOWS * rows.saturating_mul(row))

@@ -8,8 +8,7 @@ pub use sampler::Sampling;
 
 use std::ops::ControlFlow;
 
-use half::{bf16, f16};
-use oarlock_tensor::{DType, Tensor};
+use oarlock_tensor::Tensor;
 
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
@@ -173,20 +172,14 @@ impl Generator {
 
     fn empty_cache(&self, capacity: usize) -> Result<Vec<LayerCache>> {
         let LoadedModel { decoder, dtype, device, .. } = &self.model;
-        let config = decoder.config();
-        let layer = |_| LayerCache::new(capacity, config.n_kv_heads, config.head_dim, *dtype, device);
-        Ok((0..config.n_layers).map(layer).collect::<std::result::Result<_, _>>()?)
+        Ok(decoder.empty_cache(capacity, *dtype, device)?)
     }
 
     fn next_logits(&self, ids: &[u32], cache: &mut [LayerCache]) -> Result<Vec<f32>> {
         let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
         let ids = Tensor::from_slice(&ids, [1, ids.len()], &self.model.device)?;
         let logits = self.model.decoder.next_logits(&ids, cache)?;
-        Ok(match logits.dtype() {
-            DType::BF16 => logits.slice::<bf16>()?.iter().map(|x| x.to_f32()).collect(),
-            DType::F16 => logits.slice::<f16>()?.iter().map(|x| x.to_f32()).collect(),
-            DType::F32 | DType::I32 => logits.to_vec()?,
-        })
+        Ok(logits.to_f32_vec()?)
     }
 }
 

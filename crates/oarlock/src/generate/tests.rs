@@ -4,7 +4,7 @@ use std::path::Path;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{Device, Par};
+use oarlock_tensor::{DType, Device, Par};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -14,7 +14,7 @@ use crate::model::hf::load_for_inference;
 
 fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    let device = Device::cpu(Isa::detect(), Par::solo());
+    let device = Device::strict(Isa::detect(), Par::solo());
     Generator::new(load_for_inference(&dir, &device, dtype, n_positions).unwrap())
 }
 

@@ -31,6 +31,11 @@ impl LayerCache {
         self.len
     }
 
+    /// Positions that it has room for.
+    pub fn capacity(&self) -> usize {
+        self.keys.sizes()[1]
+    }
+
     /// Whether no position is held.
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -52,10 +57,10 @@ impl LayerCache {
     /// More positions than the cache holds.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
         let n = k.sizes().get(1).copied().unwrap_or(0);
-        if self.len + n > self.keys.sizes()[1] {
+        if self.len + n > self.capacity() {
             return Err(Error::Usage(format!(
                 "the key-value cache holds {} positions, {} are needed: the text is longer than the model allows",
-                self.keys.sizes()[1],
+                self.capacity(),
                 self.len + n
             )));
         }

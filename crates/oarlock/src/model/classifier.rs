@@ -5,6 +5,7 @@
 use oarlock_tensor::ops::{self, Mask};
 use oarlock_tensor::{DType, Error, Result, Tensor};
 
+use super::block::norm;
 use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
@@ -74,7 +75,7 @@ impl SequenceClassifier {
         let body = Body::new(config.decoder().clone(), n_positions)?;
         let settings = body.config();
         let head = ClassifierHead {
-            norm: RmsNorm::new(settings.hidden_size, settings.norm_eps)?,
+            norm: norm(settings.hidden_size, settings.final_norm)?,
             score: Linear::normal(settings.hidden_size, n_labels, false, settings.init_std)?,
         };
         Ok(SequenceClassifier {
@@ -140,9 +141,10 @@ impl SequenceClassifier {
         };
         let places: Vec<i32> = match ids.device().is_dry() {
             true => vec![0; batch],
-            false => (0..batch)
-                .map(|row| Ok((row * seq + last(&ids.slice::<i32>()?[row * seq..][..seq])) as i32))
-                .collect::<Result<_>>()?,
+            false => {
+                let ids = ids.to_vec::<i32>()?;
+                (0..batch).map(|row| (row * seq + last(&ids[row * seq..][..seq])) as i32).collect()
+            }
         };
         Tensor::from_slice(&places, [batch], ids.device())
     }
@@ -152,7 +154,7 @@ impl SequenceClassifier {
 /// seen by no real token anyway.
 fn left_padding(attention_mask: Option<&Tensor>) -> Result<Mask> {
     let Some(mask) = attention_mask.filter(|mask| !mask.device().is_dry()) else { return Ok(Mask::Causal) };
-    let (seq, values) = (mask.shape().last().max(1), mask.slice::<i32>()?);
+    let (seq, values) = (mask.shape().last().max(1), mask.to_vec::<i32>()?);
     let mut starts = Vec::with_capacity(values.len());
     for row in values.chunks(seq) {
         let first = row.iter().position(|&real| real != 0).unwrap_or(0);

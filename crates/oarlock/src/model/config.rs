@@ -1,103 +1,213 @@
-//! The settings of a decoder, checked as a whole.
+//! What a decoder is made of, layer by layer, checked as a whole.
+
+use std::fmt::Display;
 
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::Rope;
+use oarlock_tensor::ops::{Activation, AttentionOptions};
 
+use super::family::Family;
 use crate::error::{Error, Result};
 
-/// The families whose folders can be read and written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// Llama 2, Llama 3, and MiniMind exported as llama.
-    Llama,
-    /// Qwen2 and Qwen2.5: biases on q, k and v.
-    Qwen2,
-    /// Qwen3: norms on the heads of q and k.
-    Qwen3,
-    /// MiniMind's own class, newest (head norms) or seed era (rotary on neighbouring channels).
-    Minimind,
-}
-
-/// What makes a decoder.
+/// The description of a decoder. The model is composed from it, and the loader, the estimate and the count of
+/// operations read nothing else.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Whose names and files it uses.
-    pub family: Family,
+    pub family: &'static Family,
     /// Token ids.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
-    pub intermediate_size: usize,
-    /// Layers.
-    pub n_layers: usize,
+    /// The layers in order; they may differ from each other.
+    pub layers: Vec<LayerConfig>,
+    /// The norm before the output weights.
+    pub final_norm: NormConfig,
+    /// What embeddings are multiplied by, rounded to the dtype of the embedding; `None`: they stay.
+    pub embedding_scale: Option<f32>,
+    /// Logits become `cap · tanh(logits / cap)`.
+    pub logit_cap: Option<f32>,
+    /// Whether the output weights are the embedding's.
+    pub tie_embeddings: bool,
+    /// The longest sequence.
+    pub max_positions: usize,
+    /// Standard deviation of fresh weights.
+    pub init_std: f32,
+}
+
+/// One layer: attention and an MLP, each with its norms, each added to its input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerConfig {
+    /// Attention.
+    pub attention: AttentionConfig,
+    /// The feed-forward part.
+    pub mlp: MlpConfig,
+    /// The kind of the layer's norms.
+    pub norm: NormConfig,
+    /// Where they stand.
+    pub norm_placement: NormPlacement,
+}
+
+/// Causal self-attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionConfig {
     /// Query heads.
     pub n_heads: usize,
     /// Key and value heads; a divisor of `n_heads`.
     pub n_kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// The longest sequence.
-    pub max_positions: usize,
-    /// Added to mean squares in norms.
-    pub norm_eps: f32,
-    /// Whether the output weights are the embedding's.
-    pub tie_embeddings: bool,
+    /// What scores are multiplied by before the softmax; `None`: `1 / √head_dim`.
+    pub scale: Option<f32>,
+    /// A position sees itself and the `window - 1` positions before it; `None`: all before it.
+    pub window: Option<usize>,
+    /// Scores become `cap · tanh(scores / cap)` before the softmax.
+    pub score_cap: Option<f32>,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
-    /// A bias on the attention's output.
+    /// A bias on the output.
     pub o_bias: bool,
-    /// Biases in the MLP.
-    pub mlp_bias: bool,
-    /// RMSNorm on each head of q and k.
-    pub qk_norm: bool,
-    /// Rotary embedding.
+    /// RMSNorms on q and k.
+    pub qk_norm: QkNorm,
+    /// The rotary embedding.
     pub rope: RopeSettings,
-    /// Standard deviation of fresh weights.
-    pub init_std: f32,
 }
 
-/// The rotary embedding of a decoder.
+/// The norms on queries and keys, before they are turned to their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Over each head, all heads with one weight `[head_dim]`.
+    PerHead,
+    /// Over all heads together, with weights `[n_heads · head_dim]` and `[n_kv_heads · head_dim]`.
+    WholeProjection,
+}
+
+/// A gated MLP: `down(activation(gate(x)) · up(x))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpConfig {
+    /// Its width.
+    pub intermediate_size: usize,
+    /// The activation of the gate.
+    pub activation: Activation,
+    /// Biases on all three projections.
+    pub bias: bool,
+}
+
+/// An RMSNorm: `x / √(mean(x²) + eps) · (offset + weight)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormConfig {
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Added to the weight: 0, or 1 where weights are stored around 0 (Gemma).
+    pub offset: f32,
+}
+
+/// Where the norms of attention and of the MLP stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// On the input of each part.
+    Pre,
+    /// On the output of each part, before it is added to the stream.
+    Post,
+    /// On both ("sandwich").
+    Both,
+}
+
+/// A rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSettings {
     /// The base of the wave lengths.
     pub theta: f64,
     /// Which channels pair up.
     pub style: RopeStyle,
+    /// The share of a head's channels that turn, counted from the first: `partial_rotary_factor`.
+    pub share: f64,
     /// How positions beyond the original length are treated.
     pub scaling: RopeScaling,
 }
 
+impl NormPlacement {
+    /// Whether the input of each part is normed.
+    pub fn is_pre(self) -> bool {
+        self != NormPlacement::Post
+    }
+
+    /// Whether the output of each part is normed.
+    pub fn is_post(self) -> bool {
+        self != NormPlacement::Pre
+    }
+}
+
+impl AttentionConfig {
+    /// Channels of all query heads.
+    pub fn q_dim(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Channels of all key heads; there are as many of values.
+    pub fn kv_dim(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+
+    /// The channels of a head that turn.
+    pub fn rotary_dim(&self) -> usize {
+        (self.head_dim as f64 * self.rope.share) as usize
+    }
+
+    /// What scores are multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.scale.unwrap_or_else(|| 1.0 / (self.head_dim as f32).sqrt())
+    }
+
+    pub(super) fn options(&self) -> AttentionOptions {
+        AttentionOptions { scale: self.scale(), window: self.window, logit_cap: self.score_cap }
+    }
+
+    /// Twice the mean number of positions that a position of a sequence of `len` sees; `len` without a window.
+    pub fn span(&self, len: usize) -> u64 {
+        let (len, window) = (len as u64, self.window.unwrap_or(len) as u64);
+        if window >= len { len } else { window * (2 * len - window) / len }
+    }
+}
+
 impl DecoderConfig {
-    /// A llama of this size with heads of 64, as many for keys as for queries, and output weights of its own; what is
-    /// to be otherwise is given with struct update syntax.
-    pub fn llama(
-        vocab_size: usize,
-        hidden_size: usize,
-        n_layers: usize,
-        max_positions: usize,
-    ) -> DecoderConfig {
-        let n_heads = (hidden_size / 64).max(1);
-        DecoderConfig {
-            family: Family::Llama,
-            vocab_size,
-            hidden_size,
-            intermediate_size: (hidden_size * 8 / 3).next_multiple_of(64),
-            n_layers,
-            n_heads,
-            n_kv_heads: n_heads,
-            head_dim: hidden_size / n_heads,
-            max_positions,
-            norm_eps: 1e-5,
-            tie_embeddings: false,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            qk_norm: false,
-            rope: RopeSettings { theta: 10_000.0, style: RopeStyle::Half, scaling: RopeScaling::None },
-            init_std: 0.02,
+    /// The same with every layer changed.
+    #[must_use]
+    pub fn with_layers(mut self, change: impl FnMut(&mut LayerConfig)) -> DecoderConfig {
+        self.layers.iter_mut().for_each(change);
+        self
+    }
+
+    /// The layer that a parameter belongs to, by its name.
+    pub fn layer_of(&self, parameter: &str) -> Option<&LayerConfig> {
+        let (index, _) = parameter.strip_prefix("model.layers.")?.split_once('.')?;
+        self.layers.get(index.parse::<usize>().ok()?)
+    }
+
+    /// The widest activation of a token.
+    pub fn widest(&self) -> usize {
+        let layers = self.layers.iter().map(|layer| layer.mlp.intermediate_size);
+        layers.fold(self.vocab_size, usize::max)
+    }
+
+    /// The different rotary embeddings of the layers, each with the channels of a head that turn.
+    pub fn rotary_kinds(&self) -> Vec<(&RopeSettings, usize)> {
+        let mut kinds = Vec::new();
+        for attention in self.layers.iter().map(|layer| &layer.attention) {
+            let kind = (&attention.rope, attention.rotary_dim());
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
         }
+        kinds
+    }
+
+    /// Channels of attention times the positions that they meet, summed over the layers, for one token of a sequence of
+    /// `len`: what a count of operations adds to the parameters.
+    pub fn attention_width(&self, len: usize) -> u64 {
+        self.layers.iter().map(|layer| layer.attention.span(len) * layer.attention.q_dim() as u64).sum()
     }
 
     /// Whether the settings fit together.
@@ -105,55 +215,82 @@ impl DecoderConfig {
     /// # Errors
     /// [`Error::Model`] with all that is wrong.
     pub fn check(&self) -> Result<()> {
-        let mut problems = Vec::new();
-        for (name, value) in [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.n_layers),
-            ("num_attention_heads", self.n_heads),
-            ("num_key_value_heads", self.n_kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_position_embeddings", self.max_positions),
-        ] {
-            if value == 0 || value > i32::MAX as usize {
-                problems.push(format!("{name} is {value}"));
-            }
+        let mut problems = Problems(Vec::new());
+        problems.count("vocab_size", self.vocab_size);
+        problems.count("hidden_size", self.hidden_size);
+        self.layers.iter().for_each(|layer| problems.count("intermediate_size", layer.mlp.intermediate_size));
+        problems.count("num_hidden_layers", self.layers.len());
+        self.layers.iter().for_each(|layer| problems.heads(&layer.attention));
+        problems.count("max_position_embeddings", self.max_positions);
+        self.layers.iter().for_each(|layer| problems.shape_of_heads(&layer.attention));
+        let norms = self.layers.iter().map(|layer| layer.norm).chain([self.final_norm]);
+        norms.for_each(|norm| problems.positive("rms_norm_eps", norm.eps));
+        for AttentionConfig { rope, scale, score_cap, .. } in self.layers.iter().map(|layer| &layer.attention)
+        {
+            problems.positive("rope_theta", rope.theta);
+            scale.iter().for_each(|scale| problems.positive("the scale of attention", *scale));
+            score_cap.iter().for_each(|cap| problems.positive("attn_logit_softcapping", *cap));
         }
-        if self.n_kv_heads > 0 && !self.n_heads.is_multiple_of(self.n_kv_heads) {
-            problems.push(format!(
-                "num_attention_heads ({}) is not a multiple of num_key_value_heads ({})",
-                self.n_heads, self.n_kv_heads
-            ));
+        self.logit_cap.iter().for_each(|cap| problems.positive("final_logit_softcapping", *cap));
+        match problems.0.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Model(format!(
+                "the model's settings do not fit together: {}",
+                problems.0.join("; ")
+            ))),
         }
-        if !self.head_dim.is_multiple_of(2) {
-            problems.push(format!("head_dim ({}) is odd, but rotary embedding turns pairs", self.head_dim));
+    }
+}
+
+/// What is wrong, each once though several layers have it.
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn push(&mut self, problem: String) {
+        if !self.0.contains(&problem) {
+            self.0.push(problem);
         }
-        if !(self.norm_eps > 0.0 && self.norm_eps.is_finite()) {
-            problems.push(format!("rms_norm_eps is {}", self.norm_eps));
-        }
-        if !(self.rope.theta > 0.0 && self.rope.theta.is_finite()) {
-            problems.push(format!("rope_theta is {}", self.rope.theta));
-        }
-        if problems.is_empty() {
-            return Ok(());
-        }
-        Err(Error::Model(format!("the model's settings do not fit together: {}", problems.join("; "))))
     }
 
-    /// The rotary embedding for sequences of up to `n_positions`.
-    ///
-    /// # Errors
-    /// More positions than the model allows, or scaling settings that make no sense.
-    pub fn rope(&self, n_positions: usize) -> Result<Rope> {
-        if n_positions > self.max_positions {
-            return Err(Error::Model(format!(
-                "sequences of {n_positions} tokens are longer than the model allows (max_position_embeddings is {}); \
-                 give a smaller cutoff_len",
-                self.max_positions
-            )));
+    fn count(&mut self, name: &str, value: usize) {
+        if value == 0 || value > i32::MAX as usize {
+            self.push(format!("{name} is {value}"));
         }
-        let rope = &self.rope;
-        Ok(Rope::new(rope.theta, self.head_dim, rope.style, rope.scaling, n_positions)?)
+    }
+
+    fn positive(&mut self, name: &str, value: impl Into<f64> + Display + Copy) {
+        if !(value.into() > 0.0 && value.into().is_finite()) {
+            self.push(format!("{name} is {value}"));
+        }
+    }
+
+    fn heads(&mut self, attention: &AttentionConfig) {
+        let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *attention;
+        self.count("num_attention_heads", n_heads);
+        self.count("num_key_value_heads", n_kv_heads);
+        self.count("head_dim", head_dim);
+    }
+
+    fn shape_of_heads(&mut self, attention: &AttentionConfig) {
+        let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = *attention;
+        if n_kv_heads > 0 && !n_heads.is_multiple_of(n_kv_heads) {
+            self.push(format!(
+                "num_attention_heads ({n_heads}) is not a multiple of num_key_value_heads ({n_kv_heads})"
+            ));
+        }
+        let share = attention.rope.share;
+        if !(share > 0.0 && share <= 1.0) {
+            self.push(format!("partial_rotary_factor is {share}"));
+        } else if !head_dim.is_multiple_of(2) {
+            self.push(format!("head_dim ({head_dim}) is odd, but rotary embedding turns pairs"));
+        } else if !attention.rotary_dim().is_multiple_of(2) {
+            self.push(format!(
+                "partial_rotary_factor ({share}) turns {} channels of a head, but rotary embedding turns pairs",
+                attention.rotary_dim()
+            ));
+        }
+        if attention.window == Some(0) {
+            self.push("sliding_window is 0".to_owned());
+        }
     }
 }

@@ -82,14 +82,13 @@ impl Parcel {
         for size in tensor.sizes() {
             self.put_len(*size);
         }
-        let (code, bytes): (u8, &[u8]) = match tensor.dtype() {
-            DType::F32 => (0, bytemuck::cast_slice(tensor.slice::<f32>()?)),
-            DType::BF16 => (1, bytemuck::cast_slice(tensor.slice::<bf16>()?)),
-            DType::F16 => (2, bytemuck::cast_slice(tensor.slice::<f16>()?)),
-            DType::I32 => (3, bytemuck::cast_slice(tensor.slice::<i32>()?)),
-        };
-        self.put(&[code]);
-        self.put(bytes);
+        self.put(&[match tensor.dtype() {
+            DType::F32 => 0,
+            DType::BF16 => 1,
+            DType::F16 => 2,
+            DType::I32 => 3,
+        }]);
+        self.put(&tensor.to_bytes()?);
         Ok(())
     }
 

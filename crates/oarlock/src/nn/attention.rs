@@ -127,7 +127,13 @@ impl MultiHeadAttention {
             };
             let (q, k) = (turned(part(0, dim)?)?, turned(part(dim, kv_dim)?)?);
             let v = part(dim + kv_dim, kv_dim)?;
-            let attended = ops::attention(&q, &k, &v, mask, 1.0 / (head_dim as f32).sqrt())?;
+            let attended = ops::attention(
+                &q,
+                &k,
+                &v,
+                mask,
+                &ops::AttentionOptions::new(1.0 / (head_dim as f32).sqrt()),
+            )?;
             self.out_proj.forward(&ops::merge_heads(&attended)?)
         })
     }

@@ -5,13 +5,15 @@ use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor, ops};
 use super::layers::in_dtype;
 use crate::nn::{Forward, Latency, Module, Visitor};
 
-/// x / √(mean(x²) + eps) · weight (Zhang and Sennrich 2019): `torch.nn.RMSNorm`.
+/// x / √(mean(x²) + eps) · (offset + weight) (Zhang and Sennrich 2019): `torch.nn.RMSNorm` where the offset is 0.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     /// `[dim]`.
     pub weight: Param,
     /// Added to the mean square.
     pub eps: f32,
+    /// Added to the weight.
+    pub offset: f32,
     latency: Latency,
 }
 
@@ -21,8 +23,17 @@ impl RmsNorm {
     /// # Errors
     /// An impossible shape.
     pub fn new(dim: usize, eps: f32) -> Result<RmsNorm> {
-        let weight = Param::in_f32(Shape::new(&[dim])?, Init::Ones);
-        Ok(RmsNorm { weight, eps, latency: Latency::default() })
+        RmsNorm::with_offset(dim, eps, 0.0)
+    }
+
+    /// With a weight that starts at one without an offset, and at zero with one (Gemma's `1 + weight`).
+    ///
+    /// # Errors
+    /// An impossible shape.
+    pub fn with_offset(dim: usize, eps: f32, offset: f32) -> Result<RmsNorm> {
+        let init = if offset == 0.0 { Init::Ones } else { Init::Zeros };
+        let weight = Param::in_f32(Shape::new(&[dim])?, init);
+        Ok(RmsNorm { weight, eps, offset, latency: Latency::default() })
     }
 
     /// x `[.., dim]` → `[.., dim]`, in x's dtype.
@@ -30,7 +41,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm(x, &self.weight, self.eps))
+        self.forward_to(x, x.dtype())
     }
 
     /// As [`RmsNorm::forward`], with the output in `dtype`: from an f32 residual stream to what a block computes in.
@@ -38,7 +49,7 @@ impl RmsNorm {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, dtype))
+        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, self.offset, dtype))
     }
 }
 

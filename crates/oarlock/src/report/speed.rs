@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 /// N are all parameters (a tied embedding once, for the head): each is multiplied and added in the forward pass
 /// and twice as often in the backward pass. L layers of attention over sequences of S tokens with heads of d
 /// elements together: scores and their product with the values, 12·L·S·d in the PaLM paper (arXiv:2204.02311,
-/// appendix B), of which a causal mask needs half. Recomputation does not count.
-pub fn flops_per_token(parameters: u64, layers: u64, sequence: u64, attention_width: u64) -> f64 {
-    6.0 * parameters as f64 + 6.0 * layers as f64 * sequence as f64 * attention_width as f64
+/// appendix B), of which a causal mask needs half. `attention_width` is L·S·d, or less where layers see a window
+/// alone. Recomputation does not count.
+pub fn flops_per_token(parameters: u64, attention_width: u64) -> f64 {
+    6.0 * parameters as f64 + 6.0 * attention_width as f64
 }
 
 /// Model FLOPs utilisation: the share, from 0 to 1, of a peak in operations per second that a run reaches.
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn a_token_costs_what_the_formula_says() {
         // 26M parameters, 8 layers, 512 tokens, width 512: about 168 million operations.
-        let flops = flops_per_token(25_830_912, 8, 512, 512);
+        let flops = flops_per_token(25_830_912, 8 * 512 * 512);
         assert_eq!(flops, 6.0 * 25_830_912.0 + 6.0 * 8.0 * 512.0 * 512.0);
         assert!((flops / 1e6 - 167.6).abs() < 0.1);
         assert_eq!(utilisation(1000.0, 168e6, 336e9), Some(0.5));

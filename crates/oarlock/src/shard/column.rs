@@ -117,15 +117,7 @@ impl Column {
     /// When the file cannot be read.
     pub fn read(&self, first: usize, out: &mut [f32]) -> Result<()> {
         match &self.store {
-            Store::Memory(flat) => {
-                let lease = flat.read()?;
-                let range = first..first + out.len();
-                match self.dtype {
-                    DType::BF16 => widen(&lease.slice::<bf16>()[range], out),
-                    DType::F16 => widen(&lease.slice::<f16>()[range], out),
-                    _ => out.copy_from_slice(&lease.slice::<f32>()[range]),
-                }
-            }
+            Store::Memory(flat) => transfer::load(flat, first, self.dtype, out)?,
             file @ Store::File { .. } => {
                 let size = self.dtype.size();
                 let mut bytes = vec![0; size * out.len().min(CHUNK)];

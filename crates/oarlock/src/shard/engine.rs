@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Ready, Scalar};
-use oarlock_tensor::ops::optimizer::{Role, Rule};
-use oarlock_tensor::ops::update;
-use oarlock_tensor::{Device, UnitHook};
+use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
+use oarlock_tensor::ops::{transfer, update};
+use oarlock_tensor::{Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
@@ -19,6 +19,7 @@ use crate::shard::group::{Grads, Kind, Maker, Weights, offload_file};
 use crate::shard::hooks::{Home, Hook, PassHook};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
+use crate::shard::order::ready;
 use crate::shard::passes::{Core, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::source::WeightSource;
@@ -313,7 +314,9 @@ impl Engine {
         let shard = &self.core.mesh.shard;
         let groups = || self.core.groups.iter().filter(|group| group.trainable);
         let n_blocks: usize = self.core.groups.iter().map(|group| group.layout.n_blocks()).sum();
-        let mut squares = vec![0.0; n_blocks];
+        let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
+        let sums = FlatBuffer::borrowed(device, bytes, "gradient norm")?;
+        transfer::write_with::<f64, _>(&sums, 0..n_blocks, |sums| sums.fill(0.0))?;
         for group in groups() {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
             let owned = match self.local {
@@ -327,15 +330,15 @@ impl Engine {
                     None => continue,
                 },
             };
-            let lease = grads.read()?;
             for (index, part) in group.layout.parts(owned) {
                 let from_start = part.start - group.layout.params()[index].place.first;
                 let first = group.first_blocks[index] + from_start / BLOCK;
-                let values = &lease.slice::<f32>()[part.start - base..part.end - base];
-                let out = &mut squares[first..first + part.len().div_ceil(BLOCK)];
-                update::squared_norms(&self.core.device, values, out);
+                let range = first..first + part.len().div_ceil(BLOCK);
+                let values = Part { flat: &grads, range: part.start - base..part.end - base };
+                update::squared_norms(device, &values, &Part { flat: &sums, range })?;
             }
         }
+        let mut squares = transfer::read_with(&sums, 0..n_blocks, <[f64]>::to_vec)?;
         if !self.local {
             shard.all_reduce_f64(&mut squares, Scalar::Sum)?;
         }
@@ -428,7 +431,8 @@ impl Engine {
         for group in &self.core.groups {
             if let Weights::Resident(region) = &group.weights {
                 let (dtype, owners) = (group.params.dtype(), &group.owners);
-                self.core.mesh.shard.all_gather(region, dtype, owners, Ready::now())?.wait()?;
+                let written = group.params.weights().map_or_else(Ready::now, |flat| ready(&flat));
+                self.core.mesh.shard.all_gather(region, dtype, owners, written)?.wait()?;
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ mod group;
 mod hooks;
 mod layout;
 mod mesh;
+mod order;
 mod passes;
 mod placement;
 mod reduce;

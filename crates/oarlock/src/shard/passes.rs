@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::shard::column::Store;
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::mesh::Mesh;
+use crate::shard::order::ready;
 use crate::shard::placement::{Lifetime, Options};
 use crate::shard::windows::{Window, Windows};
 
@@ -322,12 +323,11 @@ impl Core {
                 transfer::copy(&self.device, dtype, &Part { flat, range: 0..owned.len() }, &to)?;
             }
             (None, store @ Store::File { .. }) => {
-                let mut lease = window.flat.write()?;
-                let bytes = &mut lease.bytes_mut()[owned.start * dtype.size()..owned.end * dtype.size()];
-                store.read_bytes(bytes, 0)?;
+                let range = owned.start * dtype.size()..owned.end * dtype.size();
+                transfer::write_with::<u8, _>(&window.flat, range, |bytes| store.read_bytes(bytes, 0))??;
             }
         }
-        let ready = comm.all_gather(&window.region, dtype, &owners, Ready::now())?;
+        let ready = comm.all_gather(&window.region, dtype, &owners, ready(&window.flat))?;
         match &mut now.secondary_windows {
             Some(windows) if secondary => windows.met(),
             _ => now.windows.met(),

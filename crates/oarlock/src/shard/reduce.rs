@@ -1,13 +1,14 @@
 //! How gradients become sums over the ranks: unit by unit during the backward pass where they are divided, all before the
 //! step where they are whole.
 
-use oarlock_comm::{Ready, Region};
+use oarlock_comm::Region;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer, Store};
 
 use crate::error::Result;
 use crate::shard::group::{Grads, Group};
+use crate::shard::order::{ready, settle};
 use crate::shard::passes::{Core, Now};
 use crate::shard::placement::Placement;
 
@@ -53,7 +54,7 @@ impl Core {
         let shard = &self.mesh.shard;
         let Some(staging) = &self.staging else {
             for bucket in &group.buckets {
-                shard.reduce_scatter(region, DType::F32, bucket, Ready::now())?.wait()?;
+                shard.reduce_scatter(region, DType::F32, bucket, ready(flat))?.wait()?;
             }
             return Ok(());
         };
@@ -63,7 +64,7 @@ impl Core {
             (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all.clone() });
         transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
         for bucket in &group.buckets {
-            shard.reduce_scatter(&staging.region, dtype, bucket, Ready::now())?.wait()?;
+            shard.reduce_scatter(&staging.region, dtype, bucket, ready(&staging.flat))?.wait()?;
         }
         let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
         let (full, half) = (Part { flat, range: owned.clone() }, Part { flat: &staging.flat, range: owned });
@@ -78,7 +79,7 @@ impl Core {
         let chunks = all.clone().step_by(bucket).map(|first| first..end.min(first.saturating_add(bucket)));
         let Some(staging) = &self.staging else {
             for chunk in chunks {
-                shard.all_reduce(region, DType::F32, chunk, Ready::now())?.wait()?;
+                shard.all_reduce(region, DType::F32, chunk, ready(flat))?.wait()?;
             }
             return Ok(());
         };
@@ -86,7 +87,7 @@ impl Core {
         let (full, half) = (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all });
         transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
         for chunk in chunks {
-            shard.all_reduce(&staging.region, dtype, chunk, Ready::now())?.wait()?;
+            shard.all_reduce(&staging.region, dtype, chunk, ready(&staging.flat))?.wait()?;
         }
         Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
     }
@@ -97,6 +98,8 @@ impl Core {
         let now = &mut *now;
         self.finish_backward_in(now)?;
         for (index, group) in self.groups.iter().enumerate() {
+            // Where ranks share one copy of the weights, an owner may write them when all have met.
+            group.params.weights().map_or(Ok(()), |weights| settle(&weights))?;
             match &group.grads {
                 Grads::None => {}
                 Grads::Whole(region) => {
@@ -108,14 +111,14 @@ impl Core {
                         Placement::Whole => self.all_reduce(group, region, &flat)?,
                     }
                 }
-                Grads::Sharded { across, .. } => {
+                Grads::Sharded { across, sums } => {
                     // Outside of any unit, or in a step without a backward pass.
                     if now.groups[index].slot.is_some() || !now.groups[index].summed {
                         self.reduce(now, index)?;
                     }
                     if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
                         let n_elems = region.bytes() / 4;
-                        replica.all_reduce(region, DType::F32, 0..n_elems, Ready::now())?.wait()?;
+                        replica.all_reduce(region, DType::F32, 0..n_elems, ready(sums))?.wait()?;
                     }
                 }
             }

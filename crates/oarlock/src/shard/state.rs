@@ -7,6 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, Shape};
 
 use crate::error::{Error, Result};
@@ -180,8 +181,8 @@ impl Snapshot {
         let (column, range) = self.find(slice)?;
         let failed = |error| Error::io("write", "the slices of a checkpoint")(error);
         if let (Store::Memory(flat), DType::F32) = (&column.store, column.dtype) {
-            let lease = flat.read()?;
-            return write(bytemuck::cast_slice(&lease.slice::<f32>()[range])).map_err(failed);
+            let show = |values: &[f32]| write(bytemuck::cast_slice(values));
+            return transfer::read_with(flat, range, show)?.map_err(failed);
         }
         let mut values = vec![0.0f32; range.len().min(CHUNK)];
         for first in range.clone().step_by(CHUNK) {

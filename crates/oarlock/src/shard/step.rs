@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
+use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{Device, FlatBuffer};
 
 use crate::error::{Error, Result};
@@ -207,9 +208,8 @@ impl Core {
                 self.groups[piece.group].state.gate.wait();
                 for ((column, range), flat) in self.in_files(piece).zip(&staged) {
                     let size = column.dtype.size();
-                    let mut lease = flat.write()?;
-                    let bytes = &mut lease.bytes_mut()[..range.len() * size];
-                    column.store.read_bytes(bytes, (range.start * size) as u64)?;
+                    let read = |bytes: &mut [u8]| column.store.read_bytes(bytes, (range.start * size) as u64);
+                    transfer::write_with(flat, 0..range.len() * size, read)??;
                 }
                 Ok(())
             };
@@ -229,10 +229,8 @@ impl Core {
             let Ok(staged) = to_write.recv() else { return Ok(()) };
             for ((column, range), flat) in self.in_files(piece).zip(&staged) {
                 let size = column.dtype.size();
-                let lease = flat.read()?;
-                column
-                    .store
-                    .write_bytes(&lease.bytes()[..range.len() * size], (range.start * size) as u64)?;
+                let write = |bytes: &[u8]| column.store.write_bytes(bytes, (range.start * size) as u64);
+                transfer::read_with(flat, 0..range.len() * size, write)??;
             }
             // Near the end nobody wants it any more.
             let _ = free.send(staged);

@@ -4,6 +4,7 @@ use oarlock_comm::{Communicator, Region, Sharing};
 use oarlock_tensor::FlatBuffer;
 
 use crate::error::{Error, Result};
+use crate::shard::order::settle;
 
 /// A buffer that is lent out.
 #[derive(Clone, Debug)]
@@ -80,6 +81,8 @@ impl Windows {
     /// # Errors
     /// When somebody still holds a tensor in it.
     pub fn give_back(&mut self, window: Window) -> Result<()> {
+        // Other ranks may write there next, or look there.
+        settle(&window.flat)?;
         drop(window.flat.write().map_err(|_| {
             Error::Usage(format!(
                 "a tensor of {} is held after its unit was left: drop it inside of the unit",

@@ -9,7 +9,7 @@ use crate::accelerator::{Accelerator, Prepared};
 use crate::config::FlopsArgs;
 use crate::data::Batch;
 use crate::error::Result;
-use crate::model::{Decoder, DecoderConfig};
+use crate::model::{Decoder, LayerConfig};
 use crate::nn::{Module, UnitRun, Visitor};
 use crate::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use crate::report::speed::{Phase, PhaseTimes};
@@ -48,7 +48,7 @@ pub fn profile<O: Objective<Model = Decoder>>(
 
 /// The modules of a model, with the times since they were started.
 fn costs(model: &Decoder, rows: usize, len: usize) -> ModuleCost {
-    let mut walk = Walk::new("", model, model.config(), rows as u64, len as u64);
+    let mut walk = Walk::new("", model, model.config().layers.iter(), (rows as u64, len as u64));
     model.visit(&mut walk);
     walk.finish(model).0
 }
@@ -76,20 +76,28 @@ struct Walk<'m> {
     cost: ModuleCost,
     /// Its parameters and their elements, each once.
     params: BTreeMap<usize, u64>,
-    config: &'m DecoderConfig,
+    /// The layers that are not gone through yet.
+    layers: std::slice::Iter<'m, LayerConfig>,
     rows: u64,
     len: u64,
 }
 
 impl<'m> Walk<'m> {
-    fn new(name: &str, module: &dyn Module, config: &'m DecoderConfig, rows: u64, len: u64) -> Walk<'m> {
+    fn new(
+        name: &str,
+        module: &dyn Module,
+        mut layers: std::slice::Iter<'m, LayerConfig>,
+        (rows, len): (u64, u64),
+    ) -> Walk<'m> {
         let mut cost =
             ModuleCost { name: name.to_owned(), kind: module.kind().to_owned(), ..ModuleCost::default() };
-        if cost.kind == "Attention" {
+        if cost.kind == "Attention"
+            && let Some(LayerConfig { attention, .. }) = layers.next()
+        {
             // Scores and their product with the values, over all pairs of positions.
-            cost.macs = 2 * rows * len * len * (config.n_heads * config.head_dim) as u64;
+            cost.macs = 2 * rows * len * attention.span(len as usize) * attention.q_dim() as u64;
         }
-        Walk { cost, params: BTreeMap::new(), config, rows, len }
+        Walk { cost, params: BTreeMap::new(), layers, rows, len }
     }
 
     fn finish(mut self, module: &dyn Module) -> (ModuleCost, BTreeMap<usize, u64>) {
@@ -110,8 +118,9 @@ impl Visitor for Walk<'_> {
     }
 
     fn child(&mut self, name: &str, child: &dyn Module) {
-        let mut walk = Walk::new(name, child, self.config, self.rows, self.len);
+        let mut walk = Walk::new(name, child, self.layers.clone(), (self.rows, self.len));
         child.visit(&mut walk);
+        self.layers = walk.layers.clone();
         let (cost, params) = walk.finish(child);
         self.params.extend(params);
         self.cost.macs += cost.macs;
@@ -132,6 +141,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::model::DecoderConfig;
     use crate::model::hf::HfConfig;
 
     #[test]

@@ -129,14 +129,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
         }
 
-        let n_params = parameters(&**model.module()).iter().map(|named| named.param.shape().n_elems()).sum();
-        let decoder = hf.decoder();
-        let flops = flops_per_token(
-            n_params as u64,
-            decoder.n_layers as u64,
-            data.train.row_len() as u64,
-            (decoder.n_heads * decoder.head_dim) as u64,
-        );
+        let n_params: usize =
+            parameters(&**model.module()).iter().map(|named| named.param.shape().n_elems()).sum();
+        let flops = flops_per_token(n_params as u64, hf.decoder().attention_width(data.train.row_len()));
         let mut journal = match accelerator.is_main_process() {
             true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
             false => None,

@@ -1,4 +1,4 @@
-//! SwiGLU and the activation functions, forward and backward.
+//! The activation functions, alone and as the gate of a gated linear unit, forward and backward.
 
 use super::isa::multiversion;
 use super::math::{exp, normal_cdf, sigmoid, tanh};
@@ -9,11 +9,11 @@ use crate::dtype::Float;
 /// An elementwise activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x sigmoid(x)`.
+    /// `x sigmoid(x)`, also called swish.
     Silu,
-    /// `x Phi(x)` with the normal distribution function.
-    GeluErf,
-    /// The tanh approximation of GELU.
+    /// GELU: `x Phi(x)` with the normal distribution function.
+    Gelu,
+    /// GELU in its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -23,57 +23,69 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// `y = silu(gate) * up`.
-pub fn swiglu_forward<T: Float>(cpu: &Cpu, gate: &[T], up: &[T], y: &mut [T]) {
-    assert!(gate.len() == y.len() && up.len() == y.len(), "swiglu_forward: lengths");
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
-        let from = i * TASK_ELEMS;
-        swiglu_forward_task(cpu.isa, &gate[from..], &up[from..], y);
-    });
-}
-
-multiversion! {
-    fn swiglu_forward_task[T: Float](gate: &[T], up: &[T], y: &mut [T]) {
-        for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
-            let g = g.to_f32();
-            *y = T::from_f32(g * sigmoid(g) * u.to_f32());
+impl Activation {
+    /// The function at `x`.
+    #[inline(always)]
+    fn value(self, x: f32) -> f32 {
+        match self {
+            Activation::Silu => x * sigmoid(x),
+            Activation::Gelu => x * normal_cdf(x),
+            Activation::GeluTanh => x * gelu_tanh_gate(x),
+            // Not `max`: NaN must stay NaN.
+            Activation::Relu => {
+                if x < 0.0 {
+                    0.0
+                } else {
+                    x
+                }
+            }
+            Activation::Tanh => tanh(x),
+            Activation::Sigmoid => sigmoid(x),
         }
     }
-}
 
-/// Gradients of [`swiglu_forward`]; both outputs are overwritten.
-pub fn swiglu_backward<T: Float>(
-    cpu: &Cpu,
-    gate: &[T],
-    up: &[T],
-    dy: &[T],
-    d_gate: &mut [T],
-    d_up: &mut [T],
-) {
-    let n = dy.len();
-    assert!([gate.len(), up.len(), d_gate.len(), d_up.len()] == [n; 4], "swiglu_backward: lengths");
-    let outputs = (cut(d_gate, TASK_ELEMS), cut(d_up, TASK_ELEMS));
-    for_pieces(&cpu.par, n.div_ceil(TASK_ELEMS), outputs, |i, (d_gate, d_up)| {
-        let from = i * TASK_ELEMS;
-        swiglu_backward_task(cpu.isa, &gate[from..], &up[from..], &dy[from..], d_gate, d_up);
-    });
-}
-
-multiversion! {
-    fn swiglu_backward_task[T: Float](gate: &[T], up: &[T], dy: &[T], d_gate: &mut [T], d_up: &mut [T]) {
-        for ((((g, u), dy), d_gate), d_up) in gate.iter().zip(up).zip(dy).zip(d_gate).zip(d_up) {
-            let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
-            let s = sigmoid(g);
-            *d_gate = T::from_f32(dy * u * silu_slope(g, s));
-            *d_up = T::from_f32(dy * g * s);
+    /// The derivative at `x`.
+    #[inline(always)]
+    fn slope(self, x: f32) -> f32 {
+        match self {
+            Activation::Silu => {
+                let s = sigmoid(x);
+                s * (1.0 + x * (1.0 - s))
+            }
+            Activation::Gelu => {
+                let density = 0.398_942_3 * exp(-0.5 * x * x);
+                normal_cdf(x) + x * density
+            }
+            Activation::GeluTanh => {
+                let (s, inner) = (gelu_tanh_gate(x), GELU_TANH.1 * (1.0 + 3.0 * GELU_TANH.0 * x * x));
+                s + x * s * (1.0 - s) * inner
+            }
+            Activation::Relu => {
+                if x > 0.0 {
+                    1.0
+                } else {
+                    0.0
+                }
+            }
+            Activation::Tanh => {
+                let t = tanh(x);
+                1.0 - t * t
+            }
+            Activation::Sigmoid => {
+                let s = sigmoid(x);
+                s * (1.0 - s)
+            }
         }
     }
-}
 
-/// The derivative of silu, given `s = sigmoid(x)`.
-#[inline(always)]
-fn silu_slope(x: f32, s: f32) -> f32 {
-    s * (1.0 + x * (1.0 - s))
+    /// `dy` times the function at `x`.
+    #[inline(always)]
+    fn times_value(self, dy: f32, x: f32) -> f32 {
+        match self {
+            Activation::Silu => dy * x * sigmoid(x),
+            other => dy * other.value(x),
+        }
+    }
 }
 
 /// The cubic coefficient of the tanh form of GELU, and `2 sqrt(2 / pi)`: as `(1 + tanh u) / 2` is `sigmoid(2 u)`, the
@@ -86,30 +98,86 @@ fn gelu_tanh_gate(x: f32) -> f32 {
     sigmoid(GELU_TANH.1 * (x + GELU_TANH.0 * x * x * x))
 }
 
+/// Runs a body once per activation with `$a` a constant, so that each gets a loop of its own.
+macro_rules! per_activation {
+    ($act:expr, $a:ident => $body:expr) => {
+        per_activation!($act, $a => $body, Silu Gelu GeluTanh Relu Tanh Sigmoid)
+    };
+    ($act:expr, $a:ident => $body:expr, $($name:ident)+) => {
+        match $act {
+            $(Activation::$name => {
+                let $a = Activation::$name;
+                $body
+            })+
+        }
+    };
+}
+
+/// `y = act(gate) * up`.
+pub fn gated_forward<T: Float>(cpu: &Cpu, act: Activation, gate: &[T], up: &[T], y: &mut [T]) {
+    assert!(gate.len() == y.len() && up.len() == y.len(), "gated_forward: lengths");
+    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
+        let from = i * TASK_ELEMS;
+        gated_forward_task(cpu.isa, act, &gate[from..], &up[from..], y);
+    });
+}
+
+multiversion! {
+    fn gated_forward_task[T: Float](act: Activation, gate: &[T], up: &[T], y: &mut [T]) {
+        per_activation!(act, act => {
+            for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
+                *y = T::from_f32(act.value(g.to_f32()) * u.to_f32());
+            }
+        });
+    }
+}
+
+/// Gradients of [`gated_forward`]; both outputs are overwritten.
+pub fn gated_backward<T: Float>(
+    cpu: &Cpu,
+    act: Activation,
+    gate: &[T],
+    up: &[T],
+    dy: &[T],
+    d_gate: &mut [T],
+    d_up: &mut [T],
+) {
+    let n = dy.len();
+    assert!([gate.len(), up.len(), d_gate.len(), d_up.len()] == [n; 4], "gated_backward: lengths");
+    let outputs = (cut(d_gate, TASK_ELEMS), cut(d_up, TASK_ELEMS));
+    for_pieces(&cpu.par, n.div_ceil(TASK_ELEMS), outputs, |i, (d_gate, d_up)| {
+        let from = i * TASK_ELEMS;
+        gated_backward_task(cpu.isa, act, &gate[from..], &up[from..], &dy[from..], d_gate, d_up);
+    });
+}
+
+multiversion! {
+    fn gated_backward_task[T: Float](
+        act: Activation, gate: &[T], up: &[T], dy: &[T], d_gate: &mut [T], d_up: &mut [T],
+    ) {
+        per_activation!(act, act => {
+            for ((((g, u), dy), d_gate), d_up) in gate.iter().zip(up).zip(dy).zip(d_gate).zip(d_up) {
+                let (g, u, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
+                *d_gate = T::from_f32(dy * u * act.slope(g));
+                *d_up = T::from_f32(act.times_value(dy, g));
+            }
+        });
+    }
+}
+
 /// `y = act(x)`.
 pub fn activation_forward<T: Float>(cpu: &Cpu, act: Activation, x: &[T], y: &mut [T]) {
     assert_eq!(x.len(), y.len(), "activation_forward: lengths");
     cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| activation_forward_task(cpu.isa, act, &x[i * TASK_ELEMS..], y));
 }
 
-#[inline(always)]
-fn map<T: Float>(x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = T::from_f32(f(x.to_f32()));
-    }
-}
-
 multiversion! {
     fn activation_forward_task[T: Float](act: Activation, x: &[T], y: &mut [T]) {
-        match act {
-            Activation::Silu => map(x, y, |x| x * sigmoid(x)),
-            Activation::GeluErf => map(x, y, |x| x * normal_cdf(x)),
-            Activation::GeluTanh => map(x, y, |x| x * gelu_tanh_gate(x)),
-            // Not `max`: NaN must stay NaN.
-            Activation::Relu => map(x, y, |x| if x < 0.0 { 0.0 } else { x }),
-            Activation::Tanh => map(x, y, tanh),
-            Activation::Sigmoid => map(x, y, sigmoid),
-        }
+        per_activation!(act, act => {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = T::from_f32(act.value(x.to_f32()));
+            }
+        });
     }
 }
 
@@ -128,35 +196,13 @@ pub fn activation_backward<T: Float>(
     });
 }
 
-#[inline(always)]
-fn chain<T: Float>(x: &[T], dy: &[T], dx: &mut [T], store: Store, slope: impl Fn(f32) -> f32) {
-    for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-        store.put(dx, dy.to_f32() * slope(x.to_f32()));
-    }
-}
-
 multiversion! {
     fn activation_backward_task[T: Float](act: Activation, x: &[T], dy: &[T], dx: &mut [T], store: Store) {
-        match act {
-            Activation::Silu => chain(x, dy, dx, store, |x| silu_slope(x, sigmoid(x))),
-            Activation::GeluErf => chain(x, dy, dx, store, |x| {
-                let density = 0.398_942_3 * exp(-0.5 * x * x);
-                normal_cdf(x) + x * density
-            }),
-            Activation::GeluTanh => chain(x, dy, dx, store, |x| {
-                let (s, inner) = (gelu_tanh_gate(x), GELU_TANH.1 * (1.0 + 3.0 * GELU_TANH.0 * x * x));
-                s + x * s * (1.0 - s) * inner
-            }),
-            Activation::Relu => chain(x, dy, dx, store, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-            Activation::Tanh => chain(x, dy, dx, store, |x| {
-                let t = tanh(x);
-                1.0 - t * t
-            }),
-            Activation::Sigmoid => chain(x, dy, dx, store, |x| {
-                let s = sigmoid(x);
-                s * (1.0 - s)
-            }),
-        }
+        per_activation!(act, act => {
+            for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+                store.put(dx, dy.to_f32() * act.slope(x.to_f32()));
+            }
+        });
     }
 }
 
@@ -166,6 +212,11 @@ mod tests {
     use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
     use crate::dtype::bf16;
 
+    const ALL: [Activation; 6] = {
+        use Activation::*;
+        [Silu, Gelu, GeluTanh, Relu, Tanh, Sigmoid]
+    };
+
     fn zip_map(x: &[f64], y: &[f64], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
         x.iter().zip(y).map(|(x, y)| f(*x, *y)).collect()
     }
@@ -174,27 +225,44 @@ mod tests {
         1.0 / (1.0 + (-x).exp())
     }
 
-    fn swiglu<T: Float>(n: usize, tolerance: f64) {
+    fn gated<T: Float>(act: Activation, n: usize, tolerance: f64) {
         let (g, u, dy) = (values::<T>(1, n), values::<T>(2, n), values::<T>(3, n));
         let (y, dg, du) = same_everywhere(|cpu| {
             let (mut y, mut dg, mut du) = (g.clone(), g.clone(), g.clone());
-            swiglu_forward(cpu, &g, &u, &mut y);
-            swiglu_backward(cpu, &g, &u, &dy, &mut dg, &mut du);
+            gated_forward(cpu, act, &g, &u, &mut y);
+            gated_backward(cpu, act, &g, &u, &dy, &mut dg, &mut du);
             (y, dg, du)
         });
         let (g, u, dy) = (f64s(&g), f64s(&u), f64s(&dy));
-        let silu = |x: f64| x * sigmoid64(x);
-        let slope = |x: f64| sigmoid64(x) * (1.0 + x * (1.0 - sigmoid64(x)));
-        assert_close(&y, &zip_map(&g, &u, |g, u| silu(g) * u), tolerance);
-        assert_close(&dg, &zip_map(&zip_map(&g, &u, |g, u| slope(g) * u), &dy, |s, dy| s * dy), tolerance);
-        assert_close(&du, &zip_map(&g, &dy, |g, dy| silu(g) * dy), tolerance);
+        let slope = zip_map(&g, &u, |g, u| slope(act, g) * u);
+        assert_close(&y, &zip_map(&g, &u, |g, u| reference(act, g) * u), tolerance);
+        assert_close(&dg, &zip_map(&slope, &dy, |s, dy| s * dy), tolerance);
+        assert_close(&du, &zip_map(&g, &dy, |g, dy| reference(act, g) * dy), tolerance);
     }
 
     #[test]
-    fn swiglu_matches_the_reference() {
-        for n in [0, 1, 77, TASK_ELEMS + 5] {
-            swiglu::<f32>(n, 1e-6);
-            swiglu::<bf16>(n, 0.005);
+    fn gated_units_match_the_reference() {
+        for act in ALL {
+            for n in [0, 1, 77] {
+                gated::<f32>(act, n, 2e-6);
+                gated::<bf16>(act, n, 0.005);
+            }
+        }
+        gated::<f32>(Activation::Silu, TASK_ELEMS + 5, 1e-6);
+    }
+
+    /// SwiGLU is what most models train with: its roundings stay as they were.
+    #[test]
+    fn the_bits_of_swiglu() {
+        let (g, u, dy) = (values::<f32>(1, 99), values::<f32>(2, 99), values::<f32>(3, 99));
+        let (mut y, mut dg, mut du) = (g.clone(), g.clone(), g.clone());
+        let cpu = &crate::cpu::testing::cpus()[0];
+        gated_forward(cpu, Activation::Silu, &g, &u, &mut y);
+        gated_backward(cpu, Activation::Silu, &g, &u, &dy, &mut dg, &mut du);
+        for i in 0..99 {
+            let (g, u, dy, s) = (g[i], u[i], dy[i], sigmoid(g[i]));
+            let want = [g * s * u, dy * u * (s * (1.0 + g * (1.0 - s))), dy * g * s];
+            assert_eq!([y[i], dg[i], du[i]].map(f32::to_bits), want.map(f32::to_bits));
         }
     }
 
@@ -221,7 +289,7 @@ mod tests {
     fn reference(act: Activation, x: f64) -> f64 {
         match act {
             Activation::Silu => x * sigmoid64(x),
-            Activation::GeluErf => x * cdf64(x),
+            Activation::Gelu => x * cdf64(x),
             Activation::GeluTanh => {
                 let c = (2.0 / std::f64::consts::PI).sqrt();
                 0.5 * x * (1.0 + (c * (x + 0.044_715 * x.powi(3))).tanh())
@@ -232,11 +300,15 @@ mod tests {
         }
     }
 
+    fn slope(act: Activation, x: f64) -> f64 {
+        let h = 1e-5;
+        (reference(act, x + h) - reference(act, x - h)) / (2.0 * h)
+    }
+
     #[test]
     fn activations_and_their_slopes_match_the_reference() {
-        use Activation::*;
         let n = 1003;
-        for act in [Silu, GeluErf, GeluTanh, Relu, Tanh, Sigmoid] {
+        for act in ALL {
             let x: Vec<f32> = values::<f32>(1, n).iter().map(|x| x * 3.0).collect();
             let dy = values::<f32>(2, n);
             let (y, dx, added) = same_everywhere(|cpu| {
@@ -248,9 +320,7 @@ mod tests {
             });
             let (x, dy) = (f64s(&x), f64s(&dy));
             assert_close(&y, &x.iter().map(|&x| reference(act, x)).collect::<Vec<_>>(), 1e-6);
-            let h = 1e-5;
-            let slope = |x| (reference(act, x + h) - reference(act, x - h)) / (2.0 * h);
-            let want = zip_map(&x, &dy, |x, dy| slope(x) * dy);
+            let want = zip_map(&x, &dy, |x, dy| slope(act, x) * dy);
             assert_close(&dx, &want, 2e-6);
             assert_close(&added, &zip_map(&want, &x, |d, x| d + x), 2e-6);
         }

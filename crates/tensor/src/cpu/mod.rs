@@ -61,4 +61,9 @@ impl Store {
             Store::Add => T::from_f32(slot.to_f32() + value),
         };
     }
+
+    /// Writes each of `values` into its slot.
+    pub(crate) fn put_all(self, slots: &mut [f32], values: &[f32]) {
+        slots.iter_mut().zip(values).for_each(|(slot, &value)| self.put(slot, value));
+    }
 }

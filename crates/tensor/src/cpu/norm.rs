@@ -29,34 +29,56 @@ fn rms_rstd<T: Float>(x: &[T], eps: f32) -> f32 {
 }
 
 #[inline(always)]
-fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: &[W], rstd: f32, y: &mut [Y]) {
+fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: &[W], offset: f32, rstd: f32, y: &mut [Y]) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-        *y = Y::from_f32(x.to_f32() * rstd * w.to_f32());
+        *y = Y::from_f32(x.to_f32() * rstd * (offset + w.to_f32()));
     }
 }
 
-/// `y = x * rstd * weight`, rounded once to y's type, with `rstd = 1 / sqrt(mean(x^2) + eps)`, which is kept for the backward pass.
+/// What an RMSNorm multiplies by: `offset + weight`.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsWeight<'a, W> {
+    /// One element per column.
+    pub weight: &'a [W],
+    /// Usually 0; 1 in Gemma, whose weights begin at 0.
+    pub offset: f32,
+}
+
+impl<'a, W> RmsWeight<'a, W> {
+    /// The weight and the number to add, which changes no bit of the weight where the offset is 0: adding +0 would
+    /// turn -0 into 0.
+    #[inline(always)]
+    fn parts(self) -> (&'a [W], f32) {
+        (self.weight, if self.offset == 0.0 { -0.0 } else { self.offset })
+    }
+}
+
+/// `y = x * rstd * (offset + weight)`, rounded once to y's type. `rstd = 1 / sqrt(mean(x^2) + eps)` is kept for the
+/// backward pass.
 pub fn rms_norm_forward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
     x: &[X],
-    weight: &[W],
+    weight: RmsWeight<'_, W>,
     eps: f32,
     y: &mut [Y],
     rstd: &mut [f32],
 ) {
+    let (weight, offset) = weight.parts();
     let dim = row_length("rms_norm_forward", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     for_pieces(&cpu.par, rstd.len().div_ceil(task), (cut(y, task * dim), cut(rstd, task)), |i, (y, rstd)| {
-        rms_forward_task(cpu.isa, &x[i * task * dim..], weight, eps, y, rstd);
+        rms_forward_task(cpu.isa, &x[i * task * dim..], weight, offset, eps, y, rstd);
     });
 }
 
 multiversion! {
-    fn rms_forward_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], eps: f32, y: &mut [Y], rstd: &mut [f32]) {
+    fn rms_forward_task[X: Float, W: Float, Y: Float](
+        x: &[X], weight: &[W], offset: f32, eps: f32, y: &mut [Y], rstd: &mut [f32],
+    ) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             *rstd = rms_rstd(x, eps);
-            rms_row(x, weight, *rstd, y);
+            rms_row(x, weight, offset, *rstd, y);
         }
     }
 }
@@ -65,22 +87,25 @@ multiversion! {
 pub fn rms_norm_apply<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
     x: &[X],
-    weight: &[W],
+    weight: RmsWeight<'_, W>,
     rstd: &[f32],
     y: &mut [Y],
 ) {
+    let (weight, offset) = weight.parts();
     let dim = row_length("rms_norm_apply", weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     cpu.par.chunks_mut(y, task * dim, |i, y| {
-        rms_apply_task(cpu.isa, &x[i * task * dim..], weight, &rstd[i * task..], y);
+        rms_apply_task(cpu.isa, &x[i * task * dim..], weight, offset, &rstd[i * task..], y);
     });
 }
 
 multiversion! {
-    fn rms_apply_task[X: Float, W: Float, Y: Float](x: &[X], weight: &[W], rstd: &[f32], y: &mut [Y]) {
+    fn rms_apply_task[X: Float, W: Float, Y: Float](
+        x: &[X], weight: &[W], offset: f32, rstd: &[f32], y: &mut [Y],
+    ) {
         let dim = weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
-            rms_row(x, weight, *rstd, y);
+            rms_row(x, weight, offset, *rstd, y);
         }
     }
 }
@@ -94,13 +119,14 @@ pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
 pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
     cpu: &Cpu,
     x: &[X],
-    weight: &[W],
+    weight: RmsWeight<'_, W>,
     rstd: &[f32],
     dy: &[Y],
     (dx, dx_store): (&mut [X], Store),
     (d_weight, d_weight_store): (&mut [f32], Store),
     scratch: &mut [f32],
 ) {
+    let (weight, offset) = weight.parts();
     let dim = row_length("rms_norm_backward", weight, &[x.len(), dy.len(), dx.len()], &[rstd.len()]);
     assert_eq!(d_weight.len(), dim, "rms_norm_backward: d_weight");
     let partials = &mut scratch[..rms_norm_backward_scratch(rstd.len(), dim)];
@@ -111,6 +137,7 @@ pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
             cpu.isa,
             &x[from..],
             weight,
+            offset,
             &rstd[i * ROW_BLOCK..],
             &dy[from..],
             dx,
@@ -123,17 +150,22 @@ pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
 
 multiversion! {
     fn rms_backward_block[X: Float, W: Float, Y: Float](
-        x: &[X], weight: &[W], rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store, d_weight: &mut [f32],
+        x: &[X], weight: &[W], offset: f32, rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store,
+        d_weight: &mut [f32],
     ) {
         let dim = weight.len();
         d_weight.fill(0.0);
         let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim)).zip(rstd);
         for (((x, dy), dx), &rstd) in rows {
-            let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * w);
+            let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * (offset + w));
             let slope = projection * rstd * rstd / dim as f32;
             match store {
-                Store::Overwrite => rms_backward_row::<X, W, Y, false>(x, weight, dy, rstd, slope, dx, d_weight),
-                Store::Add => rms_backward_row::<X, W, Y, true>(x, weight, dy, rstd, slope, dx, d_weight),
+                Store::Overwrite => {
+                    rms_backward_row::<X, W, Y, false>(x, weight, offset, dy, rstd, slope, dx, d_weight);
+                }
+                Store::Add => {
+                    rms_backward_row::<X, W, Y, true>(x, weight, offset, dy, rstd, slope, dx, d_weight);
+                }
             }
         }
     }
@@ -143,6 +175,7 @@ multiversion! {
 fn rms_backward_row<X: Float, W: Float, Y: Float, const ADD: bool>(
     x: &[X],
     weight: &[W],
+    offset: f32,
     dy: &[Y],
     rstd: f32,
     slope: f32,
@@ -152,7 +185,7 @@ fn rms_backward_row<X: Float, W: Float, Y: Float, const ADD: bool>(
     let store = if ADD { Store::Add } else { Store::Overwrite };
     for ((((x, w), dy), dx), d_weight) in x.iter().zip(weight).zip(dy).zip(dx).zip(d_weight) {
         let (x, dy) = (x.to_f32(), dy.to_f32());
-        store.put(dx, rstd * (dy * w.to_f32() - x * slope));
+        store.put(dx, rstd * (dy * (offset + w.to_f32()) - x * slope));
         *d_weight += dy * x * rstd;
     }
 }
@@ -287,8 +320,8 @@ mod tests {
     }
 
     /// Output, dx, d_weight and d_bias of a norm in f64; RMSNorm where `centre` is 0.
-    fn reference<T: Float>(c: &Case<T>, centre: f64) -> [Vec<f64>; 4] {
-        let (x, w, b, dy) = (f64s(&c.x), f64s(&c.weight), f64s(&c.bias), f64s(&c.dy));
+    fn reference<T: Float>(c: &Case<T>, w: Vec<f64>, centre: f64) -> [Vec<f64>; 4] {
+        let (x, b, dy) = (f64s(&c.x), f64s(&c.bias), f64s(&c.dy));
         let dim = w.len();
         let n = dim as f64;
         let (mut y, mut dx, mut dw, mut db) = (vec![], vec![], vec![0.0; dim], vec![0.0; dim]);
@@ -309,18 +342,19 @@ mod tests {
         [y, dx, dw, db]
     }
 
-    fn rms<T: Float>(rows: usize, dim: usize, tolerance: f64) {
+    fn rms<T: Float>(rows: usize, dim: usize, offset: f32, tolerance: f64) {
         let c = case::<T>(rows, dim);
         let start = values::<T>(5, rows * dim);
         let (y, dx, dx_added, dw, dw_added) = same_everywhere(|cpu| {
             let (mut y, mut rstd) = (start.clone(), vec![0.0; rows]);
-            rms_norm_forward(cpu, &c.x, &c.weight, EPS as f32, &mut y, &mut rstd);
+            let w = RmsWeight { weight: &c.weight[..], offset };
+            rms_norm_forward(cpu, &c.x, w, EPS as f32, &mut y, &mut rstd);
             let mut again = start.clone();
-            rms_norm_apply(cpu, &c.x, &c.weight, &rstd, &mut again);
+            rms_norm_apply(cpu, &c.x, w, &rstd, &mut again);
             assert_eq!(y, again);
             let backward = |store, mut dx: Vec<T>, mut dw: Vec<f32>| {
                 let mut scratch = vec![f32::NAN; rms_norm_backward_scratch(rows, dim)];
-                let (x, w, dy) = (&c.x, &c.weight, &c.dy);
+                let (x, dy) = (&c.x, &c.dy);
                 rms_norm_backward(cpu, x, w, &rstd, dy, (&mut dx, store), (&mut dw, store), &mut scratch);
                 (dx, dw)
             };
@@ -328,7 +362,8 @@ mod tests {
             let (dx_added, dw_added) = backward(Store::Add, start.clone(), vec![2.0; dim]);
             (y, dx, dx_added, dw, dw_added)
         });
-        let [want_y, want_dx, want_dw, _] = reference(&c, 0.0);
+        let wide = f64s(&c.weight).iter().map(|w| w + f64::from(offset)).collect();
+        let [want_y, want_dx, want_dw, _] = reference(&c, wide, 0.0);
         assert_close(&y, &want_y, tolerance);
         assert_close(&dx, &want_dx, tolerance);
         let added: Vec<f64> = want_dx.iter().zip(f64s(&start)).map(|(dx, s)| dx + s).collect();
@@ -340,9 +375,11 @@ mod tests {
     #[test]
     fn rms_norm_matches_the_reference() {
         for (rows, dim) in SHAPES {
-            rms::<f32>(rows, dim, 2e-5);
-            rms::<bf16>(rows, dim, 0.02);
-            rms::<f16>(rows, dim, 0.003);
+            for offset in [0.0, 1.0] {
+                rms::<f32>(rows, dim, offset, 2e-5);
+                rms::<bf16>(rows, dim, offset, 0.02);
+                rms::<f16>(rows, dim, offset, 0.003);
+            }
         }
     }
 
@@ -353,10 +390,19 @@ mod tests {
         let wide: Vec<f32> = weight.iter().map(|w| Float::to_f32(*w)).collect();
         same_everywhere(|cpu| {
             let (mut y, mut again, mut rstd) = (x.clone(), x.clone(), vec![0.0; rows]);
-            rms_norm_forward(cpu, &x, &weight, EPS as f32, &mut y, &mut rstd);
-            rms_norm_apply(cpu, &x, &wide, &rstd, &mut again);
+            let short = RmsWeight { weight: &weight[..], offset: 0.0 };
+            rms_norm_forward(cpu, &x, short, EPS as f32, &mut y, &mut rstd);
+            rms_norm_apply(cpu, &x, RmsWeight { weight: &wide[..], offset: 0.0 }, &rstd, &mut again);
             assert_eq!(y, again);
         });
+    }
+
+    #[test]
+    fn no_offset_keeps_the_sign_of_zero() {
+        let cpu = &crate::cpu::testing::cpus()[0];
+        let (mut y, mut rstd) = ([1f32], [0f32]);
+        rms_norm_forward(cpu, &[2f32], RmsWeight { weight: &[-0f32], offset: 0.0 }, 1e-6, &mut y, &mut rstd);
+        assert_eq!(y[0].to_bits(), (-0f32).to_bits());
     }
 
     fn layer<T: Float>(rows: usize, dim: usize, tolerance: f64) {
@@ -373,7 +419,7 @@ mod tests {
             layer_norm_backward(cpu, x, w, &mean, &rstd, dy, dx_out, dw_out, db_out, &mut scratch);
             (y, dx, dw, db)
         });
-        let [want_y, want_dx, want_dw, want_db] = reference(&c, 1.0);
+        let [want_y, want_dx, want_dw, want_db] = reference(&c, f64s(&c.weight), 1.0);
         assert_close(&y, &want_y, tolerance);
         assert_close(&dx, &want_dx, tolerance);
         assert_close(&dw, &want_dw.iter().map(|x| x + 1.0).collect::<Vec<_>>(), tolerance);
@@ -403,7 +449,7 @@ mod tests {
         rms_norm_backward::<f32, f32, f32>(
             cpu,
             &[],
-            &weight,
+            RmsWeight { weight: &weight, offset: 0.0 },
             &[],
             &[],
             (dx, Store::Overwrite),

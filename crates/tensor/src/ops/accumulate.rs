@@ -15,9 +15,11 @@ pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
         sum = sum.copied("gradient")?;
     }
     let device = sum.device().clone();
-    device.run("gradient sum", 0, 3 * sum.len_bytes() as u64, |cpu| {
-        with_float!(sum.dtype(), "gradient sum", T => {
-            elementwise::add_assign(cpu, sum.slice_mut::<T>()?, more.slice::<T>()?);
+    let mut launch = device.launch("gradient sum", 0, 3 * sum.len_bytes() as u64);
+    with_float!(sum.dtype(), "gradient sum", T => {
+        let (sum, more) = (launch.update::<T>(&mut sum)?, launch.read::<T>(&more)?);
+        launch.run(move |cpu| {
+            elementwise::add_assign(cpu, sum.slice(cpu), more.slice(cpu));
             Ok(())
         })
     })?;
@@ -27,9 +29,11 @@ pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
 /// A tensor like `t` with every element `value`.
 pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
     let mut full = Tensor::uninit(*t.shape(), t.dtype(), t.device(), "gradient")?;
-    t.device().run("fill", 0, t.len_bytes() as u64, |_| {
-        with_float!(t.dtype(), "seed", T => {
-            full.slice_mut::<T>()?.fill(<T as crate::dtype::Float>::from_f32(value));
+    let mut launch = t.device().launch("fill", 0, t.len_bytes() as u64);
+    with_float!(t.dtype(), "seed", T => {
+        let full = launch.write::<T>(&mut full)?;
+        launch.run(move |cpu| {
+            full.slice(cpu).fill(<T as crate::dtype::Float>::from_f32(value));
             Ok(())
         })
     })?;

@@ -1,9 +1,10 @@
 //! Attention (Vaswani et al. 2017) with grouped kv heads, computed block by block without an S x S matrix
-//! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass makes the rest again.
+//! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass recomputes the rest.
 
 use crate::cpu::attention::{self as kernel, AttentionShape};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -19,15 +20,54 @@ pub enum Mask {
     Documents(Tensor),
 }
 
+/// What attention does with its scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// The factor of the scores, usually `1 / sqrt(D)`.
+    pub scale: f32,
+    /// A sliding window of `w` positions: a query sees itself and the `w - 1` positions before it, within its mask.
+    pub window: Option<usize>,
+    /// A soft cap `c`: scores become `c · tanh(scores / c)` before the softmax, as in Gemma 2.
+    pub logit_cap: Option<f32>,
+}
+
+impl AttentionOptions {
+    /// Scores times `scale`, neither windowed nor capped.
+    pub fn new(scale: f32) -> AttentionOptions {
+        AttentionOptions { scale, window: None, logit_cap: None }
+    }
+
+    fn check(&self, mask: &Mask) -> Result<()> {
+        let refuse = |what: String| Err(Error::Usage(format!("attention: {what}")));
+        if !self.scale.is_finite() {
+            return refuse(format!("the scale is {}", self.scale));
+        }
+        if let Some(cap) = self.logit_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return refuse(format!("expected a positive logit cap, got {cap}"));
+        }
+        match (self.window, mask) {
+            (Some(0), _) => refuse("expected a window of at least one position, got 0".to_owned()),
+            (Some(_), Mask::Full) => refuse("a window needs a causal mask".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// q `[B, S, H, D]`, k and v `[B, K, G, D]` → `[B, S, H, D]`; `softmax(q·kᵀ·scale)·v`.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit.
-pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, scale: f32) -> Result<Tensor> {
+/// Shapes, dtypes or options that do not fit.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &Mask,
+    options: &AttentionOptions,
+) -> Result<Tensor> {
     check_device("attention", q, &[k, v])?;
     check_dtype("attention", q, k)?;
     check_dtype("attention", q, v)?;
-    let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, scale)?;
+    let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, options)?;
     let recorder = Recorder::new(&[q, k, v], &[])?;
     let (o, lse) = forward(q, k, v, mask, &shape)?;
     let Some(recorder) = recorder else { return Ok(o) };
@@ -47,12 +87,18 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, scale: f32) ->
 /// As [`attention`], causal, over the first `kv_len` rows of a key-value cache `[B, capacity, G, D]`; not recorded.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit.
-pub fn attention_cached(q: &Tensor, k: &Tensor, v: &Tensor, kv_len: usize, scale: f32) -> Result<Tensor> {
+/// Shapes, dtypes or options that do not fit.
+pub fn attention_cached(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    kv_len: usize,
+    options: &AttentionOptions,
+) -> Result<Tensor> {
     check_device("attention", q, &[k, v])?;
     check_dtype("attention", q, k)?;
     check_dtype("attention", q, v)?;
-    let shape = shape_of(q, k, kv_len, v, &Mask::Causal, scale)?;
+    let shape = shape_of(q, k, kv_len, v, &Mask::Causal, options)?;
     Ok(forward(q, k, v, &Mask::Causal, &shape)?.0)
 }
 
@@ -62,7 +108,7 @@ fn shape_of(
     kv_len: usize,
     v: &Tensor,
     mask: &Mask,
-    scale: f32,
+    options: &AttentionOptions,
 ) -> Result<AttentionShape> {
     let &[batch, q_len, n_heads, head_dim] = q.sizes() else {
         return Err(wrong_shape("attention", "q of shape [B, S, H, D]", q));
@@ -89,14 +135,22 @@ fn shape_of(
         if starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32 {
             return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
         }
-        if !starts.device().is_dry() {
-            check_starts(starts.slice()?, q_len, kv_len)?;
-        }
     }
-    if !scale.is_finite() {
-        return Err(Error::Usage(format!("attention: the scale is {scale}")));
-    }
-    Ok(AttentionShape { batch, q_len, kv_len, n_heads, n_kv_heads, head_dim, kv_capacity, scale, causal })
+    options.check(mask)?;
+    let &AttentionOptions { scale, window, logit_cap } = options;
+    Ok(AttentionShape {
+        batch,
+        q_len,
+        kv_len,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        kv_capacity,
+        scale,
+        causal,
+        window,
+        logit_cap,
+    })
 }
 
 /// A document begins at its queries' positions or before: else a query would see nothing.
@@ -115,16 +169,19 @@ fn check_starts(starts: &[i32], q_len: usize, kv_len: usize) -> Result<()> {
     Ok(())
 }
 
-fn doc_start(mask: &Mask) -> Result<Option<&[i32]>> {
+fn doc_start(launch: &mut Launch<'_>, mask: &Mask) -> Result<Option<View<i32>>> {
     match mask {
-        Mask::Documents(starts) => Ok(Some(starts.slice()?)),
+        Mask::Documents(starts) => launch.read(starts).map(Some),
         _ => Ok(None),
     }
 }
 
 /// Multiply-adds of one product over the visible part, times two.
 fn product_flops(s: &AttentionShape) -> u64 {
-    let pairs = if s.causal { s.q_len * (2 * s.kv_len - s.q_len + 1) / 2 } else { s.q_len * s.kv_len };
+    let window = s.window.map_or(s.kv_len, |window| window.min(s.kv_len));
+    // Keys that the first n positions see, each with those before it in its window.
+    let seen = |n: usize| n.min(window) * (n.min(window) + 1) / 2 + n.saturating_sub(window) * window;
+    let pairs = if s.causal { seen(s.kv_len) - seen(s.kv_len - s.q_len) } else { s.q_len * s.kv_len };
     2 * (s.batch * s.n_heads * s.head_dim * pairs) as u64
 }
 
@@ -139,13 +196,20 @@ fn forward(
     let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
     let mut lse =
         Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
-    let mut scratch =
-        device.scratch(kernel::attention_forward_scratch_bytes(device.kernels(), shape, q.dtype()))?;
-    device.run("attention forward", 2 * product_flops(shape), 0, |cpu| {
-        with_float!(q.dtype(), "attention", T => {
+    let mut launch = device.launch("attention forward", 2 * product_flops(shape), 0);
+    let scratch = launch.scratch(kernel::attention_forward_scratch_bytes(device.host(), shape, q.dtype()))?;
+    let (shape, starts) = (*shape, doc_start(&mut launch, mask)?);
+    with_float!(q.dtype(), "attention", T => {
+        let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
+        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write(&mut lse)?);
+        launch.run(move |cpu| {
+            let starts = starts.map(|starts| starts.slice(cpu));
+            if let Some(starts) = starts {
+                check_starts(starts, shape.q_len, shape.kv_len)?;
+            }
             kernel::attention_forward(
-                cpu, shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(mask)?,
-                o.slice_mut::<T>()?, lse.slice_mut()?, scratch.bytes_mut(),
+                cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts, o.slice(cpu), lse.slice(cpu),
+                scratch.slice(cpu),
             )
         })
     })?;
@@ -169,17 +233,21 @@ impl Function for AttentionBackward {
         let device = q.device().clone();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
         let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
-        let mut scratch = device.scratch(kernel::attention_backward_scratch_bytes(
-            device.kernels(),
-            &self.shape,
-            q.dtype(),
-        ))?;
-        device.run("attention backward", 5 * product_flops(&self.shape), 0, |cpu| {
-            with_float!(q.dtype(), "attention", T => {
+        let shape = self.shape;
+        let mut launch = device.launch("attention backward", 5 * product_flops(&shape), 0);
+        let scratch =
+            launch.scratch(kernel::attention_backward_scratch_bytes(device.host(), &shape, q.dtype()))?;
+        let starts = doc_start(&mut launch, &self.mask)?;
+        with_float!(q.dtype(), "attention", T => {
+            let (q, k, v) = (launch.read::<T>(&q)?, launch.read::<T>(&k)?, launch.read::<T>(&v)?);
+            let (o, lse, d_o) = (launch.read::<T>(&o)?, launch.read(&self.lse)?, launch.read::<T>(&d_o)?);
+            let (dq, dk, dv) =
+                (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
+            launch.run(move |cpu| {
                 kernel::attention_backward(
-                    cpu, &self.shape, q.slice::<T>()?, k.slice::<T>()?, v.slice::<T>()?, doc_start(&self.mask)?,
-                    o.slice::<T>()?, self.lse.slice()?, d_o.slice::<T>()?,
-                    dq.slice_mut::<T>()?, dk.slice_mut::<T>()?, dv.slice_mut::<T>()?, scratch.bytes_mut(),
+                    cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts.map(|starts| starts.slice(cpu)),
+                    o.slice(cpu), lse.slice(cpu), d_o.slice(cpu), dq.slice(cpu), dk.slice(cpu), dv.slice(cpu),
+                    scratch.slice(cpu),
                 )
             })
         })?;

@@ -85,9 +85,11 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
     let walk = Walk::new(shape.sizes(), [&strides[0], &strides[1]]);
     let mut y = Tensor::uninit(shape, a.dtype(), a.device(), "activation")?;
     let bytes = (a.len_bytes() + b.len_bytes() + y.len_bytes()) as u64;
-    a.device().run(name(f), 0, bytes, |cpu| {
-        with_float!(a.dtype(), name(f), T => {
-            kernel::binary(cpu, f, &walk, a.slice::<T>()?, b.slice::<T>()?, y.slice_mut::<T>()?);
+    let mut launch = a.device().launch(name(f), 0, bytes);
+    with_float!(a.dtype(), name(f), T => {
+        let (a, b, y) = (launch.read::<T>(a)?, launch.read::<T>(b)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            kernel::binary(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;

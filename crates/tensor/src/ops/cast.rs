@@ -25,12 +25,14 @@ pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<
     }
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), what)?;
     let bytes = (x.len_bytes() + y.len_bytes()) as u64;
-    x.device().run("cast", 0, bytes, |cpu| {
-        with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
-            elementwise::cast(cpu, x.slice::<T>()?, y.slice_mut::<U>()?);
+    let mut launch = x.device().launch("cast", 0, bytes);
+    with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
+        let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
+        launch.run(move |cpu| {
+            elementwise::cast(cpu, x.slice(cpu), y.slice(cpu));
             Ok(())
-        }))
-    })?;
+        })
+    }))?;
     Ok(y)
 }
 

@@ -31,59 +31,76 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
     if labels.dtype() != DType::I32 || labels.n_elems() != rows {
         return Err(wrong_shape("cross_entropy", format!("{rows} labels (i32)"), labels));
     }
-    let targets = match logits.device().is_dry() {
-        true => Tensor::zeros([rows], DType::I32, logits.device())?,
-        false => Tensor::from_slice(&targets(labels.slice()?, ignored, vocab)?, [rows], logits.device())?,
-    };
+    let targets = targets(labels, ignored, vocab)?;
     let recorder = Recorder::new(&[logits], &[])?;
-    let mut losses = Tensor::uninit([rows], DType::F32, logits.device(), "losses")?;
+    let device = logits.device();
     let logits32 = converted(logits, DType::F32, "logits")?;
-    let dry = kernel::LossSum { sum: f64::NAN, count: rows };
-    let found = logits.device().run_or(dry, "cross entropy", 0, logits.len_bytes() as u64, |cpu| {
-        kernel::cross_entropy(cpu, logits32.slice()?, targets.slice()?, vocab, losses.slice_mut()?)
+    let scalar = || Tensor::uninit([], DType::F32, device, "tensor");
+    let (mut loss, mut scale) = (scalar()?, scalar()?);
+    let mut launch = device.launch("cross entropy", 0, logits.len_bytes() as u64);
+    let losses = launch.scratch::<f32>(rows)?;
+    let (x, labels) = (launch.read::<f32>(&logits32)?, launch.read::<i32>(&targets)?);
+    let (out, out_scale) = (launch.write::<f32>(&mut loss)?, launch.write::<f32>(&mut scale)?);
+    launch.run(move |cpu| {
+        let found = kernel::cross_entropy(cpu, x.slice(cpu), labels.slice(cpu), vocab, losses.slice(cpu))?;
+        let scale = match reduction {
+            Reduction::Sum => 1.0,
+            Reduction::Mean => 1.0 / found.count.max(1) as f64,
+        };
+        out.slice(cpu)[0] = (found.sum * scale) as f32;
+        out_scale.slice(cpu)[0] = scale as f32;
+        Ok(())
     })?;
-    let scale = match reduction {
-        Reduction::Sum => 1.0,
-        Reduction::Mean => 1.0 / found.count.max(1) as f64,
-    };
-    let loss = Tensor::from_slice(&[(found.sum * scale) as f32], [], logits.device())?;
     Ok(Recorder::record(recorder, loss, |recorder| CrossEntropyBackward {
         logits: recorder.save(logits),
         targets,
-        scale: scale as f32,
+        scale,
     }))
 }
 
 /// The labels with the kernel's mark where they are ignored.
-fn targets(labels: &[i32], ignored: i32, vocab: usize) -> Result<Vec<i32>> {
-    let target = |(position, &label): (usize, &i32)| match usize::try_from(label) {
+fn targets(labels: &Tensor, ignored: i32, vocab: usize) -> Result<Tensor> {
+    let target = move |(position, &label): (usize, &i32)| match usize::try_from(label) {
         _ if label == ignored => Ok(kernel::IGNORE),
         Ok(index) if index < vocab => Ok(label),
         _ => Err(Error::Index { op: "cross_entropy", index: i64::from(label), position, bound: vocab }),
     };
-    labels.iter().enumerate().map(target).collect()
+    let mut targets = Tensor::uninit([labels.n_elems()], DType::I32, labels.device(), "tensor")?;
+    let mut launch = labels.device().quiet_launch("cross_entropy");
+    let (labels, out) = (launch.read::<i32>(labels)?, launch.write::<i32>(&mut targets)?);
+    launch.run(move |cpu| {
+        for (out, label) in out.slice(cpu).iter_mut().zip(labels.slice(cpu).iter().enumerate()) {
+            *out = target(label)?;
+        }
+        Ok(())
+    })?;
+    Ok(targets)
 }
 
 struct CrossEntropyBackward {
     logits: Saved,
     targets: Tensor,
-    scale: f32,
+    /// What the sum of the losses was multiplied with.
+    scale: Tensor,
 }
 
 impl Function for CrossEntropyBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
         let logits = cx.get(&self.logits)?;
-        let (logits32, scale) =
-            (converted(&logits, DType::F32, "logits")?, self.scale * upstream.known_item()?.unwrap_or(1.0));
-        let device = logits.device().clone();
-        let mut losses = Tensor::uninit(*self.targets.shape(), DType::F32, &device, "losses")?;
+        let logits32 = converted(&logits, DType::F32, "logits")?;
+        let (device, vocab) = (logits.device().clone(), logits.shape().last());
         let mut dx = Tensor::uninit(*logits.shape(), logits.dtype(), &device, "gradient")?;
-        device.run("cross entropy backward", 0, 2 * logits.len_bytes() as u64, |cpu| {
-            with_float!(logits.dtype(), "cross_entropy", T => {
-                let (x, targets) = (logits32.slice()?, self.targets.slice()?);
-                let (losses, dx) = (losses.slice_mut()?, dx.slice_mut::<T>()?);
-                kernel::cross_entropy_grad(cpu, x, targets, logits.shape().last(), scale, losses, dx)?;
+        let mut launch = device.launch("cross entropy backward", 0, 2 * logits.len_bytes() as u64);
+        let losses = launch.scratch::<f32>(self.targets.n_elems())?;
+        let (x, targets) = (launch.read::<f32>(&logits32)?, launch.read::<i32>(&self.targets)?);
+        let (scale, upstream) = (launch.read::<f32>(&self.scale)?, launch.read::<f32>(&upstream)?);
+        with_float!(logits.dtype(), "cross_entropy", T => {
+            let dx = launch.write::<T>(&mut dx)?;
+            launch.run(move |cpu| {
+                let scale = scale.slice(cpu)[0] * upstream.slice(cpu)[0];
+                let (x, targets, losses) = (x.slice(cpu), targets.slice(cpu), losses.slice(cpu));
+                kernel::cross_entropy_grad(cpu, x, targets, vocab, scale, losses, dx.slice(cpu))?;
                 Ok(())
             })
         })?;

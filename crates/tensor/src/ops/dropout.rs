@@ -31,9 +31,11 @@ impl Mask {
     fn apply(self, x: &Tensor, what: &'static str) -> Result<Tensor> {
         let keep = 1.0 - self.p;
         let mut y = x.copied(what)?;
-        x.device().run("dropout", 0, 4 * x.len_bytes() as u64, |cpu| {
-            with_float!(x.dtype(), "dropout", T => {
-                random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice_mut::<T>()?);
+        let mut launch = x.device().launch("dropout", 0, 4 * x.len_bytes() as u64);
+        with_float!(x.dtype(), "dropout", T => {
+            let y = launch.update::<T>(&mut y)?;
+            launch.run(move |cpu| {
+                random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice(cpu));
                 Ok(())
             })
         })?;

@@ -34,14 +34,19 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     sizes.push(dim);
     let mut y = Tensor::uninit(&sizes[..], dtype, ids.device(), "activation")?;
     let bytes = 2 * y.len_bytes() as u64;
-    ids.device().run("embedding forward", 0, bytes, |cpu| {
-        with_float!(weight.dtype(), "embedding", T => {
-            let (weight, ids) = (weight.slice::<T>()?, ids.slice()?);
-            match dtype {
-                DType::F32 => embed::embed_forward(cpu, weight, dim, ids, y.slice_mut::<f32>()?),
-                _ => embed::embed_forward(cpu, weight, dim, ids, y.slice_mut::<T>()?),
+    let mut launch = ids.device().launch("embedding forward", 0, bytes);
+    with_float!(weight.dtype(), "embedding", T => {
+        let (weight, ids) = (launch.read::<T>(&weight)?, launch.read::<i32>(ids)?);
+        match dtype {
+            DType::F32 => {
+                let y = launch.write::<f32>(&mut y)?;
+                launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
             }
-        })
+            _ => {
+                let y = launch.write::<T>(&mut y)?;
+                launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
+            }
+        }
     })?;
     drop(weight);
     let Some(recorder) = recorder else { return Ok(y) };
@@ -58,10 +63,13 @@ impl Function for EmbeddingBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
         let (Some(dy), Some(mut slot)) = (grads[0].take(), self.table.grad()?) else { return Ok(()) };
         let device = dy.device().clone();
-        let store = slot.store;
-        device.run("embedding backward", 0, 2 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), "embedding", T => {
-                embed::embed_backward(cpu, dy.slice::<T>()?, dy.shape().last(), self.ids.slice()?, (slot.slice_mut(), store))
+        let (store, dim) = (slot.store, dy.shape().last());
+        let mut launch = device.launch("embedding backward", 0, 2 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), "embedding", T => {
+            let (dy, ids) = (launch.read::<T>(&dy)?, launch.read::<i32>(&self.ids)?);
+            let table = launch.grad(&mut slot)?;
+            launch.run(move |cpu| {
+                embed::embed_backward(cpu, dy.slice(cpu), dim, ids.slice(cpu), (table.slice(cpu), store))
             })
         })
     }

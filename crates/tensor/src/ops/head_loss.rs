@@ -4,12 +4,12 @@
 //! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass makes the
 //! logits again.
 
-use crate::cpu::Store;
-use crate::cpu::cross_entropy::{self, LossSum};
 use crate::cpu::gemm::{self, MatMut, MatRef};
+use crate::cpu::{Store, cross_entropy};
 use crate::dtype::{DType, Float};
 use crate::error::{Error, Result};
 use crate::ops::linear::product;
+use crate::ops::transfer::DeviceF64;
 use crate::ops::{WeightLayout, check_dtype, linear, with_float, wrong_shape};
 use crate::param::{GradSlot, Param};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -27,9 +27,24 @@ pub struct HeadLoss {
     /// The sum over all targets: a scalar f32 on the tape.
     pub loss: Tensor,
     /// The same sum with all its digits.
-    pub sum: f64,
+    pub exact: DeviceF64,
     /// The number of targets: labels that are not [`IGNORE_INDEX`].
     pub n_targets: usize,
+}
+
+impl HeadLoss {
+    /// The same with another tensor for the sum on the tape.
+    pub fn with_loss(&self, loss: Tensor) -> HeadLoss {
+        HeadLoss { loss, ..self.clone() }
+    }
+
+    /// The sum with all its digits, copied to the host.
+    ///
+    /// # Errors
+    /// On a dry device, and what a launch met that made it.
+    pub fn sum(&self) -> Result<f64> {
+        self.exact.read()
+    }
 }
 
 /// x `[.., I]`, weight `[V, I]`, labels `[..]` → the summed cross-entropy of `x·Wᵀ`. Labels are used as they are: the
@@ -55,15 +70,19 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss
         }
         _ => None,
     };
-    let (sum, n_targets) = run(x, weight, labels, seed, dx.as_mut())?;
-    let loss = Tensor::from_slice(&[sum as f32], [], x.device())?;
-    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, sum, n_targets }) };
+    let n_targets = match labels.device().is_dry() {
+        true => labels.n_elems(),
+        false => labels.to_vec::<i32>()?.iter().filter(|&&label| label != IGNORE_INDEX).count(),
+    };
+    let scale = seed.map(|seed| Scale { factor: seed, upstream: None });
+    let (loss, exact) = run(x, weight, labels, scale, dx.as_mut())?;
+    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, exact, n_targets }) };
     let again = match seed {
         Some(_) => None,
         None => Some((recorder.save(x), labels.detach())),
     };
     let [loss] = recorder.finish([loss], HeadBackward { weight: weight.clone(), seed, dx, again });
-    Ok(HeadLoss { loss, sum, n_targets })
+    Ok(HeadLoss { loss, exact, n_targets })
 }
 
 /// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`; for generation and for losses of one's own.
@@ -86,23 +105,26 @@ struct HeadBackward {
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
-        let upstream = upstream.known_item()?.or(self.seed).unwrap_or(1.0);
         if let Some((x, labels)) = &self.again {
             let x = cx.get(x)?;
             let mut dx = match cx.needs(0) {
                 true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
                 false => None,
             };
-            run(&x, &self.weight, labels, Some(upstream), dx.as_mut())?;
+            let scale = Scale { factor: 1.0, upstream: Some(upstream) };
+            run(&x, &self.weight, labels, Some(scale), dx.as_mut())?;
             return dx.map_or(Ok(()), |dx| cx.give(0, dx));
         }
-        if self.seed != Some(upstream) {
-            return Err(Error::Usage(format!(
-                "head_loss: its gradient was made for the promised seed {:?}, but the loss was scaled on its way to \
-                 backward ({upstream}); use a tape without a promised seed",
-                self.seed
-            )));
-        }
+        let (seed, device) = (self.seed, upstream.device().clone());
+        let mut launch = device.quiet_launch("head_loss");
+        let upstream = launch.read::<f32>(&upstream)?;
+        launch.run(move |cpu| match upstream.slice(cpu)[0] {
+            upstream if seed == Some(upstream) => Ok(()),
+            upstream => Err(Error::Usage(format!(
+                "head_loss: its gradient was made for the promised seed {seed:?}, but the loss was scaled on its way to \
+                 backward ({upstream}); use a tape without a promised seed"
+            ))),
+        })?;
         match self.dx {
             Some(dx) => cx.give(0, dx),
             None => Ok(()),
@@ -110,28 +132,44 @@ impl Function for HeadBackward {
     }
 }
 
-/// The loss sum and the number of targets; with a scale also the gradients, times that scale.
+/// What gradients are multiplied with.
+struct Scale {
+    factor: f32,
+    upstream: Option<Tensor>,
+}
+
+/// The loss sum, as a tensor and with all its digits; with a scale also the gradients, times that scale.
 fn run(
     x: &Tensor,
     weight: &Param,
     labels: &Tensor,
-    scale: Option<f32>,
+    scale: Option<Scale>,
     dx: Option<&mut Tensor>,
-) -> Result<(f64, usize)> {
+) -> Result<(Tensor, DeviceF64)> {
     let w = weight.weight()?;
     check_dtype("head_loss", x, &w)?;
     let slot = if scale.is_some() { weight.grad()? } else { None };
-    with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels, scale, dx, slot))
+    let sum = DeviceF64::zero(x.device(), "losses")?;
+    with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels, scale.as_ref(), dx, slot, &sum))?;
+    let mut loss = Tensor::uninit([], DType::F32, x.device(), "tensor")?;
+    let mut launch = x.device().quiet_launch("head_loss");
+    let (from, to) = (sum.view(&mut launch)?, launch.write::<f32>(&mut loss)?);
+    launch.run(move |cpu| {
+        to.slice(cpu)[0] = from.slice(cpu)[0] as f32;
+        Ok(())
+    })?;
+    Ok((loss, sum))
 }
 
 fn chunks<T: Float>(
     x: &Tensor,
     w: &Tensor,
     labels: &Tensor,
-    scale: Option<f32>,
+    scale: Option<&Scale>,
     mut dx: Option<&mut Tensor>,
     mut slot: Option<GradSlot>,
-) -> Result<(f64, usize)> {
+    sum: &DeviceF64,
+) -> Result<()> {
     let device = x.device();
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     // Chunks of one size: a short last one would waste the packing of the weights.
@@ -144,73 +182,94 @@ fn chunks<T: Float>(
         Some(_) if !in_place => Some(Tensor::uninit([chunk, vocab], x.dtype(), device, "logits")?),
         _ => None,
     };
-    let mut losses = vec![0.0; chunk];
-    let (mut sum, mut n_targets) = (0.0, 0);
     if n_rows == 0
         && let Some(slot) = &mut slot
         && slot.store == Store::Overwrite
     {
-        slot.slice_mut().fill(0.0);
+        let mut launch = device.quiet_launch("head_loss");
+        let grad = launch.grad(slot)?;
+        launch.run(move |cpu| {
+            grad.slice(cpu).fill(0.0);
+            Ok(())
+        })?;
     }
     for first in (0..n_rows).step_by(chunk) {
         let rows = chunk.min(n_rows - first);
         let span = first * dim..(first + rows) * dim;
-        let x_rows = || -> Result<MatRef<'_, T>> {
-            let data = &x.slice::<T>()?[span.clone()];
-            Ok(MatRef { data, rows, cols: dim, row_stride: dim, transposed: false })
-        };
-        product(device, "head forward", x.dtype(), [rows, vocab, dim], |cpu, scratch| {
-            let data = w.slice::<T>()?;
-            let w_mat = MatRef { data, rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let data = &mut logits.slice_mut::<f32>()?[..rows * vocab];
-            let out = MatMut { data, rows, cols: vocab, row_stride: vocab };
-            gemm::gemm(cpu, x_rows()?, w_mat, out, Store::Overwrite, scratch);
+        let (mut launch, scratch) = product(device, "head forward", x.dtype(), [rows, vocab, dim])?;
+        let (x_rows, w_all) = (launch.read_at::<T>(x, &span)?, launch.read::<T>(w)?);
+        let out = launch.write_at::<f32>(&mut logits, &(0..rows * vocab))?;
+        launch.run(move |cpu| {
+            let w =
+                MatRef { data: w_all.slice(cpu), rows: dim, cols: vocab, row_stride: dim, transposed: true };
+            let (x, out) =
+                (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
+            gemm::gemm(cpu, x, w, out, Store::Overwrite, scratch.slice(cpu));
             Ok(())
         })?;
-        let dry = LossSum { sum: f64::NAN, count: rows };
         let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
-        let part = device.run_or(dry, "cross entropy", 0, bytes, |cpu| {
-            let logit_rows = &mut logits.slice_mut::<f32>()?[..rows * vocab];
-            let (labels, losses) = (&labels.slice()?[first..first + rows], &mut losses[..rows]);
-            let part = match (scale, &mut d_logits) {
-                (None, _) => cross_entropy::cross_entropy(cpu, logit_rows, labels, vocab, losses),
+        let mut launch = device.launch("cross entropy", 0, bytes);
+        let losses = launch.scratch::<f32>(rows)?;
+        let labels = launch.read_at::<i32>(labels, &(first..first + rows))?;
+        let sum = sum.view_mut(&mut launch)?;
+        let factor = scale.map(|scale| scale.factor);
+        let upstream = scale.and_then(|scale| scale.upstream.as_ref());
+        let upstream = upstream.map(|upstream| launch.read::<f32>(upstream)).transpose()?;
+        let x_logits = launch.update_at::<f32>(&mut logits, &(0..rows * vocab))?;
+        let d_rows = match &mut d_logits {
+            Some(d_logits) => Some(launch.write_at::<T>(d_logits, &(0..rows * vocab))?),
+            None => None,
+        };
+        launch.run(move |cpu| {
+            let (x, labels, losses) = (x_logits.slice(cpu), labels.slice(cpu), losses.slice(cpu));
+            let scale = factor.map(|factor| factor * upstream.map_or(1.0, |upstream| upstream.slice(cpu)[0]));
+            let part = match (scale, d_rows) {
+                (None, _) => cross_entropy::cross_entropy(cpu, x, labels, vocab, losses),
                 (Some(scale), None) => {
-                    cross_entropy::cross_entropy_grad_in_place(cpu, logit_rows, labels, vocab, scale, losses)
+                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, losses)
                 }
-                (Some(scale), Some(d_logits)) => {
-                    let d_rows = &mut d_logits.slice_mut::<T>()?[..rows * vocab];
-                    cross_entropy::cross_entropy_grad(cpu, logit_rows, labels, vocab, scale, losses, d_rows)
+                (Some(scale), Some(d_rows)) => {
+                    cross_entropy::cross_entropy_grad(cpu, x, labels, vocab, scale, losses, d_rows.slice(cpu))
                 }
             };
-            part.map_err(|e| e.shifted(first))
+            sum.slice(cpu)[0] += part.map_err(|e| e.shifted(first))?.sum;
+            Ok(())
         })?;
-        (sum, n_targets) = (sum + part.sum, n_targets + part.count);
         if scale.is_none() {
             continue;
         }
         let d_logits = d_logits.as_ref().unwrap_or(&logits);
         if let Some(dx) = &mut dx {
-            product(device, "head input grad", x.dtype(), [rows, dim, vocab], |cpu, scratch| {
-                let data = &d_logits.slice::<T>()?[..rows * vocab];
-                let d = MatRef { data, rows, cols: vocab, row_stride: vocab, transposed: false };
-                let data = w.slice::<T>()?;
-                let w_mat = MatRef { data, rows: vocab, cols: dim, row_stride: dim, transposed: false };
-                let data = &mut dx.slice_mut::<T>()?[span.clone()];
-                let out = MatMut { data, rows, cols: dim, row_stride: dim };
-                gemm::gemm(cpu, d, w_mat, out, Store::Overwrite, scratch);
+            let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
+            let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
+            let out = launch.write_at::<T>(dx, &span)?;
+            launch.run(move |cpu| {
+                let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
+                let out = MatMut::new(out.slice(cpu), rows, dim);
+                gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
                 Ok(())
             })?;
         }
         if let Some(slot) = &mut slot {
-            product(device, "head weight grad", x.dtype(), [vocab, dim, rows], |cpu, scratch| {
-                let data = &d_logits.slice::<T>()?[..rows * vocab];
-                let d = MatRef { data, rows: vocab, cols: rows, row_stride: vocab, transposed: true };
-                let store = if first == 0 { slot.store } else { Store::Add };
-                let out = MatMut { data: slot.slice_mut(), rows: vocab, cols: dim, row_stride: dim };
-                gemm::gemm(cpu, d, x_rows()?, out, store, scratch);
+            let (mut launch, scratch) = product(device, "head weight grad", x.dtype(), [vocab, dim, rows])?;
+            let (d, x_rows) =
+                (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read_at::<T>(x, &span)?);
+            let store = if first == 0 { slot.store } else { Store::Add };
+            let out = launch.grad_as(slot, store)?;
+            launch.run(move |cpu| {
+                let d = MatRef {
+                    data: d.slice(cpu),
+                    rows: vocab,
+                    cols: rows,
+                    row_stride: vocab,
+                    transposed: true,
+                };
+                let (x, out) =
+                    (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), vocab, dim));
+                gemm::gemm(cpu, d, x, out, store, scratch.slice(cpu));
                 Ok(())
             })?;
         }
     }
-    Ok((sum, n_targets))
+    Ok(())
 }

@@ -26,10 +26,11 @@ pub fn index_select(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let sizes: Vec<usize> = ids.sizes().iter().chain(row).copied().collect();
     let mut y = Tensor::uninit(&sizes[..], x.dtype(), x.device(), "activation")?;
     let (dim, bytes) = (row.iter().product(), 2 * y.len_bytes() as u64);
-    x.device().run("index_select", 0, bytes, |cpu| {
-        with_float!(x.dtype(), "index_select", T => {
-            embed::embed_forward(cpu, x.slice::<T>()?, dim, ids.slice()?, y.slice_mut::<T>()?)
-        })
+    let mut launch = x.device().launch("index_select", 0, bytes);
+    with_float!(x.dtype(), "index_select", T => {
+        let (x, ids) = (launch.read::<T>(x)?, launch.read::<i32>(ids)?);
+        let y = launch.write::<T>(&mut y)?;
+        launch.run(move |cpu| embed::embed_forward(cpu, x.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
     })?;
     Ok(Recorder::record(recorder, y, |_| IndexSelectBackward { ids: ids.detach(), shape: *x.shape(), dim }))
 }
@@ -45,10 +46,13 @@ impl Function for IndexSelectBackward {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let device = dy.device().clone();
         let mut sum = Tensor::uninit(self.shape, DType::F32, &device, "gradient")?;
-        device.run("index_select backward", 0, 2 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), "index_select", T => {
-                let sum = (sum.slice_mut()?, Store::Overwrite);
-                embed::embed_backward(cpu, dy.slice::<T>()?, self.dim, self.ids.slice()?, sum)
+        let mut launch = device.launch("index_select backward", 0, 2 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), "index_select", T => {
+            let (dy, ids, dim) = (launch.read::<T>(&dy)?, launch.read::<i32>(&self.ids)?, self.dim);
+            let sum = launch.write::<f32>(&mut sum)?;
+            launch.run(move |cpu| {
+                let sum = (sum.slice(cpu), Store::Overwrite);
+                embed::embed_backward(cpu, dy.slice(cpu), dim, ids.slice(cpu), sum)
             })
         })?;
         cx.give(0, converted(&sum, dy.dtype(), "gradient")?)

@@ -2,7 +2,7 @@
 
 use crate::cpu::{Store, norm};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -51,13 +51,15 @@ fn forward(
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
     let statistic = || Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics");
     let (mut mean, mut rstd) = (statistic()?, statistic()?);
-    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), "layer_norm", T => {
-            let b = b.as_ref().map(|b| b.slice::<T>()).transpose()?;
-            norm::layer_norm_forward(
-                cpu, x.slice::<T>()?, w.slice::<T>()?, b, eps,
-                y.slice_mut::<T>()?, mean.slice_mut()?, rstd.slice_mut()?,
-            );
+    let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    with_float!(x.dtype(), "layer_norm", T => {
+        let (x, w) = (launch.read::<T>(x)?, launch.read::<T>(&w)?);
+        let b = b.as_ref().map(|b| launch.read::<T>(b)).transpose()?;
+        let (y, mean, rstd) = (launch.write::<T>(&mut y)?, launch.write(&mut mean)?, launch.write(&mut rstd)?);
+        launch.run(move |cpu| {
+            let b = b.map(|b| b.slice(cpu));
+            let (y, mean, rstd) = (y.slice(cpu), mean.slice(cpu), rstd.slice(cpu));
+            norm::layer_norm_forward(cpu, x.slice(cpu), w.slice(cpu), b, eps, y, mean, rstd);
             Ok(())
         })
     })?;
@@ -83,27 +85,33 @@ impl Function for LayerNormBackward {
         let (n_rows, dim) = (x.shape().n_rows(), x.shape().last());
         // The kernel's two gradients are made in scratch memory, since both may lie in one flat buffer.
         let n_scratch = norm::layer_norm_backward_scratch(n_rows, dim);
-        let mut scratch = device.scratch(4 * (n_scratch + 2 * dim))?;
-        device.run("layer_norm backward", 0, 4 * x.len_bytes() as u64, |cpu| {
-            let (scratch, sums) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
-            let (d_weight, d_bias) = sums[..2 * dim].split_at_mut(dim);
-            with_float!(x.dtype(), "layer_norm", T => {
+        let mut launch = device.launch("layer_norm backward", 0, 4 * x.len_bytes() as u64);
+        let scratch = launch.scratch::<f32>(n_scratch + 2 * dim)?;
+        let mut grad_of = |param: &Param| match param.grad()? {
+            Some(mut slot) => Ok(Some((slot.store, launch.grad(&mut slot)?))),
+            None => Ok::<_, Error>(None),
+        };
+        let weight_grad = grad_of(&self.weight)?;
+        let bias_grad = self.bias.as_ref().map(grad_of).transpose()?.flatten();
+        with_float!(x.dtype(), "layer_norm", T => {
+            let (x, w, dy) = (launch.read::<T>(&x)?, launch.read::<T>(&w)?, launch.read::<T>(&dy)?);
+            let (mean, rstd) = (launch.read::<f32>(&self.mean)?, launch.read::<f32>(&self.rstd)?);
+            let dx = launch.store::<T>(&mut dx, store)?;
+            launch.run(move |cpu| {
+                let (scratch, sums) = scratch.slice(cpu).split_at_mut(n_scratch);
+                let (d_weight, d_bias) = sums.split_at_mut(dim);
                 norm::layer_norm_backward(
-                    cpu, x.slice::<T>()?, w.slice::<T>()?, self.mean.slice()?, self.rstd.slice()?, dy.slice::<T>()?,
-                    (dx.slice_mut::<T>()?, store), (&mut *d_weight, Store::Overwrite),
+                    cpu, x.slice(cpu), w.slice(cpu), mean.slice(cpu), rstd.slice(cpu), dy.slice(cpu),
+                    (dx.slice(cpu), store), (&mut *d_weight, Store::Overwrite),
                     Some((&mut *d_bias, Store::Overwrite)), scratch,
                 );
+                for (grad, sum) in [(weight_grad, d_weight), (bias_grad, d_bias)] {
+                    if let Some((store, grad)) = grad {
+                        store.put_all(grad.slice(cpu), sum);
+                    }
+                }
                 Ok(())
-            })?;
-            if let Some(mut slot) = self.weight.grad()? {
-                slot.put(d_weight)?;
-            }
-            if let Some(bias) = &self.bias
-                && let Some(mut slot) = bias.grad()?
-            {
-                slot.put(d_bias)?;
-            }
-            Ok(())
+            })
         })?;
         cx.put(0, dx)
     }

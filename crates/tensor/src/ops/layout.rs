@@ -91,9 +91,11 @@ fn copied(x: &Tensor, shape: Shape, strides: &[usize], what: &'static str) -> Re
     let mut y = Tensor::uninit(shape, x.dtype(), x.device(), what)?;
     let walk = Walk::new(shape.sizes(), [strides]);
     let bytes = 2 * y.len_bytes() as u64;
-    x.device().run("copy", 0, bytes, |cpu| {
-        with_word!(x.dtype(), W => {
-            copy::strided::<W>(cpu, &walk, bytemuck::cast_slice(x.bytes()?), bytemuck::cast_slice_mut(y.bytes_mut()?));
+    let mut launch = x.device().launch("copy", 0, bytes);
+    with_word!(x.dtype(), W => {
+        let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.run(move |cpu| {
+            copy::strided(cpu, &walk, x.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;

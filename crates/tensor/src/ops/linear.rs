@@ -1,10 +1,11 @@
 //! Linear: y = x·Wᵀ + b over the rows of x. Its weight gradient goes straight into the flat gradient buffer.
 
 use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::cpu::{Cpu, Store, elementwise};
+use crate::cpu::{Store, elementwise};
 use crate::device::Device;
 use crate::dtype::{DType, Float};
 use crate::error::Result;
+use crate::launch::{Launch, ViewMut};
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -39,9 +40,25 @@ pub fn linear(x: &Tensor, weight: &Param, bias: Option<&Param>, layout: WeightLa
 struct Linear {
     weight: Param,
     bias: Option<Param>,
+    sizes: Sizes,
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
     layout: WeightLayout,
     n_in: usize,
     n_out: usize,
+}
+
+impl Sizes {
+    /// The weight as the matrix that x is multiplied with from the right: `[I, O]`.
+    fn as_right<T: Float>(self, w: &[T]) -> MatRef<'_, T> {
+        let (row_stride, transposed) = match self.layout {
+            WeightLayout::OutIn => (self.n_in, true),
+            WeightLayout::InOut => (self.n_out, false),
+        };
+        MatRef { data: w, rows: self.n_in, cols: self.n_out, row_stride, transposed }
+    }
 }
 
 impl Linear {
@@ -64,31 +81,29 @@ impl Linear {
         {
             return Err(wrong_shape("linear", format!("a bias of shape [{n_out}]"), &bias.weight()?));
         }
-        Ok(Linear { weight: weight.clone(), bias: bias.cloned(), layout, n_in, n_out })
-    }
-
-    /// The weight as the matrix that x is multiplied with from the right: `[I, O]`.
-    fn as_right<'a, T: Float>(&self, w: &'a [T]) -> MatRef<'a, T> {
-        let (row_stride, transposed) = match self.layout {
-            WeightLayout::OutIn => (self.n_in, true),
-            WeightLayout::InOut => (self.n_out, false),
-        };
-        MatRef { data: w, rows: self.n_in, cols: self.n_out, row_stride, transposed }
+        let sizes = Sizes { layout, n_in, n_out };
+        Ok(Linear { weight: weight.clone(), bias: bias.cloned(), sizes })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let w = self.weight.weight()?;
         check_dtype("linear", x, &w)?;
         let bias = self.bias.as_ref().map(Param::weight).transpose()?;
-        let mut y = Tensor::uninit(x.shape().with_last(self.n_out)?, x.dtype(), x.device(), "activation")?;
+        let mut y =
+            Tensor::uninit(x.shape().with_last(self.sizes.n_out)?, x.dtype(), x.device(), "activation")?;
         let n_rows = x.shape().n_rows();
-        let sizes = [n_rows, self.n_out, self.n_in];
-        product(x.device(), "linear forward", x.dtype(), sizes, |cpu, scratch| {
-            with_float!(x.dtype(), "linear", T => {
-                let out = MatMut { rows: n_rows, cols: self.n_out, row_stride: self.n_out, data: y.slice_mut::<T>()? };
-                gemm::gemm(cpu, rows_of(x)?, self.as_right(w.slice::<T>()?), out, Store::Overwrite, scratch);
-                if let Some(bias) = &bias {
-                    elementwise::bias_add(cpu, y.slice_mut::<T>()?, bias.slice::<T>()?);
+        let sizes = [n_rows, self.sizes.n_out, self.sizes.n_in];
+        let (mut launch, scratch) = product(x.device(), "linear forward", x.dtype(), sizes)?;
+        with_float!(x.dtype(), "linear", T => {
+            let (op, x, w) = (self.sizes, launch.read::<T>(x)?, launch.read::<T>(&w)?);
+            let bias = bias.as_ref().map(|bias| launch.read::<T>(bias)).transpose()?;
+            let y = launch.write::<T>(&mut y)?;
+            launch.run(move |cpu| {
+                let (x, y) = (MatRef::new(x.slice(cpu), n_rows, op.n_in), y.slice(cpu));
+                let out = MatMut::new(&mut *y, n_rows, op.n_out);
+                gemm::gemm(cpu, x, op.as_right(w.slice(cpu)), out, Store::Overwrite, scratch.slice(cpu));
+                if let Some(bias) = bias {
+                    elementwise::bias_add(cpu, y, bias.slice(cpu));
                 }
                 Ok(())
             })
@@ -106,20 +121,22 @@ impl Function for LinearBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let (Some(dy), Some(x)) = (grads[0].take(), &self.x) else { return Ok(()) };
         let x = cx.get(x)?;
-        let op = &self.op;
+        let (op, Sizes { layout, n_in, n_out }) = (&self.op, self.op.sizes);
         let (device, n_rows) = (dy.device().clone(), dy.shape().n_rows());
         if let Some(mut slot) = op.weight.grad()? {
             // dW[O, I] = dyᵀ·x, or its transpose.
-            let (left, right, o, i) = match op.layout {
-                WeightLayout::OutIn => (&dy, &x, op.n_out, op.n_in),
-                WeightLayout::InOut => (&x, &dy, op.n_in, op.n_out),
+            let (left, right, o, i) = match layout {
+                WeightLayout::OutIn => (&dy, &x, n_out, n_in),
+                WeightLayout::InOut => (&x, &dy, n_in, n_out),
             };
-            product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows], |cpu, scratch| {
-                with_float!(dy.dtype(), "linear", T => {
-                    let left = MatRef { data: left.slice::<T>()?, rows: o, cols: n_rows, row_stride: o, transposed: true };
-                    let store = slot.store;
-                    let out = MatMut { rows: o, cols: i, row_stride: i, data: slot.slice_mut() };
-                    gemm::gemm(cpu, left, rows_of(right)?, out, store, scratch);
+            let (mut launch, scratch) = product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows])?;
+            with_float!(dy.dtype(), "linear", T => {
+                let (left, right) = (launch.read::<T>(left)?, launch.read::<T>(right)?);
+                let (store, out) = (slot.store, launch.grad(&mut slot)?);
+                launch.run(move |cpu| {
+                    let left = MatRef { data: left.slice(cpu), rows: o, cols: n_rows, row_stride: o, transposed: true };
+                    let right = MatRef::new(right.slice(cpu), n_rows, i);
+                    gemm::gemm(cpu, left, right, MatMut::new(out.slice(cpu), o, i), store, scratch.slice(cpu));
                     Ok(())
                 })
             })?;
@@ -128,11 +145,12 @@ impl Function for LinearBackward {
             && let Some(mut slot) = bias.grad()?
         {
             let store = slot.store;
-            let mut scratch = device.scratch(4 * elementwise::bias_grad_scratch(n_rows, op.n_out))?;
-            device.run("linear bias grad", 0, dy.len_bytes() as u64, |cpu| {
-                with_float!(dy.dtype(), "linear", T => {
-                    let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-                    elementwise::bias_grad(cpu, dy.slice::<T>()?, (slot.slice_mut(), store), scratch);
+            let mut launch = device.launch("linear bias grad", 0, dy.len_bytes() as u64);
+            let scratch = launch.scratch::<f32>(elementwise::bias_grad_scratch(n_rows, n_out))?;
+            with_float!(dy.dtype(), "linear", T => {
+                let (dy, out) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
+                launch.run(move |cpu| {
+                    elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));
                     Ok(())
                 })
             })?;
@@ -140,14 +158,17 @@ impl Function for LinearBackward {
         if cx.needs(0) {
             let (mut dx, store) = cx.slot(0, &x)?;
             let w = op.weight.weight()?;
-            let sizes = [n_rows, op.n_in, op.n_out];
-            product(&device, "linear input grad", dy.dtype(), sizes, |cpu, scratch| {
-                with_float!(dy.dtype(), "linear", T => {
+            let (mut launch, scratch) =
+                product(&device, "linear input grad", dy.dtype(), [n_rows, n_in, n_out])?;
+            with_float!(dy.dtype(), "linear", T => {
+                let (op, dy, w) = (op.sizes, launch.read::<T>(&dy)?, launch.read::<T>(&w)?);
+                let dx = launch.store::<T>(&mut dx, store)?;
+                launch.run(move |cpu| {
                     // dx[T, I] = dy[T, O]·W[O, I]
-                    let right = op.as_right(w.slice::<T>()?);
-                    let right = MatRef { rows: op.n_out, cols: op.n_in, transposed: !right.transposed, ..right };
-                    let out = MatMut { rows: n_rows, cols: op.n_in, row_stride: op.n_in, data: dx.slice_mut::<T>()? };
-                    gemm::gemm(cpu, rows_of(&dy)?, right, out, store, scratch);
+                    let right = op.as_right(w.slice(cpu));
+                    let right = MatRef { rows: n_out, cols: n_in, transposed: !right.transposed, ..right };
+                    let (dy, out) = (MatRef::new(dy.slice(cpu), n_rows, n_out), MatMut::new(dx.slice(cpu), n_rows, n_in));
+                    gemm::gemm(cpu, dy, right, out, store, scratch.slice(cpu));
                     Ok(())
                 })
             })?;
@@ -157,33 +178,26 @@ impl Function for LinearBackward {
     }
 }
 
-/// A tensor as a matrix of its rows.
-pub(crate) fn rows_of<T: Float>(x: &Tensor) -> Result<MatRef<'_, T>> {
-    let (rows, cols) = (x.shape().n_rows(), x.shape().last());
-    Ok(MatRef { data: x.slice::<T>()?, rows, cols, row_stride: cols, transposed: false })
-}
-
-/// Runs products of matrices `[m, k]` and `[k, n]` of `dtype` on the device: `f` gets the scratch memory for one.
-pub(crate) fn product(
-    device: &Device,
+/// A launch of a product of matrices `[m, k]` and `[k, n]` of `dtype`, and its scratch memory.
+pub(crate) fn product<'d>(
+    device: &'d Device,
     op: &'static str,
     dtype: DType,
-    [m, n, k]: [usize; 3],
-    f: impl FnOnce(&Cpu, &mut [u8]) -> Result<()>,
-) -> Result<()> {
-    products(device, op, dtype, 1, [m, n, k], f)
+    sizes: [usize; 3],
+) -> Result<(Launch<'d>, ViewMut<u8>)> {
+    products(device, op, dtype, 1, sizes)
 }
 
 /// As [`product`], for so many of them, one after the other.
-pub(crate) fn products(
-    device: &Device,
+pub(crate) fn products<'d>(
+    device: &'d Device,
     op: &'static str,
     dtype: DType,
     count: usize,
     [m, n, k]: [usize; 3],
-    f: impl FnOnce(&Cpu, &mut [u8]) -> Result<()>,
-) -> Result<()> {
-    let mut scratch = device.scratch(gemm::gemm_scratch_bytes(device.kernels(), m, n, k, dtype))?;
+) -> Result<(Launch<'d>, ViewMut<u8>)> {
     let flops = 2 * count as u64 * m as u64 * n as u64 * k as u64;
-    device.run(op, flops, 0, |cpu| f(cpu, scratch.bytes_mut()))
+    let mut launch = device.launch(op, flops, 0);
+    let scratch = launch.scratch(gemm::gemm_scratch_bytes(device.host(), m, n, k, dtype))?;
+    Ok((launch, scratch))
 }

@@ -100,9 +100,11 @@ impl Batch {
         let (a_dims, b_dims) = (matrix(a), matrix(b));
         let (rows, cols) = matrix(&y);
         let inner = if ta { a_dims.0 } else { a_dims.1 };
-        products(a.device(), name, a.dtype(), self.n, [rows, cols, inner], |cpu, scratch| {
-            with_float!(a.dtype(), name, T => {
-                let (xs, ws, ys) = (a.slice::<T>()?, b.slice::<T>()?, y.slice_mut::<T>()?);
+        let (mut launch, scratch) = products(a.device(), name, a.dtype(), self.n, [rows, cols, inner])?;
+        with_float!(a.dtype(), name, T => {
+            let (xs, ws, ys) = (launch.read::<T>(a)?, launch.read::<T>(b)?, launch.write::<T>(&mut y)?);
+            launch.run(move |cpu| {
+                let (xs, ws, ys, scratch) = (xs.slice(cpu), ws.slice(cpu), ys.slice(cpu), scratch.slice(cpu));
                 for i in 0..self.n {
                     let part = |data, (rows, cols): (usize, usize), turned: bool| {
                         let (size, data): (usize, &[T]) = (rows * cols, data);

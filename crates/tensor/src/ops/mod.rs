@@ -11,6 +11,7 @@ mod cross_entropy;
 mod custom;
 mod dropout;
 mod embedding;
+mod gated;
 mod head_loss;
 mod heads;
 mod index_select;
@@ -30,18 +31,19 @@ mod rope;
 mod select;
 mod slice;
 mod softmax;
-mod swiglu;
 pub mod transfer;
 mod unary;
 pub mod update;
 
-pub use attention::{Mask, attention, attention_cached};
+pub use crate::cpu::glu::Activation;
+pub use attention::{AttentionOptions, Mask, attention, attention_cached};
 pub use binary::{add, div, mul, sub};
 pub use cast::cast;
 pub use cross_entropy::{Reduction, cross_entropy};
 pub use custom::{CustomOp, custom};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
+pub use gated::gated;
 pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
 pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use index_select::index_select;
@@ -61,7 +63,6 @@ pub use rope::{Rope, rope};
 pub use select::{masked_fill, where_cond};
 pub use slice::{concat, narrow, split, stack};
 pub use softmax::{log_softmax, softmax};
-pub use swiglu::swiglu;
 pub use unary::{
     abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid,
     silu, sqrt, square, tanh,
@@ -89,14 +90,15 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Runs a body with `$name` standing for a tensor's elements, which are f32 or else of type `$T`.
+/// Runs a body with `$name` standing for the view of a tensor that a launch reads, whose elements are f32 or else of
+/// type `$T`.
 macro_rules! with_float_or_f32 {
-    ($tensor:expr, $T:ty, $name:ident => $body:expr) => {
+    ($launch:expr, $tensor:expr, $T:ty, $name:ident => $body:expr) => {
         if $tensor.dtype() == $crate::dtype::DType::F32 {
-            let $name = $tensor.slice::<f32>()?;
+            let $name = $launch.read::<f32>($tensor)?;
             $body
         } else {
-            let $name = $tensor.slice::<$T>()?;
+            let $name = $launch.read::<$T>($tensor)?;
             $body
         }
     };

@@ -1,8 +1,9 @@
-//! RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x²) + eps) · weight, statistics in f32.
+//! RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x²) + eps) · (offset + weight), statistics in f32.
 //!
 //! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
-use crate::cpu::{Store, norm};
+use crate::cpu::Store;
+use crate::cpu::norm::{self, RmsWeight};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{with_float, with_float_or_f32, wrong_shape};
@@ -10,20 +11,21 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]` in x's dtype. The output is cheap, so the tape keeps x and
-/// makes it again.
+/// x `[.., I]`, weight `[I]` in f32 or x's dtype → `[.., I]` in x's dtype, without an offset. The output is cheap, so the
+/// tape keeps x and recomputes it.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f32) -> Result<Tensor> {
-    rms_norm_to(x, weight, eps, x.dtype())
+    rms_norm_to(x, weight, eps, 0.0, x.dtype())
 }
 
-/// As [`rms_norm`], with the output in `dtype`; x and the weight are each f32 or of that dtype.
+/// As [`rms_norm`], times `offset + weight` and with the output in `dtype`; x and the weight are each f32 or of that
+/// dtype. Gemma's weights have the offset 1, all others 0.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
-pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result<Tensor> {
+pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, offset: f32, dtype: DType) -> Result<Tensor> {
     if x.sizes().is_empty() || x.shape().last() == 0 || weight.shape().sizes() != [x.shape().last()] {
         let expected = format!("x of shape [.., I] with I > 0 for a weight of shape {:?}", weight.shape());
         return Err(wrong_shape("rms_norm", expected, x));
@@ -32,18 +34,18 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, dtype: DType) -> Result
     let w = weight.weight()?;
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "activation")?;
     let mut rstd = Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics")?;
-    x.device().run("rms_norm forward", 0, bytes(&[x, &y]), |cpu| {
-        with_float!(dtype, "rms_norm", T => {
-            let (y, rstd) = (y.slice_mut::<T>()?, rstd.slice_mut()?);
-            with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
-                norm::rms_norm_forward(cpu, x, w, eps, y, rstd);
-            }));
+    let mut launch = x.device().launch("rms_norm forward", 0, bytes(&[x, &y]));
+    with_float!(dtype, "rms_norm", T => {
+        let (y, rstd) = (launch.write::<T>(&mut y)?, launch.write::<f32>(&mut rstd)?);
+        with_float_or_f32!(launch, x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
+            let weight = RmsWeight { weight: w.slice(cpu), offset };
+            norm::rms_norm_forward(cpu, x.slice(cpu), weight, eps, y.slice(cpu), rstd.slice(cpu));
             Ok(())
-        })
+        })))
     })?;
     drop(w);
     let Some(recorder) = recorder else { return Ok(y) };
-    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), dtype };
+    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), offset, dtype };
     let [y] = recorder.finish([y], op);
     Ok(y)
 }
@@ -56,6 +58,7 @@ struct RmsNormBackward {
     x: Saved,
     rstd: Tensor,
     weight: Param,
+    offset: f32,
     /// Of the output.
     dtype: DType,
 }
@@ -71,28 +74,35 @@ impl Function for RmsNormBackward {
         // A frozen weight's gradient goes to scratch memory.
         let (n_rows, dim) = (x.shape().n_rows(), x.shape().last());
         let n_scratch = norm::rms_norm_backward_scratch(n_rows, dim);
-        let mut scratch = device.scratch(4 * (n_scratch + dim))?;
-        device.run("rms_norm backward", 0, bytes(&[&x, &dy, &dx]), |cpu| {
-            let (scratch, unused) = bytemuck::cast_slice_mut(scratch.bytes_mut()).split_at_mut(n_scratch);
-            with_float!(self.dtype, "rms_norm", T => {
-                let d_weight = match &mut slot {
-                    Some(slot) => {
-                        let store = slot.store;
-                        (slot.slice_mut(), store)
-                    }
-                    None => (&mut unused[..dim], Store::Overwrite),
-                };
-                let (rstd, dy) = (self.rstd.slice()?, dy.slice::<T>()?);
-                with_float_or_f32!(w, T, w => {
-                    if x.dtype() == DType::F32 {
-                        let (x, dx) = (x.slice::<f32>()?, (dx.slice_mut::<f32>()?, store));
-                        norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch);
-                    } else {
-                        let (x, dx) = (x.slice::<T>()?, (dx.slice_mut::<T>()?, store));
-                        norm::rms_norm_backward(cpu, x, w, rstd, dy, dx, d_weight, scratch);
-                    }
-                });
-                Ok(())
+        let mut launch = device.launch("rms_norm backward", 0, bytes(&[&x, &dy, &dx]));
+        let scratch = launch.scratch::<f32>(n_scratch + dim)?;
+        let grad = match &mut slot {
+            Some(slot) => Some((slot.store, launch.grad(slot)?)),
+            None => None,
+        };
+        let offset = self.offset;
+        // For x and its gradient in one of two dtypes.
+        macro_rules! run {
+            ($launch:ident, $X:ty, $rstd:ident, $dy:ident, $w:ident) => {{
+                let (x, dx) = ($launch.read::<$X>(&x)?, $launch.store::<$X>(&mut dx, store)?);
+                $launch.run(move |cpu| {
+                    let (scratch, unused) = scratch.slice(cpu).split_at_mut(n_scratch);
+                    let d_weight = match grad {
+                        Some((store, grad)) => (grad.slice(cpu), store),
+                        None => (unused, Store::Overwrite),
+                    };
+                    let w = RmsWeight { weight: $w.slice(cpu), offset };
+                    let (x, rstd, dy) = (x.slice(cpu), $rstd.slice(cpu), $dy.slice(cpu));
+                    norm::rms_norm_backward(cpu, x, w, rstd, dy, (dx.slice(cpu), store), d_weight, scratch);
+                    Ok(())
+                })
+            }};
+        }
+        with_float!(self.dtype, "rms_norm", T => {
+            let (rstd, dy) = (launch.read::<f32>(&self.rstd)?, launch.read::<T>(&dy)?);
+            with_float_or_f32!(launch, &w, T, w => match x.dtype() {
+                DType::F32 => run!(launch, f32, rstd, dy, w),
+                _ => run!(launch, T, rstd, dy, w),
             })
         })?;
         cx.put(0, dx)
@@ -106,14 +116,15 @@ impl Function for RmsNormBackward {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let mut y = Tensor::uninit(*x.shape(), self.dtype, x.device(), "replayed")?;
-        x.device().run("rms_norm replay", 0, bytes(&[&x, &y]), |cpu| {
-            with_float!(self.dtype, "rms_norm", T => {
-                let (rstd, y) = (self.rstd.slice()?, y.slice_mut::<T>()?);
-                with_float_or_f32!(x, T, x => with_float_or_f32!(w, T, w => {
-                    norm::rms_norm_apply(cpu, x, w, rstd, y);
-                }));
+        let offset = self.offset;
+        let mut launch = x.device().launch("rms_norm replay", 0, bytes(&[&x, &y]));
+        with_float!(self.dtype, "rms_norm", T => {
+            let (rstd, y) = (launch.read::<f32>(&self.rstd)?, launch.write::<T>(&mut y)?);
+            with_float_or_f32!(launch, &x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
+                let weight = RmsWeight { weight: w.slice(cpu), offset };
+                norm::rms_norm_apply(cpu, x.slice(cpu), weight, rstd.slice(cpu), y.slice(cpu));
                 Ok(())
-            })
+            })))
         })?;
         Ok(y)
     }

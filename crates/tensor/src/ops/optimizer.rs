@@ -12,10 +12,11 @@ use crate::cpu::optim::lion::Lion;
 use crate::cpu::optim::muon::{self, MuonArgs};
 use crate::cpu::optim::sgd::Sgd;
 use crate::cpu::optim::{Buffers, run};
-use crate::device::{Device, Kind};
+use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result};
 use crate::flat::{FlatBuffer, WriteLease};
+use crate::launch::{Launch, Mode, View, ViewMut};
 use crate::ops::with_float;
 use crate::shape::Shape;
 
@@ -282,17 +283,18 @@ impl Workspace {
         buffer.transpose().map(Workspace)
     }
 
-    /// The first bytes of it.
-    fn of(&mut self, rule: &Rule, bytes: usize) -> Result<&mut [u8]> {
-        // No memory, too, lies where numbers may.
-        let none: &mut [f64] = &mut [];
-        let held = self.0.as_mut().map_or(bytemuck::cast_slice_mut(none), Buffer::bytes_mut);
-        let got = held.len();
-        held.get_mut(..bytes).ok_or_else(|| Error::Shape {
-            op: rule.name(),
-            expected: format!("a workspace of {bytes} bytes"),
-            got: format!("{got} bytes"),
-        })
+    /// The first bytes of it, for a launch.
+    fn view(&mut self, launch: &mut Launch<'_>, bytes: usize) -> Result<Option<ViewMut<u8>>> {
+        let got = self.0.as_ref().map_or(0, Buffer::len_bytes);
+        match &mut self.0 {
+            _ if bytes == 0 => Ok(None),
+            Some(buffer) if bytes <= got => launch.buffer(buffer, bytes).map(Some),
+            _ => Err(Error::Shape {
+                op: launch.name,
+                expected: format!("a workspace of {bytes} bytes"),
+                got: format!("{got} bytes"),
+            }),
+        }
     }
 }
 
@@ -311,7 +313,7 @@ pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) 
 
 /// The same for Muon on a matrix of these sizes.
 pub fn muon_workspace_bytes(device: &Device, rows: usize, cols: usize) -> usize {
-    muon_iterate_bytes(rows, cols) + muon::product_scratch_bytes(device.kernels(), rows, cols)
+    muon_iterate_bytes(rows, cols) + muon::product_scratch_bytes(device.host(), rows, cols)
 }
 
 /// The first part of it, for the iteration's matrices; what follows is for their products.
@@ -339,44 +341,71 @@ pub fn update(
     workspace: &mut Workspace,
 ) -> Result<()> {
     check(rule, shape, role, parts)?;
-    let scratch = workspace.of(rule, workspace_bytes(device, rule, shape, role))?;
-    let Kind::Cpu(cpu) = device.kind();
-    let grads = parts.grads.flat.read()?;
-    let grad = &grads.slice::<f32>()[parts.grads.range.clone()];
+    let n = parts.grads.range.len();
+    let n_state: usize = parts.state.iter().map(|part| part.range.len()).sum();
+    let bytes = 4 * n + 8 * (n + n_state) + parts.master.as_ref().map_or(0, |_| 2 * n);
+    let mut launch = device.launch(rule.name(), 0, bytes as u64);
+    let scratch = workspace.view(&mut launch, workspace_bytes(device, rule, shape, role))?;
+    let grad = launch.read_flat::<f32>(&parts.grads.flat.read()?, &parts.grads.range)?;
+    // Held until the launch is made: no part that is written lies in the buffer of another.
     let mut leases: [Option<WriteLease>; MAX_STATES] = [None, None, None];
-    for (lease, part) in leases.iter_mut().zip(parts.state) {
+    let mut state: [Option<ViewMut<f32>>; MAX_STATES] = [None, None, None];
+    for ((lease, state), part) in leases.iter_mut().zip(&mut state).zip(parts.state) {
         if !part.range.is_empty() {
-            *lease = Some(part.flat.write()?);
+            let lease = lease.insert(part.flat.write()?);
+            *state = Some(launch.write_flat(lease, &part.range, Mode::Update)?);
         }
     }
-    let mut state: [&mut [f32]; MAX_STATES] = [&mut [], &mut [], &mut []];
-    for ((state, lease), part) in state.iter_mut().zip(&mut leases).zip(parts.state) {
-        if let Some(lease) = lease {
-            *state = &mut lease.slice_mut::<f32>()[part.range.clone()];
-        }
-    }
-    let n_state: usize = state.iter().map(|state| state.len()).sum();
-    let bytes =
-        4 * grad.len() + 8 * (grad.len() + n_state) + parts.master.as_ref().map_or(0, |_| 2 * grad.len());
-    let mut working = parts.weights.flat.write()?;
-    let range = parts.weights.range.clone();
-    device.profile().time(rule.name(), 0, bytes as u64, || match &parts.master {
+    let (mut working, range) = (parts.weights.flat.write()?, &parts.weights.range);
+    let step = Step { rule: *rule, args: *args, shape: *shape, role, grad, state, scratch };
+    match &parts.master {
         None => {
-            let weights = &mut working.slice_mut::<f32>()[range];
-            let buffers = Buffers { weights, state, grad, working: None };
-            dispatch::<f32>(cpu, rule, args, (shape, role), buffers, scratch);
-            Ok(())
+            let weights = launch.write_flat(&mut working, range, Mode::Update)?;
+            step.launch::<f32>(launch, weights, None)
         }
         Some(master) => {
             let mut lease = master.flat.write()?;
-            let weights = &mut lease.slice_mut::<f32>()[master.range.clone()];
+            let weights = launch.write_flat(&mut lease, &master.range, Mode::Update)?;
             with_float!(parts.dtype, "optimizer", T => {
-                let working = Some(&mut working.slice_mut::<T>()[range]);
-                dispatch(cpu, rule, args, (shape, role), Buffers { weights, state, grad, working }, scratch);
-                Ok(())
+                let working = launch.write_flat::<T>(&mut working, range, Mode::Write)?;
+                step.launch(launch, weights, Some(working))
             })
         }
-    })
+    }
+}
+
+/// What a launch of a rule takes along, besides the weights.
+struct Step {
+    rule: Rule,
+    args: StepArgs,
+    shape: Shape,
+    role: Role,
+    grad: View<f32>,
+    state: [Option<ViewMut<f32>>; MAX_STATES],
+    scratch: Option<ViewMut<u8>>,
+}
+
+impl Step {
+    fn launch<T: Float>(
+        self,
+        launch: Launch<'_>,
+        weights: ViewMut<f32>,
+        working: Option<ViewMut<T>>,
+    ) -> Result<()> {
+        launch.run(move |cpu| {
+            let buffers = Buffers {
+                weights: weights.slice(cpu),
+                state: self.state.map(|state| state.map_or(&mut [][..], |state| state.slice(cpu))),
+                grad: self.grad.slice(cpu),
+                working: working.map(|working| working.slice(cpu)),
+            };
+            // No memory, too, lies where numbers may.
+            let none: &mut [f64] = &mut [];
+            let scratch = self.scratch.map_or(bytemuck::cast_slice_mut(none), |scratch| scratch.slice(cpu));
+            dispatch(cpu, &self.rule, &self.args, (&self.shape, self.role), buffers, scratch);
+            Ok(())
+        })
+    }
 }
 
 /// Runs the kernel of a rule, with the scratch memory that it needs.

@@ -1,6 +1,7 @@
 //! Losses that compare two tensors: mean squared error and Kullback-Leibler divergence.
 
 use crate::cpu::pair_loss::{self as kernel, PairLoss};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{Reduction, check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -62,11 +63,17 @@ fn apply(x: &Tensor, target: &Tensor, loss: PairLoss, divisor: usize, name: &'st
         return Err(wrong_shape(name, format!("a target of shape {:?}", x.shape()), target));
     }
     let recorder = Recorder::new(&[x, target], &[])?;
-    let sum = x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), name, T => Ok(kernel::sum(cpu, loss, x.slice::<T>()?, target.slice::<T>()?)))
-    })?;
     let scale = 1.0 / divisor.max(1) as f64;
-    let y = Tensor::from_slice(&[(sum * scale) as f32], [], x.device())?;
+    let mut y = Tensor::uninit([], DType::F32, x.device(), "tensor")?;
+    let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    with_float!(x.dtype(), name, T => {
+        let (x, target) = (launch.read::<T>(x)?, launch.read::<T>(target)?);
+        let y = launch.write::<f32>(&mut y)?;
+        launch.run(move |cpu| {
+            y.slice(cpu)[0] = (kernel::sum(cpu, loss, x.slice(cpu), target.slice(cpu)) * scale) as f32;
+            Ok(())
+        })
+    })?;
     Ok(Recorder::record(recorder, y, |recorder| PairLossBackward {
         loss,
         name,
@@ -87,7 +94,6 @@ struct PairLossBackward {
 impl Function for PairLossBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
-        let scale = self.scale * upstream.known_item()?.unwrap_or(1.0);
         let (x, target) = (cx.get(&self.x)?, cx.get(&self.target)?);
         let device = x.device().clone();
         for index in [0, 1] {
@@ -95,12 +101,17 @@ impl Function for PairLossBackward {
                 continue;
             }
             let mut grad = Tensor::uninit(*x.shape(), x.dtype(), &device, "gradient")?;
-            device.run(self.name, 0, 3 * x.len_bytes() as u64, |cpu| {
-                with_float!(x.dtype(), self.name, T => {
-                    let (x, target, grad) = (x.slice::<T>()?, target.slice::<T>()?, grad.slice_mut::<T>()?);
+            let mut launch = device.launch(self.name, 0, 3 * x.len_bytes() as u64);
+            with_float!(x.dtype(), self.name, T => {
+                let (x, target, upstream) =
+                    (launch.read::<T>(&x)?, launch.read::<T>(&target)?, launch.read::<f32>(&upstream)?);
+                let (loss, scale, grad) = (self.loss, self.scale, launch.write::<T>(&mut grad)?);
+                launch.run(move |cpu| {
+                    let scale = scale * upstream.slice(cpu)[0];
+                    let (x, target, grad) = (x.slice(cpu), target.slice(cpu), grad.slice(cpu));
                     match index {
-                        0 => kernel::input_grad(cpu, self.loss, scale, x, target, grad),
-                        _ => kernel::target_grad(cpu, self.loss, scale, x, target, grad),
+                        0 => kernel::input_grad(cpu, loss, scale, x, target, grad),
+                        _ => kernel::target_grad(cpu, loss, scale, x, target, grad),
                     }
                     Ok(())
                 })

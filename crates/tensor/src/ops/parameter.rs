@@ -28,11 +28,13 @@ impl Function for ParameterBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
         let (Some(dy), Some(mut slot)) = (grads[0].take(), self.param.grad()?) else { return Ok(()) };
         let store = slot.store;
-        dy.device().run("parameter", 0, 2 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), "parameter", T => {
+        let mut launch = dy.device().launch("parameter", 0, 2 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), "parameter", T => {
+            let (dy, grad) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
+            launch.run(move |cpu| {
                 match store {
-                    Store::Overwrite => elementwise::cast(cpu, dy.slice::<T>()?, slot.slice_mut()),
-                    Store::Add => elementwise::axpy(cpu, 1.0, dy.slice::<T>()?, slot.slice_mut()),
+                    Store::Overwrite => elementwise::cast(cpu, dy.slice(cpu), grad.slice(cpu)),
+                    Store::Add => elementwise::axpy(cpu, 1.0, dy.slice(cpu), grad.slice(cpu)),
                 }
                 Ok(())
             })

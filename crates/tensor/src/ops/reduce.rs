@@ -129,14 +129,15 @@ fn scaled_sum(x: &Tensor, dim: usize, scale: f32) -> Result<Tensor> {
 /// scale · the sum of x over the middle of `dims`, not recorded.
 fn sum_dims(x: &Tensor, dims: Dims, shape: Shape, dtype: DType, scale: f32) -> Result<Tensor> {
     let mut y = Tensor::uninit(shape, dtype, x.device(), "activation")?;
-    let mut scratch = x.device().scratch(4 * kernel::sum_scratch(dims))?;
-    x.device().run("sum", 0, x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), "sum", T => with_float!(dtype, "sum", U => {
-            let scratch = bytemuck::cast_slice_mut(scratch.bytes_mut());
-            kernel::sum(cpu, dims, scale, x.slice::<T>()?, (y.slice_mut::<U>()?, Store::Overwrite), scratch);
+    let mut launch = x.device().launch("sum", 0, x.len_bytes() as u64);
+    let scratch = launch.scratch(kernel::sum_scratch(dims))?;
+    with_float!(x.dtype(), "sum", T => with_float!(dtype, "sum", U => {
+        let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
+        launch.run(move |cpu| {
+            kernel::sum(cpu, dims, scale, x.slice(cpu), (y.slice(cpu), Store::Overwrite), scratch.slice(cpu));
             Ok(())
-        }))
-    })?;
+        })
+    }))?;
     Ok(y)
 }
 
@@ -193,10 +194,12 @@ fn largest(op: &'static str, x: &Tensor, dim: usize) -> Result<(Tensor, Tensor)>
     let shape = without(x.shape(), dim)?;
     let mut y = Tensor::uninit(shape, x.dtype(), x.device(), "activation")?;
     let mut places = Tensor::uninit(shape, DType::I32, x.device(), "indices")?;
-    x.device().run(op, 0, x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), op, T => {
-            let dims = dims_of(x.shape(), dim);
-            kernel::max(cpu, dims, x.slice::<T>()?, y.slice_mut::<T>()?, places.slice_mut()?);
+    let dims = dims_of(x.shape(), dim);
+    let mut launch = x.device().launch(op, 0, x.len_bytes() as u64);
+    with_float!(x.dtype(), op, T => {
+        let (x, y, places) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?, launch.write::<i32>(&mut places)?);
+        launch.run(move |cpu| {
+            kernel::max(cpu, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu));
             Ok(())
         })
     })?;
@@ -213,10 +216,13 @@ impl Function for MaxBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let mut dx = Tensor::zeros(self.shape, dy.dtype(), dy.device())?;
-        dy.device().run("max backward", 0, dx.len_bytes() as u64, |_| {
-            with_float!(dy.dtype(), "max", T => {
-                let dims = dims_of(&self.shape, self.dim);
-                kernel::max_backward(dims, self.places.slice()?, dy.slice::<T>()?, dx.slice_mut::<T>()?);
+        let dims = dims_of(&self.shape, self.dim);
+        let mut launch = dy.device().launch("max backward", 0, dx.len_bytes() as u64);
+        with_float!(dy.dtype(), "max", T => {
+            let (places, dy) = (launch.read::<i32>(&self.places)?, launch.read::<T>(&dy)?);
+            let dx = launch.update::<T>(&mut dx)?;
+            launch.run(move |cpu| {
+                kernel::max_backward(dims, places.slice(cpu), dy.slice(cpu), dx.slice(cpu));
                 Ok(())
             })
         })?;

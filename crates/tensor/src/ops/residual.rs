@@ -22,9 +22,12 @@ pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
     let recorder = Recorder::new(&[stream, part], &[])?;
     let mut sum = Tensor::uninit(*stream.shape(), DType::F32, stream.device(), "activation")?;
     let bytes = (2 * stream.len_bytes() + part.len_bytes()) as u64;
-    stream.device().run("add_residual", 0, bytes, |cpu| {
-        with_float!(part.dtype(), "add_residual", T => {
-            elementwise::add_mixed(cpu, stream.slice::<f32>()?, part.slice::<T>()?, sum.slice_mut::<f32>()?);
+    let mut launch = stream.device().launch("add_residual", 0, bytes);
+    with_float!(part.dtype(), "add_residual", T => {
+        let (stream, part) = (launch.read::<f32>(stream)?, launch.read::<T>(part)?);
+        let sum = launch.write::<f32>(&mut sum)?;
+        launch.run(move |cpu| {
+            elementwise::add_mixed(cpu, stream.slice(cpu), part.slice(cpu), sum.slice(cpu));
             Ok(())
         })
     })?;
@@ -52,9 +55,11 @@ impl Function for AddResidualBackward {
 /// An f32 tensor in another dtype; not recorded.
 fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "gradient")?;
-    x.device().run("round gradient", 0, (x.len_bytes() + y.len_bytes()) as u64, |cpu| {
-        with_float!(dtype, "add_residual", T => {
-            elementwise::cast(cpu, x.slice::<f32>()?, y.slice_mut::<T>()?);
+    let mut launch = x.device().launch("round gradient", 0, (x.len_bytes() + y.len_bytes()) as u64);
+    with_float!(dtype, "add_residual", T => {
+        let (x, y) = (launch.read::<f32>(x)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            elementwise::cast(cpu, x.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;

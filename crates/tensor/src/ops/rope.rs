@@ -55,15 +55,22 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     Ok(y)
 }
 
-fn turn(x: &Tensor, table: &Rope, first: usize, rotation: Rotation, name: &'static str) -> Result<Tensor> {
+fn turn(
+    x: &Tensor,
+    table: &Arc<Rope>,
+    first: usize,
+    rotation: Rotation,
+    name: &'static str,
+) -> Result<Tensor> {
     let mut y = x.copied("activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
-    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), "rope", T => {
-            kernel::rope(
-                cpu, shape, rotation, Positions::Counted { seq, offset: first }, (&table.table.cos, &table.table.sin), y.slice_mut::<T>()?,
-            )
+    let (table, mut launch) = (table.clone(), x.device().launch(name, 0, 2 * x.len_bytes() as u64));
+    with_float!(x.dtype(), "rope", T => {
+        let y = launch.update::<T>(&mut y)?;
+        launch.run(move |cpu| {
+            let (positions, table) = (Positions::Counted { seq, offset: first }, &table.table);
+            kernel::rope(cpu, shape, rotation, positions, (&table.cos, &table.sin), y.slice(cpu))
         })
     })?;
     Ok(y)

@@ -60,10 +60,15 @@ fn choose(
     let dtype = a.or(b).map_or(DType::F32, Tensor::dtype);
     let mut y = Tensor::uninit(*mask.shape(), dtype, mask.device(), what)?;
     let bytes = 3 * y.len_bytes() as u64;
-    mask.device().run("select", 0, bytes, |cpu| {
-        with_float!(dtype, "select", T => {
-            let (a, b) = (a.map(Tensor::slice::<T>).transpose()?, b.map(Tensor::slice::<T>).transpose()?);
-            copy::select(cpu, mask.slice()?, a, b, T::from_f32(value), y.slice_mut()?);
+    let mut launch = mask.device().launch("select", 0, bytes);
+    with_float!(dtype, "select", T => {
+        let mask = launch.read::<i32>(mask)?;
+        let mut read = |x: Option<&Tensor>| x.map(|x| launch.read::<T>(x)).transpose();
+        let (a, b) = (read(a)?, read(b)?);
+        let y = launch.write::<T>(&mut y)?;
+        launch.run(move |cpu| {
+            let (a, b) = (a.map(|a| a.slice(cpu)), b.map(|b| b.slice(cpu)));
+            copy::select(cpu, mask.slice(cpu), a, b, T::from_f32(value), y.slice(cpu));
             Ok(())
         })
     })?;

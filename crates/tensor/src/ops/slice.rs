@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::Store;
 use crate::cpu::copy::{self, Window};
+use crate::cpu::{Store, elementwise};
 use crate::error::{Error, Result};
 use crate::ops::{check_device, check_dim, check_dtype, unsqueeze, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
@@ -70,10 +70,11 @@ pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
     for (tensor, part) in tensors.iter().zip(&parts) {
         let window = window(y.shape(), dim, part);
         let bytes = 2 * tensor.len_bytes() as u64;
-        head.device().run("copy", 0, bytes, |cpu| {
-            with_word!(head.dtype(), W => {
-                let whole = bytemuck::cast_slice_mut(y.bytes_mut()?);
-                copy::write_window::<W>(cpu, window, bytemuck::cast_slice(tensor.bytes()?), whole);
+        let mut launch = head.device().launch("copy", 0, bytes);
+        with_word!(head.dtype(), W => {
+            let (part, whole) = (launch.read_words::<W>(tensor)?, launch.update_words::<W>(&mut y)?);
+            launch.run(move |cpu| {
+                copy::write_window(cpu, window, part.slice(cpu), whole.slice(cpu));
                 Ok(())
             })
         })?;
@@ -106,10 +107,12 @@ fn read(x: &Tensor, dim: usize, range: Range<usize>) -> Result<Tensor> {
     sizes[dim] = range.len();
     let mut y = Tensor::uninit(&sizes[..], x.dtype(), x.device(), "activation")?;
     let bytes = 2 * y.len_bytes() as u64;
-    x.device().run("copy", 0, bytes, |cpu| {
-        with_word!(x.dtype(), W => {
-            let part = bytemuck::cast_slice_mut(y.bytes_mut()?);
-            copy::read_window::<W>(cpu, window(x.shape(), dim, &range), bytemuck::cast_slice(x.bytes()?), part);
+    let window = window(x.shape(), dim, &range);
+    let mut launch = x.device().launch("copy", 0, bytes);
+    with_word!(x.dtype(), W => {
+        let (whole, part) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.run(move |cpu| {
+            copy::read_window(cpu, window, whole.slice(cpu), part.slice(cpu));
             Ok(())
         })
     })?;
@@ -129,13 +132,15 @@ impl Function for NarrowBackward {
         let window = window(&self.shape, self.dim, &(self.first..self.first + dy.sizes()[self.dim]));
         // Many parts of one tensor add into one gradient.
         let (mut dx, store) = cx.slot_of(0, self.shape, &dy)?;
-        device.run("copy", 0, 2 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), "narrow", T => {
-                let (part, whole) = (dy.slice::<T>()?, dx.slice_mut::<T>()?);
+        let mut launch = device.launch("copy", 0, 2 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), "narrow", T => {
+            let (part, whole) = (launch.read::<T>(&dy)?, launch.store::<T>(&mut dx, store)?);
+            launch.run(move |cpu| {
+                let (part, whole) = (part.slice(cpu), whole.slice(cpu));
                 match store {
                     Store::Add => copy::add_window(cpu, window, part, whole),
                     Store::Overwrite => {
-                        crate::cpu::elementwise::fill(cpu, <T as bytemuck::Zeroable>::zeroed(), whole);
+                        elementwise::fill(cpu, <T as bytemuck::Zeroable>::zeroed(), whole);
                         copy::write_window(cpu, window, part, whole);
                     }
                 }

@@ -34,12 +34,13 @@ fn apply(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
     }
     let recorder = Recorder::new(&[x], &[])?;
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
-    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), name, T => {
-            let (x, dim, y) = (x.slice::<T>()?, x.shape().last(), y.slice_mut::<T>()?);
+    let (mut launch, dim) = (x.device().launch(name, 0, 2 * x.len_bytes() as u64), x.shape().last());
+    with_float!(x.dtype(), name, T => {
+        let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
             match form {
-                Form::Plain => kernel::softmax_forward(cpu, x, dim, y),
-                Form::Log => kernel::log_softmax_forward(cpu, x, dim, y),
+                Form::Plain => kernel::softmax_forward(cpu, x.slice(cpu), dim, y.slice(cpu)),
+                Form::Log => kernel::log_softmax_forward(cpu, x.slice(cpu), dim, y.slice(cpu)),
             }
             Ok(())
         })
@@ -59,11 +60,14 @@ impl Function for SoftmaxBackward {
         let Some(dy) = grads[0].take() else { return Ok(()) };
         let device = dy.device().clone();
         let (mut dx, store) = cx.slot(0, &dy)?;
-        device.run(self.name, 0, 3 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), self.name, T => {
-                let (y, dy, dim) = (self.y.slice::<T>()?, dy.slice::<T>()?, dy.shape().last());
-                let dx = (dx.slice_mut::<T>()?, store);
-                match self.form {
+        let mut launch = device.launch(self.name, 0, 3 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), self.name, T => {
+            let (form, dim) = (self.form, dy.shape().last());
+            let (y, dy) = (launch.read::<T>(&self.y)?, launch.read::<T>(&dy)?);
+            let dx = launch.store::<T>(&mut dx, store)?;
+            launch.run(move |cpu| {
+                let (y, dy, dx) = (y.slice(cpu), dy.slice(cpu), (dx.slice(cpu), store));
+                match form {
                     Form::Plain => kernel::softmax_backward(cpu, y, dy, dim, dx),
                     Form::Log => kernel::log_softmax_backward(cpu, y, dy, dim, dx),
                 }

@@ -1,13 +1,289 @@
-//! Moves between flat buffers, outside any tape: copies, conversions and sums of parts.
+//! The one door between the host and device memory: explicit copies, each after the launches that it depends on. Also
+//! copies and conversions from device memory to device memory, outside any tape.
 
-use crate::cpu::elementwise;
-use crate::device::{Device, Kind};
-use crate::dtype::DType;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::arena::Buffer;
+use crate::cpu::{Store, elementwise};
+use crate::device::Device;
+use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
+use crate::launch::{Launch, Mode, Span, View, ViewMut};
 use crate::ops::optimizer::Part;
 use crate::ops::with_float;
-use crate::param::Store;
+use crate::shape::IntoShape;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// No memory, or an impossible shape.
+    pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
+        let mut zeros = Tensor::uninit(shape, dtype, device, "tensor")?;
+        let mut launch = device.quiet_launch("zeros");
+        let bytes = launch.write_words::<u8>(&mut zeros)?;
+        launch.run(move |cpu| {
+            bytes.slice(cpu).fill(0);
+            Ok(())
+        })?;
+        Ok(zeros)
+    }
+
+    /// A tensor with a copy of these elements, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when their number is not the shape's.
+    pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Tensor> {
+        let shape = shape.into_shape()?;
+        if shape.n_elems() != data.len() {
+            return Err(Error::Shape {
+                op: "from_slice",
+                expected: format!("{} elements for shape {shape:?}", shape.n_elems()),
+                got: format!("{} elements", data.len()),
+            });
+        }
+        let mut tensor = Tensor::uninit(shape, T::DTYPE, device, "tensor")?;
+        if !device.is_dry() {
+            lend_mut(tensor.span_mut()?, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(data)))?;
+        }
+        Ok(tensor)
+    }
+
+    /// A copy of the elements in host memory.
+    ///
+    /// # Errors
+    /// [`Error::DType`] when they are of another type, [`Error::Dry`] when there are none, and what a launch met that
+    /// made them.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check_elements::<T>("to_vec")?;
+        lend(self.span(), |bytes| bytemuck::cast_slice(bytes).to_vec())
+    }
+
+    /// A copy of the elements of a float tensor in host memory, as f32.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`]; integers.
+    pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.n_elems()];
+        self.read_f32(0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Copies elements of a float tensor to the host, from element `first` on, as f32.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`]; integers, or elements that it does not have.
+    pub fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let range = first..first + out.len();
+        with_float!(self.dtype(), "read_f32", T => {
+            lend(self.span().elements::<T>(&range)?, |bytes| widen::<T>(bytes, out))
+        })
+    }
+
+    /// A copy of the elements in host memory, as bytes.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        lend(self.span(), <[u8]>::to_vec)
+    }
+
+    /// The value of a one-element float tensor, copied to the host.
+    ///
+    /// # Errors
+    /// More than one element, integers, and as [`Tensor::to_vec`].
+    pub fn item(&self) -> Result<f32> {
+        if self.n_elems() != 1 {
+            return Err(Error::Shape {
+                op: "item",
+                expected: "one element".to_string(),
+                got: format!("{:?}", self.shape()),
+            });
+        }
+        with_float!(self.dtype(), "item", T => {
+            lend(self.span(), |bytes| Float::to_f32(bytemuck::cast_slice::<u8, T>(bytes)[0]))
+        })
+    }
+
+    /// The same elements on another device; a copy, unless it is there already. Not recorded.
+    ///
+    /// # Errors
+    /// No memory, and as [`Tensor::to_vec`].
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if self.device().same(device) {
+            return Ok(self.clone());
+        }
+        let mut copy = Tensor::uninit(*self.shape(), self.dtype(), device, "copy")?;
+        if !device.is_dry() {
+            // Through host memory: devices wait for none of each other's launches.
+            let elements = self.to_bytes()?;
+            lend_mut(copy.span_mut()?, |bytes| bytes.copy_from_slice(&elements))?;
+        }
+        Ok(copy)
+    }
+
+    /// A copy in memory of its own, not recorded.
+    pub(crate) fn copied(&self, what: &'static str) -> Result<Tensor> {
+        let mut copy = Tensor::uninit(*self.shape(), self.dtype(), self.device(), what)?;
+        let mut launch = self.device().quiet_launch("copy");
+        let (from, to) = (launch.read_words::<u8>(self)?, launch.write_words::<u8>(&mut copy)?);
+        launch.run(move |cpu| {
+            to.slice(cpu).copy_from_slice(from.slice(cpu));
+            Ok(())
+        })?;
+        Ok(copy)
+    }
+
+    /// Copies `rows` over the part of this tensor that begins at `first` of dim `dim`; the dims before it have size 1,
+    /// those after it are equal. Only for the sole owner of the memory.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit, or a shared tensor.
+    pub fn write_rows(&mut self, dim: usize, first: usize, rows: &Tensor) -> Result<()> {
+        let fits = rows.dtype() == self.dtype()
+            && rows.sizes().len() == self.sizes().len()
+            && dim < self.sizes().len()
+            && self.sizes()[..dim].iter().all(|&s| s == 1)
+            && rows.sizes()[..dim].iter().all(|&s| s == 1)
+            && rows.sizes()[dim + 1..] == self.sizes()[dim + 1..]
+            && first + rows.sizes()[dim] <= self.sizes()[dim];
+        if !fits {
+            return Err(Error::Shape {
+                op: "write_rows",
+                expected: format!("rows that fit into {self:?} from {first} of dim {dim} on"),
+                got: format!("{rows:?}"),
+            });
+        }
+        let row_bytes = self.sizes()[dim + 1..].iter().product::<usize>() * self.dtype().size();
+        let device = self.device().clone();
+        let mut launch = device.quiet_launch("write_rows");
+        let from = launch.read_words::<u8>(rows)?;
+        let start = first * row_bytes;
+        let to = launch.write_words_at::<u8>(self, &(start..start + rows.len_bytes()))?;
+        launch.run(move |cpu| {
+            to.slice(cpu).copy_from_slice(from.slice(cpu));
+            Ok(())
+        })
+    }
+}
+
+fn widen<T: Float>(from: &[u8], to: &mut [f32]) {
+    to.iter_mut().zip(bytemuck::cast_slice::<u8, T>(from)).for_each(|(to, from)| *to = from.to_f32());
+}
+
+/// Lends memory of a device to the host for reading, when what writes it has run.
+fn lend<R>(span: Span<'_>, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    let ptr = span.ptr.ok_or(Error::Dry)?;
+    // SAFETY: a span is initialised memory that its owner keeps alive; launches that write it have run, later ones wait
+    // for this call, and hosts that write it hold it alone.
+    let read = || read(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), span.bytes) });
+    match span.owner.guard() {
+        Some(guard) => guard.copy(ptr, span.bytes, Mode::Read, read),
+        None => Ok(read()),
+    }
+}
+
+/// Lends memory of a device to the host for writing, when what uses it has run. The caller is its only owner.
+fn lend_mut<R>(span: Span<'_>, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    let ptr = span.ptr.ok_or(Error::Dry)?;
+    // SAFETY: as in `lend`; the caller's right to write is exclusive.
+    let write = || write(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), span.bytes) });
+    match span.owner.guard() {
+        Some(guard) => guard.copy(ptr, span.bytes, Mode::Update, write),
+        None => Ok(write()),
+    }
+}
+
+/// Shows elements of a flat buffer to the host, where they lie if the host can see them there. `f` may not move
+/// anything on a device.
+///
+/// # Errors
+/// Elements outside of the buffer, a buffer that is being written, and what a launch met that made them.
+pub fn read_with<T: Pod, R>(flat: &FlatBuffer, range: Range<usize>, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+    let lease = flat.read()?;
+    lend(lease.span().elements::<T>(&range)?, |bytes| f(bytemuck::cast_slice(bytes)))
+}
+
+/// Lets the host write elements of a flat buffer, where they lie if the host can see them there. `f` may not move
+/// anything on a device.
+///
+/// # Errors
+/// Elements outside of the buffer, a buffer that is in use, and what an earlier launch met.
+pub fn write_with<T: Pod, R>(
+    flat: &FlatBuffer,
+    range: Range<usize>,
+    f: impl FnOnce(&mut [T]) -> R,
+) -> Result<R> {
+    let lease = flat.write()?;
+    lend_mut(lease.span().elements::<T>(&range)?, |bytes| f(bytemuck::cast_slice_mut(bytes)))
+}
+
+/// Copies float elements of a flat buffer to the host, from element `first` on, as f32.
+///
+/// # Errors
+/// As [`read_with`]; a dtype that is no float.
+pub fn load(flat: &FlatBuffer, first: usize, dtype: DType, out: &mut [f32]) -> Result<()> {
+    let range = first..first + out.len();
+    let lease = flat.read()?;
+    with_float!(dtype, "load", T => {
+        lend(lease.span().elements::<T>(&range)?, |bytes| widen::<T>(bytes, out))
+    })
+}
+
+/// Rounds f32 values into `to`, from element `first` on.
+///
+/// # Errors
+/// Values that do not fit, a dtype that is no float, or while the buffer is in use elsewhere.
+pub fn store(device: &Device, values: &[f32], to: &FlatBuffer, first: usize, dtype: DType) -> Result<()> {
+    let range = first..first + values.len();
+    with_float!(dtype, "store", T => {
+        write_with::<T, _>(to, range, |to| elementwise::cast(device.host(), values, to))
+    })
+}
+
+/// One f64 on a device: a sum with all its digits.
+#[derive(Clone, Debug)]
+pub struct DeviceF64(FlatBuffer);
+
+impl DeviceF64 {
+    /// Zero.
+    pub(crate) fn zero(device: &Device, what: &'static str) -> Result<DeviceF64> {
+        FlatBuffer::pooled(device, size_of::<f64>(), what).map(DeviceF64)
+    }
+
+    /// For a launch that reads it.
+    pub(crate) fn view(&self, launch: &mut Launch<'_>) -> Result<View<f64>> {
+        launch.read_flat(&self.0.read()?, &(0..1))
+    }
+
+    /// For a launch that adds to it.
+    pub(crate) fn view_mut(&self, launch: &mut Launch<'_>) -> Result<ViewMut<f64>> {
+        launch.write_flat(&mut self.0.write()?, &(0..1), Mode::Update)
+    }
+
+    /// The number, copied to the host.
+    ///
+    /// # Errors
+    /// [`Error::Dry`] on a dry device, and what a launch met that made it.
+    pub fn read(&self) -> Result<f64> {
+        read_with::<f64, _>(&self.0, 0..1, |value| value[0])
+    }
+}
+
+/// Fills a buffer with zeros.
+pub(crate) fn clear(device: &Device, buffer: &mut Buffer) -> Result<()> {
+    let mut launch = device.quiet_launch("zeros");
+    let len = buffer.len_bytes();
+    let bytes = launch.buffer::<u8>(buffer, len)?;
+    launch.run(move |cpu| {
+        bytes.slice(cpu).fill(0);
+        Ok(())
+    })
+}
 
 /// Copies elements of `dtype`.
 ///
@@ -28,38 +304,25 @@ pub fn convert(
 ) -> Result<()> {
     check("convert", from, to)?;
     let (from_lease, mut to_lease) = (from.flat.read()?, to.flat.write()?);
-    let (from, to) = (from.range.clone(), to.range.clone());
-    let bytes = (from.len() * (from_dtype.size() + to_dtype.size())) as u64;
-    device.profile().time("transfer", 0, bytes, || {
-        let Kind::Cpu(cpu) = device.kind();
-        if from_dtype == to_dtype {
-            let size = from_dtype.size();
-            let source = &from_lease.bytes()[from.start * size..from.end * size];
-            to_lease.bytes_mut()[to.start * size..to.end * size].copy_from_slice(source);
-            return Ok(());
-        }
-        with_float!(from_dtype, "convert", F => with_float!(to_dtype, "convert", T => {
-            elementwise::cast(cpu, &from_lease.slice::<F>()[from], &mut to_lease.slice_mut::<T>()[to]);
+    let bytes = (from.range.len() * (from_dtype.size() + to_dtype.size())) as u64;
+    let mut launch = device.launch("transfer", 0, bytes);
+    if from_dtype == to_dtype {
+        let bytes = |range: &Range<usize>| range.start * to_dtype.size()..range.end * to_dtype.size();
+        let from = launch.read_flat::<u8>(&from_lease, &bytes(&from.range))?;
+        let to = launch.write_flat::<u8>(&mut to_lease, &bytes(&to.range), Mode::Write)?;
+        return launch.run(move |cpu| {
+            to.slice(cpu).copy_from_slice(from.slice(cpu));
             Ok(())
-        }))
-    })
-}
-
-/// Rounds f32 values into `to`, from element `first` on.
-///
-/// # Errors
-/// Values that do not fit, a dtype that is no float, or while the buffer is in use elsewhere.
-pub fn store(device: &Device, values: &[f32], to: &FlatBuffer, first: usize, dtype: DType) -> Result<()> {
-    let range = first..first + values.len();
-    if range.end * dtype.size() > to.len_bytes() {
-        return Err(outside("store", &range, to));
+        });
     }
-    let mut lease = to.write()?;
-    let Kind::Cpu(cpu) = device.kind();
-    with_float!(dtype, "store", T => {
-        elementwise::cast(cpu, values, &mut lease.slice_mut::<T>()[range]);
-        Ok(())
-    })
+    with_float!(from_dtype, "convert", F => with_float!(to_dtype, "convert", T => {
+        let from = launch.read_flat::<F>(&from_lease, &from.range)?;
+        let to = launch.write_flat::<T>(&mut to_lease, &to.range, Mode::Write)?;
+        launch.run(move |cpu| {
+            elementwise::cast(cpu, from.slice(cpu), to.slice(cpu));
+            Ok(())
+        })
+    }))
 }
 
 /// Adds f32 elements to others, or overwrites them.
@@ -72,12 +335,13 @@ pub fn accumulate(device: &Device, from: &Part<'_>, to: &Part<'_>, how: Store) -
     }
     check("accumulate", from, to)?;
     let (from_lease, mut to_lease) = (from.flat.read()?, to.flat.write()?);
-    let Kind::Cpu(cpu) = device.kind();
-    device.profile().time("transfer", 0, 12 * from.range.len() as u64, || {
-        let source = &from_lease.slice::<f32>()[from.range.clone()];
-        elementwise::add_assign(cpu, &mut to_lease.slice_mut::<f32>()[to.range.clone()], source);
-    });
-    Ok(())
+    let mut launch = device.launch("transfer", 0, 12 * from.range.len() as u64);
+    let from = launch.read_flat::<f32>(&from_lease, &from.range)?;
+    let to = launch.write_flat::<f32>(&mut to_lease, &to.range, Mode::Update)?;
+    launch.run(move |cpu| {
+        elementwise::add_assign(cpu, to.slice(cpu), from.slice(cpu));
+        Ok(())
+    })
 }
 
 fn check(op: &'static str, from: &Part<'_>, to: &Part<'_>) -> Result<()> {
@@ -86,10 +350,6 @@ fn check(op: &'static str, from: &Part<'_>, to: &Part<'_>) -> Result<()> {
         return Err(Error::Shape { op, expected, got });
     }
     Ok(())
-}
-
-fn outside(op: &'static str, range: &std::ops::Range<usize>, flat: &FlatBuffer) -> Error {
-    Error::Shape { op, expected: format!("elements inside of {flat:?}"), got: format!("{range:?}") }
 }
 
 #[cfg(test)]
@@ -107,20 +367,24 @@ mod tests {
 
     #[test]
     fn parts_are_copied_converted_and_added() {
-        let device = Device::cpu(Isa::detect(), Par::solo());
-        let values: Vec<f32> = (0..100).map(|i| i as f32 * 1.001).collect();
-        let (a, b) = (flat(&device, &values), flat(&device, &[0.0; 100]));
-        let part = |flat, range| Part { flat, range };
-        copy(&device, DType::F32, &part(&a, 10..20), &part(&b, 50..60)).unwrap();
-        accumulate(&device, &part(&a, 0..10), &part(&b, 50..60), Store::Add).unwrap();
-        let sums = b.read().unwrap().slice::<f32>()[50..60].to_vec();
-        assert!(sums.iter().enumerate().all(|(i, &sum)| sum == values[10 + i] + values[i]));
-        let half = FlatBuffer::pooled(&device, 200, "test").unwrap();
-        convert(&device, (&part(&a, 0..100), DType::F32), (&part(&half, 0..100), DType::BF16)).unwrap();
-        assert_eq!(half.read().unwrap().slice::<bf16>()[37], bf16::from_f32(values[37]));
-        assert!(copy(&device, DType::F32, &part(&a, 0..3), &part(&b, 0..4)).is_err());
-        assert!(store(&device, &values, &a, 100, DType::F32).is_err());
-        let _held = b.read().unwrap();
-        assert!(copy(&device, DType::F32, &part(&a, 0..3), &part(&b, 0..3)).is_err());
+        for device in [Device::cpu, Device::strict, Device::staging] {
+            let device = device(Isa::detect(), Par::solo());
+            let values: Vec<f32> = (0..100).map(|i| i as f32 * 1.001).collect();
+            let (a, b) = (flat(&device, &values), flat(&device, &[0.0; 100]));
+            let part = |flat, range| Part { flat, range };
+            copy(&device, DType::F32, &part(&a, 10..20), &part(&b, 50..60)).unwrap();
+            accumulate(&device, &part(&a, 0..10), &part(&b, 50..60), Store::Add).unwrap();
+            let mut sums = [0.0; 10];
+            load(&b, 50, DType::F32, &mut sums).unwrap();
+            assert!(sums.iter().enumerate().all(|(i, &sum)| sum == values[10 + i] + values[i]));
+            let half = FlatBuffer::pooled(&device, 200, "test").unwrap();
+            convert(&device, (&part(&a, 0..100), DType::F32), (&part(&half, 0..100), DType::BF16)).unwrap();
+            let rounded = read_with::<bf16, _>(&half, 37..38, |values| values[0]).unwrap();
+            assert_eq!(rounded, <bf16 as Float>::from_f32(values[37]));
+            assert!(copy(&device, DType::F32, &part(&a, 0..3), &part(&b, 0..4)).is_err());
+            assert!(store(&device, &values, &a, 100, DType::F32).is_err());
+            let _held = b.read().unwrap();
+            assert!(copy(&device, DType::F32, &part(&a, 0..3), &part(&b, 0..3)).is_err());
+        }
     }
 }

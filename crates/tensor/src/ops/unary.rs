@@ -49,7 +49,7 @@ ops! {
     /// `x * sigmoid(x)`, also called swish.
     silu() => Unary::Activation(Activation::Silu);
     /// GELU with the normal distribution function.
-    gelu() => Unary::Activation(Activation::GeluErf);
+    gelu() => Unary::Activation(Activation::Gelu);
     /// GELU in its tanh approximation, as GPT-2 has it.
     gelu_tanh() => Unary::Activation(Activation::GeluTanh);
     /// The larger of x and 0.
@@ -76,9 +76,11 @@ fn apply(x: &Tensor, f: Unary, name: &'static str) -> Result<Tensor> {
 /// f(x), not recorded.
 pub(crate) fn forward(x: &Tensor, f: Unary, what: &'static str, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
-    x.device().run(name, 0, 2 * x.len_bytes() as u64, |cpu| {
-        with_float!(x.dtype(), name, T => {
-            kernel::forward(cpu, f, x.slice::<T>()?, y.slice_mut::<T>()?);
+    let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    with_float!(x.dtype(), name, T => {
+        let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            kernel::forward(cpu, f, x.slice(cpu), y.slice(cpu));
             Ok(())
         })
     })?;
@@ -99,9 +101,12 @@ impl Function for UnaryBackward {
             (_, Some(x)) => cx.get(x)?,
         };
         let (mut dx, store) = cx.slot(0, &dy)?;
-        dy.device().run(self.name, 0, 3 * dy.len_bytes() as u64, |cpu| {
-            with_float!(dy.dtype(), self.name, T => {
-                kernel::backward(cpu, self.f, x.slice::<T>()?, dy.slice::<T>()?, (dx.slice_mut::<T>()?, store));
+        let mut launch = dy.device().launch(self.name, 0, 3 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), self.name, T => {
+            let (f, x, dy) = (self.f, launch.read::<T>(&x)?, launch.read::<T>(&dy)?);
+            let dx = launch.store::<T>(&mut dx, store)?;
+            launch.run(move |cpu| {
+                kernel::backward(cpu, f, x.slice(cpu), dy.slice(cpu), (dx.slice(cpu), store));
                 Ok(())
             })
         })?;

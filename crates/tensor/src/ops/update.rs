@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use crate::cpu::{elementwise, gemm, random, sums};
-use crate::device::{Device, Kind};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
+use crate::launch::Mode;
+use crate::ops::optimizer::Part;
 use crate::ops::with_float;
 
 pub use crate::cpu::random::Stream;
@@ -23,18 +25,34 @@ pub fn round_into(
     range: Range<usize>,
     dtype: DType,
 ) -> Result<()> {
-    let Kind::Cpu(cpu) = device.kind();
-    let (master, mut weights) = (master.read()?, weights.write()?);
+    let mut launch = device.quiet_launch("round_into");
+    let master = launch.read_flat::<f32>(&master.read()?, &(0..range.len()))?;
     with_float!(dtype, "round_into", T => {
-        elementwise::cast(cpu, &master.slice::<f32>()[..range.len()], &mut weights.slice_mut::<T>()[range]);
-        Ok(())
+        let weights = launch.write_flat::<T>(&mut weights.write()?, &range, Mode::Write)?;
+        launch.run(move |cpu| {
+            elementwise::cast(cpu, master.slice(cpu), weights.slice(cpu));
+            Ok(())
+        })
     })
 }
 
-/// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), in f64.
-pub fn squared_norms(device: &Device, x: &[f32], out: &mut [f64]) {
-    let Kind::Cpu(cpu) = device.kind();
-    device.profile().time("gradient norm", 0, 4 * x.len() as u64, || sums::squared_norm(cpu, x, out));
+/// The sum of squares of each block of [`NORM_BLOCK`] f32 elements of `x` (the last may be shorter), in f64, into `out`.
+///
+/// # Errors
+/// Parts that do not fit their buffers or each other, or that are in use elsewhere.
+pub fn squared_norms(device: &Device, x: &Part<'_>, out: &Part<'_>) -> Result<()> {
+    let n_blocks = x.range.len().div_ceil(NORM_BLOCK);
+    if out.range.len() != n_blocks {
+        let (expected, got) = (format!("{n_blocks} sums"), format!("{:?}", out.range));
+        return Err(Error::Shape { op: "squared_norms", expected, got });
+    }
+    let mut launch = device.launch("gradient norm", 0, 4 * x.range.len() as u64);
+    let x = launch.read_flat::<f32>(&x.flat.read()?, &x.range)?;
+    let out = launch.write_flat::<f64>(&mut out.flat.write()?, &out.range, Mode::Write)?;
+    launch.run(move |cpu| {
+        sums::squared_norm(cpu, x.slice(cpu), out.slice(cpu));
+        Ok(())
+    })
 }
 
 /// Multiplies f32 elements by `scale` and cuts them off at `-bound` and `bound`, which is at least 0; NaN stays.
@@ -52,17 +70,16 @@ pub fn scale_clamp(
     if bound.is_nan() || bound < 0.0 {
         return Err(wrong("a bound of at least 0".to_string(), bound.to_string()));
     }
-    let mut lease = flat.write()?;
-    let Kind::Cpu(cpu) = device.kind();
-    let elements = lease.slice_mut::<f32>();
-    let n_elems = elements.len();
-    let part = elements
-        .get_mut(range.clone())
-        .ok_or_else(|| wrong(format!("a range inside {n_elems} elements"), format!("{range:?}")))?;
-    device.profile().time("clip gradients", 0, 8 * part.len() as u64, || {
-        elementwise::scale_clamp(cpu, scale, bound, part);
-    });
-    Ok(())
+    let n_elems = flat.len_bytes() / 4;
+    if range.start > range.end || range.end > n_elems {
+        return Err(wrong(format!("a range inside {n_elems} elements"), format!("{range:?}")));
+    }
+    let mut launch = device.launch("clip gradients", 0, 8 * range.len() as u64);
+    let part = launch.write_flat::<f32>(&mut flat.write()?, &range, Mode::Update)?;
+    launch.run(move |cpu| {
+        elementwise::scale_clamp(cpu, scale, bound, part.slice(cpu));
+        Ok(())
+    })
 }
 
 /// The sum of f64 values by a fixed pairwise tree.
@@ -70,21 +87,19 @@ pub fn tree_sum(values: &[f64]) -> f64 {
     sums::tree_sum(values)
 }
 
-/// Elements `first..` of a stream of normal numbers with mean 0.
+/// Elements `first..` of a stream of normal numbers with mean 0, in host memory.
 pub fn fill_normal(device: &Device, stream: Stream, first: u64, std: f32, out: &mut [f32]) {
-    let Kind::Cpu(cpu) = device.kind();
-    random::fill_normal(cpu, stream, first, 0.0, std, out);
+    random::fill_normal(device.host(), stream, first, 0.0, std, out);
 }
 
-/// Elements `first..` of a stream of numbers uniform in [-bound, bound).
+/// Elements `first..` of a stream of numbers uniform in [-bound, bound), in host memory.
 pub fn fill_uniform(device: &Device, stream: Stream, first: u64, bound: f32, out: &mut [f32]) {
-    let Kind::Cpu(cpu) = device.kind();
-    random::fill_uniform(cpu, stream, first, -bound, bound, out);
+    random::fill_uniform(device.host(), stream, first, -bound, bound, out);
 }
 
 /// Floating-point operations per second that products of `dtype` can reach at most with all threads of the device,
 /// measured in 20 ms.
 pub fn peak_flops(device: &Device, dtype: DType) -> f64 {
-    let Kind::Cpu(cpu) = device.kind();
+    let cpu = device.host();
     gemm::peak_flops(cpu, dtype) * cpu.par.n_threads() as f64
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::{self, Mask, Rope};
+use oarlock_tensor::ops::{self, AttentionOptions, Mask, Rope};
 use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
 
 use crate::common::{Array, Case, array, assert_close, case, f64s, tensor};
@@ -33,7 +33,8 @@ fn doc_start(b: usize, i: usize) -> usize {
     ((i + b) / 3 * 3).saturating_sub(b)
 }
 
-fn reference(x: &[&[f64]], n: Dims, sight: Sight, scale: f64) -> Vec<f64> {
+fn reference(x: &[&[f64]], n: Dims, sight: Sight, options: AttentionOptions) -> Vec<f64> {
+    let AttentionOptions { scale, window, logit_cap } = options;
     let mut y = vec![0.0; n.b * n.q * n.h * n.d];
     for (b, i, h) in (0..n.b).flat_map(|b| (0..n.q).flat_map(move |i| (0..n.h).map(move |h| (b, i, h)))) {
         let at = ((b * n.q + i) * n.h + h) * n.d;
@@ -45,9 +46,11 @@ fn reference(x: &[&[f64]], n: Dims, sight: Sight, scale: f64) -> Vec<f64> {
                 Sight::Causal => j <= place,
                 Sight::Documents => j <= place && j >= doc_start(b, i),
             })
+            .filter(|&j| window.is_none_or(|window| j + window > place))
             .collect();
         let dot = |j: usize| (0..n.d).map(|d| x[0][at + d] * x[1][kv(j) + d]).sum::<f64>();
-        let e: Vec<f64> = seen.iter().map(|&j| (scale * dot(j)).exp()).collect();
+        let capped = |x: f64| logit_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh());
+        let e: Vec<f64> = seen.iter().map(|&j| capped(f64::from(scale) * dot(j)).exp()).collect();
         let total: f64 = e.iter().sum();
         for d in 0..n.d {
             y[at + d] = seen.iter().zip(&e).map(|(&j, e)| e / total * x[2][kv(j) + d]).sum();
@@ -57,7 +60,10 @@ fn reference(x: &[&[f64]], n: Dims, sight: Sight, scale: f64) -> Vec<f64> {
 }
 
 fn check(n: Dims, sight: Sight) {
-    let scale = 0.4f32;
+    check_with(n, sight, AttentionOptions::new(0.4));
+}
+
+fn check_with(n: Dims, sight: Sight, options: AttentionOptions) {
     let inputs =
         [array(1, &[n.b, n.q, n.h, n.d]), array(2, &[n.b, n.k, n.g, n.d]), array(3, &[n.b, n.k, n.g, n.d])];
     let op = move |x: &[Tensor]| {
@@ -67,9 +73,9 @@ fn check(n: Dims, sight: Sight) {
             Sight::Causal => Mask::Causal,
             Sight::Documents => Mask::Documents(Tensor::from_slice(&starts, [n.b, n.q], x[0].device())?),
         };
-        ops::attention(&x[0], &x[1], &x[2], &mask, scale)
+        ops::attention(&x[0], &x[1], &x[2], &mask, &options)
     };
-    let reference = move |x: &[&[f64]]| reference(x, n, sight, f64::from(scale));
+    let reference = move |x: &[&[f64]]| reference(x, n, sight, options);
     Case { slack: 2.0, ..case("attention", inputs, op, reference) }.check();
 }
 
@@ -83,6 +89,21 @@ fn full_causal_and_documents_with_grouped_heads() {
     check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Full);
     check(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Causal);
     check(Dims { b: 1, q: 1, k: 1, h: 1, g: 1, d: 1 }, Sight::Causal);
+}
+
+#[test]
+fn windows_and_capped_scores() {
+    let plain = AttentionOptions::new(0.4);
+    let windowed = AttentionOptions { window: Some(2), ..plain };
+    let capped = AttentionOptions { logit_cap: Some(1.5), ..plain };
+    let both = AttentionOptions { window: Some(3), ..capped };
+    for options in [windowed, capped, both] {
+        for sight in [Sight::Causal, Sight::Documents] {
+            check_with(Dims { b: 2, q: 9, k: 9, h: 4, g: 2, d: 6 }, sight, options);
+        }
+        check_with(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Causal, options);
+    }
+    check_with(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Full, capped);
 }
 
 /// Decoding: the last rows of a cache that has room for more.
@@ -99,14 +120,20 @@ fn cached_attention_is_attention_over_the_filled_part() {
                 array(3, &[n.b, capacity, n.g, n.d]),
             );
             let [tq, tk, tv] = [&q, &k, &v].map(|a| tensor(a, dtype, &device));
-            let got = ops::attention_cached(&tq, &tk, &tv, n.k, 0.5).unwrap();
+            let plain = AttentionOptions::new(0.5);
+            let options = AttentionOptions { window: Some(3), logit_cap: Some(2.0), ..plain };
+            let cached = |options: &AttentionOptions| {
+                f64s(&ops::attention_cached(&tq, &tk, &tv, n.k, options).unwrap())
+            };
             let row = n.g * n.d;
             let filled =
                 |a: &Array| a.data.chunks(capacity * row).flat_map(|b| b[..n.k * row].to_vec()).collect();
             let (k, v): (Vec<f64>, Vec<f64>) = (filled(&k), filled(&v));
-            let want = reference(&[&q.data, &k, &v], n, Sight::Causal, 0.5);
-            assert_close(&f64s(&got), &want, dtype, 1.0, &device.describe());
-            let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, 0.5).unwrap_err().to_string();
+            for options in [plain, options] {
+                let want = reference(&[&q.data, &k, &v], n, Sight::Causal, options);
+                assert_close(&cached(&options), &want, dtype, 1.0, &device.describe());
+            }
+            let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, &plain).unwrap_err().to_string();
             assert!(text.starts_with("attention: expected k and v of shape [2, K, G, 6]"), "{text}");
         }
     }
@@ -115,7 +142,8 @@ fn cached_attention_is_attention_over_the_filled_part() {
 #[test]
 fn rotary_positions_in_both_styles() {
     let (b, s, h, d) = (2, 5, 2, 8);
-    for (style, rot) in [(RopeStyle::Half, 8), (RopeStyle::Interleaved, 8), (RopeStyle::Half, 6)] {
+    let (half, interleaved) = (RopeStyle::Half, RopeStyle::Interleaved);
+    for (style, rot) in [(half, 8), (interleaved, 8), (half, 6), (interleaved, 4)] {
         let table = Arc::new(Rope::new(100.0, rot, style, RopeScaling::None, 9).unwrap());
         let first = 3;
         let reference = move |x: &[&[f64]]| {
@@ -144,7 +172,9 @@ fn misuse_is_named() {
     let device = Device::cpu(Isa::detect(), Par::solo());
     let t =
         |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
-    let attend = |q: &[usize], k: &[usize], mask: &Mask| ops::attention(&t(q), &t(k), &t(k), mask, 1.0);
+    let attend = |q: &[usize], k: &[usize], mask: &Mask| {
+        ops::attention(&t(q), &t(k), &t(k), mask, &AttentionOptions::new(1.0))
+    };
     let text = |result: oarlock_tensor::Result<Tensor>| result.unwrap_err().to_string();
     let wanted =
         "attention: expected k and v of shape [1, K, G, 4] with K of at least 3 and G a divisor of 2";
@@ -157,6 +187,13 @@ fn misuse_is_named() {
         format!("{wanted}, got [1, 3, 3, 4]")
     );
     assert!(text(attend(&[3, 2, 4], &[1, 3, 2, 4], &Mask::Full)).contains("q of shape [B, S, H, D]"));
+    let options = |window, logit_cap| {
+        let options = AttentionOptions { scale: 1.0, window, logit_cap };
+        text(ops::attention(&t(&[1, 3, 2, 4]), &t(&[1, 3, 2, 4]), &t(&[1, 3, 2, 4]), &Mask::Full, &options))
+    };
+    assert!(options(Some(2), None).contains("attention: a window needs a causal mask"));
+    assert!(options(Some(0), None).contains("expected a window of at least one position, got 0"));
+    assert!(options(None, Some(-1.0)).contains("expected a positive logit cap, got -1"));
     let starts =
         |starts: &[i32]| Mask::Documents(Tensor::from_slice(starts, [1, starts.len()], &device).unwrap());
     assert!(

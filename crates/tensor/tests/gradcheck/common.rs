@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::{self, CustomOp};
+use oarlock_tensor::ops::{self, CustomOp, transfer};
 use oarlock_tensor::{
     DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, Place, Result, Shape, Tape, Tensor, bf16,
     f16,
@@ -110,14 +110,9 @@ pub fn assert_close(got: &[f64], want: &[f64], dtype: DType, slack: f64, what: &
 }
 
 pub fn f64s(t: &Tensor) -> Vec<f64> {
-    fn of<T: Float>(t: &Tensor) -> Vec<f64> {
-        t.slice::<T>().unwrap().iter().map(|x| f64::from(x.to_f32())).collect()
-    }
     match t.dtype() {
-        DType::F32 => of::<f32>(t),
-        DType::BF16 => of::<bf16>(t),
-        DType::F16 => of::<f16>(t),
-        DType::I32 => t.slice::<i32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
+        DType::I32 => t.to_vec::<i32>().unwrap().into_iter().map(f64::from).collect(),
+        _ => t.to_f32_vec().unwrap().into_iter().map(f64::from).collect(),
     }
 }
 
@@ -149,18 +144,12 @@ pub fn settle(
     }
     let weights = FlatBuffer::pooled(device, end * dtype.size(), "weights").unwrap();
     for (place, array) in places.iter().zip(arrays) {
-        let bytes = tensor(array, dtype, device);
-        let mut lease = weights.write().unwrap();
-        let to = place.first..place.first + array.data.len();
-        match dtype {
-            DType::F32 => lease.slice_mut::<f32>()[to].copy_from_slice(bytes.slice().unwrap()),
-            DType::BF16 => lease.slice_mut::<bf16>()[to].copy_from_slice(bytes.slice().unwrap()),
-            _ => lease.slice_mut::<f16>()[to].copy_from_slice(bytes.slice().unwrap()),
-        }
+        let values: Vec<f32> = array.data.iter().map(|x| *x as f32).collect();
+        transfer::store(device, &values, &weights, place.first, dtype).unwrap();
     }
     let grads = trained.then(|| FlatBuffer::pooled(device, end * 4, "gradients").unwrap());
     if let Some(grads) = &grads {
-        grads.write().unwrap().slice_mut::<f32>().fill(f32::NAN);
+        transfer::write_with(grads, 0..end, |grads| grads.fill(f32::NAN)).unwrap();
     }
     let params = places.iter().map(|place| Param::new(place.shape, Init::Zeros)).collect::<Vec<_>>();
     let home = Arc::new(FlatParams::new(places, dtype, weights, grads, device).unwrap());
@@ -172,11 +161,9 @@ pub fn settle(
 pub fn grad_of(home: &FlatParams, index: usize) -> Vec<f64> {
     let place = home.places()[index];
     assert!(home.touched(index), "parameter {index} got no gradient");
-    let grads = home.grads().unwrap().read().unwrap();
-    grads.slice::<f32>()[place.first..place.first + place.shape.n_elems()]
-        .iter()
-        .map(|g| f64::from(*g))
-        .collect()
+    let range = place.first..place.first + place.shape.n_elems();
+    let widen = |grads: &[f32]| grads.iter().map(|g| f64::from(*g)).collect();
+    transfer::read_with(&home.grads().unwrap(), range, widen).unwrap()
 }
 
 /// A scalar that depends on each element differently: the sum of `weights[i] · y[i]` over all inputs.
@@ -326,8 +313,24 @@ impl Case {
                 self.assert_close(&got, &want, dtype, 1.0, &how);
                 assert_eq!(self.run(&two, dtype, TRAINED), got, "{}: two threads", self.name);
                 assert_eq!(self.run(&seven, dtype, TRAINED), got, "{}: seven threads", self.name);
-                let again = self.run(&solo, dtype, Mode { n_uses: 2, ..TRAINED });
+                let used_twice = Mode { n_uses: 2, ..TRAINED };
+                let again = self.run(&solo, dtype, used_twice);
                 self.assert_close(&again, &twice, dtype, 2.0, &format!("{how}, used twice"));
+                if isa == Isa::detect() {
+                    for device in [Device::strict, Device::staging] {
+                        let device = device(isa, Par::threads(2).unwrap());
+                        assert_eq!(
+                            self.run(&device, dtype, TRAINED),
+                            got,
+                            "{}: {}",
+                            self.name,
+                            device.describe()
+                        );
+                        let twice = self.run(&device, dtype, used_twice);
+                        assert_eq!(twice, again, "{}: {}, used twice", self.name, device.describe());
+                        device.synchronize().unwrap();
+                    }
+                }
                 if !self.params.is_empty() {
                     if !self.inputs.is_empty() {
                         let frozen = self.run(&solo, dtype, Mode { params_are_trained: false, ..TRAINED });

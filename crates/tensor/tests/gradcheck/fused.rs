@@ -1,7 +1,7 @@
-//! The ops with parameters: embedding, norms, the head with its loss, parameters as tensors; and SwiGLU.
+//! The ops with parameters: embedding, norms, the head with its loss, parameters as tensors; and gated units.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::{self, IGNORE_INDEX};
+use oarlock_tensor::ops::{self, Activation, IGNORE_INDEX};
 use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
 
 use crate::common::{Array, Case, Env, array, assert_close, case, f64s, grad_of, settle, tensor};
@@ -58,6 +58,14 @@ fn norms() {
         let op = move |_: &Env, x: &[Tensor], p: &[Param]| ops::rms_norm(&x[0], &p[0], eps);
         with_params("rms_norm", [array(1, &[rows, dim])], [array(2, &[dim])], op, reference).check();
         let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+            let y = normalised(x[0], dim, 0.0, f64::from(eps));
+            y.iter().enumerate().map(|(i, x)| x * (1.0 + p[0][i % dim])).collect()
+        };
+        let op =
+            move |_: &Env, x: &[Tensor], p: &[Param]| ops::rms_norm_to(&x[0], &p[0], eps, 1.0, x[0].dtype());
+        with_params("rms_norm with offset", [array(1, &[rows, dim])], [array(2, &[dim])], op, reference)
+            .check();
+        let reference = move |x: &[&[f64]], p: &[&[f64]]| {
             let bias = |i: usize| p.get(1).map_or(0.0, |b| b[i]);
             let y = normalised(x[0], dim, 1.0, f64::from(eps));
             y.iter().enumerate().map(|(i, x)| x * p[0][i % dim] + bias(i % dim)).collect()
@@ -71,10 +79,23 @@ fn norms() {
 }
 
 #[test]
-fn swiglu() {
-    let reference = |x: &[&[f64]]| x[0].iter().zip(x[1]).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-    let inputs = || [array(1, &[3, 11]), array(2, &[3, 11])];
-    case("swiglu", inputs(), |x| ops::swiglu(&x[0], &x[1]), reference).check();
+fn gated_units() {
+    fn sigmoid(x: f64) -> f64 {
+        1.0 / (1.0 + (-x).exp())
+    }
+    // 1.595769.. is twice the root of 2 / pi.
+    let tanh_gate = |x: f64| sigmoid(1.595_769_121_605_731 * (x + 0.044_715 * x * x * x));
+    let functions: [(Activation, fn(f64) -> f64); 2] =
+        [(Activation::Silu, |x| x * sigmoid(x)), (Activation::Relu, |x| x.max(0.0))];
+    for (activation, f) in functions {
+        let reference = move |x: &[&[f64]]| x[0].iter().zip(x[1]).map(|(g, u)| f(*g) * u).collect();
+        let inputs = [array(1, &[3, 11]), array(2, &[3, 11])];
+        case("gated", inputs, move |x| ops::gated(&x[0], &x[1], activation), reference).check();
+    }
+    let reference = move |x: &[&[f64]]| x[0].iter().zip(x[1]).map(|(g, u)| g * tanh_gate(*g) * u).collect();
+    let inputs = [array(1, &[3, 11]), array(2, &[3, 11])];
+    let case = case("gated", inputs, |x| ops::gated(&x[0], &x[1], Activation::GeluTanh), reference);
+    case.check();
 }
 
 /// A norm whose output three products take: it is made again once, and its gradient is the sum of theirs.
@@ -84,7 +105,7 @@ fn a_norm_for_three_products() {
     let op = |_: &Env, x: &[Tensor], p: &[Param]| {
         let y = ops::rms_norm(&x[0], &p[0], 1e-3)?;
         let [q, k, v] = [1, 2, 3].map(|i| ops::linear(&y, &p[i], None, ops::WeightLayout::OutIn));
-        ops::swiglu(&q?, &k?)?.add(&v?)
+        ops::gated(&q?, &k?, Activation::Silu)?.add(&v?)
     };
     let reference = move |x: &[&[f64]], p: &[&[f64]]| {
         let y: Vec<f64> =
@@ -97,14 +118,15 @@ fn a_norm_for_three_products() {
     Case { slack: 4.0, ..case }.check();
 }
 
-/// The outputs of the norm and of SwiGLU are made again for the products that took them, each cheap op of the chain too.
+/// The outputs of the norm and of the gated unit are made again for the products that took them, each cheap op of the chain too.
 #[test]
 fn an_mlp_of_recipes() {
     let (rows, dim, hidden) = (4, 6, 5);
     let op = |_: &Env, x: &[Tensor], p: &[Param]| {
         let y = ops::layer_norm(&x[0], &p[0], Some(&p[1]), 1e-3)?;
         let [gate, up] = [2, 3].map(|i| ops::linear(&y, &p[i], None, ops::WeightLayout::OutIn));
-        let y = ops::swiglu(&gate?, &up?)?.scale(0.5)?.add_scalar(0.25)?.reshape([2, 2, 5])?;
+        let y =
+            ops::gated(&gate?, &up?, Activation::Silu)?.scale(0.5)?.add_scalar(0.25)?.reshape([2, 2, 5])?;
         ops::linear(&y.cast(y.dtype())?, &p[4], None, ops::WeightLayout::InOut)
     };
     let reference = move |x: &[&[f64]], p: &[&[f64]]| {
@@ -132,7 +154,7 @@ fn a_stream_in_f32() {
         let stream = ops::embedding_to(&env.ints(&IDS, &[6]), &p[0], DType::F32)?;
         let stream = ops::add_residual(&stream, &x[0])?;
         assert_eq!(stream.dtype(), DType::F32);
-        ops::rms_norm_to(&stream, &p[1], 1e-3, x[0].dtype())
+        ops::rms_norm_to(&stream, &p[1], 1e-3, 0.0, x[0].dtype())
     };
     let reference = |x: &[&[f64]], p: &[&[f64]]| {
         let sum: Vec<f64> = (0..30).map(|i| p[0][IDS[i / 5] as usize * 5 + i % 5] + x[0][i]).collect();
@@ -190,9 +212,10 @@ fn a_promise_changes_nothing() {
                 let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
                 let head = ops::head_loss(&x, &params[0], &labels).unwrap();
                 assert_eq!(head.n_targets, 4);
-                assert!((f64::from(head.loss.item().unwrap()) - head.sum).abs() < 1e-6 * head.sum);
                 tape.backward(&head.loss, seed).unwrap();
-                (head.sum, grad_of(&home, 0), grad_of(&home, 1))
+                let sum = head.sum().unwrap();
+                assert!((f64::from(head.loss.item().unwrap()) - sum).abs() < 1e-6 * sum);
+                (sum, grad_of(&home, 0), grad_of(&home, 1))
             };
             let (promised, plain) = (run(Tape::with_seed(0.25), 0.25), run(Tape::new(), 0.25));
             assert_eq!(promised.0, plain.0);
@@ -247,7 +270,7 @@ fn no_rows_give_zero_gradients() {
         let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
         let x = ops::linear(&x, &params[2], Some(&params[3]), ops::WeightLayout::OutIn).unwrap();
         let head = ops::head_loss(&x, &params[0], &ids.detach()).unwrap();
-        assert_eq!((head.sum, head.n_targets), (0.0, 0));
+        assert_eq!((head.sum().unwrap(), head.n_targets), (0.0, 0));
         tape.backward(&head.loss, 1.0).unwrap();
         for i in 0..4 {
             assert!(grad_of(&home, i).iter().all(|g| *g == 0.0), "parameter {i}");
@@ -299,7 +322,7 @@ fn misuse_is_named() {
         ),
         (head(&t(&[2, 5]), &p[0], &[1]), "head_loss: expected 2 labels (i32), got [1]"),
         (head(&t(&[2, 5]), &p[0], &[1, 7]), "cross_entropy: index 7 at position 1 is outside 0..7"),
-        (ops::swiglu(&t(&[2, 5]), &t(&[2, 4])), "swiglu: expected [2, 5], got [2, 4]"),
+        (ops::gated(&t(&[2, 5]), &t(&[2, 4]), Activation::Silu), "gated: expected [2, 5], got [2, 4]"),
     ];
     for (result, want) in texts {
         assert_eq!(result.unwrap_err().to_string(), want);

@@ -41,11 +41,12 @@ impl Model {
         let h = ops::rms_norm(&x, &p[1], 1e-5)?;
         let [q, k] = [2, 3].map(|w| ops::rope(&ops::split_heads(&linear(&h, w)?, 16)?, &self.rope, 0));
         let v = ops::split_heads(&linear(&h, 4)?, 16)?;
-        let o = ops::attention(&q?, &k?, &v, &Mask::Causal, 0.25)?;
+        let o = ops::attention(&q?, &k?, &v, &Mask::Causal, &ops::AttentionOptions::new(0.25))?;
         let x = x.add(&linear(&ops::merge_heads(&o)?, 5)?)?;
         let h = ops::layer_norm(&x, &p[7], Some(&p[1]), 1e-5)?;
         let parts = ops::split(&linear(&h, 8)?, 2, &[DIM, DIM, DIM])?;
-        let gated = ops::swiglu(&parts[0], &parts[1])?.add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
+        let gated = ops::gated(&parts[0], &parts[1], ops::Activation::Silu)?
+            .add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
         let x = x.add(&gated)?;
         let small = ops::matmul_transposed(&x.log_softmax()?, &x.softmax()?, ops::Transposed::Right)?;
         let largest = small.transpose(1, 2)?.max(2)?.sum_all()?.cast(DType::F32)?.scale(1e-3)?;
@@ -74,12 +75,13 @@ impl Model {
 }
 
 #[test]
-fn threads_do_not_change_a_bit_and_memory_is_reused() {
+fn threads_and_devices_do_not_change_a_bit_and_memory_is_reused() {
     for dtype in [DType::F32, DType::BF16] {
         for isa in Isa::available() {
             let mut first = None;
-            for n_threads in [1, 2, 7] {
-                let device = Device::cpu(isa, Par::threads(n_threads).unwrap());
+            let cpus = [1, 2, 7].map(|n_threads| Device::cpu(isa, Par::threads(n_threads).unwrap()));
+            let late = [Device::strict(isa, Par::solo()), Device::staging(isa, Par::solo())];
+            for device in cpus.into_iter().chain(late) {
                 let model = Model::new(dtype, &device);
                 let step = model.step(&device);
                 assert!(step.0.is_finite() && step.1.iter().flatten().all(|g| g.is_finite()));
@@ -92,7 +94,7 @@ fn threads_do_not_change_a_bit_and_memory_is_reused() {
                     device.describe()
                 );
                 let first = first.get_or_insert_with(|| step.clone());
-                assert!(*first == step, "{}: not the bits of one thread", device.describe());
+                assert!(*first == step, "{}: not the bits of the CPU with one thread", device.describe());
             }
         }
     }

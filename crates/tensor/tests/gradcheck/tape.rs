@@ -214,7 +214,7 @@ impl CustomOp for Gain {
 
     fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         if let Some(mut slot) = self.0.grad()? {
-            slot.put(grad.mul(&inputs[0])?.slice()?)?;
+            slot.put(&grad.mul(&inputs[0])?)?;
         }
         Ok(vec![Some(grad.mul(&self.0.weight()?)?)])
     }
@@ -276,6 +276,6 @@ fn misuse_of_custom_ops_is_named() {
     assert_eq!(wrong, "wrong: expected a gradient of input 0 like Tensor([2], f32), got Tensor([1], f32)");
     assert_eq!(text(vec![None]), None);
     let (params, _home) = settle(&[array(1, &[2])], DType::F32, &device, true);
-    let refused = params[0].grad().unwrap().unwrap().put(&[1.0]).unwrap_err().to_string();
+    let refused = params[0].grad().unwrap().unwrap().put(&vector(&device, &[1.0])).unwrap_err().to_string();
     assert_eq!(refused, "gradient of a parameter: expected 2 elements, got 1 elements");
 }

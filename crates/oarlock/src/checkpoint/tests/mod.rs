@@ -61,8 +61,9 @@ pub fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec
     })
 }
 
+/// Saving and loading may touch its memory through copies only.
 pub fn device() -> Device {
-    Device::cpu(Isa::detect(), Par::threads(1).unwrap())
+    Device::strict(Isa::detect(), Par::threads(1).unwrap())
 }
 
 pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {

@@ -2,15 +2,14 @@
 
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
-use oarlock_tensor::{DType, Device, Par, RopeScaling, Shape, Tensor};
+use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
 
 use super::limits::soft_limit;
 use super::states::charged;
 use super::*;
 use crate::data::Batch;
-use crate::model::{Decoder, DecoderConfig, Family, Recompute, RopeSettings};
+use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::Wrap;
 use crate::optim;
 use crate::report::speed::PhaseTimer;
@@ -20,26 +19,13 @@ use crate::train::{Pretrain, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
 fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
-    let config = DecoderConfig {
-        family: Family::Llama,
-        vocab_size,
-        hidden_size: hidden,
-        intermediate_size: hidden * 3,
-        n_layers,
-        n_heads: hidden / 16,
-        n_kv_heads: hidden / 32,
-        head_dim: 16,
-        max_positions: len,
-        norm_eps: 1e-5,
-        tie_embeddings: true,
-        qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: true,
-        rope: RopeSettings { theta: 1e4, style: RopeStyle::Half, scaling: RopeScaling::None },
-        init_std: 0.02,
-    };
-    Decoder::new(config, len).unwrap()
+    let config = DecoderConfig::llama(vocab_size, hidden, n_layers, len).with_layers(|layer| {
+        layer.mlp.intermediate_size = hidden * 3;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (hidden / 16, hidden / 32, 16);
+        (attention.qkv_bias, attention.qk_norm) = (true, QkNorm::PerHead);
+    });
+    Decoder::new(DecoderConfig { tie_embeddings: true, ..config }, len).unwrap()
 }
 
 fn batch(rows: usize, len: usize, documents: bool) -> Batch {
@@ -204,16 +190,13 @@ fn who_owns_a_whole_matrix_is_charged_for_reading_it() {
 
 #[test]
 fn a_dry_run_of_a_large_model_takes_no_memory() {
-    let config = DecoderConfig {
-        vocab_size: 32_000,
-        hidden_size: 4096,
-        intermediate_size: 11_008,
-        n_layers: 32,
-        n_heads: 32,
-        n_kv_heads: 32,
-        head_dim: 128,
-        ..llama(64, 1, 100, 2048).config().clone()
-    };
+    let config = DecoderConfig::llama(32_000, 4096, 32, 2048).with_layers(|layer| {
+        layer.mlp.intermediate_size = 11_008;
+        let attention = &mut layer.attention;
+        (attention.n_heads, attention.n_kv_heads, attention.head_dim) = (32, 32, 128);
+        (attention.qkv_bias, attention.qk_norm) = (true, QkNorm::PerHead);
+    });
+    let config = DecoderConfig { tie_embeddings: true, ..config };
     let model = Decoder::new(config, 2048).unwrap();
     let device = Device::dry(Isa::detect(), Par::solo());
     let shape = StepShape { batch: 8, len: 2048, documents: false, eval_batch: None };

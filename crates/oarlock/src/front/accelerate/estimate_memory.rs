@@ -104,7 +104,8 @@ impl Sizes {
             }
         }
         // The wave lengths of the rotary embedding, which transformers keeps twice.
-        layers.insert("rotary".to_owned(), 2 * 4 * (config.head_dim as u64 / 2));
+        let rotary = config.rotary_kinds().iter().map(|(_, dim)| 2 * 4 * (*dim as u64 / 2)).sum();
+        layers.insert("rotary".to_owned(), rotary);
         Ok(Sizes { largest: layers.values().copied().max().unwrap_or(0), total: layers.values().sum() })
     }
 

@@ -1,65 +1,83 @@
-//! Typed reading of a JSON object; an error names the file, the line, the field, what came and what is expected.
+//! Typed reading of a JSON object, in which an error names the file, the line, the field, what came and what is expected;
+//! and writing into one that keeps what is there.
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::rope;
 use crate::error::{Error, Result};
+use crate::model::RopeSettings;
 
 /// A JSON object of a file.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(in crate::model) struct Fields<'a> {
     path: &'a Path,
     text: &'a str,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(path: &'a Path, text: &'a str, map: &'a Map<String, Value>) -> Fields<'a> {
+    pub(in crate::model) fn new(path: &'a Path, text: &'a str, map: &'a Map<String, Value>) -> Fields<'a> {
         Fields { path, text, map }
     }
 
     /// Whether the field is written at all, be it null.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(in crate::model) fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }
 
     /// The field, unless it is missing or null.
-    pub(super) fn value(&self, name: &str) -> Option<&'a Value> {
+    pub(in crate::model) fn value(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    pub(super) fn count(&self, name: &str) -> Result<Option<usize>> {
+    pub(in crate::model) fn count(&self, name: &str) -> Result<Option<usize>> {
         self.typed(name, "a whole number from 0 on", as_count)
     }
 
-    pub(super) fn count_or(&self, name: &str, default: usize) -> Result<usize> {
+    pub(in crate::model) fn count_or(&self, name: &str, default: usize) -> Result<usize> {
         Ok(self.count(name)?.unwrap_or(default))
     }
 
-    pub(super) fn number(&self, name: &str) -> Result<Option<f64>> {
+    pub(in crate::model) fn number(&self, name: &str) -> Result<Option<f64>> {
         self.typed(name, "a number", Value::as_f64)
     }
 
-    pub(super) fn number_or(&self, name: &str, default: f64) -> Result<f64> {
+    pub(in crate::model) fn number_or(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.number(name)?.unwrap_or(default))
     }
 
-    pub(super) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+    /// The field where it is written, be it null; else the default.
+    pub(in crate::model) fn written_or<T>(
+        &self,
+        name: &str,
+        default: Option<T>,
+        read: impl Fn(&Self, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        if self.has(name) { read(self, name) } else { Ok(default) }
+    }
+
+    pub(in crate::model) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
         Ok(self.typed(name, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
-    pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>> {
+    pub(in crate::model) fn text(&self, name: &str) -> Result<Option<&'a str>> {
         self.typed(name, "a string", Value::as_str)
     }
 
-    pub(super) fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
+    pub(in crate::model) fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
         let map = self.typed(name, "an object", Value::as_object)?;
         Ok(map.map(|map| Fields { map, ..*self }))
     }
 
+    pub(in crate::model) fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let numbers = |value: &Value| value.as_array()?.iter().map(Value::as_f64).collect();
+        self.typed(name, "a list of numbers", numbers)
+    }
+
     /// A token id, or a list of them.
-    pub(super) fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
+    pub(in crate::model) fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         self.typed(name, "a token id or a list of them", |value| match value.as_array() {
             Some(ids) => ids.iter().map(id).collect(),
@@ -78,7 +96,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An error about a field: its line, its value, and `remedy`.
-    pub(super) fn wrong(&self, name: &str, remedy: impl AsRef<str>) -> Error {
+    pub(in crate::model) fn wrong(&self, name: &str, remedy: impl AsRef<str>) -> Error {
         let line = self.line_of(name).map_or(String::new(), |line| format!("line {line}: "));
         let value = match self.map.get(name) {
             None => "is missing".to_string(),
@@ -102,4 +120,58 @@ impl<'a> Fields<'a> {
 fn as_count(value: &Value) -> Option<usize> {
     let float = || value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..9e15).contains(x)).map(|x| x as u64);
     value.as_u64().or_else(float).and_then(|n| usize::try_from(n).ok())
+}
+
+/// The fields of a `config.json` that is being written; those that nobody sets stay as they were read.
+pub(in crate::model) struct FieldWriter {
+    fields: Map<String, Value>,
+}
+
+impl FieldWriter {
+    pub(super) fn new(fields: Map<String, Value>) -> FieldWriter {
+        FieldWriter { fields }
+    }
+
+    /// Sets a field. One that says the same already stays as it is written, be it 1 or 1.0.
+    pub(in crate::model) fn set(&mut self, name: &str, value: Value) {
+        let same = |old: &Value| *old == value || old.as_f64().is_some_and(|old| Some(old) == value.as_f64());
+        if !self.fields.get(name).is_some_and(same) {
+            self.fields.insert(name.to_owned(), value);
+        }
+    }
+
+    /// Sets a field that is not written yet.
+    pub(in crate::model) fn set_where_absent(&mut self, name: &str, value: Value) {
+        self.fields.entry(name).or_insert(value);
+    }
+
+    /// Writes rotary settings as `rope_parameters`, which takes the place of older fields.
+    pub(in crate::model) fn set_rope(&mut self, rope: &RopeSettings) {
+        let mut parameters = self.take_object("rope_parameters");
+        parameters.extend(rope::write(rope));
+        self.fields.insert("rope_parameters".to_owned(), Value::Object(parameters));
+        self.remove("rope_theta");
+        self.remove("rope_scaling");
+    }
+
+    /// Removes an object and returns what was in it.
+    pub(in crate::model) fn take_object(&mut self, name: &str) -> Map<String, Value> {
+        match self.fields.remove(name) {
+            Some(Value::Object(object)) => object,
+            _ => Map::new(),
+        }
+    }
+
+    pub(in crate::model) fn remove(&mut self, name: &str) {
+        self.fields.remove(name);
+    }
+
+    pub(super) fn finish(self) -> Map<String, Value> {
+        self.fields
+    }
+}
+
+/// An f32 with the digits that a person would write.
+pub(in crate::model) fn decimal(x: f32) -> Value {
+    json!(x.to_string().parse::<f64>().unwrap_or(f64::from(x)))
 }

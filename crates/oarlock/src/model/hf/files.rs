@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::disk::{PAGE, Sum, SummedFile};
 use crate::error::{Error, Result};
+use crate::model::family::Stored;
 
 /// Elements that are converted at a time.
 pub(super) const CHUNK_ELEMS: usize = 1 << 18;
@@ -27,8 +28,8 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Weight {
     /// The name of the parameter.
     pub name: String,
-    /// Its name in the files.
-    pub in_file: String,
+    /// The tensor of the files that holds it.
+    pub stored: Stored,
     /// Its sizes.
     pub shape: Vec<usize>,
     /// What it is written in.
@@ -46,7 +47,41 @@ pub fn check_weights_dtype(dtype: DType) -> Result<()> {
     Err(Error::Usage(format!("weights cannot be written as {dtype}; give f32, bf16 or f16")))
 }
 
-impl Weight {
+/// A tensor of the files with the weights that it holds.
+struct StoredTensor<'w> {
+    name: &'w str,
+    shape: Vec<usize>,
+    dtype: DType,
+    weights: Vec<&'w Weight>,
+}
+
+impl<'w> StoredTensor<'w> {
+    /// The tensors of some weights, each where the first of its weights stands.
+    fn of(weights: &'w [Weight]) -> Result<Vec<StoredTensor<'w>>> {
+        let mut tensors: Vec<StoredTensor<'w>> = Vec::new();
+        let mut known: HashMap<&str, usize> = HashMap::new();
+        for weight in weights {
+            let (name, shape) = (weight.stored.tensor.as_str(), weight.stored.whole_shape(&weight.shape));
+            let index = *known.entry(name).or_insert(tensors.len());
+            if index == tensors.len() {
+                tensors.push(StoredTensor { name, shape, dtype: weight.dtype, weights: Vec::new() });
+            } else if weight.stored.rows.is_none() || tensors[index].shape != shape {
+                return Err(Error::Model(format!("cannot lay out the weights: \"{name}\" is there twice")));
+            }
+            tensors[index].weights.push(weight);
+        }
+        let elems = |shape: &[usize]| shape.iter().product::<usize>();
+        let incomplete = |tensor: &&StoredTensor<'_>| {
+            tensor.weights.iter().map(|weight| elems(&weight.shape)).sum::<usize>() != elems(&tensor.shape)
+        };
+        match tensors.iter().find(incomplete) {
+            Some(StoredTensor { name, .. }) => {
+                Err(Error::Model(format!("cannot lay out the weights: parts of \"{name}\" are missing")))
+            }
+            None => Ok(tensors),
+        }
+    }
+
     fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
@@ -58,7 +93,7 @@ pub struct ModelFiles {
     shards: Vec<Shard>,
     /// The names of the weights in order.
     order: Vec<String>,
-    places: HashMap<String, Place>,
+    locations: HashMap<String, Location>,
     rest: BTreeMap<String, Content>,
 }
 
@@ -71,8 +106,9 @@ struct Shard {
 
 /// Where a weight lies.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Location {
     shard: usize,
+    /// In bytes from the beginning of the file.
     offset: u64,
     n_elems: usize,
     dtype: DType,
@@ -100,22 +136,27 @@ impl ModelFiles {
     /// Lays weights out in this order, in files of at most `max_shard_bytes`.
     ///
     /// # Errors
-    /// Weights that are no safetensors file together.
+    /// Weights that are no safetensors file together: two of one name, or a tensor of which only parts are there.
     pub fn new(weights: &[Weight], max_shard_bytes: u64) -> Result<ModelFiles> {
-        let groups = divide(weights, max_shard_bytes);
+        let tensors = StoredTensor::of(weights)?;
+        let groups = divide(&tensors, max_shard_bytes);
         let mut files = ModelFiles {
             shards: Vec::new(),
             order: weights.iter().map(|weight| weight.name.clone()).collect(),
-            places: HashMap::new(),
+            locations: HashMap::new(),
             rest: BTreeMap::new(),
         };
         for (index, group) in groups.iter().enumerate() {
             let (header, offsets) = header_of(group)?;
             let first = header.len() as u64;
-            for (weight, range) in group.iter().zip(&offsets) {
-                let (dtype, n_elems) = (weight.dtype, weight.shape.iter().product());
-                let place = Place { shard: index, offset: first + range.0 as u64, n_elems, dtype };
-                files.places.insert(weight.name.clone(), place);
+            for (tensor, range) in group.iter().zip(&offsets) {
+                for weight in &tensor.weights {
+                    let (dtype, n_elems) = (weight.dtype, weight.shape.iter().product());
+                    let before = weight.stored.first_elem(&weight.shape) * dtype.size();
+                    let offset = first + (range.0 + before) as u64;
+                    let location = Location { shard: index, offset, n_elems, dtype };
+                    files.locations.insert(weight.name.clone(), location);
+                }
             }
             let bytes = first + offsets.last().map_or(0, |range| range.1 as u64);
             files.shards.push(Shard { name: shard_name(index, groups.len()), header, bytes });
@@ -134,7 +175,7 @@ impl ModelFiles {
     /// The same without the weights: settings and tokenizer.
     pub fn without_weights(mut self) -> ModelFiles {
         self.rest.remove(INDEX);
-        ModelFiles { shards: Vec::new(), order: Vec::new(), places: HashMap::new(), ..self }
+        ModelFiles { shards: Vec::new(), order: Vec::new(), locations: HashMap::new(), ..self }
     }
 
     /// The names of all files.
@@ -145,7 +186,9 @@ impl ModelFiles {
 
     /// The weights in order, with the number of elements of each.
     pub fn weights(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.order.iter().map(|name| (name.as_str(), self.places.get(name).map_or(0, |place| place.n_elems)))
+        self.order
+            .iter()
+            .map(|name| (name.as_str(), self.locations.get(name).map_or(0, |location| location.n_elems)))
     }
 
     /// Creates the files for the weights, in full size, without the weights. One does it, and all can write then.
@@ -204,9 +247,9 @@ impl ModelWriter {
     /// # Errors
     /// When the model has no such elements, or the file cannot be written.
     pub fn write(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
-        let place = self.files.places.get(name).copied();
-        let fits = |place: &Place| first.checked_add(values.len()).is_some_and(|end| end <= place.n_elems);
-        let Some(Place { shard, offset, dtype, .. }) = place.filter(fits) else {
+        let location = self.files.locations.get(name).copied();
+        let fits = |at: &Location| first.checked_add(values.len()).is_some_and(|end| end <= at.n_elems);
+        let Some(Location { shard, offset, dtype, .. }) = location.filter(fits) else {
             let last = first + values.len();
             return Err(Error::Usage(format!("the model has no elements {first} to {last} of \"{name}\"")));
         };
@@ -267,42 +310,42 @@ pub(super) fn is_weight_file(name: &str) -> bool {
     name == INDEX || (name.starts_with("model") && name.ends_with(".safetensors"))
 }
 
-/// The weights of each file, in order.
-fn divide(weights: &[Weight], max_shard_bytes: u64) -> Vec<Vec<&Weight>> {
+/// The tensors of each file, in order.
+fn divide<'a, 'w>(tensors: &'a [StoredTensor<'w>], max_shard_bytes: u64) -> Vec<Vec<&'a StoredTensor<'w>>> {
     let (mut groups, mut bytes) = (vec![Vec::new()], 0);
-    for weight in weights {
-        let more = weight.bytes() as u64;
+    for tensor in tensors {
+        let more = tensor.bytes() as u64;
         if bytes > 0 && bytes + more > max_shard_bytes {
             groups.push(Vec::new());
             bytes = 0;
         }
         bytes += more;
         if let Some(group) = groups.last_mut() {
-            group.push(weight);
+            group.push(tensor);
         }
     }
     groups
 }
 
-/// Where each of some weights begins and ends.
+/// Where each of some tensors begins and ends.
 type Ranges = Vec<(usize, usize)>;
 
-/// The head of a safetensors file, and where each weight begins and ends behind it.
-fn header_of(group: &[&Weight]) -> Result<(Vec<u8>, Ranges)> {
+/// The head of a safetensors file, and where each tensor begins and ends behind it.
+fn header_of(group: &[&StoredTensor<'_>]) -> Result<(Vec<u8>, Ranges)> {
     let mut end = 0;
     let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
-    for weight in group {
+    for tensor in group {
         let start = end;
-        end += weight.bytes();
+        end += tensor.bytes();
         offsets.push((start, end));
-        let stored = match weight.dtype {
+        let dtype = match tensor.dtype {
             DType::F32 => Dtype::F32,
             DType::BF16 => Dtype::BF16,
             DType::F16 => Dtype::F16,
             DType::I32 => Dtype::I32,
         };
-        let info = TensorInfo { dtype: stored, shape: weight.shape.clone(), data_offsets: (start, end) };
-        infos.push((weight.in_file.clone(), info));
+        let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
+        infos.push((tensor.name.to_owned(), info));
     }
     let note = HashMap::from([("format".to_string(), "pt".to_string())]);
     let unusual = |e: &dyn std::fmt::Display| Error::Model(format!("cannot lay out the weights: {e}"));
@@ -315,14 +358,14 @@ fn header_of(group: &[&Weight]) -> Result<(Vec<u8>, Ranges)> {
     Ok((header, offsets))
 }
 
-fn index_json(groups: &[Vec<&Weight>]) -> String {
+fn index_json(groups: &[Vec<&StoredTensor<'_>>]) -> String {
     let mut map = BTreeMap::new();
     let (mut n_elems, mut bytes) = (0, 0);
     for (index, group) in groups.iter().enumerate() {
-        for weight in group {
-            map.insert(weight.in_file.clone(), shard_name(index, groups.len()));
-            n_elems += weight.shape.iter().product::<usize>();
-            bytes += weight.bytes();
+        for tensor in group {
+            map.insert(tensor.name, shard_name(index, groups.len()));
+            n_elems += tensor.shape.iter().product::<usize>();
+            bytes += tensor.bytes();
         }
     }
     let metadata = json!({ "total_parameters": n_elems, "total_size": bytes });

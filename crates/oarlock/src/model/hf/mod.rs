@@ -1,18 +1,16 @@
 //! Hugging Face folders: `config.json` and safetensors in and out, under the names and settings of each family.
 
 mod config;
-mod fields;
+pub(super) mod fields;
 mod files;
 mod load;
-mod names;
-mod rope;
+pub(super) mod rope;
 mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference};
-pub use names::Naming;
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::{Differences, SafetensorsSource, Strict};
 

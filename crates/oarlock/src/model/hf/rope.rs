@@ -1,38 +1,75 @@
 //! The rotary settings of `config.json`: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones.
 
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::{RopeScaling, Yarn};
+use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use crate::error::Result;
 use crate::model::RopeSettings;
 
-/// Reads the settings with transformers' defaults; `theta` is the family's.
-pub(super) fn read(
+/// What a family means by rotary settings that are not written.
+#[derive(Clone, Copy)]
+pub(in crate::model) struct RopeDefaults {
+    /// `rope_theta`.
+    pub(in crate::model) theta: f64,
+    /// `partial_rotary_factor`; `None`: the family turns whole heads, and knows no such field.
+    pub(in crate::model) share: Option<f64>,
+    /// `original_max_position_embeddings` beside the other settings of the model.
+    pub(in crate::model) original_max_positions: Option<usize>,
+}
+
+/// Reads the settings that all layers have; `max_positions` is the model's.
+pub(in crate::model) fn read(
     fields: &Fields<'_>,
-    theta: f64,
+    defaults: &RopeDefaults,
     max_positions: usize,
     style: RopeStyle,
 ) -> Result<RopeSettings> {
-    let theta = fields.number_or("rope_theta", theta)?;
     let nested = match fields.object("rope_parameters")? {
         Some(object) => Some(object),
         None => fields.object("rope_scaling")?,
     };
-    for holder in [Some(*fields), nested].into_iter().flatten() {
-        if holder.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-            return Err(
-                holder.wrong("partial_rotary_factor", "heads are turned as a whole: only 1.0 is supported")
-            );
-        }
-    }
-    let Some(nested) = nested else { return Ok(RopeSettings { theta, style, scaling: RopeScaling::None }) };
-    let theta = nested.number_or("rope_theta", theta)?;
-    Ok(RopeSettings { theta, style, scaling: scaling(&nested, max_positions)? })
+    let original = fields.count("original_max_position_embeddings")?;
+    let defaults = RopeDefaults {
+        theta: fields.number_or("rope_theta", defaults.theta)?,
+        share: share(fields, defaults.share)?,
+        original_max_positions: original.or(defaults.original_max_positions),
+    };
+    read_object(nested.as_ref(), &defaults, max_positions, style)
 }
 
-fn scaling(fields: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {
+/// Reads the settings in an object such as `rope_parameters`.
+pub(in crate::model) fn read_object(
+    object: Option<&Fields<'_>>,
+    defaults: &RopeDefaults,
+    max_positions: usize,
+    style: RopeStyle,
+) -> Result<RopeSettings> {
+    let RopeDefaults { theta, share: default, original_max_positions } = *defaults;
+    let Some(fields) = object else {
+        return Ok(RopeSettings { theta, style, share: default.unwrap_or(1.0), scaling: RopeScaling::None });
+    };
+    Ok(RopeSettings {
+        theta: fields.number_or("rope_theta", theta)?,
+        style,
+        share: share(fields, default)?.unwrap_or(1.0),
+        scaling: scaling(fields, original_max_positions, max_positions)?,
+    })
+}
+
+fn share(fields: &Fields<'_>, default: Option<f64>) -> Result<Option<f64>> {
+    let name = "partial_rotary_factor";
+    match (fields.number(name)?, default) {
+        (Some(share), None) if share != 1.0 => {
+            Err(fields.wrong(name, "heads are turned as a whole: only 1.0 is supported"))
+        }
+        (written, Some(default)) => Ok(Some(written.unwrap_or(default))),
+        (_, None) => Ok(None),
+    }
+}
+
+fn scaling(fields: &Fields<'_>, original: Option<usize>, max_positions: usize) -> Result<RopeScaling> {
     let key = if fields.has("rope_type") { "rope_type" } else { "type" };
     let factor = || match fields.number("factor")? {
         Some(factor) => Ok(factor),
@@ -40,7 +77,14 @@ fn scaling(fields: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {
             Err(fields.wrong("factor", "this kind of rotary scaling needs it: give a number, such as 4.0"))
         }
     };
-    let trained = || fields.count_or("original_max_position_embeddings", max_positions);
+    let trained = || match original {
+        Some(n) => Ok(n),
+        None => fields.count_or("original_max_position_embeddings", max_positions),
+    };
+    let divisors = |name: &str| match fields.numbers(name)? {
+        Some(numbers) => Ok(numbers.into()),
+        None => Err(fields.wrong(name, "this kind of rotary scaling needs it: give a list of numbers")),
+    };
     Ok(match fields.text(key)?.unwrap_or("default") {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: factor()? },
@@ -65,13 +109,29 @@ fn scaling(fields: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {
                 truncate: fields.flag_or("truncate", true)?,
             })
         }
-        _ => return Err(fields.wrong(key, "supported are default, linear, dynamic, llama3 and yarn")),
+        // Phi-3's first files call it "su".
+        "longrope" | "su" => {
+            let original_max_positions = trained()?;
+            let stretch = max_positions as f64 / original_max_positions as f64;
+            RopeScaling::LongRope(LongRope {
+                short_factor: divisors("short_factor")?,
+                long_factor: divisors("long_factor")?,
+                original_max_positions,
+                factor: fields.number_or("factor", stretch)?,
+                attention_factor: fields.number("attention_factor")?,
+            })
+        }
+        _ => {
+            return Err(
+                fields.wrong(key, "supported are default, linear, dynamic, llama3, yarn and longrope")
+            );
+        }
     })
 }
 
-/// The settings as the object `rope_parameters`.
-pub(super) fn write(rope: &RopeSettings) -> Map<String, Value> {
-    let (kind, details) = match rope.scaling {
+/// The settings as the object `rope_parameters`; a share of 1 is left out.
+pub(in crate::model) fn write(rope: &RopeSettings) -> Map<String, Value> {
+    let (kind, details) = match &rope.scaling {
         RopeScaling::None => ("default", json!({})),
         RopeScaling::Linear { factor } => ("linear", json!({ "factor": factor })),
         RopeScaling::Dynamic { factor, .. } => ("dynamic", json!({ "factor": factor })),
@@ -97,9 +157,22 @@ pub(super) fn write(rope: &RopeSettings) -> Map<String, Value> {
                 "truncate": yarn.truncate,
             }),
         ),
+        RopeScaling::LongRope(long) => (
+            "longrope",
+            json!({
+                "short_factor": &*long.short_factor,
+                "long_factor": &*long.long_factor,
+                "original_max_position_embeddings": long.original_max_positions,
+                "factor": long.factor,
+                "attention_factor": long.attention_factor,
+            }),
+        ),
     };
     let Value::Object(mut object) = details else { return Map::new() };
     object.retain(|_, value| !value.is_null());
+    if rope.share != 1.0 {
+        object.insert("partial_rotary_factor".to_string(), json!(rope.share));
+    }
     object.insert("rope_theta".to_string(), json!(rope.theta));
     object.insert("rope_type".to_string(), json!(kind));
     object

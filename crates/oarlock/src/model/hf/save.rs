@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use oarlock_tensor::{DType, Init, Shape};
 
 use super::config::HfConfig;
@@ -71,18 +70,8 @@ impl WeightSource for WorkingCopies {
         let Some(named) = self.0.get(name) else {
             return Err(Error::Usage(format!("the model has no parameter \"{name}\"")));
         };
-        let weight = named.param.weight()?;
-        match weight.dtype() {
-            DType::BF16 => widen(&weight.slice::<bf16>()?[elements], out, |x| x.to_f32()),
-            DType::F16 => widen(&weight.slice::<f16>()?[elements], out, |x| x.to_f32()),
-            DType::F32 | DType::I32 => out.copy_from_slice(&weight.slice::<f32>()?[elements]),
-        }
-        Ok(())
+        Ok(named.param.weight()?.read_f32(elements.start, out)?)
     }
-}
-
-fn widen<T: Copy>(from: &[T], out: &mut [f32], to_f32: impl Fn(T) -> f32) {
-    out.iter_mut().zip(from).for_each(|(out, x)| *out = to_f32(*x));
 }
 
 /// Fills a buffer with elements of a weight.
@@ -101,7 +90,7 @@ impl ModelFiles {
             .into_iter()
             .filter(|named| seen.insert(named.param.id()))
             .map(|NamedParam { name, param }| Weight {
-                in_file: config.naming().in_file(&name),
+                stored: config.stored(&name),
                 shape: param.shape().sizes().to_vec(),
                 dtype: options.dtype,
                 name,

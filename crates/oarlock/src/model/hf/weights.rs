@@ -11,8 +11,8 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::config::HfConfig;
-use super::names::follows_from_settings;
 use crate::error::{Error, Result};
+use crate::model::family::Stored;
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, buffers, names_of};
 use crate::shard::WeightSource;
 
@@ -22,7 +22,7 @@ const MAX_LISTED: usize = 5;
 /// The weights of a Hugging Face folder, checked against a model as a whole when opened.
 pub struct SafetensorsSource {
     files: Vec<MappedFile>,
-    /// By the names that the model uses.
+    /// By the names that the model uses, each with its own part of a tensor that holds several.
     tensors: HashMap<String, Located>,
     /// Buffers of the model that the files hold.
     buffers: Vec<(Buffer, Located)>,
@@ -45,9 +45,8 @@ impl SafetensorsSource {
     pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
         let names = weight_files(dir)?;
         let (files, found) = map_files(names.iter().map(|name| dir.join(name)))?;
-        let naming = config.naming();
-        let matched = match_names(model, &|name| naming.in_file(name), "config.json", &found);
-        let output = naming.in_file("lm_head.weight");
+        let matched = match_names(model, &|name| config.stored(name), "config.json", &found);
+        let output = config.stored("lm_head.weight").tensor;
         let mut problems = matched.problems("config.json asks for", Strict::Yes);
         if matched.differences.missing == [output.as_str()] {
             problems[0] = format!(
@@ -61,7 +60,7 @@ impl SafetensorsSource {
     }
 
     /// Opens the weights of any model: a safetensors file, or a folder of them as [`SafetensorsSource::open`] takes it,
-    /// under the names that the model shows. What the files lack keeps the values that it has; the result says what
+    /// under the names that the model shows, or as its family stores a decoder. What the files lack keeps the values that it has; the result says what
     /// that is.
     ///
     /// # Errors
@@ -76,7 +75,16 @@ impl SafetensorsSource {
             true => map_files(weight_files(path)?.iter().map(|name| path.join(name)))?,
             false => map_files(std::iter::once(path.to_path_buf()))?,
         };
-        let mut matched = match_names(model, &str::to_owned, "the model", &found);
+        let mut matched = match_names(model, &|name| Stored::whole(name), "the model", &found);
+        if !matched.differences.missing.is_empty()
+            && let Ok(config) = HfConfig::read(path)
+        {
+            // A decoder of a family whose files have other names than the model.
+            let of_family = match_names(model, &|name| config.stored(name), "the model", &found);
+            if of_family.differences.missing.len() < matched.differences.missing.len() {
+                matched = of_family;
+            }
+        }
         let mut kept = Vec::new();
         for NamedBuffer { name, buffer } in buffers(model) {
             matched.differences.unexpected.retain(|other| *other != name);
@@ -275,10 +283,10 @@ struct Matched {
     misshapen: Vec<String>,
 }
 
-/// Finds the weights of a model among those of the files; `in_file` is the name there, `asks` who says the shape.
+/// Finds the weights of a model among those of the files; `stored` is where they lie there, `asks` who says the shape.
 fn match_names(
     model: &dyn Module,
-    in_file: &dyn Fn(&str) -> String,
+    stored: &dyn Fn(&str) -> Stored,
     asks: &str,
     found: &BTreeMap<String, Located>,
 ) -> Matched {
@@ -292,23 +300,46 @@ fn match_names(
     }
     let (mut tensors, mut known) = (HashMap::new(), BTreeSet::new());
     let (mut missing, mut misshapen) = (Vec::new(), Vec::new());
+    // Several parameters of one tensor have the same complaint.
+    let add = |problems: &mut Vec<String>, problem: String| match problems.contains(&problem) {
+        true => {}
+        false => problems.push(problem),
+    };
     for (_, shape, names) in &params {
-        let in_file: Vec<String> = names.iter().map(|name| in_file(name)).collect();
-        known.extend(in_file.iter().cloned());
-        let Some((stored, tensor)) = in_file.iter().find_map(|name| found.get_key_value(name)) else {
-            missing.push(in_file[0].clone());
+        let stored: Vec<Stored> = names.iter().map(|name| stored(name)).collect();
+        known.extend(stored.iter().map(|stored| stored.tensor.clone()));
+        let in_files = |stored: &Stored| Some((stored.clone(), found.get(&stored.tensor)?));
+        let Some((stored, tensor)) = stored.iter().find_map(in_files) else {
+            add(&mut missing, stored[0].tensor.clone());
             continue;
         };
-        if tensor.shape != shape.sizes() {
-            misshapen.push(format!("{stored} {:?} ({asks} asks for {shape:?})", tensor.shape));
-        } else if !matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            misshapen.push(format!("{stored} of {:?} (supported are F32, BF16 and F16)", tensor.dtype));
+        let whole = stored.whole_shape(shape.sizes());
+        if tensor.shape != whole {
+            let (name, its) = (&stored.tensor, &tensor.shape);
+            add(&mut misshapen, format!("{name} {its:?} ({asks} asks for {whole:?})"));
+            continue;
         }
-        tensors.extend(names.iter().map(|name| (name.clone(), tensor.clone())));
+        let (Dtype::F32 | Dtype::BF16 | Dtype::F16) = tensor.dtype else {
+            let problem =
+                format!("{} of {:?} (supported are F32, BF16 and F16)", stored.tensor, tensor.dtype);
+            add(&mut misshapen, problem);
+            continue;
+        };
+        let size = tensor.dtype.bitsize() / 8;
+        let start = tensor.bytes.start + stored.first_elem(shape.sizes()) * size;
+        let bytes = start..start + shape.n_elems() * size;
+        let located = Located { bytes, shape: shape.sizes().to_vec(), ..*tensor };
+        tensors.extend(names.iter().map(|name| (name.clone(), located.clone())));
     }
     let strange = |name: &&String| !known.contains(*name) && !follows_from_settings(name);
     let unexpected: Vec<String> = found.keys().filter(strange).cloned().collect();
     Matched { tensors, differences: Differences { missing, unexpected }, misshapen }
+}
+
+/// Whether a tensor is a table that follows from the settings, which older files store beside the weights.
+fn follows_from_settings(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    matches!(last, "inv_freq" | "pos_cis" | "freqs_cos" | "freqs_sin") || name.ends_with(".attention.mask")
 }
 
 impl Matched {
@@ -336,4 +367,22 @@ fn listed(names: &[String]) -> String {
         n => format!(" and {n} more"),
     };
     format!("{}{more}", names[..names.len().min(MAX_LISTED)].join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::follows_from_settings;
+
+    #[test]
+    fn tables_are_told_from_weights() {
+        for table in [
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "pos_cis",
+            "layers.1.attention.mask",
+            "model.freqs_cos",
+        ] {
+            assert!(follows_from_settings(table), "{table}");
+        }
+        assert!(!follows_from_settings("model.layers.0.mlp.gate.weight"));
+    }
 }

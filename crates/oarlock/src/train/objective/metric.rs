@@ -4,43 +4,44 @@ use std::ops::AddAssign;
 
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::HeadLoss;
+use oarlock_tensor::ops::transfer::DeviceF64;
 
 use super::ObjectiveLoss;
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 
-/// A sum of a micro-batch.
+/// A sum of a micro-batch on the device, read when it is asked for.
 #[derive(Clone, Debug)]
 pub enum Sum {
-    /// On the host already.
-    Host(f64),
-    /// A tensor of one number, read when it is asked for.
-    Device(Tensor),
+    /// Of a head, with all its digits.
+    Exact(DeviceF64),
+    /// A tensor of one number.
+    Tensor(Tensor),
 }
 
 impl Sum {
-    /// The number.
+    /// The number, copied to the host.
     ///
     /// # Errors
     /// A tensor of more numbers than one, or of values that nobody knows.
     pub fn read(&self) -> Result<f64> {
         match self {
-            Sum::Host(sum) => Ok(*sum),
-            Sum::Device(sum) => Ok(f64::from(sum.item()?)),
+            Sum::Exact(sum) => Ok(sum.read()?),
+            Sum::Tensor(sum) => Ok(f64::from(sum.item()?)),
         }
     }
 }
 
 impl From<&HeadLoss> for Sum {
     fn from(loss: &HeadLoss) -> Sum {
-        Sum::Host(loss.sum)
+        Sum::Exact(loss.exact.clone())
     }
 }
 
 impl From<&Tensor> for Sum {
     /// Of a tensor of one number, off its tape.
     fn from(sum: &Tensor) -> Sum {
-        Sum::Device(sum.detach())
+        Sum::Tensor(sum.detach())
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! As in the forward pass blocks are transposed, a row per key and a column per query. For query block and key block:
 //! P = exp(scale K Q^T - lse), dS = P * (V dO^T - delta), dV += P dO, dK += dS Q, dQ += dS^T K; dQ and dK are
-//! scaled when they are written. `delta` is the inner product of a query's output and its gradient.
+//! scaled when they are written. `delta` is the inner product of a query's output and its gradient. Where scores have
+//! a cap, dS is also multiplied by its derivative.
 
 #![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
 
@@ -14,7 +15,7 @@ use super::super::Cpu;
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
-use super::{AttentionShape, Inputs, Packed, Span};
+use super::{AttentionShape, Inputs, Packed, ScoreScale, Span};
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -96,7 +97,7 @@ struct Backward<'a, T> {
     scratch: &'a mut [u32],
 }
 
-fn pieces(packed: &Packed) -> [usize; 14] {
+fn pieces(packed: &Packed) -> [usize; 15] {
     let key_rows = packed.keys * packed.units;
     let transposed = QUERIES * packed.units_padded;
     let query_panels = QUERIES / packed.pair * packed.cols;
@@ -117,6 +118,7 @@ fn pieces(packed: &Packed) -> [usize; 14] {
         QUERIES * packed.cols,
         keys,
         keys,
+        ROWS * COLS,
     ]
 }
 
@@ -149,6 +151,8 @@ struct Buffers<'a> {
     /// [key, head_dim], for the whole sequence and group.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
+    /// Of the scores of a tile, where they have a cap.
+    tanhs: &'a mut [f32; ROWS * COLS],
 }
 
 /// A block of queries of one head.
@@ -186,6 +190,7 @@ impl<T: Float> Task for Backward<'_, T> {
             dq: carve.floats(sizes[11]),
             dk: carve.floats(sizes[12]),
             dv: carve.floats(sizes[13]),
+            tanhs: carve.array(),
         };
         for task in self.tasks {
             let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
@@ -319,7 +324,7 @@ unsafe fn queries<T: Float, K: Kernel>(
             let k1 = end.min(k0 + KEYS);
             for j in (k0..k1).step_by(ROWS) {
                 for p in 0..n.div_ceil(COLS) {
-                    score_gradients::<K>(shape.scale * LOG2_E, packed, buffers, &block, j, k0, p);
+                    score_gradients::<K>(shape.score_scale(), packed, buffers, &block, j, k0, p);
                 }
             }
             key_gradients::<K>(shape, packed, buffers, &block, k0, k1);
@@ -335,7 +340,7 @@ unsafe fn queries<T: Float, K: Kernel>(
 /// P and dS of the 8 keys from `j` on and the 32 queries of panel `p`.
 #[inline(always)]
 unsafe fn score_gradients<K: Kernel>(
-    factor: f32,
+    scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
     block: &Block,
@@ -368,6 +373,12 @@ unsafe fn score_gradients<K: Kernel>(
             let do_columns = buffers.do_columns.as_ptr().add(columns);
             let sees_all = span.sees_all(j);
             let mut probs = tile::product::<K>(packed.units, k_rows, packed.units, q_columns);
+            let mut factor = scale.factor;
+            if let Some(cap) = scale.cap {
+                probs.iter_mut().flatten().for_each(|x| *x = K::mul(*x, K::splat(scale.factor)));
+                probs = tile::tanh::<K>(probs, &mut *buffers.tanhs);
+                factor = cap;
+            }
             for (r, row) in probs.iter_mut().enumerate() {
                 for w in 0..2 {
                     row[w] = K::exp2(K::sub(K::mul(row[w], K::splat(factor)), lse[w]));
@@ -381,6 +392,15 @@ unsafe fn score_gradients<K: Kernel>(
             for r in 0..ROWS {
                 for w in 0..2 {
                     ds[r][w] = K::mul(probs[r][w], K::sub(d_probs[r][w], delta[w]));
+                }
+            }
+            if scale.cap.is_some() {
+                // The derivative of the cap is 1 - tanh^2.
+                for (r, row) in ds.iter_mut().enumerate() {
+                    for (w, ds) in row.iter_mut().enumerate() {
+                        let t = K::load(buffers.tanhs.as_ptr().add(r * COLS + w * LANES));
+                        *ds = K::mul(*ds, K::sub(K::splat(1.0), K::mul(t, t)));
+                    }
                 }
             }
         }

@@ -1,12 +1,13 @@
 //! The forward pass for few queries, as in generation: keys and values are read once, unpacked.
 
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LN_2;
 
 use super::forward::{FLOOR, Outputs};
 use super::pack::HeadRows;
 use super::tile::{Kernel, LANES, Task};
 use super::workers::{Carve, Tasks, carved};
 use super::{AttentionShape, Inputs, Packed};
+use crate::cpu::math;
 use crate::dtype::Float;
 
 /// Keys of a block: their scores fit four vectors.
@@ -104,7 +105,7 @@ unsafe fn group<T: Float, K: Kernel>(
     b: usize,
     kv_head: usize,
 ) {
-    let (shape, cols) = (inputs.shape, packed.cols);
+    let (shape, cols, scale) = (inputs.shape, packed.cols, inputs.shape.score_scale());
     let keys = |x| {
         let x = super::sequence(x, b, shape.batch);
         HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)
@@ -121,7 +122,7 @@ unsafe fn group<T: Float, K: Kernel>(
         }
         let q = ((b * shape.q_len + i) * shape.n_heads + head) * shape.head_dim;
         for (x, q) in buffers.q[r * cols..].iter_mut().zip(&inputs.q[q..q + shape.head_dim]) {
-            *x = q.to_f32() * (shape.scale * LOG2_E);
+            *x = q.to_f32() * scale.factor;
         }
     }
     buffers.out.fill(0.0);
@@ -133,7 +134,7 @@ unsafe fn group<T: Float, K: Kernel>(
                 convert(k, j, k1, cols, buffers.rows);
                 scores::<K>(buffers, cols, j - k0);
             }
-            softmax::<K>(buffers, cols, k0);
+            softmax::<K>(buffers, scale.cap, cols, k0);
             for j in (k0..k1).step_by(AT_ONCE) {
                 convert(v, j, k1, cols, buffers.rows);
                 values::<K>(buffers, cols, j - k0);
@@ -190,9 +191,12 @@ unsafe fn scores<K: Kernel>(buffers: &mut Buffers, cols: usize, at: usize) {
 
 /// Turns the scores of the block that starts at key `k0` into probabilities, still to be divided by their sum.
 #[inline(always)]
-unsafe fn softmax<K: Kernel>(buffers: &mut Buffers, cols: usize, k0: usize) {
+unsafe fn softmax<K: Kernel>(buffers: &mut Buffers, cap: Option<f32>, cols: usize, k0: usize) {
     for (r, query) in buffers.queries.iter_mut().enumerate() {
         let scores = &mut buffers.scores[r * KEYS..][..KEYS];
+        if let Some(cap) = cap {
+            scores.iter_mut().for_each(|x| *x = math::tanh(*x) * cap);
+        }
         if k0 < query.lo as usize || query.hi < (k0 + KEYS) as i32 {
             for (j, x) in scores.iter_mut().enumerate() {
                 let key = (k0 + j) as i32;

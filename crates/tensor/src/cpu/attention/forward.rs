@@ -5,7 +5,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "an index often names a lane of several arrays")]
 
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LN_2;
 
 use bytemuck::cast_slice_mut;
 
@@ -14,7 +14,7 @@ use super::decode::{self, Decode};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
-use super::{AttentionShape, Inputs, Packed, Span};
+use super::{AttentionShape, Inputs, Packed, ScoreScale, Span};
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -196,7 +196,7 @@ unsafe fn queries<T: Float, K: Kernel>(
         for k0 in (first..end).step_by(KEYS) {
             let k1 = end.min(k0 + KEYS);
             let max = scores::<K>(
-                inputs.shape.scale * LOG2_E,
+                inputs.shape.score_scale(),
                 packed,
                 buffers,
                 &span,
@@ -229,10 +229,10 @@ unsafe fn queries<T: Float, K: Kernel>(
     }
 }
 
-/// Scores of keys `k0 .. k1` times `factor`; minus infinity where masked. Returns the maxima so far.
+/// Scores of keys `k0 .. k1`; minus infinity where masked. Returns the maxima so far.
 #[inline(always)]
 unsafe fn scores<K: Kernel>(
-    factor: f32,
+    scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
     span: &Span,
@@ -247,7 +247,13 @@ unsafe fn scores<K: Kernel>(
         let masked = K::splat(f32::NEG_INFINITY);
         for j in (k0..k1).step_by(ROWS) {
             let k_rows = buffers.k_rows.as_ptr().add(j * packed.units);
-            let acc = tile::product::<K>(packed.units, k_rows, packed.units, buffers.q_panel.as_ptr());
+            let mut acc = tile::product::<K>(packed.units, k_rows, packed.units, buffers.q_panel.as_ptr());
+            let mut factor = scale.factor;
+            if let Some(cap) = scale.cap {
+                acc.iter_mut().flatten().for_each(|x| *x = K::mul(*x, K::splat(scale.factor)));
+                acc = tile::tanh::<K>(acc, &mut [0.0; ROWS * COLS]);
+                factor = cap;
+            }
             let sees_all = span.sees_all(j);
             for (r, row) in acc.iter().enumerate() {
                 for w in 0..2 {

@@ -18,6 +18,8 @@ mod tile_avx2;
 mod tile_avx512;
 mod workers;
 
+use std::f32::consts::LOG2_E;
+
 use bytemuck::cast_slice;
 
 use super::Cpu;
@@ -47,6 +49,10 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Whether a query sees only the keys up to its own position.
     pub causal: bool,
+    /// With a window of `w`, a query sees no key more than `w - 1` positions before its own.
+    pub window: Option<usize>,
+    /// With a cap of `c`, a score `s` becomes `c tanh(s / c)` before the softmax.
+    pub logit_cap: Option<f32>,
 }
 
 impl AttentionShape {
@@ -72,9 +78,19 @@ impl AttentionShape {
     #[inline(always)]
     fn visible(&self, doc_start: Option<&[i32]>, b: usize, i: usize) -> (i32, i32) {
         let kv_len = self.kv_len as i32;
-        let hi = if self.causal { (self.kv_len + i + 1).saturating_sub(self.q_len) as i32 } else { kv_len };
+        let own_end = (self.kv_len + i + 1).saturating_sub(self.q_len);
+        let hi = if self.causal { own_end as i32 } else { kv_len };
         let lo = doc_start.map_or(0, |starts| starts[b * self.q_len + i].clamp(0, kv_len));
-        (lo, hi.min(kv_len))
+        let window_start = self.window.map_or(0, |window| own_end.saturating_sub(window) as i32);
+        (lo.max(window_start), hi.min(kv_len))
+    }
+
+    /// How products of queries and keys become scores.
+    fn score_scale(&self) -> ScoreScale {
+        match self.logit_cap {
+            None => ScoreScale { factor: self.scale * LOG2_E, cap: None },
+            Some(cap) => ScoreScale { factor: self.scale / cap, cap: Some(cap * LOG2_E) },
+        }
     }
 
     fn check(&self, op: &'static str, q: usize, k: usize, v: usize, doc_start: Option<&[i32]>) -> Result<()> {
@@ -96,6 +112,14 @@ impl AttentionShape {
         len(op, "v", kv_elems, v)?;
         doc_start.map_or(Ok(()), |starts| len(op, "doc_start", self.batch * self.q_len, starts.len()))
     }
+}
+
+/// Scores in powers of two are `factor` times the inner product of query and key; with a cap, `cap` times the
+/// hyperbolic tangent of that.
+#[derive(Clone, Copy)]
+struct ScoreScale {
+    factor: f32,
+    cap: Option<f32>,
 }
 
 fn len(op: &'static str, what: &'static str, expected: usize, got: usize) -> Result<()> {

@@ -21,6 +21,8 @@ struct Query {
     keys: Vec<usize>,
     /// Softmax over the keys.
     p: Vec<f64>,
+    /// Derivatives of the capped scores for the scores.
+    slopes: Vec<f64>,
     lse: f64,
 }
 
@@ -36,17 +38,26 @@ fn queries(shape: &AttentionShape, q: &[f64], k: &[f64], doc_start: Option<&[i32
                 let kv_head = h / (shape.n_heads / shape.n_kv_heads);
                 let keys: Vec<usize> = (0..shape.kv_len)
                     .filter(|j| (!shape.causal || *j as i64 <= position) && *j as i64 >= start)
+                    .filter(|j| shape.window.is_none_or(|w| *j as i64 + w as i64 > position))
                     .map(|j| ((b * shape.kv_capacity + j) * shape.n_kv_heads + kv_head) * d)
                     .collect();
-                let scores: Vec<f64> = keys
+                let mut scores: Vec<f64> = keys
                     .iter()
                     .map(|&key| shape.scale as f64 * dot(&q[row..row + d], &k[key..key + d]))
                     .collect();
+                let mut slopes = vec![1.0; keys.len()];
+                if let Some(cap) = shape.logit_cap.map(f64::from) {
+                    for (score, slope) in scores.iter_mut().zip(&mut slopes) {
+                        let t = (*score / cap).tanh();
+                        (*score, *slope) = (cap * t, 1.0 - t * t);
+                    }
+                }
                 let max = scores.iter().fold(f64::NEG_INFINITY, |m, x| m.max(*x));
                 let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
                 let lse = if keys.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
                 let p = scores.iter().map(|x| (x - lse).exp()).collect();
-                out.push(Query { row, stat: (b * shape.n_heads + h) * shape.q_len + i, keys, p, lse });
+                let stat = (b * shape.n_heads + h) * shape.q_len + i;
+                out.push(Query { row, stat, keys, p, slopes, lse });
             }
         }
     }
@@ -90,12 +101,12 @@ pub(super) fn backward(
 ) -> Gradients {
     let d = shape.head_dim;
     let mut out = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
-    for Query { row, keys, p, .. } in queries(shape, q, k, doc_start) {
+    for Query { row, keys, p, slopes, .. } in queries(shape, q, k, doc_start) {
         let d_o = &d_o[row..row + d];
         let dp: Vec<f64> = keys.iter().map(|&key| dot(d_o, &v[key..key + d])).collect();
         let delta = dot(&p, &dp);
-        for ((&key, p), dp) in keys.iter().zip(&p).zip(&dp) {
-            let ds = p * (dp - delta) * shape.scale as f64;
+        for (((&key, p), dp), slope) in keys.iter().zip(&p).zip(&dp).zip(&slopes) {
+            let ds = p * (dp - delta) * slope * shape.scale as f64;
             add(&mut out.dv[key..key + d], *p, d_o);
             add(&mut out.dk[key..key + d], ds, &q[row..row + d]);
             add(&mut out.dq[row..row + d], ds, &k[key..key + d]);

@@ -34,9 +34,12 @@ fn shape(
         kv_capacity: kv_len,
         scale,
         causal: true,
+        window: None,
+        logit_cap: None,
     }
 }
 
+#[derive(Clone)]
 struct Case<T> {
     shape: AttentionShape,
     q: Vec<T>,
@@ -208,6 +211,48 @@ fn any_document_start_is_safe() {
 }
 
 #[test]
+fn windows() {
+    for (q_len, kv_len, window) in [
+        (140, 140, 1),
+        (140, 140, 7),
+        (65, 65, 64),
+        (100, 100, 1000),
+        (200, 200, 33),
+        (3, 300, 100),
+        (9, 90, 20),
+    ] {
+        let shape = AttentionShape { window: Some(window), ..shape(2, q_len, kv_len, (4, 2), 24) };
+        check_all(shape, None);
+        check_all(AttentionShape { kv_capacity: kv_len + 5, ..shape }, documents(&shape, &[5, 50, 23]));
+    }
+    // A query behind the last key, and one whose window ends before its document begins.
+    check_all(AttentionShape { window: Some(2), ..shape(1, 12, 5, (2, 1), 16) }, None);
+    check_all(AttentionShape { window: Some(3), ..shape(1, 40, 40, (2, 1), 16) }, Some(vec![30; 40]));
+}
+
+#[test]
+fn capped_scores() {
+    for (q_len, kv_len, cap) in [(1, 1, 0.5), (2, 77, 2.0), (70, 70, 0.5), (133, 133, 2.0), (40, 90, 50.0)] {
+        let shape = AttentionShape { logit_cap: Some(cap), ..shape(2, q_len, kv_len, (4, 2), 40) };
+        check_all(shape, None);
+        let windowed = AttentionShape { window: Some(21), ..shape };
+        check_all(windowed, documents(&shape, &[20, 3, 50]));
+    }
+}
+
+/// A window or documents that exclude nothing, and the plain causal pass, give the same bits.
+#[test]
+fn a_window_that_excludes_nothing_changes_no_bit() {
+    for cpu in cpus() {
+        for q_len in [3, 100] {
+            let plain = Case::<bf16>::new(shape(2, q_len, 100, (4, 2), 40), None);
+            let wide = Case { shape: AttentionShape { window: Some(100), ..plain.shape }, ..plain.clone() };
+            assert!(plain.run(&cpu) == wide.run(&cpu));
+        }
+    }
+}
+
+#[test]
 fn bits_do_not_depend_on_threads() {
     fn same<T: Float>(shape: AttentionShape) {
         for isa in Isa::available() {
@@ -220,8 +265,10 @@ fn bits_do_not_depend_on_threads() {
         }
     }
     for q_len in [1, 100] {
-        same::<f32>(shape(3, q_len, 100, (4, 2), 40));
-        same::<bf16>(shape(3, q_len, 100, (4, 2), 40));
+        let plain = shape(3, q_len, 100, (4, 2), 40);
+        same::<f32>(plain);
+        same::<bf16>(plain);
+        same::<bf16>(AttentionShape { window: Some(19), logit_cap: Some(1.5), ..plain });
     }
 }
 
@@ -240,7 +287,13 @@ fn not_a_number_reaches_the_output() {
 
 #[test]
 fn the_reference_agrees_with_finite_differences() {
-    let shape = AttentionShape { kv_capacity: 7, ..shape(1, 4, 6, (2, 1), 3) };
+    let plain = AttentionShape { kv_capacity: 7, ..shape(1, 4, 6, (2, 1), 3) };
+    for (window, logit_cap) in [(None, None), (Some(2), None), (None, Some(0.4)), (Some(3), Some(1.5))] {
+        reference_agrees(AttentionShape { window, logit_cap, ..plain });
+    }
+}
+
+fn reference_agrees(shape: AttentionShape) {
     let wide =
         |n: Option<usize>, seed| noise(n.unwrap(), seed).iter().map(|x| *x as f64).collect::<Vec<f64>>();
     let (q, k, v) = (wide(shape.q_elems(), 1), wide(shape.kv_elems(), 2), wide(shape.kv_elems(), 3));

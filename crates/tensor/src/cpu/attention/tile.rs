@@ -4,6 +4,7 @@
 //! such pairs. One product serves both; only [`Kernel::dot`] differs.
 
 use super::super::isa::{Isa, Path};
+use super::super::math;
 use crate::dtype::{DType, Float};
 
 /// Lanes of a vector.
@@ -149,6 +150,29 @@ pub(super) unsafe fn strip<
             }
         }
     }
+}
+
+/// The hyperbolic tangents of a tile, which `lanes` holds as well.
+///
+/// # Safety
+/// As for [`Kernel`].
+#[inline(always)]
+pub(super) unsafe fn tanh<K: Kernel>(
+    mut x: [Row<K>; ROWS],
+    lanes: &mut [f32; ROWS * COLS],
+) -> [Row<K>; ROWS] {
+    // SAFETY: a tile is 8 rows of two vectors.
+    unsafe {
+        for (r, row) in x.iter().enumerate() {
+            K::store(lanes.as_mut_ptr().add(r * COLS), row[0]);
+            K::store(lanes.as_mut_ptr().add(r * COLS + LANES), row[1]);
+        }
+        lanes.iter_mut().for_each(|x| *x = math::tanh(*x));
+        for (r, row) in x.iter_mut().enumerate() {
+            *row = [K::load(lanes.as_ptr().add(r * COLS)), K::load(lanes.as_ptr().add(r * COLS + LANES))];
+        }
+    }
+    x
 }
 
 /// A B over `steps` units: 8 rows of `a`, `ld` units apart, times the 32 columns of panel `b`.

@@ -65,6 +65,12 @@ impl<'a> Carve<'a> {
         &mut piece[..n]
     }
 
+    /// As many numbers as an array has.
+    pub(super) fn array<const N: usize>(&mut self) -> &'a mut [f32; N] {
+        let (array, _) = self.floats(N).as_chunks_mut::<N>();
+        &mut array[0]
+    }
+
     /// `n` numbers.
     pub(super) fn floats(&mut self, n: usize) -> &'a mut [f32] {
         bytemuck::cast_slice_mut(self.units(n))

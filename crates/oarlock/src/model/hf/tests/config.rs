@@ -5,7 +5,7 @@ use oarlock_tensor::{RopeScaling, Yarn};
 use serde_json::json;
 
 use super::*;
-use crate::model::{DecoderConfig, RopeSettings};
+use crate::model::{AttentionConfig, DecoderConfig, MlpConfig, QkNorm, RopeSettings, Stored};
 
 fn read(text: &str) -> Result<HfConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -17,37 +17,49 @@ fn decoder(config: Value) -> DecoderConfig {
     read(&config.to_string()).unwrap().decoder().clone()
 }
 
+/// The first layer.
+fn first(config: &DecoderConfig) -> (&AttentionConfig, &MlpConfig) {
+    (&config.layers[0].attention, &config.layers[0].mlp)
+}
+
 #[test]
 fn a_bare_family_has_the_defaults_of_transformers() {
     let llama = decoder(json!({ "model_type": "llama" }));
-    assert_eq!((llama.vocab_size, llama.hidden_size, llama.intermediate_size), (32_000, 4096, 11_008));
-    assert_eq!((llama.n_layers, llama.n_heads, llama.n_kv_heads, llama.head_dim), (32, 32, 32, 128));
-    assert_eq!((llama.max_positions, llama.norm_eps, llama.rope.theta), (2048, 1e-6, 10_000.0));
-    assert!(!llama.tie_embeddings && !llama.qkv_bias && !llama.qk_norm);
+    let (attention, mlp) = first(&llama);
+    assert_eq!((llama.vocab_size, llama.hidden_size, mlp.intermediate_size), (32_000, 4096, 11_008));
+    assert_eq!((llama.layers.len(), attention.n_heads), (32, 32));
+    assert_eq!((attention.n_kv_heads, attention.head_dim), (32, 128));
+    assert_eq!((llama.max_positions, llama.final_norm.eps, attention.rope.theta), (2048, 1e-6, 10_000.0));
+    assert!(!llama.tie_embeddings && !attention.qkv_bias && attention.qk_norm == QkNorm::None);
     let qwen2 = decoder(json!({ "model_type": "qwen2", "num_attention_heads": 64, "hidden_size": 512 }));
-    assert_eq!((qwen2.n_kv_heads, qwen2.head_dim, qwen2.intermediate_size), (32, 8, 22_016));
-    assert!(qwen2.qkv_bias && !qwen2.o_bias);
+    let (attention, mlp) = first(&qwen2);
+    assert_eq!((attention.n_kv_heads, attention.head_dim, mlp.intermediate_size), (32, 8, 22_016));
+    assert!(attention.qkv_bias && !attention.o_bias);
     let qwen3 =
         decoder(json!({ "model_type": "qwen3", "num_key_value_heads": null, "attention_bias": true }));
-    assert_eq!((qwen3.n_kv_heads, qwen3.head_dim, qwen3.vocab_size), (32, 128, 151_936));
-    assert!(qwen3.qk_norm && qwen3.qkv_bias && qwen3.o_bias && !qwen3.mlp_bias);
+    let (attention, mlp) = first(&qwen3);
+    assert_eq!((attention.n_kv_heads, attention.head_dim, qwen3.vocab_size), (32, 128, 151_936));
+    assert!(attention.qk_norm == QkNorm::PerHead && attention.qkv_bias && attention.o_bias && !mlp.bias);
 }
 
 #[test]
 fn minimind_of_each_year() {
     let newest = decoder(json!({ "model_type": "minimind" }));
-    assert_eq!((newest.hidden_size, newest.intermediate_size, newest.head_dim), (768, 2432, 96));
-    assert_eq!((newest.n_kv_heads, newest.max_positions, newest.norm_eps), (4, 32_768, 1e-6));
-    assert!(newest.qk_norm && newest.tie_embeddings);
+    let (attention, mlp) = first(&newest);
+    assert_eq!((newest.hidden_size, mlp.intermediate_size, attention.head_dim), (768, 2432, 96));
+    assert_eq!((attention.n_kv_heads, newest.max_positions, newest.final_norm.eps), (4, 32_768, 1e-6));
+    assert!(attention.qk_norm == QkNorm::PerHead && newest.tie_embeddings);
     let older = json!({ "model_type": "minimind", "use_moe": false, "n_routed_experts": 4, "intermediate_size": null });
     let older = decoder(older);
-    assert_eq!((older.hidden_size, older.intermediate_size, older.n_kv_heads), (512, 1408, 2));
-    assert!(!older.qk_norm && older.rope.style == RopeStyle::Half);
+    let (attention, mlp) = first(&older);
+    assert_eq!((older.hidden_size, mlp.intermediate_size, attention.n_kv_heads), (512, 1408, 2));
+    assert!(attention.qk_norm == QkNorm::None && attention.rope.style == RopeStyle::Half);
     // The 361M model: dim 1024, 32 layers.
     let seed = json!({ "model_type": "minimind", "dim": 1024, "n_layers": 32, "n_heads": 8, "n_kv_heads": 2, "hidden_dim": null });
     let seed = decoder(seed);
-    assert_eq!((seed.intermediate_size, seed.max_positions, seed.head_dim), (2752, 8192, 128));
-    assert_eq!((seed.rope.style, seed.rope.theta), (RopeStyle::Interleaved, 1e6));
+    let (attention, mlp) = first(&seed);
+    assert_eq!((mlp.intermediate_size, seed.max_positions, attention.head_dim), (2752, 8192, 128));
+    assert_eq!((attention.rope.style, attention.rope.theta), (RopeStyle::Interleaved, 1e6));
 }
 
 #[test]
@@ -55,10 +67,10 @@ fn rotary_settings_in_both_spellings() {
     let with = |name: &str, rope: Value| {
         let mut config = json!({ "model_type": "llama", "rope_theta": 5e5, "max_position_embeddings": 4096 });
         config[name] = rope;
-        decoder(config).rope
+        first(&decoder(config)).0.rope.clone()
     };
-    let linear =
-        RopeSettings { theta: 5e5, style: RopeStyle::Half, scaling: RopeScaling::Linear { factor: 2.0 } };
+    let scaling = RopeScaling::Linear { factor: 2.0 };
+    let linear = RopeSettings { theta: 5e5, style: RopeStyle::Half, share: 1.0, scaling };
     assert_eq!(with("rope_scaling", json!({ "type": "linear", "factor": 2.0 })), linear);
     assert_eq!(with("rope_parameters", json!({ "rope_type": "linear", "factor": 2 })), linear);
     assert_eq!(with("rope_parameters", json!({ "rope_type": "default", "rope_theta": 7 })).theta, 7.0);
@@ -91,8 +103,9 @@ fn what_is_written_reads_as_the_same_and_keeps_unknown_fields() {
         if name == "minimind" {
             assert_eq!(bare.decoder(), config.decoder());
         }
-        assert_eq!(bare.naming(), config.naming(), "{name}");
-        assert_eq!(bare.decoder().qk_norm, config.decoder().qk_norm, "{name}");
+        let stored = |config: &HfConfig| config.stored("model.layers.0.mlp.up_proj.weight");
+        assert_eq!(stored(&bare), stored(&config), "{name}");
+        assert_eq!(first(bare.decoder()).0.qk_norm, first(config.decoder()).0.qk_norm, "{name}");
     }
     let text = json!({
         "model_type": "llama", "made_by": {"x": [1, 2]}, "rope_theta": 9e4, "torch_dtype": "float16",
@@ -140,11 +153,11 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
     assert!(error.contains("config.json: ") && error.contains("line 3"), "{error}");
     assert!(refused("[1]").contains("expected the JSON object"));
     for (text, part) in [
-        (json!({}), "\"model_type\" is missing; supported are llama, qwen2, qwen3 and minimind"),
+        (json!({}), "\"model_type\" is missing; supported are llama, qwen2, qwen3"),
         (json!({ "model_type": "gpt2" }), "\"model_type\" is \"gpt2\""),
         (
-            json!({ "model_type": "llama", "hidden_act": "gelu" }),
-            "\"hidden_act\" is \"gelu\"; supported is silu",
+            json!({ "model_type": "llama", "hidden_act": "tanh" }),
+            "\"hidden_act\" is \"tanh\"; supported are silu, gelu",
         ),
         (json!({ "model_type": "minimind", "use_moe": true }), "\"use_moe\" is true; mixtures of experts"),
         (json!({ "model_type": "qwen3", "num_experts": 8 }), "\"num_experts\" is 8; mixtures of experts"),
@@ -153,12 +166,20 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
             "\"quantization_config\" is an object",
         ),
         (json!({ "model_type": "llama", "attention_dropout": 0.1 }), "dropout is not supported"),
-        (json!({ "model_type": "qwen2", "use_sliding_window": true }), "sliding windows are not supported"),
-        (json!({ "model_type": "qwen2", "layer_types": ["sliding_attention"] }), "\"layer_types\""),
+        (json!({ "model_type": "qwen2", "layer_types": ["sliding_attention"] }), "for each layer"),
+        (
+            json!({ "model_type": "llama", "layer_types": ["sliding_attention"] }),
+            "supported is full_attention",
+        ),
+        (
+            json!({ "model_type": "llama", "rope_scaling": {"type": "proportional"} }),
+            "supported are default, linear, dynamic, llama3, yarn and longrope",
+        ),
         (
             json!({ "model_type": "llama", "rope_scaling": {"type": "longrope"} }),
-            "supported are default, linear",
+            "\"short_factor\" is missing",
         ),
+        (json!({ "model_type": "llama", "num_hidden_layers": 70_000 }), "at most 65536 layers"),
         (json!({ "model_type": "llama", "rope_scaling": {"type": "linear"} }), "\"factor\" is missing"),
         (json!({ "model_type": "llama", "partial_rotary_factor": 0.5 }), "\"partial_rotary_factor\" is 0.5"),
         (json!({ "model_type": "llama", "num_attention_heads": 0 }), "cannot be divided among 0 heads"),
@@ -176,11 +197,29 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
         let error = refused(&text.to_string());
         assert!(error.contains("config.json: ") && error.contains(part), "{text}: {error}");
     }
-    // Windows that no layer uses, or that are longer than the model, do not matter.
-    decoder(json!({ "model_type": "qwen2", "use_sliding_window": true, "num_hidden_layers": 28 }));
-    decoder(json!({ "model_type": "qwen2", "use_sliding_window": true, "sliding_window": 65_536 }));
     let missing = message(HfConfig::read(Path::new("nowhere")));
     assert!(missing.contains("cannot read nowhere"), "{missing}");
+}
+
+#[test]
+fn layers_have_windows_where_transformers_gives_them_some() {
+    let windows = |config: Value| -> Vec<Option<usize>> {
+        let config = decoder(config);
+        let written = read(&HfConfig::new(config.clone(), Default::default()).to_json(DType::F32)).unwrap();
+        assert_eq!(written.decoder(), &config);
+        config.layers.iter().map(|layer| layer.attention.window).collect()
+    };
+    let qwen = |more: Value| {
+        let mut config = json!({ "model_type": "qwen3", "num_hidden_layers": 3, "max_window_layers": 2 });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        windows(config)
+    };
+    assert_eq!(qwen(json!({})), [None; 3]);
+    assert_eq!(qwen(json!({ "use_sliding_window": true })), [None, None, Some(4096)]);
+    let kinds = ["sliding_attention", "full_attention", "full_attention"];
+    let listed = json!({ "use_sliding_window": true, "sliding_window": 7, "layer_types": kinds });
+    assert_eq!(qwen(listed), [Some(7), None, None]);
+    assert_eq!(qwen(json!({ "use_sliding_window": true, "sliding_window": null })), [None; 3]);
 }
 
 /// The parameters of a decoder, each counted once.
@@ -203,22 +242,28 @@ fn a_model_is_made_of_fields_alone() {
     let guide = made(json!({ "model_type": "minimind", "hidden_size": 1024, "num_hidden_layers": 32 }));
     assert_eq!(n_parameters(&guide), 361_038_848);
     let d = guide.decoder();
-    assert_eq!((d.vocab_size, d.intermediate_size, d.n_heads, d.n_kv_heads), (6400, 2752, 8, 2));
-    assert_eq!((d.rope.theta, d.norm_eps, d.tie_embeddings, d.qk_norm), (1e6, 1e-5, true, false));
+    let (attention, mlp) = first(d);
+    assert_eq!((d.vocab_size, mlp.intermediate_size), (6400, 2752));
+    assert_eq!((attention.n_heads, attention.n_kv_heads), (8, 2));
+    assert_eq!((attention.rope.theta, d.final_norm.eps), (1e6, 1e-5));
+    assert!(d.tie_embeddings && attention.qk_norm == QkNorm::None);
     assert_eq!(d.init_std, (1.0 / 3072f64.sqrt()) as f32);
     // The default is MiniMind2-Small, which its page calls 26M.
     assert_eq!(n_parameters(&made(json!({ "model_type": "minimind" }))), 25_829_888);
     let newest = made(json!({ "model_type": "minimind3" }));
     let d = newest.decoder();
-    assert_eq!((d.hidden_size, d.n_kv_heads, d.head_dim, d.intermediate_size), (768, 4, 96, 2432));
-    assert!(d.qk_norm && d.norm_eps == 1e-6 && d.init_std == 0.02);
+    let (attention, mlp) = first(d);
+    assert_eq!((d.hidden_size, attention.n_kv_heads), (768, 4));
+    assert_eq!((attention.head_dim, mlp.intermediate_size), (96, 2432));
+    assert!(attention.qk_norm == QkNorm::PerHead && d.final_norm.eps == 1e-6 && d.init_std == 0.02);
     // What is written is a model of transformers, and reads back as the same.
     for (config, class) in [(guide, "LlamaForCausalLM"), (newest, "Qwen3ForCausalLM")] {
         let json = config.to_json(DType::BF16);
         assert!(json.contains(class), "{json}");
         let again = read(&json).unwrap();
         assert_eq!((again.decoder(), again.special()), (config.decoder(), config.special()));
-        assert_eq!(again.naming(), crate::model::Naming::Transformers);
+        let name = "model.layers.0.mlp.up_proj.weight";
+        assert_eq!(again.stored(name), Stored::whole(name));
     }
     let wrong = |fields: Value| {
         let made = HfConfig::from_fields("model_config", fields.as_object().unwrap(), special.clone());

@@ -1,0 +1,283 @@
+//! A layer of a decoder, composed from its description: attention and a gated MLP with their norms.
+//!
+//! Shape legend: B batch, S sequence, E hidden, H heads, G kv heads, D head size.
+
+use std::sync::Arc;
+
+use oarlock_tensor::ops::{self, Activation, Mask, Rope};
+use oarlock_tensor::{DType, Result, Tensor};
+
+use super::cache::LayerCache;
+use super::config::{
+    AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
+};
+use super::recompute::Parts;
+use crate::nn::{Latency, Linear, Module, RmsNorm, Visitor, is_trained};
+
+/// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
+/// parameters.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// What transformers calls the layer's class.
+    class: &'static str,
+    attention_norms: Norms,
+    self_attn: Attention,
+    mlp_norms: Norms,
+    mlp: Mlp,
+}
+
+/// The norms around a part of a layer.
+#[derive(Clone, Debug)]
+struct Norms {
+    /// On what goes in.
+    before: Option<RmsNorm>,
+    /// On what comes out.
+    after: Option<RmsNorm>,
+}
+
+#[derive(Clone, Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    config: AttentionConfig,
+    latency: Latency,
+}
+
+#[derive(Clone, Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    activation: Activation,
+    latency: Latency,
+}
+
+/// A norm of a width.
+pub(super) fn norm(dim: usize, config: NormConfig) -> Result<RmsNorm> {
+    RmsNorm::with_offset(dim, config.eps, config.offset)
+}
+
+impl Block {
+    pub(super) fn new(config: &DecoderConfig, layer: &LayerConfig) -> Result<Block> {
+        let (hidden, std) = (config.hidden_size, config.init_std);
+        Ok(Block {
+            class: config.family.layer_class,
+            attention_norms: Norms::new(hidden, layer.norm, layer.norm_placement)?,
+            self_attn: Attention::new(hidden, std, &layer.attention, layer.norm)?,
+            mlp_norms: Norms::new(hidden, layer.norm, layer.norm_placement)?,
+            mlp: Mlp::new(hidden, std, &layer.mlp)?,
+        })
+    }
+
+    /// The residual stream x is f32; the block computes in the dtype of its weights.
+    pub(super) fn forward(
+        &self,
+        x: &Tensor,
+        rope: &Arc<Rope>,
+        mask: &Mask,
+        recompute: Parts,
+    ) -> Result<Tensor> {
+        // The last product of a part stays outside: its backward pass needs its input, not its output.
+        let attended = if recompute.attention {
+            let (block, rope, mask) = (self.clone(), rope.clone(), mask.clone());
+            let forward = move |x: &Tensor| block.attended(x, &rope, &mask);
+            ops::checkpoint_without_output(x, is_trained(self)?, Arc::new(forward))?
+        } else {
+            self.attended(x, rope, mask)?
+        };
+        let h = self.attention_norms.add(x, self.self_attn.project_out(&attended)?)?;
+        let activated = if recompute.mlp {
+            let block = self.clone();
+            let forward = move |h: &Tensor| block.activated(h);
+            ops::checkpoint_without_output(&h, is_trained(self)?, Arc::new(forward))?
+        } else {
+            self.activated(&h)?
+        };
+        self.mlp_norms.add(&h, self.mlp.project_down(&activated)?)
+    }
+
+    pub(super) fn forward_cached(
+        &self,
+        x: &Tensor,
+        rope: &Arc<Rope>,
+        cache: &mut LayerCache,
+    ) -> Result<Tensor> {
+        let normed = self.attention_norms.enter(x, self.mlp.dtype()?)?;
+        let attended = self.self_attn.attend_cached(&normed, rope, cache)?;
+        let h = self.attention_norms.add(x, self.self_attn.o_proj.forward(&attended)?)?;
+        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&self.activated(&h)?)?)
+    }
+
+    /// Attention up to its output projection.
+    fn attended(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
+        self.self_attn.attend(&self.attention_norms.enter(x, self.mlp.dtype()?)?, rope, mask)
+    }
+
+    /// The MLP up to its down projection.
+    fn activated(&self, h: &Tensor) -> Result<Tensor> {
+        self.mlp.activate(&self.mlp_norms.enter(h, self.mlp.dtype()?)?)
+    }
+}
+
+impl Norms {
+    fn new(hidden: usize, config: NormConfig, placement: NormPlacement) -> Result<Norms> {
+        let new = |is_there: bool| is_there.then(|| norm(hidden, config)).transpose();
+        Ok(Norms { before: new(placement.is_pre())?, after: new(placement.is_post())? })
+    }
+
+    /// What a part computes with: the stream in `dtype`, normed where norms stand before parts.
+    fn enter(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        match &self.before {
+            Some(norm) => norm.forward_to(x, dtype),
+            None if x.dtype() == dtype => Ok(x.clone()),
+            None => x.cast(dtype),
+        }
+    }
+
+    /// The stream with what a part has computed.
+    fn add(&self, x: &Tensor, part: Tensor) -> Result<Tensor> {
+        match &self.after {
+            Some(norm) => ops::add_residual(x, &norm.forward(&part)?),
+            None => ops::add_residual(x, &part),
+        }
+    }
+}
+
+impl Attention {
+    fn new(hidden: usize, std: f32, config: &AttentionConfig, norms: NormConfig) -> Result<Attention> {
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let qk_norm = |dim: usize| {
+            Ok(match config.qk_norm {
+                QkNorm::None => None,
+                QkNorm::PerHead => Some(norm(config.head_dim, norms)?),
+                QkNorm::WholeProjection => Some(norm(dim, norms)?),
+            })
+        };
+        Ok(Attention {
+            q_proj: Linear::normal(hidden, q_dim, config.qkv_bias, std)?,
+            k_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            v_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            o_proj: Linear::normal(q_dim, hidden, config.o_bias, std)?,
+            q_norm: qk_norm(q_dim)?,
+            k_norm: qk_norm(kv_dim)?,
+            config: config.clone(),
+            latency: Latency::default(),
+        })
+    }
+
+    fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
+        self.latency.time(|| {
+            let (q, k, v) = self.project(x, rope, 0)?;
+            ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.config.options())?)
+        })
+    }
+
+    fn project_out(&self, attended: &Tensor) -> Result<Tensor> {
+        self.latency.time(|| self.o_proj.forward(attended))
+    }
+
+    fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
+        let (q, k, v) = self.project(x, rope, cache.len())?;
+        cache.append(&k, &v)?;
+        let options = self.config.options();
+        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?)
+    }
+
+    /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
+    fn project(&self, x: &Tensor, rope: &Arc<Rope>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
+        let heads = |x: Tensor| ops::split_heads(&x, self.config.head_dim);
+        let normed = |x: Tensor, norm: &Option<RmsNorm>| match norm {
+            None => heads(x),
+            Some(norm) if self.config.qk_norm == QkNorm::WholeProjection => heads(norm.forward(&x)?),
+            Some(norm) => norm.forward(&heads(x)?),
+        };
+        let q = normed(self.q_proj.forward(x)?, &self.q_norm)?;
+        let k = normed(self.k_proj.forward(x)?, &self.k_norm)?;
+        let v = heads(self.v_proj.forward(x)?)?;
+        Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
+    }
+}
+
+impl Mlp {
+    fn new(hidden: usize, std: f32, config: &MlpConfig) -> Result<Mlp> {
+        let width = config.intermediate_size;
+        Ok(Mlp {
+            gate_proj: Linear::normal(hidden, width, config.bias, std)?,
+            up_proj: Linear::normal(hidden, width, config.bias, std)?,
+            down_proj: Linear::normal(width, hidden, config.bias, std)?,
+            activation: config.activation,
+            latency: Latency::default(),
+        })
+    }
+
+    /// What the weights, and so the activations, are held in.
+    fn dtype(&self) -> Result<DType> {
+        Ok(self.gate_proj.weight.weight()?.dtype())
+    }
+
+    fn activate(&self, x: &Tensor) -> Result<Tensor> {
+        self.latency
+            .time(|| ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, self.activation))
+    }
+
+    fn project_down(&self, activated: &Tensor) -> Result<Tensor> {
+        self.latency.time(|| self.down_proj.forward(activated))
+    }
+}
+
+impl Module for Block {
+    /// Names are those of transformers' llama, and GLM-4's where norms stand on both sides; a family whose files say
+    /// otherwise renames.
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        let norm = |name: &str, norm: &Option<RmsNorm>, visitor: &mut dyn Visitor| {
+            if let Some(norm) = norm {
+                visitor.child(name, norm);
+            }
+        };
+        norm("input_layernorm", &self.attention_norms.before, visitor);
+        visitor.child("self_attn", &self.self_attn);
+        norm("post_self_attn_layernorm", &self.attention_norms.after, visitor);
+        norm("post_attention_layernorm", &self.mlp_norms.before, visitor);
+        visitor.child("mlp", &self.mlp);
+        norm("post_mlp_layernorm", &self.mlp_norms.after, visitor);
+    }
+
+    /// As the class is called in Python, where people write its name into FSDP's settings.
+    fn kind(&self) -> &'static str {
+        self.class
+    }
+}
+
+impl Module for Attention {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("q_proj", &self.q_proj);
+        visitor.child("k_proj", &self.k_proj);
+        visitor.child("v_proj", &self.v_proj);
+        visitor.child("o_proj", &self.o_proj);
+        for (name, norm) in [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)] {
+            if let Some(norm) = norm {
+                visitor.child(name, norm);
+            }
+        }
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
+}
+
+impl Module for Mlp {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("gate_proj", &self.gate_proj);
+        visitor.child("up_proj", &self.up_proj);
+        visitor.child("down_proj", &self.down_proj);
+    }
+
+    fn latency(&self) -> Option<&Latency> {
+        Some(&self.latency)
+    }
+}

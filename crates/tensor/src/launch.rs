@@ -1,0 +1,335 @@
+//! A kernel launch as a value: what it is called, what it costs, which memory it reads and writes, and what to do.
+//!
+//! A launch declares its memory first and gets a typed view for each declaration; a view becomes a slice only inside of
+//! the kernel. See [`device`](crate::device) for what a device does with a launch.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use bytemuck::Pod;
+
+use crate::arena::Buffer;
+use crate::cpu::{Cpu, Store};
+use crate::device::Device;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::flat::{Lease, WriteLease};
+use crate::param::GradSlot;
+use crate::strict::{Access, Guard, Queue};
+use crate::tensor::Tensor;
+
+/// What a launch does with a stretch of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Its content is needed and stays.
+    Read,
+    /// All of it is overwritten.
+    Write,
+    /// Its content is needed, or only a part of it is overwritten.
+    Update,
+}
+
+/// A stretch of device memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Span<'a> {
+    /// The first byte; `None` on a dry device, which has no memory.
+    pub ptr: Option<NonNull<u8>>,
+    pub bytes: usize,
+    pub owner: Owner<'a>,
+}
+
+/// Whose memory a span is.
+#[derive(Clone, Copy)]
+pub(crate) enum Owner<'a> {
+    /// A block of the device's pool, with its guard where the device defers launches.
+    Pool(Option<&'a Arc<Guard>>),
+    /// Memory that the host sees as well. A device that defers launches leaves a guard here.
+    Host(&'a OnceLock<Arc<Guard>>),
+}
+
+impl<'a> Owner<'a> {
+    /// What keeps the order of launches on this memory, where a device defers them.
+    pub fn guard(self) -> Option<&'a Arc<Guard>> {
+        match self {
+            Owner::Pool(guard) => guard,
+            Owner::Host(guard) => guard.get(),
+        }
+    }
+}
+
+impl<'a> Span<'a> {
+    /// These bytes of it.
+    pub fn part(self, range: Range<usize>) -> Result<Span<'a>> {
+        if range.start > range.end || range.end > self.bytes {
+            return Err(Error::Shape {
+                op: "a view of device memory",
+                expected: format!("a range inside of {} bytes", self.bytes),
+                got: format!("{range:?}"),
+            });
+        }
+        // SAFETY: the range lies inside the span, checked above.
+        let ptr = self.ptr.map(|ptr| unsafe { ptr.add(range.start) });
+        Ok(Span { ptr, bytes: range.len(), ..self })
+    }
+
+    /// The elements `range` of type `T`.
+    pub fn elements<T>(self, range: &Range<usize>) -> Result<Span<'a>> {
+        self.part(range.start * size_of::<T>()..range.end * size_of::<T>())
+    }
+}
+
+/// Memory that a launch reads. Only the running kernel sees elements.
+pub(crate) struct View<T> {
+    ptr: NonNull<T>,
+    len: usize,
+    access: usize,
+}
+
+impl<T> Clone for View<T> {
+    fn clone(&self) -> View<T> {
+        *self
+    }
+}
+impl<T> Copy for View<T> {}
+
+/// Memory that a launch writes, alone.
+pub(crate) struct ViewMut<T> {
+    ptr: NonNull<T>,
+    len: usize,
+    access: usize,
+    /// As a mutable slice, so that it is not copied and is invariant.
+    elements: PhantomData<*mut T>,
+}
+
+// SAFETY: a view is an address. Its memory is reached only through `slice`, while the launch that declared it runs.
+unsafe impl<T: Sync> Send for View<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for ViewMut<T> {}
+
+impl<T: Pod> View<T> {
+    /// The elements, for the kernel of the launch that declared the view.
+    pub fn slice<'r>(self, running: &'r Running<'_>) -> &'r [T] {
+        let ptr = running.address(self.access, self.ptr);
+        // SAFETY: the launch declared this initialised, aligned memory, which lives and is written by nobody until the
+        // launch has run: at once, or before any launch or copy that was called later and conflicts with it.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Pod> ViewMut<T> {
+    /// The elements, for the kernel of the launch that declared the view.
+    pub fn slice<'r>(self, running: &'r Running<'_>) -> &'r mut [T] {
+        let ptr = running.address(self.access, self.ptr);
+        // SAFETY: as for `View::slice`; the launch declared that it writes this memory, for which it had to be the sole
+        // owner, and a mutable view is neither copied nor declared twice.
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), self.len) }
+    }
+}
+
+/// The CPU while it runs the kernel of one launch.
+pub(crate) struct Running<'a> {
+    cpu: &'a Cpu,
+    /// Where the launch's views lie in host memory, when it is staged.
+    staged: Option<&'a [NonNull<u8>]>,
+}
+
+impl<'a> Running<'a> {
+    pub fn new(cpu: &'a Cpu, staged: Option<&'a [NonNull<u8>]>) -> Running<'a> {
+        Running { cpu, staged }
+    }
+
+    fn address<T>(&self, access: usize, ptr: NonNull<T>) -> NonNull<T> {
+        self.staged.map_or(ptr, |staged| staged[access].cast())
+    }
+}
+
+impl Deref for Running<'_> {
+    type Target = Cpu;
+    fn deref(&self) -> &Cpu {
+        self.cpu
+    }
+}
+
+/// A launch that is being put together. It ends with [`Launch::run`].
+pub(crate) struct Launch<'d> {
+    device: &'d Device,
+    pub(crate) name: &'static str,
+    /// Floating-point operations and bytes; `None` for what no profile shows.
+    pub(crate) cost: Option<(u64, u64)>,
+    /// Where launches are deferred.
+    queue: Option<&'d Arc<Queue>>,
+    n_accesses: usize,
+    /// Kept only where launches are deferred.
+    accesses: Vec<Access>,
+    scratch: Option<Buffer>,
+}
+
+impl<'d> Launch<'d> {
+    pub(crate) fn new(device: &'d Device, name: &'static str, cost: Option<(u64, u64)>) -> Launch<'d> {
+        let queue = device.queue();
+        Launch { device, name, cost, queue, n_accesses: 0, accesses: Vec::new(), scratch: None }
+    }
+
+    fn declare<T>(&mut self, span: Span<'_>, mode: Mode) -> Result<(NonNull<T>, usize, usize)> {
+        let access = self.n_accesses;
+        self.n_accesses += 1;
+        let len = span.bytes / size_of::<T>();
+        let Some(ptr) = span.ptr else {
+            // A dry device runs no kernel; a real one has memory behind each span.
+            return if self.device.is_dry() {
+                Ok((NonNull::dangling(), len, access))
+            } else {
+                Err(Error::Dry)
+            };
+        };
+        debug_assert!(ptr.cast::<T>().is_aligned() && span.bytes.is_multiple_of(size_of::<T>()));
+        if let Some(queue) = self.queue {
+            let guard = match span.owner {
+                Owner::Pool(guard) => guard.cloned(),
+                Owner::Host(guard) => Some(guard.get_or_init(|| Arc::new(Guard::of_host(queue))).clone()),
+            };
+            if guard.as_ref().is_some_and(|guard| !guard.is_of(queue)) {
+                return Err(Error::Usage(format!("{}: its memory is in use on another device", self.name)));
+            }
+            self.accesses.push(Access { guard, ptr, bytes: span.bytes, mode });
+        }
+        Ok((ptr.cast(), len, access))
+    }
+
+    fn view<T>(&mut self, span: Span<'_>) -> Result<View<T>> {
+        let (ptr, len, access) = self.declare(span, Mode::Read)?;
+        Ok(View { ptr, len, access })
+    }
+
+    fn view_mut<T>(&mut self, span: Span<'_>, mode: Mode) -> Result<ViewMut<T>> {
+        let (ptr, len, access) = self.declare(span, mode)?;
+        Ok(ViewMut { ptr, len, access, elements: PhantomData })
+    }
+
+    /// Reads a tensor's elements.
+    pub fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<View<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view(tensor.span())
+    }
+
+    /// Reads a tensor's elements as words of their size, to move them.
+    pub fn read_words<W: Pod>(&mut self, tensor: &Tensor) -> Result<View<W>> {
+        self.view(tensor.span())
+    }
+
+    /// Reads the elements `range` of a tensor.
+    pub fn read_at<T: Element>(&mut self, tensor: &Tensor, range: &Range<usize>) -> Result<View<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view(tensor.span().elements::<T>(range)?)
+    }
+
+    /// Overwrites all elements of a tensor.
+    pub fn write<T: Element>(&mut self, tensor: &mut Tensor) -> Result<ViewMut<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view_mut(tensor.span_mut()?, Mode::Write)
+    }
+
+    /// Overwrites the elements `range` of a tensor.
+    pub fn write_at<T: Element>(&mut self, tensor: &mut Tensor, range: &Range<usize>) -> Result<ViewMut<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view_mut(tensor.span_mut()?.elements::<T>(range)?, Mode::Write)
+    }
+
+    /// Reads and writes the elements `range` of a tensor.
+    pub fn update_at<T: Element>(&mut self, tensor: &mut Tensor, range: &Range<usize>) -> Result<ViewMut<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view_mut(tensor.span_mut()?.elements::<T>(range)?, Mode::Update)
+    }
+
+    /// Reads and writes elements of a tensor, or writes some of them.
+    pub fn update<T: Element>(&mut self, tensor: &mut Tensor) -> Result<ViewMut<T>> {
+        tensor.check_elements::<T>(self.name)?;
+        self.view_mut(tensor.span_mut()?, Mode::Update)
+    }
+
+    /// Adds to the elements of a tensor, or overwrites them.
+    pub fn store<T: Element>(&mut self, tensor: &mut Tensor, store: Store) -> Result<ViewMut<T>> {
+        match store {
+            Store::Add => self.update(tensor),
+            Store::Overwrite => self.write(tensor),
+        }
+    }
+
+    /// Overwrites all elements of a tensor with words of their size.
+    pub fn write_words<W: Pod>(&mut self, tensor: &mut Tensor) -> Result<ViewMut<W>> {
+        self.view_mut(tensor.span_mut()?, Mode::Write)
+    }
+
+    /// Overwrites the words `range` of a tensor.
+    pub fn write_words_at<W: Pod>(
+        &mut self,
+        tensor: &mut Tensor,
+        range: &Range<usize>,
+    ) -> Result<ViewMut<W>> {
+        self.view_mut(tensor.span_mut()?.elements::<W>(range)?, Mode::Write)
+    }
+
+    /// Overwrites words of a tensor here and there.
+    pub fn update_words<W: Pod>(&mut self, tensor: &mut Tensor) -> Result<ViewMut<W>> {
+        self.view_mut(tensor.span_mut()?, Mode::Update)
+    }
+
+    /// Writes the gradient of a parameter, as its [`GradSlot::store`] says.
+    pub fn grad(&mut self, slot: &mut GradSlot) -> Result<ViewMut<f32>> {
+        self.grad_as(slot, slot.store)
+    }
+
+    /// Writes the gradient of a parameter.
+    pub fn grad_as(&mut self, slot: &mut GradSlot, store: Store) -> Result<ViewMut<f32>> {
+        let mode = match store {
+            Store::Add => Mode::Update,
+            Store::Overwrite => Mode::Write,
+        };
+        self.view_mut(slot.span()?, mode)
+    }
+
+    /// Reads elements of a flat buffer.
+    pub fn read_flat<T: Pod>(&mut self, lease: &Lease, range: &Range<usize>) -> Result<View<T>> {
+        self.view(lease.span().elements::<T>(range)?)
+    }
+
+    /// Writes elements of a flat buffer.
+    pub fn write_flat<T: Pod>(
+        &mut self,
+        lease: &mut WriteLease,
+        range: &Range<usize>,
+        mode: Mode,
+    ) -> Result<ViewMut<T>> {
+        self.view_mut(lease.span().elements::<T>(range)?, mode)
+    }
+
+    /// Memory of arbitrary content for the kernel, given back when it has run.
+    pub fn scratch<T: Pod>(&mut self, len: usize) -> Result<ViewMut<T>> {
+        let bytes = len * size_of::<T>();
+        let mut buffer = self.device.arena().allocate(bytes, "scratch")?;
+        let view = self.buffer(&mut buffer, bytes);
+        self.scratch = Some(buffer);
+        view
+    }
+
+    /// The first bytes of a buffer that the caller keeps, for the same.
+    pub fn buffer<T: Pod>(&mut self, buffer: &mut Buffer, bytes: usize) -> Result<ViewMut<T>> {
+        self.view_mut(buffer.span().part(0..bytes)?, Mode::Write)
+    }
+
+    /// Hands the launch to its device: `cpu` is what to do on a CPU, or on a device that has no form of its own for the
+    /// op, which then stages it.
+    ///
+    /// # Errors
+    /// What the kernel reports, where it runs at once.
+    pub fn run(self, cpu: impl FnOnce(&Running<'_>) -> Result<()> + Send + 'static) -> Result<()> {
+        let Launch { device, name, cost, queue, accesses, .. } = self;
+        match queue {
+            Some(queue) => queue.defer(name, cost, accesses, Box::new(cpu)),
+            None if device.is_dry() => device.book(name, cost, || Ok(())),
+            None => device.book(name, cost, || cpu(&Running::new(device.host(), None))),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Gated linear units (Shazeer 2020): y = activation(gate) · up; with SiLU it is SwiGLU, with GELU it is GeGLU.
+
+use crate::cpu::glu::{self, Activation};
+use crate::error::Result;
+use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
+use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::tensor::Tensor;
+
+/// activation(gate) · up, of equal shapes. The output is cheap, so the tape keeps gate and up and recomputes it.
+///
+/// # Errors
+/// Unequal shapes or dtypes.
+pub fn gated(gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
+    check_device("gated", gate, &[up])?;
+    check_dtype("gated", gate, up)?;
+    if gate.shape() != up.shape() {
+        return Err(wrong_shape("gated", format!("{:?}", gate.shape()), up));
+    }
+    let recorder = Recorder::new(&[gate, up], &[])?;
+    let y = forward(gate, up, activation, "activation", "gated forward")?;
+    let Some(recorder) = recorder else { return Ok(y) };
+    let op = GatedBackward { gate: recorder.save(gate), up: recorder.save(up), activation };
+    let [y] = recorder.finish([y], op);
+    Ok(y)
+}
+
+fn forward(
+    gate: &Tensor,
+    up: &Tensor,
+    activation: Activation,
+    what: &'static str,
+    name: &'static str,
+) -> Result<Tensor> {
+    let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
+    let mut launch = gate.device().launch(name, 0, 3 * gate.len_bytes() as u64);
+    with_float!(gate.dtype(), "gated", T => {
+        let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            glu::gated_forward(cpu, activation, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
+            Ok(())
+        })
+    })?;
+    Ok(y)
+}
+
+struct GatedBackward {
+    gate: Saved,
+    up: Saved,
+    activation: Activation,
+}
+
+impl Function for GatedBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = grads[0].take() else { return Ok(()) };
+        let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
+        let device = gate.device().clone();
+        let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
+        let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
+        let activation = self.activation;
+        let mut launch = device.launch("gated backward", 0, 5 * gate.len_bytes() as u64);
+        with_float!(gate.dtype(), "gated", T => {
+            let (gate, up, dy) = (launch.read::<T>(&gate)?, launch.read::<T>(&up)?, launch.read::<T>(&dy)?);
+            let (d_gate, d_up) = (launch.write::<T>(&mut d_gate)?, launch.write::<T>(&mut d_up)?);
+            launch.run(move |cpu| {
+                let (gate, up, dy) = (gate.slice(cpu), up.slice(cpu), dy.slice(cpu));
+                glu::gated_backward(cpu, activation, gate, up, dy, d_gate.slice(cpu), d_up.slice(cpu));
+                Ok(())
+            })
+        })?;
+        cx.give(0, d_gate)?;
+        cx.give(1, d_up)
+    }
+
+    fn can_replay(&self, _output: usize) -> bool {
+        true
+    }
+
+    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+        let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
+        forward(&gate, &up, self.activation, "replayed", "gated replay")
+    }
+}
