@@ -192,7 +192,7 @@ impl Communicator {
     }
 
     /// Brings each owner's ranges to all ranks. Over a replicated region nothing moves: the call orders the owners' writes
-    /// before everybody's reads.
+    /// before the reads of all ranks.
     ///
     /// # Errors
     /// As every collective, and when the arguments do not fit the region.
@@ -385,13 +385,14 @@ impl Communicator {
             &*self.0.transport,
             &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
         );
-        if let (Some(recorder), Some(begin)) = (recorder, begin) {
-            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
-            recorder.add(operation, site, bytes, self.world_size(), begin.elapsed());
-        }
-        if let (true, Some(begin)) = (is_traced, begin) {
-            let bytes = (elements * dtype.map_or(1, DType::size)) as u64;
-            self.0.trace.add(operation, site, bytes, self.world_size(), begin);
+        if let Some(begin) = begin {
+            let (bytes, ranks) = ((elements * dtype.map_or(1, DType::size)) as u64, self.world_size());
+            if let Some(recorder) = recorder {
+                recorder.add(operation, site, bytes, ranks, begin.elapsed());
+            }
+            if is_traced {
+                self.0.trace.add(operation, site, bytes, ranks, begin);
+            }
         }
         result
     }

@@ -9,6 +9,8 @@ use crate::transport_kind::{HAS_MPI, TRANSPORT, TransportKind, why_no_mpi};
 /// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+/// After this time a waiting rank says whom it waits for.
+pub(crate) const NOTICE: Duration = Duration::from_secs(5);
 
 /// Looks up a variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -193,7 +195,8 @@ impl Family {
         let machines = some(self.machines)?.map_or(1, |(_, machines)| machines);
         let local_rank = some(self.local_rank)?;
         let local_size = some(self.local_world_size)?;
-        // A launcher that says nothing about machines has one. With several it is enough to know that this one has fewer ranks than all.
+        // A launcher that does not set the number of machines has one. With several it is enough to know that this machine
+        // has fewer ranks than all.
         let local_world_size = match local_size {
             Some((_, size)) => size,
             None if machines > 1 => world_size.div_ceil(machines).min(world_size.saturating_sub(1)),

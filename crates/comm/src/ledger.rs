@@ -36,6 +36,28 @@ pub struct RankStatus {
     pub calls: Vec<Call>,
 }
 
+impl RankState {
+    /// Why a rank in this state fails those that wait, if it does. `is_missing` if it has not entered their collective.
+    pub(crate) fn failure(self, pid: u32, is_missing: bool) -> Option<String> {
+        match self {
+            RankState::Dead => Some(format!("its process {pid} ended without saying why")),
+            RankState::Left => Some("it left without finishing (a panic, an early return)".into()),
+            RankState::Finished if is_missing => Some("it finished while others still waited for it".into()),
+            _ => None,
+        }
+    }
+}
+
+impl RankStatus {
+    /// Its phase and its last call, each after a comma.
+    pub(crate) fn doing(&self) -> String {
+        let phase = Some(&self.phase).filter(|phase| !phase.is_empty());
+        let phase = phase.map_or_else(String::new, |phase| format!(", in {phase:?}"));
+        let call = self.calls.last().map(|call| format!(", last call: {}", call.without_rank()));
+        phase + &call.unwrap_or_default()
+    }
+}
+
 impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
@@ -50,12 +72,6 @@ impl fmt::Display for RankStatus {
         if let Some(pid) = self.pid {
             write!(f, ", pid {pid}")?;
         }
-        if !self.phase.is_empty() {
-            write!(f, ", in {:?}", self.phase)?;
-        }
-        if let Some(call) = self.calls.last() {
-            write!(f, ", last call: {}", call.without_rank())?;
-        }
-        f.write_str(")")
+        write!(f, "{})", self.doing())
     }
 }

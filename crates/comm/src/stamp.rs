@@ -76,6 +76,13 @@ impl Stamp {
     }
 }
 
+/// Copies as much of a text as fits, cut between characters, into a zeroed buffer.
+pub(crate) fn write_text(buffer: &mut [u8], text: &str) {
+    let fits = |&end: &usize| text.is_char_boundary(end);
+    let length = (0..=buffer.len().min(text.len())).rev().find(fits).unwrap_or(0);
+    buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
+}
+
 /// The text in a zero-padded buffer.
 pub(crate) fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&b| b == 0).unwrap_or(buffer.len());

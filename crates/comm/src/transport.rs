@@ -11,6 +11,9 @@ use crate::ownership::Ownership;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 
+/// How long to wait for a rank that is alive but does not enter a collective, unless told otherwise.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1800);
+
 /// An engine that carries bytes between ranks: shared memory, MPI, or a world of one.
 ///
 /// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes

@@ -262,8 +262,9 @@ fn the_name_is_taken_until_the_run_is_over() {
         let port = port();
         let mut ranks = [0, 1].map(|r| Rank::start(torchrun(r, 2, port)));
         ranks.iter_mut().for_each(|rank| drop(rank.until("joined")));
-        for late in [0, 1] {
-            let said = Rank::start(torchrun(late, 2, port)).end();
+        // Both at once, as each waits a while for the name.
+        for mut late in [0, 1].map(|late| Rank::start(torchrun(late, 2, port))) {
+            let said = late.end();
             let holder = format!("process {}", ranks[0].child.id());
             assert!(said.contains("another run on this machine") && said.contains(&holder), "{said}");
         }
@@ -295,11 +296,13 @@ fn who_does_not_come_is_named() {
             command.env("OARLOCK_JOIN_TIMEOUT", "1");
             Rank::start(command)
         };
-        let (mut zero, mut two) = (brief(0), brief(2));
+        let mut alone = torchrun(1, 4, self::port());
+        alone.env("OARLOCK_JOIN_TIMEOUT", "1");
+        let (mut zero, mut two, mut alone) = (brief(0), brief(2), Rank::start(alone));
         for said in [zero.end(), two.end()] {
             assert!(said.contains("these ranks have not joined: 1, 3 of 4"), "{said}");
         }
-        let said = brief(1).end();
+        let said = alone.end();
         assert!(said.contains("local rank 0 has not joined within 1 s"), "{said}");
     });
 }
@@ -334,34 +337,31 @@ fn who_dies_while_all_join_is_named() {
     });
 }
 
-fn stopped_while_all_join(stopped: usize) {
-    within(move || {
-        let port = port();
-        let brief = |rank: usize| {
-            let mut command = torchrun(rank, 3, port);
-            command.env("OARLOCK_JOIN_TIMEOUT", "4");
-            Rank::start(command)
-        };
-        let mut ranks = vec![brief(0), brief(1)];
-        accepted(&ranks[0], 1);
-        kill_process(ranks[stopped].pid(), Signal::STOP).unwrap();
-        ranks.push(brief(2));
-        let name = format!("process {} (", ranks[stopped].child.id());
-        for rank in (0..3).filter(|&rank| rank != stopped) {
-            let said = ranks[rank].end();
-            assert!(said.contains(&name) && said.contains("stopped by a signal"), "{rank}: {said}");
+#[test]
+fn who_is_stopped_while_all_join_is_named() {
+    // The first rank, and another: two worlds at once, as both wait until their time is over.
+    within(|| {
+        let mut worlds = [0, 1].map(|stopped| {
+            let port = port();
+            let brief = |rank: usize| {
+                let mut command = torchrun(rank, 3, port);
+                command.env("OARLOCK_JOIN_TIMEOUT", "3");
+                Rank::start(command)
+            };
+            let mut ranks = vec![brief(0), brief(1)];
+            accepted(&ranks[0], 1);
+            kill_process(ranks[stopped].pid(), Signal::STOP).unwrap();
+            ranks.push(brief(2));
+            (stopped, ranks)
+        });
+        for (stopped, ranks) in &mut worlds {
+            let name = format!("process {} (", ranks[*stopped].child.id());
+            for rank in (0..3).filter(|rank| rank != stopped) {
+                let said = ranks[rank].end();
+                assert!(said.contains(&name) && said.contains("stopped by a signal"), "{rank}: {said}");
+            }
         }
     });
-}
-
-#[test]
-fn the_first_rank_stopped_while_all_join_is_named() {
-    stopped_while_all_join(0);
-}
-
-#[test]
-fn another_rank_stopped_while_all_join_is_named() {
-    stopped_while_all_join(1);
 }
 
 /// Invariant 14: what is no rank neither joins nor delays those who are.
@@ -428,7 +428,7 @@ fn ranks_that_were_told_different_worlds_do_not_join() {
         let port = port();
         let brief = |rank: usize, n: usize| {
             let mut command = torchrun(rank, n, port);
-            command.env("OARLOCK_JOIN_TIMEOUT", "3");
+            command.env("OARLOCK_JOIN_TIMEOUT", "2");
             Rank::start(command)
         };
         let (mut host, mut other) = (brief(0, 2), brief(1, 3));

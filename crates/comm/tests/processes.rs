@@ -16,6 +16,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Tells a child what to do instead of testing.
 const ROLE: &str = "OARLOCK_TEST_ROLE";
 
+/// The elements that busy ranks sum: enough that a signal finds them anywhere inside a collective.
+const BUSY: usize = 1 << 18;
+
 /// The children's way in; as a test of its own it has nothing to do.
 #[test]
 fn child() {
@@ -48,11 +51,10 @@ fn rank(role: &str, comm: Communicator) {
             std::thread::sleep(Duration::from_secs(1));
         },
         ("busy", _) => {
-            let region = comm.allocate("gradients", 4 << 20, Sharing::PerRank).unwrap();
+            let region = comm.allocate("gradients", 4 * BUSY, Sharing::PerRank).unwrap();
             let mut round = 0;
             exit_with(loop {
-                let sum =
-                    comm.all_reduce(&region, DType::F32, 0..1 << 20, Ready::now()).and_then(Ready::wait);
+                let sum = comm.all_reduce(&region, DType::F32, 0..BUSY, Ready::now()).and_then(Ready::wait);
                 if sum.is_err() {
                     break sum;
                 }

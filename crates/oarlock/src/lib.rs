@@ -202,6 +202,8 @@ mod pages {
     mod accelerator {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
+    #[doc = include_str!("../../../docs/data.md")]
+    mod data {}
     #[doc = include_str!("../../../docs/dataloader.md")]
     mod dataloader {}
     #[doc = include_str!("../../../docs/distributed.md")]

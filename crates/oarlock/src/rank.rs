@@ -1,5 +1,7 @@
-//! A rank finds its place: a thread of `distributed::spawn` by its thread, a process by the environment of a launcher,
-//! ours or another; who has neither is alone.
+//! Which rank the calling code is: a thread of `distributed::spawn` by its thread, a process by the environment that its
+//! launcher set; code that has neither is a world of one.
+//!
+//! This module holds the only thread-local of the library that has a meaning (ARCHITECTURE.md, "Decisions that differ").
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -9,21 +11,31 @@ use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
 use crate::console::tell;
 use crate::error::Result;
 
-/// What a thread knows of the rank that it is.
-#[derive(Clone, Default)]
-struct Here {
-    /// Its group, as long as somebody keeps it: an accelerator, a process group, whoever started the thread.
+/// The rank that a thread is.
+#[derive(Default)]
+struct ThreadRank {
+    /// Its communicator, as long as an accelerator, a process group or the starter of the thread keeps it.
     comm: Option<WeakCommunicator>,
-    /// What its launcher tells this rank alone, before the environment, which all threads share.
+    /// The variables of this rank alone; they come before the environment, which all threads share.
     variables: Vec<(&'static str, String)>,
+    /// The default process group of `distributed`.
+    group: Option<DefaultGroup>,
+}
+
+/// A default process group: all ranks.
+#[derive(Clone)]
+pub(crate) struct DefaultGroup {
+    pub(crate) comm: Communicator,
+    /// The group ends with it: no accelerator or starter of the thread had joined before.
+    pub(crate) is_own: bool,
 }
 
 thread_local! {
-    static HERE: RefCell<Here> = RefCell::default();
+    static THIS: RefCell<ThreadRank> = RefCell::default();
 }
 
-/// The communicator of the rank that this thread is, or else the one that the environment describes: ranks in shared
-/// memory or over MPI, or a world of one. While anybody in this thread keeps it, it is the same one.
+/// The communicator of this thread's rank, or else the one that the environment describes: ranks in shared memory or over
+/// MPI, or a world of one. As long as it is kept anywhere in this thread, further calls return the same one.
 ///
 /// # Errors
 /// When the environment names a group that cannot be joined.
@@ -38,47 +50,63 @@ pub fn join() -> Result<Communicator> {
 
 /// The communicator of this thread's rank, if it has joined its group.
 pub fn current() -> Option<Communicator> {
-    HERE.with_borrow(|here| here.comm.as_ref()?.upgrade())
+    THIS.with_borrow(|this| this.comm.as_ref()?.upgrade())
 }
 
-/// From now on this thread is the rank of `comm`, while anybody keeps that.
-pub(crate) fn remember(comm: &Communicator) {
-    HERE.with_borrow_mut(|here| here.comm = Some(comm.downgrade()));
+/// Makes this thread the rank of `comm`, as long as `comm` is kept.
+fn remember(comm: &Communicator) {
+    THIS.with_borrow_mut(|this| this.comm = Some(comm.downgrade()));
 }
 
-/// From now on this thread is no rank; the next [`join`] looks again.
-pub(crate) fn forget() {
-    HERE.with_borrow_mut(|here| here.comm = None);
+/// The default process group of this thread's rank.
+pub(crate) fn default_group() -> Option<DefaultGroup> {
+    THIS.with_borrow(|this| this.group.clone())
 }
 
-/// Runs `body` in a thread that is the rank of `comm` meanwhile, with variables of its own.
+/// Sets the default process group of this thread, which becomes its rank.
+pub(crate) fn set_default_group(group: DefaultGroup) {
+    remember(&group.comm);
+    THIS.with_borrow_mut(|this| this.group = Some(group));
+}
+
+/// Takes the default process group away. If it is its own, this thread is no rank any more, and the next [`join`] reads the
+/// environment again.
+pub(crate) fn take_default_group() -> Option<DefaultGroup> {
+    THIS.with_borrow_mut(|this| {
+        let group = this.group.take()?;
+        this.comm = this.comm.take().filter(|_| !group.is_own);
+        Some(group)
+    })
+}
+
+/// Runs `body` while this thread is the rank of `comm`, with variables of its own.
 pub(crate) fn within<R>(
     comm: &Communicator,
     variables: &[(&'static str, String)],
     body: impl FnOnce() -> R,
 ) -> R {
-    let here = Here { comm: Some(comm.downgrade()), variables: variables.to_vec() };
-    let _outside = Outside(HERE.replace(here));
+    let this = ThreadRank { comm: Some(comm.downgrade()), variables: variables.to_vec(), group: None };
+    let _before = Before(THIS.replace(this));
     body()
 }
 
-/// Puts back what a thread was before, also after a panic.
-struct Outside(Here);
+/// Restores the rank that a thread was before, also after a panic.
+struct Before(ThreadRank);
 
-impl Drop for Outside {
+impl Drop for Before {
     fn drop(&mut self) {
-        HERE.set(std::mem::take(&mut self.0));
+        THIS.set(std::mem::take(&mut self.0));
     }
 }
 
-/// What the launcher of this rank says about `name`: to this thread, else in the environment.
+/// A variable of this rank: that of this thread, else that of the environment.
 pub(crate) fn variable(name: &str) -> Option<String> {
-    let own = HERE.with_borrow(|here| here.variables.iter().find(|(own, _)| *own == name).cloned());
+    let own = THIS.with_borrow(|this| this.variables.iter().find(|(own, _)| *own == name).cloned());
     let value = own.map(|(_, value)| value);
     value.or_else(|| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// Tells a person what a rank that waits is waiting for.
+/// Prints whom a waiting rank waits for.
 pub(crate) fn tell_note(text: &str) {
     tell(&format!("note: {text}\n"));
 }
@@ -105,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_the_rank_that_it_was_told_to_be_as_long_as_somebody_keeps_it() {
+    fn a_thread_is_the_rank_of_its_communicator_as_long_as_that_is_kept() {
         let [first, second] = <[Communicator; 2]>::try_from(oarlock_comm::shm::threads(2).unwrap()).unwrap();
         let mine = [("OARLOCK_TEST_OF_RANK", "mine".to_owned())];
         within(&second, &mine, || {

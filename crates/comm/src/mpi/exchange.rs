@@ -74,7 +74,8 @@ impl<'a> Exchange<'a> {
     /// Queues a message from a rank of the group.
     ///
     /// # Safety
-    /// The bytes lie in a buffer of this exchange or a kept region, and nobody else touches them before the message is received.
+    /// The bytes lie in a buffer of this exchange or a kept region, and nobody else touches them before the message is
+    /// received.
     pub(super) unsafe fn receive(&mut self, from: usize, span: ByteSpan) {
         self.receives[from].queued.push_back(span);
     }
@@ -168,29 +169,14 @@ impl<'a> Exchange<'a> {
         let mut missing = Vec::new();
         for (index, status) in statuses.into_iter().enumerate() {
             let is_missing = !self.sends[index].is_done() || !self.receives[index].is_done();
-            let last = || {
-                let doing = Some(&status.phase).filter(|phase| !phase.is_empty());
-                let doing = doing.map_or_else(String::new, |phase| format!(", in {phase:?}"));
-                let call = status
-                    .calls
-                    .last()
-                    .map_or_else(String::new, |call| format!(", last call: {}", call.without_rank()));
-                format!("{doing}{call}")
-            };
-            let cause = match status.state {
-                RankState::Dead => {
-                    let pid = status.pid.unwrap_or(0);
-                    format!("its process {pid} ended without saying why{}", last())
+            match status.state.failure(status.pid.unwrap_or(0), is_missing) {
+                Some(cause) => {
+                    let doing = if status.state == RankState::Dead { status.doing() } else { String::new() };
+                    return Err(member.world.fail(Notice::peer(status.rank, &(cause + &doing))));
                 }
-                RankState::Left => "it left without finishing (a panic, an early return)".into(),
-                RankState::Finished if is_missing => "it finished while others still waited for it".into(),
-                _ if is_missing => {
-                    missing.push(status);
-                    continue;
-                }
-                _ => continue,
-            };
-            return Err(member.world.fail(Notice::peer(status.rank, &cause)));
+                None if is_missing => missing.push(status),
+                None => {}
+            }
         }
         let me = member.world.library.rank;
         if member.world.was_asked_to_end() {

@@ -8,7 +8,7 @@ use super::member::Group;
 use super::notice::Notice;
 use crate::call::Request;
 use crate::error::{Error, Result};
-use crate::stamp::{Stamp, StampWords, text};
+use crate::stamp::{Stamp, StampWords, text, write_text};
 
 /// Bytes of a header message; what does not fit follows in pieces.
 const MESSAGE: usize = 1024;
@@ -37,11 +37,7 @@ impl Group {
         let phase = world.phase();
         world.record_call(self.ranks[self.me], &stamp, &phase);
         let mut header = Header { stamp: stamp.words(), bytes: bytes.len() as u64, ..Header::zeroed() };
-        let mut end = phase.len().min(header.phase.len());
-        while !phase.is_char_boundary(end) {
-            end -= 1;
-        }
-        header.phase[..end].copy_from_slice(&phase.as_bytes()[..end]);
+        write_text(&mut header.phase, &phase);
 
         let mut exchange = Exchange::new(self, &stamp);
         let n = self.ranks.len();

@@ -1,20 +1,15 @@
 //! Joining: MPI starts, each rank tells the others where it runs, and all must have the same build.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::member::{Group, Member};
 use super::rank_info::RankInfo;
 use super::world::World;
 use crate::call::Request;
 use crate::error::{Error, Result};
-use crate::launched::{Launched, join_limit};
+use crate::launched::{Launched, NOTICE, join_limit};
 use crate::operation::Operation;
-
-/// How long to wait for a rank that is alive but does not enter a collective, unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(1800);
-/// After this time a waiting rank says whom it waits for.
-const NOTICE: Duration = Duration::from_secs(5);
+use crate::transport::TIMEOUT;
 
 /// Joins the ranks that MPI started, as `place` says; the group of all of them.
 pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Group> {

@@ -31,7 +31,7 @@ pub(super) struct ByteSpan {
     pub(super) bytes: usize,
 }
 
-// SAFETY: a place and a length; whoever reads or writes there keeps its own promises.
+// SAFETY: an address and a length; every access keeps its own promises.
 unsafe impl Send for ByteSpan {}
 
 /// A message in flight. Its bytes belong to the library until it is done.
@@ -102,7 +102,8 @@ impl Library {
     /// Begins to receive at most the bytes of `span`.
     ///
     /// # Safety
-    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) returns that they are received.
+    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) returns that they are
+    /// received.
     pub(super) unsafe fn receive(&self, from: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
         let mut request = MaybeUninit::uninit();
         let _serial = self.serial();

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::error::Error;
 use crate::ledger::{RankState, RankStatus};
-use crate::stamp::{Stamp, StampWords, text};
+use crate::stamp::{Stamp, StampWords, text, write_text};
 
 /// The most ranks of a world.
 pub(super) const MAX_RANKS: usize = 1024;
@@ -57,11 +57,7 @@ impl Notice {
     /// `rank` failed.
     pub(super) fn peer(rank: usize, cause: &str) -> Notice {
         let mut notice = Notice { ranks: [rank as u64, 0], ..Notice::plain(PEER) };
-        let mut end = cause.len().min(notice.cause.len());
-        while !cause.is_char_boundary(end) {
-            end -= 1;
-        }
-        notice.cause[..end].copy_from_slice(&cause.as_bytes()[..end]);
+        write_text(&mut notice.cause, cause);
         notice
     }
 

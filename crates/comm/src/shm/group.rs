@@ -14,9 +14,9 @@ use super::segment::Segment;
 use super::socket::Listener;
 use super::status::{self, state};
 use crate::error::{Error, Result};
-use crate::ledger::RankState;
 use crate::procfs::stat;
 use crate::stamp::{STAMP_WORDS, Stamp};
+use crate::transport::TIMEOUT;
 
 /// The longest that a waiting rank sleeps before it checks the others.
 const SLICE: Duration = Duration::from_millis(50);
@@ -33,9 +33,6 @@ pub(super) struct Member {
     /// Held while the ledger is written: it has one writer at a time.
     ledger: std::sync::Mutex<()>,
 }
-
-/// How long to wait for a rank that lives but does not come, unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(1800);
 
 impl Member {
     pub(super) fn join(segment: Arc<Segment>, rank: usize) -> Result<Member> {
@@ -215,20 +212,12 @@ impl Group {
             let state = state(self.segment(), rank);
             // Read after the state: a rank that has finished posts no further entry.
             let is_here = self.entered_key(index, round).is_some();
-            let cause = match state {
-                RankState::Dead => {
-                    let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
-                    format!("its process {pid} ended without saying why")
-                }
-                RankState::Left => "it left without finishing (a panic, an early return)".into(),
-                RankState::Finished if !is_here => "it finished while others still waited for it".into(),
-                _ if is_here => continue,
-                _ => {
-                    missing.push(rank);
-                    continue;
-                }
-            };
-            return Err(self.member.fail(&Failure::Peer { rank, cause }));
+            let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
+            match state.failure(pid, !is_here) {
+                Some(cause) => return Err(self.member.fail(&Failure::Peer { rank, cause })),
+                None if is_here => {}
+                None => missing.push(rank),
+            }
         }
         if !missing.is_empty()
             && waited >= Duration::from_millis(self.member.timeout_ms.load(Ordering::Relaxed))

@@ -1,5 +1,5 @@
 //! The launcher's side: creates the segment, hands it to its children, and reads what they write in it. Also how ranks
-//! come to a segment: inherited, through a rendezvous, or as threads.
+//! join a segment: inherited, through a rendezvous, or as threads.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -24,7 +24,8 @@ use crate::ledger::{RankState, RankStatus};
 /// The one variable through which a rank learns of the segment: `file,rank,ranks,token`.
 const VARIABLE: &str = "OARLOCK_SHARED_MEMORY";
 
-/// A segment and those who may join it. It has no name in any file system: it is gone with the last process that has it.
+/// A segment that the ranks of a launcher join. It has no name in any file system: it is freed with the last process that
+/// maps it.
 pub struct ShmHost {
     segment: Arc<Segment>,
     token: Token,

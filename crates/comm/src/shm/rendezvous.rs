@@ -11,11 +11,9 @@ use super::segment::{FORMAT, Segment, Token};
 use super::socket::{Connection, Listener, Received, wait};
 use crate::digest::digest;
 use crate::error::{Error, Result};
-use crate::launched::{Launched, join_limit};
+use crate::launched::{Launched, NOTICE, join_limit};
 use crate::procfs::{describe, socket_owner};
 
-/// After this time a waiting rank says whom it waits for.
-const NOTICE: Duration = Duration::from_secs(5);
 /// How long a rank of a run that has just ended may still have the socket name.
 const GRACE: Duration = Duration::from_secs(2);
 /// The host tells all ranks when the time is over; they wait this much longer for its answer.

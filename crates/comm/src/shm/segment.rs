@@ -77,7 +77,7 @@ impl Segment {
         let file = rustix::fs::memfd_create("oarlock", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::system("create anonymous shared memory", e))?;
         let area = reserve(&file, control_bytes(world_size) as u64, world_size as u64)?;
-        // With a size that nobody can change, no access inside a mapping can fault for want of file.
+        // With a sealed size no access inside a mapping can fault beyond the end of the file.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| Error::system("seal the size of the shared memory", e))?;
         let mut random = [0u64; 2];

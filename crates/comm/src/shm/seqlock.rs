@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::stamp::text;
+use crate::stamp::{text, write_text};
 
 /// `W` words with a single writer. A reader gets a whole value, or nothing if the writer died half-way. All zero bytes
 /// are a valid value.
@@ -43,10 +43,7 @@ impl<const W: usize> SeqLock<W> {
     /// Writes as much of a text as fits.
     pub(super) fn write_text(&self, text: &str) {
         let mut words = [0u64; W];
-        let room = bytemuck::cast_slice_mut::<u64, u8>(&mut words);
-        let whole = |&end: &usize| text.is_char_boundary(end);
-        let length = (0..=room.len().min(text.len())).rev().find(whole).unwrap_or(0);
-        room[..length].copy_from_slice(&text.as_bytes()[..length]);
+        write_text(bytemuck::cast_slice_mut(&mut words), text);
         self.write(&words);
     }
 

@@ -9,7 +9,7 @@ use super::backend::Backend;
 use super::group::ProcessGroup;
 use super::world;
 use crate::error::{Error, Result};
-use crate::rank;
+use crate::rank::{self, DefaultGroup};
 
 /// How long to wait for a rank that lives but does not come, as torch waits with gloo.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -185,8 +185,8 @@ fn begin(
         }
     }
     comm.set_timeout(options.timeout.unwrap_or(timeout));
-    rank::remember(&comm);
-    Ok(world::begin(ProcessGroup::over(comm), is_own))
+    rank::set_default_group(DefaultGroup { comm: comm.clone(), is_own });
+    Ok(ProcessGroup::over(comm))
 }
 
 #[cfg(test)]

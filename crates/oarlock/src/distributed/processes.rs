@@ -161,7 +161,8 @@ fn failure(ending: Ending, memory: &Memory, host: &ShmHost, call: &str) -> Optio
             cause => cause.to_string(),
         };
         // Of a rank that could say nothing the others saw only that it was gone.
-        let spoke = matches!(end.exit, Exit::Code(FAILED | PANICKED)) || end.asked_to_end || end.exit.is_success();
+        let spoke =
+            matches!(end.exit, Exit::Code(FAILED | PANICKED)) || end.asked_to_end || end.exit.is_success();
         let said = if spoke { said } else { end.exit.to_string() };
         let likely = memory.explain(&end).filter(|_| !end.asked_to_end);
         let cause = likely.map_or_else(|| said.clone(), |likely| format!("{said}; {likely}"));

@@ -1,6 +1,4 @@
-//! The default process group of a rank, which belongs to the thread that made it, and its collectives as functions.
-
-use std::cell::RefCell;
+//! The default process group of a rank, and its collectives as functions.
 
 use oarlock_tensor::Tensor;
 use serde::Serialize;
@@ -11,25 +9,9 @@ use super::group::ProcessGroup;
 use crate::error::{Error, Result};
 use crate::rank;
 
-struct World {
-    group: ProcessGroup,
-    /// Nobody else ends the rank's part in it.
-    is_own: bool,
-}
-
-thread_local! {
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
-}
-
-/// Makes a group the default one.
-pub(super) fn begin(group: ProcessGroup, is_own: bool) -> ProcessGroup {
-    WORLD.set(Some(World { group: group.clone(), is_own }));
-    group
-}
-
 /// Whether this rank has a default process group.
 pub fn is_initialized() -> bool {
-    WORLD.with_borrow(Option::is_some)
+    rank::default_group().is_some()
 }
 
 /// The default process group: all ranks.
@@ -37,7 +19,7 @@ pub fn is_initialized() -> bool {
 /// # Errors
 /// Before [`init_process_group`](super::init_process_group), or in another thread than that which called it.
 pub fn world() -> Result<ProcessGroup> {
-    WORLD.with_borrow(|world| world.as_ref().map(|world| world.group.clone())).ok_or_else(|| {
+    rank::default_group().map(|group| ProcessGroup::over(group.comm)).ok_or_else(|| {
         Error::Usage(
             "this rank has no default process group; call `init_process_group` first, in the same thread"
                 .to_owned(),
@@ -51,12 +33,11 @@ pub fn world() -> Result<ProcessGroup> {
 /// # Errors
 /// Without a default process group.
 pub fn destroy_process_group() -> Result<()> {
-    let world = WORLD.take().ok_or_else(|| {
+    let group = rank::take_default_group().ok_or_else(|| {
         Error::Usage("destroy_process_group: this rank has no default process group to end".to_owned())
     })?;
-    if world.is_own {
-        world.group.comm.finish();
-        rank::forget();
+    if group.is_own {
+        group.comm.finish();
     }
     Ok(())
 }

@@ -195,7 +195,13 @@ mod tests {
     use super::*;
 
     fn end(exit: Exit, asked_to_end: bool) -> Ended {
-        Ended { pid: 41, exit, at: UNIX_EPOCH + Duration::from_secs(86_400), resident: Some(3 << 29), asked_to_end }
+        Ended {
+            pid: 41,
+            exit,
+            at: UNIX_EPOCH + Duration::from_secs(86_400),
+            resident: Some(3 << 29),
+            asked_to_end,
+        }
     }
 
     fn failure(rank: usize, exit: Exit, told: bool) -> Failure {

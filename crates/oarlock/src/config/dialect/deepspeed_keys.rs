@@ -9,7 +9,8 @@ use super::super::keys::{Key, Kind, Status};
 const DTYPES: Kind = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: Kind = Choice(&["none", "cpu", "nvme"]);
 
-const OVERLAP: Status = NoEffect("communication overlaps computation by itself");
+const OVERLAP: Status = NoEffect("communication does not overlap computation yet");
+const PIPELINED: Status = NoEffect("states in files are always read ahead and written behind");
 const LAYOUT: Status = NoEffect("buffers are laid out and reduced by units");
 const MEMORY: Status = NoEffect("states of CPU ranks are in main memory");
 const FILES: Status = NoEffect("file access chooses its own sizes");
@@ -85,9 +86,9 @@ pub const KEYS: &[Key] = &[
     Key::flag(Path, "zero_optimization.offload_optimizer.nvme_path", "", Used, "Folder of the files of states"),
     Key::flag(Int(1), "zero_optimization.offload_optimizer.buffer_count", "4", Used, "Buffers between files and ranks"),
     Key::flag(Bool, "zero_optimization.offload_optimizer.pin_memory", "true", MEMORY, "Pinned memory"),
-    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline_read", "false", OVERLAP, "Read ahead"),
-    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline_write", "false", OVERLAP, "Write behind"),
-    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline", "false", OVERLAP, "Read ahead and write behind"),
+    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline_read", "false", PIPELINED, "Read ahead"),
+    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline_write", "false", PIPELINED, "Write behind"),
+    Key::flag(Bool, "zero_optimization.offload_optimizer.pipeline", "false", PIPELINED, "Read ahead and write behind"),
     Key::flag(Bool, "zero_optimization.offload_optimizer.fast_init", "false", FILES, "Fast start of files"),
     Key::flag(Float(Share), "zero_optimization.offload_optimizer.ratio", "1", NoEffect("all of it is offloaded"), "Share of the states"),
     Key::flag(Bool, "zero_optimization.offload_optimizer.super_offload", "false", MEMORY, "SuperOffload"),

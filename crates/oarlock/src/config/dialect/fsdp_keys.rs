@@ -6,7 +6,7 @@ use super::super::keys::{Key, Status};
 
 const MAPPED: Status = NoEffect("every rank maps the file of the weights");
 const ORIGINAL: Status = NoEffect("parameters keep their names and shapes");
-const OVERLAP: Status = NoEffect("communication overlaps computation by itself");
+const BOTH_PASSES: Status = NoEffect("both passes gather ahead");
 const XLA: Status = Later("ranks are CPU processes");
 
 /// The keys, by their paths.
@@ -20,8 +20,8 @@ pub const KEYS: &[Key] = &[
     Key::flag(Text, "state_dict_type", "", Used, "FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT; unset: sharded, which any number of ranks reads"),
     Key::flag(Bool, "activation_checkpointing", "false", Used, "Recompute every unit, as gradient_checkpointing: true does"),
     Key::flag(Bool, "activation_checkpointing_offload", "false", NoEffect("what CPU ranks keep is in main memory"), "Keep inputs of recomputed units in main memory"),
-    Key::flag(Text, "backward_prefetch", "", Used, "NO_PREFETCH: gather nothing ahead; BACKWARD_PRE and BACKWARD_POST: one unit ahead"),
-    Key::flag(Bool, "forward_prefetch", "false", OVERLAP, "Gather ahead in the forward pass, too"),
+    Key::flag(Text, "backward_prefetch", "", Used, "NO_PREFETCH: gather nothing ahead; BACKWARD_PRE and BACKWARD_POST: gather units ahead, up to 5e7 parameters"),
+    Key::flag(Bool, "forward_prefetch", "false", BOTH_PASSES, "Gather ahead in the forward pass, too"),
     Key::flag(Bool, "limit_all_gathers", "true", NoEffect("gathered parameters have a limit, always"), "Limit what is gathered"),
     Key::flag(Text, "mixed_precision_policy.reduce_dtype", "", Used, "What gradients are reduced in"),
     Key::flag(Text, "mixed_precision_policy.param_dtype", "", NoEffect("bf16 and fp16 say it"), "What parameters are computed in"),

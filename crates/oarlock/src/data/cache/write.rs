@@ -80,7 +80,8 @@ fn write_to(
         }
         progress.records += batch.len() as u64;
         progress.text_bytes += batch.iter().map(|record| record.content.len() as u64).sum::<u64>();
-        for encoded in encode(encoder, batch)? {
+        for encoded in encode(encoder, batch) {
+            let encoded = encoded?;
             progress.tokens += encoded.ids.len() as u64;
             offsets.push(progress.tokens);
             out.ids(&encoded.ids, id_bytes).map_err(failed)?;
@@ -135,8 +136,9 @@ fn next_batch(records: &mut impl Iterator<Item = Result<Record>>) -> Result<Vec<
     Ok(batch)
 }
 
-/// The tokens of records, on all threads of the current pool.
-fn encode(encoder: Encoder, records: Vec<Record>) -> Result<Vec<Encoded>> {
+/// The tokens of records, on all threads of the current pool. Each has its own error, so that the first in the order of
+/// the records is reported.
+fn encode(encoder: Encoder, records: Vec<Record>) -> Vec<Result<Encoded>> {
     let encode = |mut record: Record| {
         let example = Example::read(&mut record, encoder.content())?;
         encoder.encode(&example).map_err(|error| record.explain(error))

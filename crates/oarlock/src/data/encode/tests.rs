@@ -64,8 +64,10 @@ impl Fixture {
     }
 }
 
-/// Each token of an example with the target that stands for it, and its segment.
-fn tokens(encoded: &Encoded) -> Vec<(i32, bool, usize)> {
+/// A token, whether it is a target, and its segment.
+type Token = (i32, bool, usize);
+
+fn tokens(encoded: &Encoded) -> Vec<Token> {
     let Labels::Spans(spans) = &encoded.labels else { panic!("a conversation has spans") };
     let token = |(at, id): (usize, &u32)| {
         let is_target = spans.iter().any(|span| span.contains(&(at as u32)));
@@ -133,8 +135,8 @@ fn cuts_are_boundaries_of_tokens_for_every_tokenizer() {
 #[test]
 fn rows_of_conversations_learn_the_same_tokens_in_every_packing() {
     let f = fixture();
-    let records: Vec<Vec<(i32, bool, usize)>> = f.encoded(CONVERSATIONS).iter().map(tokens).collect();
-    let stream: Vec<(usize, (i32, bool, usize))> =
+    let records: Vec<Vec<Token>> = f.encoded(CONVERSATIONS).iter().map(tokens).collect();
+    let stream: Vec<(usize, Token)> =
         records.iter().enumerate().flat_map(|(k, r)| r.iter().map(move |&t| (k, t))).collect();
     for packing in [Packing::Concat, Packing::ConcatDocuments, Packing::Truncate] {
         for len in [2, 3, 7, 20, 64] {
@@ -142,7 +144,7 @@ fn rows_of_conversations_learn_the_same_tokens_in_every_packing() {
                 assert!(len > stream.len());
                 continue;
             };
-            let wanted: Vec<Vec<(usize, (i32, bool, usize))>> = match packing {
+            let wanted: Vec<Vec<(usize, Token)>> = match packing {
                 Packing::Truncate => {
                     (0..3).map(|k| records[k].iter().take(len).map(|&t| (k, t)).collect()).collect()
                 }
@@ -176,7 +178,7 @@ fn rows_of_conversations_learn_the_same_tokens_in_every_packing() {
 #[test]
 fn the_answers_of_a_pair_are_documents_of_their_own() {
     let f = fixture();
-    let records: Vec<Vec<(i32, bool, usize)>> = f.encoded(PAIRS).iter().map(tokens).collect();
+    let records: Vec<Vec<Token>> = f.encoded(PAIRS).iter().map(tokens).collect();
     let rows = f.rows(PAIRS, Packing::Truncate, 64).unwrap();
     let batch = eval_batches(Arc::new(rows), 1, 0, 2).unwrap().next().unwrap();
     let starts = batch.doc_start.unwrap();

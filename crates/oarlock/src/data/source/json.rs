@@ -10,16 +10,16 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::super::error::{Error, Result};
-use super::text::{lines, utf8};
+use super::super::error::Error;
+use super::text::{Parts, lines, utf8};
 use super::{Content, MAX_RECORD_BYTES, Record, Records, missing_column, until_error, wrong_type};
 
 /// Streams a file of one object a line, or one array of objects; the first character tells which it is.
-pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Result<Records> {
+pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Result<Records, Error> {
     let file: Arc<Path> = path.into();
-    let objects: Box<dyn Iterator<Item = Result<(u64, Vec<u8>)>> + Send> = match starts_with_bracket(path)? {
+    let objects: Parts = match starts_with_bracket(path)? {
         true => Box::new(until_error(Elements::open(path)?)),
-        false => Box::new(lines(path)?),
+        false => lines(path)?,
     };
     Ok(Box::new(objects.map(move |object| {
         let (line, bytes) = object?;
@@ -31,7 +31,7 @@ pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Resul
     })))
 }
 
-fn starts_with_bracket(path: &Path) -> Result<bool> {
+fn starts_with_bracket(path: &Path) -> Result<bool, Error> {
     let file = File::open(path).map_err(|e| Error::read(path, e))?;
     for byte in BufReader::with_capacity(1 << 12, file).bytes() {
         match byte.map_err(|e| Error::read(path, e))? {
@@ -43,19 +43,21 @@ fn starts_with_bracket(path: &Path) -> Result<bool> {
 }
 
 /// The text in the first of `columns` that a record has.
-fn text_of(record: &Record, columns: &[String]) -> Result<String> {
+fn text_of(record: &Record, columns: &[String]) -> Result<String, Error> {
     let Record { file, line, content } = record;
     let broken = |e: serde_json::Error| record.json_error(&e);
     let mut parser = serde_json::Deserializer::from_str(content);
-    let found = FirstOf(columns).deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
+    let found = Pick(columns).deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
+    let not_an_object = |kind: &str| {
+        let cause = format!("the record is {kind} where an object is expected");
+        Err(record.error(cause, "write each record as {\"text\": \"...\"}"))
+    };
     match found.map_err(broken)? {
-        Found::Text(_, Field::Text(text)) => Ok(text),
-        Found::Text(rank, Field::Other(kind)) => Err(wrong_type(file, *line, &columns[rank], kind)),
-        Found::NoObject(kind) => {
-            let cause = format!("the record is {kind} where an object is expected");
-            Err(record.error(cause, "write each record as {\"text\": \"...\"}"))
-        }
-        Found::Nothing => {
+        Found::Column(_, Ok(text)) => Ok(text),
+        Found::Column(rank, Err(kind)) => Err(wrong_type(file, *line, &columns[rank], kind)),
+        Found::Text(_) => not_an_object("a string"),
+        Found::Other(kind) => not_an_object(kind),
+        Found::NoColumn => {
             let object: Map<String, Value> = serde_json::from_str(content).map_err(broken)?;
             let names: Vec<String> = object.into_iter().map(|(name, _)| name).collect();
             Err(missing_column(file, *line, columns, &names))
@@ -63,143 +65,88 @@ fn text_of(record: &Record, columns: &[String]) -> Result<String> {
     }
 }
 
-/// What a record holds of the wanted columns.
+/// What stands in a value.
 enum Found {
-    Nothing,
-    NoObject(&'static str),
-    /// The field of the column at this place in the list.
-    Text(usize, Field),
-}
-
-enum Field {
+    /// A string.
     Text(String),
+    /// The text of the column at this place in the list, or what the column holds instead.
+    Column(usize, Result<String, &'static str>),
+    /// An object without any of the columns.
+    NoColumn,
+    /// Something else, or an object of which no column is wanted.
     Other(&'static str),
 }
 
-/// Picks the first of the listed columns that a record has; of a repeated key the last value counts.
-struct FirstOf<'c>(&'c [String]);
+/// Picks the first of the listed columns that an object has; of a repeated key the last value counts. With no column
+/// listed it takes strings.
+struct Pick<'c>(&'c [String]);
 
-impl<'de> DeserializeSeed<'de> for FirstOf<'_> {
+impl<'de> DeserializeSeed<'de> for Pick<'_> {
     type Value = Found;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Found, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for FirstOf<'_> {
+impl<'de> Visitor<'de> for Pick<'_> {
     type Value = Found;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Found, A::Error> {
-        let mut found = Found::Nothing;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found, A::Error> {
+        let mut found = if self.0.is_empty() { Found::Other("an object") } else { Found::NoColumn };
         while let Some(key) = map.next_key::<CowStr>()? {
-            let rank = self.0.iter().position(|c| *c == key.0);
-            match (rank, &found) {
-                (Some(rank), Found::Text(best, _)) if rank > *best => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-                (Some(rank), _) => found = Found::Text(rank, map.next_value_seed(FieldSeed)?),
-                (None, _) => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
+            let rank = self.0.iter().position(|column| *column == key.0);
+            let wanted = rank.filter(|rank| !matches!(found, Found::Column(best, _) if *rank > best));
+            let Some(rank) = wanted else {
+                let IgnoredAny = map.next_value()?;
+                continue;
+            };
+            found = match map.next_value_seed(Pick(&[]))? {
+                Found::Text(text) => Found::Column(rank, Ok(text)),
+                Found::Other(kind) => Found::Column(rank, Err(kind)),
+                nothing => nothing,
+            };
         }
         Ok(found)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Found, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Found, A::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Found::NoObject("an array"))
+        Ok(Found::Other("an array"))
     }
 
-    fn visit_str<E>(self, _: &str) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("a string"))
+    fn visit_str<E>(self, text: &str) -> Result<Found, E> {
+        Ok(Found::Text(text.to_owned()))
     }
 
-    fn visit_bool<E>(self, _: bool) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("a boolean"))
+    fn visit_bool<E>(self, _: bool) -> Result<Found, E> {
+        Ok(Found::Other("a boolean"))
     }
 
-    fn visit_i64<E>(self, _: i64) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("a number"))
+    fn visit_i64<E>(self, _: i64) -> Result<Found, E> {
+        Ok(Found::Other("a number"))
     }
 
-    fn visit_u64<E>(self, _: u64) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("a number"))
+    fn visit_u64<E>(self, _: u64) -> Result<Found, E> {
+        Ok(Found::Other("a number"))
     }
 
-    fn visit_f64<E>(self, _: f64) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("a number"))
+    fn visit_f64<E>(self, _: f64) -> Result<Found, E> {
+        Ok(Found::Other("a number"))
     }
 
-    fn visit_unit<E>(self) -> std::result::Result<Found, E> {
-        Ok(Found::NoObject("null"))
+    fn visit_unit<E>(self) -> Result<Found, E> {
+        Ok(Found::Other("null"))
     }
 }
 
 /// A key, borrowed when it has no escapes.
 #[derive(serde::Deserialize)]
 struct CowStr<'a>(#[serde(borrow)] Cow<'a, str>);
-
-struct FieldSeed;
-
-impl<'de> DeserializeSeed<'de> for FieldSeed {
-    type Value = Field;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Field, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for FieldSeed {
-    type Value = Field;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_str<E>(self, text: &str) -> std::result::Result<Field, E> {
-        Ok(Field::Text(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> std::result::Result<Field, E> {
-        Ok(Field::Text(text))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Field, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Field::Other("an object"))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Field, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Field::Other("an array"))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> std::result::Result<Field, E> {
-        Ok(Field::Other("a boolean"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> std::result::Result<Field, E> {
-        Ok(Field::Other("a number"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> std::result::Result<Field, E> {
-        Ok(Field::Other("a number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> std::result::Result<Field, E> {
-        Ok(Field::Other("a number"))
-    }
-
-    fn visit_unit<E>(self) -> std::result::Result<Field, E> {
-        Ok(Field::Other("null"))
-    }
-}
 
 /// The elements of a JSON array as bytes, with the line that each begins on. Only finds where an element ends; what
 /// is inside is the parser's business.
@@ -211,13 +158,13 @@ struct Elements {
 }
 
 impl Elements {
-    fn open(path: &Path) -> Result<Elements> {
+    fn open(path: &Path) -> Result<Elements, Error> {
         let file = File::open(path).map_err(|e| Error::read(path, e))?;
         let reader = BufReader::with_capacity(1 << 18, file);
         Ok(Elements { reader, path: path.into(), line: 1, started: false })
     }
 
-    fn byte(&mut self) -> Result<Option<u8>> {
+    fn byte(&mut self) -> Result<Option<u8>, Error> {
         let byte = self.reader.fill_buf().map_err(|e| Error::read(&self.path, e))?.first().copied();
         if let Some(byte) = byte {
             self.reader.consume(1);
@@ -226,7 +173,7 @@ impl Elements {
         Ok(byte)
     }
 
-    fn element(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
+    fn element(&mut self) -> Result<Option<(u64, Vec<u8>)>, Error> {
         let (mut bytes, mut depth, mut in_string, mut escaped) = (Vec::new(), 0u32, false, false);
         let mut first_line = self.line;
         loop {
@@ -275,7 +222,7 @@ impl Elements {
     }
 
     /// Nothing but white space may follow the array.
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self) -> Result<(), Error> {
         while let Some(byte) = self.byte()? {
             if !byte.is_ascii_whitespace() {
                 let cause = "something follows the array";
@@ -293,7 +240,7 @@ impl Elements {
 }
 
 impl Iterator for Elements {
-    type Item = Result<(u64, Vec<u8>)>;
+    type Item = Result<(u64, Vec<u8>), Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         // After the end of the array the reader is at the end of the file.

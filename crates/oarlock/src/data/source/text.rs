@@ -55,10 +55,14 @@ pub(super) fn utf8(path: &Path, line: u64, bytes: Vec<u8>) -> Result<String> {
     })
 }
 
+/// Parts of a file, each with the line that it begins on.
+pub(super) type Parts = Box<dyn Iterator<Item = Result<(u64, Vec<u8>)>> + Send>;
+
 /// The lines of a file that are not blank.
-pub(super) fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(u64, Vec<u8>)>> + Send + use<>> {
+pub(super) fn lines(path: &Path) -> Result<Parts> {
     let lines = until_error(Lines::open(path)?);
-    Ok(lines.filter(|line| !matches!(line, Ok((_, bytes)) if bytes.trim_ascii().is_empty())))
+    let is_blank = |bytes: &[u8]| bytes.trim_ascii().is_empty();
+    Ok(Box::new(lines.filter(move |line| !line.as_ref().is_ok_and(|(_, bytes)| is_blank(bytes)))))
 }
 
 /// One record a line; blank lines are skipped.
