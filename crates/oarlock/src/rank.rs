@@ -3,10 +3,10 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::io::Write;
 
 use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
 
-use crate::console::tell;
 use crate::error::Result;
 
 /// What a thread knows of the rank that it is.
@@ -76,6 +76,11 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     let own = HERE.with_borrow(|here| here.variables.iter().find(|(own, _)| *own == name).cloned());
     let value = own.map(|(_, value)| value);
     value.or_else(|| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+/// Writes to standard error. Where that fails there is nobody to tell.
+pub(crate) fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Tells a person what a rank that waits is waiting for.

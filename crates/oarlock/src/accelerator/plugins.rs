@@ -10,7 +10,7 @@ use serde_json::json;
 use super::config::SchedulerSteps;
 use super::prepare::{Plan, Prepare};
 use super::{Accelerator, AcceleratorConfig, PreparedOptimizer, PreparedScheduler};
-use crate::config::{DeepSpeedConfig, DeepSpeedPlan};
+use crate::settings::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
@@ -168,7 +168,7 @@ pub(crate) struct Resolved {
 impl Resolved {
     /// On top of the options that no DeepSpeed configuration speaks of.
     pub fn new(plan: DeepSpeedPlan, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
-        let options = engine_options(&plan.shard, plan.precision, hidden_size.unwrap_or(0));
+        let options = engine_options(&plan.shard, plan.dtype, hidden_size.unwrap_or(0));
         Resolved { options: Options { gather: base.gather, ..options }, plan, title }
     }
 

@@ -25,20 +25,26 @@ use crate::train::flops;
 use crate::train::journal::{Journal, Told};
 use crate::train::model;
 use crate::train::monitors::momentum;
-use crate::train::options::{optimizer_config, recompute, wrap};
+use crate::train::options::optimizer_config;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{Optimizer, Schedule, Stepped, evaluate, train_step};
 
-/// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
+/// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
+/// state at the end with all that was logged.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the data or the disk, and the failure of another rank.
-pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime) -> Result<()> {
+pub fn run(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    started: SystemTime,
+) -> Result<Option<TrainerState>> {
     let mut run = Run::set_up(config, accelerator, started)?;
     if config.train.enabled {
         run.train()?;
     }
-    run.finish()
+    run.finish()?;
+    Ok(run.journal.map(|journal| journal.state().clone()))
 }
 
 /// The loss scale in a checkpoint.
@@ -76,11 +82,11 @@ impl<'a> Run<'a> {
         }
         let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
-        model.set_recompute(recompute(config));
+        model.set_recompute(config.train.recompute);
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                Some(Forecast::new(config, &model, &wrap(&config.shard.wrap), device, apart)?)
+                Some(Forecast::new(config, &model, &config.shard.wrap, device, apart)?)
             }
             false => None,
         };
@@ -401,7 +407,7 @@ impl<'a> Run<'a> {
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
             let samples = self.position - self.first_position;
-            journal.finish(self.config, samples, done - first)?;
+            journal.finish(samples, done - first)?;
             let mut text = format!(
                 "done: {done} steps; model and logs are in {}",
                 self.config.save.output_dir.display()
@@ -489,10 +495,7 @@ fn introduce(
     total_steps: u64,
     resumed: Option<&Path>,
 ) -> Result<()> {
-    if let Some(line) = config.without_effect_line() {
-        journal.message(&line)?;
-    }
-    config.notes().iter().try_for_each(|note| journal.message(note))?;
+    config.description.notes.iter().try_for_each(|note| journal.message(note))?;
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
     }
