@@ -19,8 +19,6 @@ pub struct PlotError {
     pub cause: String,
 }
 
-
-
 /// The picture in pixels.
 const SIZE: (u32, u32) = (1280, 800);
 /// It is drawn this many times larger, and every length with it.

@@ -128,3 +128,17 @@ pub fn json(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) -> 
         "step": step,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use oarlock::estimate::{Settings, estimate};
+
+    use super::*;
+
+    #[test]
+    fn a_count_alone_gives_model_states_alone() {
+        let size = ModelSize::of_count(7_000_000_000, None, DType::BF16).unwrap();
+        let estimate = estimate(&size, Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
+        assert!(table(&size, &[estimate], None).contains("model states only"));
+    }
+}

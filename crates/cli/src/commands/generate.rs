@@ -12,9 +12,9 @@ use oarlock_tensor::{DType, Device, Par};
 
 use crate::console::{Outcome, tell};
 use oarlock::data::Tokenizer;
-use oarlock::{Error, Result};
 use oarlock::generate::{Chat, ChatTemplate, GenerateOptions, Generator, Sampling};
 use oarlock::model::hf::load_for_inference;
+use oarlock::{Error, Result};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Precision {

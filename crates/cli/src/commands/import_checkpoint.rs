@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::import::import_checkpoint;
 use crate::console::{Outcome, say};
+use crate::import::import_checkpoint;
 
 #[derive(Args)]
 pub(super) struct ImportArgs {

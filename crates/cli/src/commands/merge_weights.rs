@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use oarlock_tensor::DType;
 
-use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
 use crate::console::{Outcome, say};
+use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
 
 /// What a weight is written as.
 #[derive(Clone, Copy, ValueEnum)]

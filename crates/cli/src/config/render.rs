@@ -69,7 +69,6 @@ fn shown(problem: &Problem) -> Range<usize> {
     begin..end
 }
 
-
 impl fmt::Display for Excerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.problem.fmt(f)

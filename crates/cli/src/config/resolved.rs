@@ -123,7 +123,7 @@ impl ResolvedConfig {
 
     /// Every value that has a meaning, for trackers: numbers and switches as such, anything else in words.
     pub fn as_json(&self) -> serde_json::Map<String, serde_json::Value> {
-            let value = |setting: &Setting| match &setting.value {
+        let value = |setting: &Setting| match &setting.value {
             Value::Null => serde_json::Value::Null,
             Value::Bool(x) => (*x).into(),
             Value::Int(x) => (*x).into(),

@@ -4,10 +4,12 @@ use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use proptest::prelude::*;
 
 use super::*;
+use oarlock_tensor::DType;
 
 mod model;
 mod monitor;
 mod optimizer;
+mod schedules;
 mod wrong;
 
 /// What every configuration needs.
@@ -17,7 +19,7 @@ pub(super) fn train(
     text: &str,
     words: &[&str],
     environment: &[(&str, &str)],
-) -> Result<TrainConfig, Problems> {
+) -> Result<ResolvedConfig, Problems> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     let arguments = written::arguments(&Words::new(&words))?;
     let file = written::text_of_file("t.yaml", text.to_owned())?;
@@ -28,7 +30,7 @@ pub(super) fn train(
     train_config_of(layers, &look_up)?.complete()
 }
 
-pub(super) fn good(text: &str) -> TrainConfig {
+pub(super) fn good(text: &str) -> ResolvedConfig {
     train(&format!("{MINIMUM}{text}"), &[], &[]).unwrap()
 }
 
@@ -47,12 +49,12 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(config.model, ModelArgs { source, tokenizer: "m".into(), from_scratch: false });
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
-    assert!(config.data.rows == RowFormat::Packed && config.data.shuffle);
+    assert!(config.data.packing == Packing::Concat && config.data.shuffle);
     let train = &config.train;
     assert_eq!((train.batch_size, train.accumulation), (8, 1));
     assert_eq!(train.length, Length::Epochs(3.0));
     assert_eq!(train.max_grad_norm, Some(1.0));
-    assert_eq!(train.precision, Precision::F32);
+    assert_eq!(train.dtype, DType::F32);
     assert_eq!((train.seed, train.data_seed), (42, 42));
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
     let optimizer = OptimizerArgs { rule, weight_decay: 0.0 };
@@ -84,7 +86,7 @@ fn a_llama_factory_file_is_read_as_it_stands() {
     assert_eq!(config.data.max_samples, Some(1000));
     assert!(config.data.overwrite_cache && config.log.plot_loss);
     assert_eq!(config.train.accumulation, 8);
-    assert_eq!(config.train.precision, Precision::Bf16);
+    assert_eq!(config.train.dtype, DType::BF16);
     let schedule = ScheduleArgs {
         learning_rate: 1e-4,
         shape: Shape::Cosine { num_cycles: 0.5 },
@@ -132,7 +134,7 @@ fn arguments_win_and_come_in_every_spelling() {
     assert_eq!(config.train.schedule.learning_rate, 2e-3);
     assert_eq!(config.train.length, Length::Steps(7));
     assert_eq!(config.train.seed, 3);
-    assert_eq!(config.train.precision, Precision::F32);
+    assert_eq!(config.train.dtype, DType::F32);
     assert!(config.log.plot_loss);
     assert_eq!(config.data.datasets, ["x", "y"]);
     assert_eq!(config.train.schedule.shape, Shape::CosineWithMinLr { num_cycles: 1.0, min_lr_rate: 0.5 });
@@ -184,7 +186,7 @@ fn settings_take_their_meaning_from_each_other() {
         Resume::From("out/checkpoint-5".into())
     );
     let eval = good("val_size: 0.1\nevaluation_strategy: steps\nlogging_steps: 5");
-    assert_eq!(eval.data.held_out, HeldOut::Share(0.1));
+    assert_eq!(eval.data.held_out, Some(ValSize::Fraction(0.1)));
     assert_eq!(
         eval.eval,
         EvalArgs {
@@ -197,7 +199,7 @@ fn settings_take_their_meaning_from_each_other() {
     );
     assert_eq!(eval.origin("eval_strategy").unwrap().to_string(), "evaluation_strategy");
     assert!(!good("val_size: 0.1\ndo_eval: no").eval.at_end);
-    assert_eq!(good("val_size: 20").data.held_out, HeldOut::Records(20));
+    assert_eq!(good("val_size: 20").data.held_out, Some(ValSize::Count(20)));
     let shape =
         |text: &str| good(&format!("learning_rate: 1e-3\nlr_scheduler_type: {text}")).train.schedule.shape;
     let decay = "warmup_stable_decay\nmin_lr_ratio: 0.1\n\
@@ -449,7 +451,7 @@ fn problems_come_all_together_with_excerpts() {
    ╰────
   help: did you mean `learning_rate`?
 ";
-    let shown = problems.render(false, 100);
+    let shown = render::render(&problems, false, 100);
     assert!(shown.starts_with(expected), "{shown}");
     assert!(shown.contains("[t.yaml:6:7]") && shown.contains("[command line:1:1]"), "{shown}");
     assert!(shown.contains("`num_processes` is 2, but WORLD_SIZE says 4"), "{shown}");
@@ -524,7 +526,7 @@ proptest! {
     fn no_text_panics(text in "(\\PC|[\\n\\t:\\[\\]{}#'\"&*?|>-]){0,200}", words in proptest::collection::vec("\\PC{0,20}", 0..4)) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         if let Err(problems) = train(&text, &words, &[]) {
-            prop_assert!(!problems.render(true, 80).is_empty());
+            prop_assert!(!render::render(&problems, true, 80).is_empty());
         }
     }
 
@@ -532,7 +534,7 @@ proptest! {
     fn no_value_of_a_key_panics(
         i in 0..table::KEYS.len(),
         value in "([0-9eE.+_-]{1,12}|\\PC{0,20}|\\{[a-z_]{0,9}: [0-9.e-]{0,9}\\})",
-        schedule in proptest::sample::select(table::SCHEDULES),
+        schedule in proptest::sample::select(oarlock::settings::table::SCHEDULES),
     ) {
         let text = format!("{MINIMUM}lr_scheduler_type: {schedule}\nlearning_rate: 0\n{}: {value}\n", table::KEYS[i].name);
         match train(&text, &[], &[]) {

@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use oarlock::Accelerator;
-use oarlock::checkpoint;
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
 use crate::config::{Problem, Problems, ResolvedConfig, Resume, TrainConfig, paths, train_config_of};
@@ -12,8 +10,10 @@ use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;
 use crate::front::script::Script;
 use crate::launch::spec::Output;
-use crate::plots;
 use crate::launch::{self, Launch, STARTED, environment};
+use crate::plots;
+use oarlock::Accelerator;
+use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
 

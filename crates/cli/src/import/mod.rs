@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 
 pub use error::{ImportError, ImportProblem, PickleProblem};
 
-use oarlock::checkpoint::find_tag;
 use crate::error::{Error, Result};
+use oarlock::checkpoint::find_tag;
 use oarlock_tensor::DType;
 use pickle::View;
 

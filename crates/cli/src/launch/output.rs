@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use oarlock_comm::{RankGroup, StopSignals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use oarlock::launch::Place;
 use super::lines::{Lines, mark, marked};
 use super::logs::Attempt;
 use super::spec::Output;
 use crate::console::tell;
 use crate::error::{Error, Result};
+use oarlock::launch::Place;
 
 /// How often a reader looks whether the writers have ended.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

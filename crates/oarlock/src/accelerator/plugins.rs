@@ -10,11 +10,11 @@ use serde_json::json;
 use super::config::SchedulerSteps;
 use super::prepare::{Plan, Prepare};
 use super::{Accelerator, AcceleratorConfig, PreparedOptimizer, PreparedScheduler};
-use crate::settings::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
 use crate::optim::{Group, Optim, Parameters, adamw};
+use crate::settings::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::shard::Options;
 use crate::train::{Schedule, engine_options};
 

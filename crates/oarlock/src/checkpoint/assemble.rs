@@ -48,8 +48,7 @@ impl Assembler {
         let mut slices = VecDeque::new();
         for (name, shape, kinds) in parameters {
             let shape = Shape::new(shape)?;
-            let whole =
-                |kind| Slice { kind, name: name.to_string(), shape, elements: 0..shape.n_elems() };
+            let whole = |kind| Slice { kind, name: name.to_string(), shape, elements: 0..shape.n_elems() };
             slices.extend(kinds.into_iter().map(whole).filter(|slice| !slice.elements.is_empty()));
         }
         let folder = TempFolder::create(to)?;
@@ -95,7 +94,10 @@ impl Assembler {
         rest: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         if let Some(slice) = self.slices.front() {
-            return Err(Error::Usage(format!("elements of {} of \"{}\" are missing", slice.kind, slice.name)));
+            return Err(Error::Usage(format!(
+                "elements of {} of \"{}\" are missing",
+                slice.kind, slice.name
+            )));
         }
         let path = self.folder.path().to_path_buf();
         let (file, pieces) = self.state.finish()?;

@@ -225,4 +225,3 @@ pub struct RankArgs {
     /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
     pub cpu_path: Option<String>,
 }
-

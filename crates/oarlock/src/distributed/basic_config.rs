@@ -14,8 +14,7 @@ use crate::launch::devices::Devices;
 /// # Errors
 /// Another precision; a file that cannot be written.
 pub fn write_basic_config(mixed_precision: &str, path: Option<&Path>) -> Result<Option<PathBuf>> {
-    let path =
-        path.map_or_else(|| default_config_file(&|name| std::env::var(name).ok()), Path::to_path_buf);
+    let path = path.map_or_else(|| default_config_file(&|name| std::env::var(name).ok()), Path::to_path_buf);
     if path.exists() {
         return Ok(None);
     }

@@ -137,7 +137,11 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
         words.next().into_iter().for_each(|name| {
             command.arg0(name);
         });
-        command.args(words).envs(place.variables(0, "none", "default")).envs(place.threads()).stdin(Stdio::null());
+        command
+            .args(words)
+            .envs(place.variables(0, "none", "default"))
+            .envs(place.threads())
+            .stdin(Stdio::null());
         command.env(VARIABLE, format!("{}{call}", parent(std::process::id())));
         command
     };

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
+use super::node::{Data, Node};
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
 use super::source::{Place, Source, SourceKind};
 use super::table::TRAINING;
 use super::value::{Field, Value};
-use super::node::{Data, Node};
 use super::{json, optimizer, schedule};
 use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
 
@@ -390,8 +390,8 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Elems;
     use super::*;
+    use crate::config::Elems;
 
     fn plan(text: &str, ranks: usize) -> Result<DeepSpeedPlan, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;

@@ -47,7 +47,8 @@ pub fn text_of_file(name: &str, text: String, what: &str) -> Result<Vec<Field>, 
     // Blanks in the place of comments keep every other byte where it is.
     let bare = without_comments(&text);
     let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
-    let root = Reader { text: &bare, at: 0, place: |bytes| Place { source: source.clone(), bytes } }.document();
+    let root =
+        Reader { text: &bare, at: 0, place: |bytes| Place { source: source.clone(), bytes } }.document();
     fields_of(root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?, what)
 }
 
@@ -93,9 +94,9 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
     }
 
     fn wrong(&self, what: &str) -> Problem {
-        Problem::new("this is not valid JSON")
-            .at(&(self.place)(self.at..self.at), what)
-            .help("an object is {\"key\": value, …}; comments, and a comma behind the last value, may stand in it")
+        Problem::new("this is not valid JSON").at(&(self.place)(self.at..self.at), what).help(
+            "an object is {\"key\": value, …}; comments, and a comma behind the last value, may stand in it",
+        )
     }
 
     fn document(mut self) -> Result<Node, Problem> {

@@ -1,11 +1,11 @@
 //! Arguments inside of a setting: those of a learning-rate schedule or of an optimizer.
 
-use super::resolve::at;
 use super::keys::Range;
+use super::node::{Data, Node};
 use super::problem::{Problem, Problems};
 use super::resolve::Setting;
+use super::resolve::at;
 use super::value::{self, Field};
-use super::node::{Data, Node};
 use crate::nearest::nearest_of;
 
 /// The arguments of something that a setting names: each is asked for by name, and whatever nobody asked for is

@@ -2,14 +2,14 @@
 
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 
-use super::resolve::at;
 use super::keys::Range;
 use super::kwargs::Kwargs;
-use crate::config::OptimizerArgs;
+use super::node::Node;
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
+use super::resolve::at;
 use super::value::Field;
-use super::node::Node;
+use crate::config::OptimizerArgs;
 
 /// The names of `optim`, those of transformers and DeepSpeed.
 pub const OPTIMIZERS: &[&str] = &[
@@ -33,7 +33,8 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
     let fields = pairs(settings, problems);
     let mut kwargs =
         Kwargs::new(&name, [settings.get("optim_args"), settings.get("optim")], &fields, problems);
-    let (beta1, beta2, eps) = (settings.f64("adam_beta1"), settings.f64("adam_beta2"), settings.f64("adam_epsilon"));
+    let (beta1, beta2, eps) =
+        (settings.f64("adam_beta1"), settings.f64("adam_beta2"), settings.f64("adam_epsilon"));
     let rule = match name.as_str() {
         "adam" => Rule::Adam { beta1, beta2, eps },
         "sgd" => sgd(&mut kwargs),
@@ -116,7 +117,13 @@ fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Field> {
     let setting = settings.get("optim_args");
     let Some(place) = setting.place() else { return Vec::new() };
     let mut fields: Vec<Field> = Vec::new();
-    for pair in settings.text("optim_args").unwrap_or_default().split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+    for pair in settings
+        .text("optim_args")
+        .unwrap_or_default()
+        .split(',')
+        .map(str::trim)
+        .filter(|pair| !pair.is_empty())
+    {
         let (name, text) = match pair.split_once('=') {
             Some((name, text)) => (name.trim(), text.trim()),
             None => {

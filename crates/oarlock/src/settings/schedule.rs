@@ -1,12 +1,12 @@
 //! Reads `lr_scheduler_type` and its arguments, checked as strictly as the other keys.
 
-use super::resolve::at;
 use super::keys::Range;
 use super::kwargs::Kwargs;
 use super::problem::{Problem, Problems};
 use super::resolve::Settings;
-use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
+use super::resolve::at;
 use super::value::{Value, number};
+use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
 
 const CURVES: &[(&str, Curve)] =
     &[("linear", Curve::Linear), ("cosine", Curve::Cosine), ("1-sqrt", Curve::OneMinusSqrt)];

@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-use super::keys::{Key, Kind};
-use super::source::Place;
-use super::node::{Data, Node};
 use super::json::parse_inside;
+use super::keys::{Key, Kind};
+use super::node::{Data, Node};
+use super::source::Place;
 
 /// A value of a known type. Paths and choices are [`Value::Text`]; counts and shares of steps are
 /// [`Value::Float`].
@@ -182,7 +182,7 @@ mod tests {
 
     use super::super::keys::Range;
     use super::super::source::{Place, Source, SourceKind};
-    use super::super::table::KEYS;
+    use super::super::table::TRAINING;
     use super::*;
 
     fn shown(kind: Kind, text: &str) -> Option<String> {
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn every_default_is_of_its_type() {
-        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+        for key in TRAINING.iter().filter(|key| !key.default.is_empty()) {
             assert!(word(key.kind, key.default).is_some(), "{}: {}", key.name, key.default);
         }
     }

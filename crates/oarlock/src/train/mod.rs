@@ -16,8 +16,8 @@ pub mod schedule;
 mod step;
 
 pub use optimizer::{Optimizer, OptimizerConfig, Stepped};
-pub use options::{accelerator_config, missing_class};
 pub(crate) use options::engine_options;
+pub use options::{accelerator_config, missing_class};
 pub use run::{run, started};
 pub use scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
 pub use schedule::Schedule;

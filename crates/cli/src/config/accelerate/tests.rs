@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::super::Precision;
-use super::super::sharding::{Lifetime, Offload, Placement};
+use oarlock_tensor::DType;
+
 use super::super::tests::{MINIMUM, bad, train};
+use super::super::{Lifetime, Placement};
 use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, OF_DEEPSPEED, OF_FSDP, TOP};
 use super::{File, exported};
 
@@ -75,12 +76,10 @@ fn a_training_reads_what_the_launcher_of_accelerate_hands_on() {
     ];
     let config = train(MINIMUM, &[], &deepspeed).unwrap();
     assert_eq!(config.shard.parameters, Placement::Sharded);
-    assert!(
-        matches!(&config.shard.offload_optimizer, Some(Offload::Nvme { path, .. }) if path.ends_with("disk"))
-    );
+    assert!(matches!(&config.shard.offload_optimizer, Some(files) if files.dir.ends_with("disk")));
     assert!(config.shard.offload_parameters.is_none() && config.shard.whole_weights_on_save);
     assert_eq!((config.train.accumulation, config.train.max_grad_norm), (8, Some(0.5)));
-    assert_eq!((config.train.precision, config.ranks.num_processes), (Precision::Bf16, 2));
+    assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::BF16, 2));
     assert_eq!(config.origin("bf16").unwrap().to_string(), "ACCELERATE_MIXED_PRECISION");
 
     // Both keys of FSDP are always handed on; the version says which one counts.
@@ -99,7 +98,7 @@ fn a_training_reads_what_the_launcher_of_accelerate_hands_on() {
         ];
         let config = train(&format!("{MINIMUM}bf16: true\n"), &[], &fsdp).unwrap();
         assert_eq!((config.shard.lifetime, config.shard.gradients), (expected, Placement::Sharded));
-        assert_eq!((config.train.accumulation, config.train.precision), (4, Precision::Bf16));
+        assert_eq!((config.train.accumulation, config.train.dtype), (4, DType::BF16));
     }
 }
 
@@ -143,7 +142,7 @@ fn what_is_handed_on_must_agree_with_the_training() {
     // What stays unsaid changes nothing.
     let config =
         train(MINIMUM, &[], &[("ACCELERATE_MIXED_PRECISION", "no"), ("ACCELERATE_USE_FSDP", "false")]);
-    assert_eq!(config.unwrap().train.precision, Precision::F32);
+    assert_eq!(config.unwrap().train.dtype, DType::F32);
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! The batch triple of DeepSpeed, case by case with DeepSpeed's own outcomes.
 
-use super::super::super::tests::{MINIMUM, train};
+use super::super::tests::{MINIMUM, train};
 
 /// What DeepSpeed makes of every case, written by bench/golden/make_batch_triple.py. The one difference: where
 /// neither batch is given DeepSpeed refuses, and here the training's own batch size (8, as in transformers) holds.
@@ -9,7 +9,7 @@ fn the_triple_is_completed_as_in_deepspeed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
     let (mut n_cases, mut n_wrong) = (0, 0);
-    let golden = include_str!("../../../../tests/golden/batch_triple.txt");
+    let golden = include_str!("../../../tests/golden/batch_triple.txt");
     for line in golden.lines().filter(|line| !line.starts_with('#')) {
         let words: Vec<&str> = line.split(' ').collect();
         let json: Vec<String> = [

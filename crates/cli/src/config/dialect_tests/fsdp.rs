@@ -1,10 +1,9 @@
 //! Blocks of FSDP, from the written text to the plan.
 
-use super::super::super::Precision;
-use super::super::super::sharding::{
-    Elems, Lifetime, Offload, Recompute, ShardArgs, ShardGroup, StateDict, Wrap,
-};
-use super::super::super::tests::{bad, good};
+use oarlock_tensor::DType;
+
+use super::super::tests::{bad, good};
+use super::super::{Elems, Lifetime, Recompute, ShardArgs, ShardGroup, StateDict, Wrap};
 use super::{S, W, placements};
 
 #[test]
@@ -41,8 +40,8 @@ fn fsdp_strategies_are_placements() {
     assert_eq!(config.shard.secondary, Some(2));
     assert_eq!(good("fsdp: \"false\"\nfsdp_config: {version: 1}").shard, ShardArgs::UNSAID);
     let config = good("fsdp: full_shard offload\n");
-    assert_eq!(config.shard.offload_optimizer, Some(Offload::Cpu));
-    assert_eq!(config.shard.offload_parameters, Some(Offload::Cpu));
+    assert_eq!(config.shard.offload_optimizer, None);
+    assert_eq!(config.shard.offload_parameters, None);
 }
 
 #[test]
@@ -54,7 +53,7 @@ fn the_fsdp_block_of_llama_factory_is_read_as_it_stands() {
     let config = good(text);
     assert_eq!(placements(&config.shard), [S, S, S]);
     assert_eq!(config.shard.state_dict, StateDict::Full);
-    assert_eq!(config.shard.offload_parameters, Some(Offload::Cpu));
+    assert_eq!(config.shard.offload_parameters, None);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fsdp.yaml");
     let block: String = text.lines().skip(1).map(|line| format!("{}\n", line.trim())).collect();
@@ -65,13 +64,13 @@ fn the_fsdp_block_of_llama_factory_is_read_as_it_stands() {
         mixed_precision_policy: {reduce_dtype: bf16}, activation_checkpointing: true}";
     let config = good(newer);
     assert_eq!((config.shard.state_dict, config.shard.prefetch), (StateDict::Sharded, Elems::Count(0)));
-    assert_eq!(config.shard.reduce_precision, Some(Precision::Bf16));
+    assert_eq!(config.shard.reduce_dtype, Some(DType::BF16));
     assert_eq!(config.train.recompute, Recompute::Units { every: 1 });
 }
 
 #[test]
 fn policies_say_what_becomes_a_unit() {
-    let classes = |names: &[&str]| Wrap::Classes(names.iter().map(|name| (*name).to_owned()).collect());
+    let classes = |names: &[&str]| Wrap::Transformer(names.iter().map(|name| (*name).to_owned()).collect());
     for (text, expected) in [
         ("", Wrap::Declared),
         ("auto_wrap_policy: TRANSFORMER_BASED_WRAP", Wrap::Declared),

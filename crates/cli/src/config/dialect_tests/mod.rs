@@ -2,19 +2,22 @@
 
 mod batch;
 mod fsdp;
+mod left_out;
 
 use oarlock_tensor::ops::optimizer::Rule;
 use proptest::prelude::*;
 
-use super::super::sharding::{
-    Elems, Lifetime, LossScale, Offload, Placement, Recompute, ShardArgs, ShardGroup,
+use oarlock_tensor::DType;
+
+use super::dialect::{deepspeed_keys, fsdp_keys};
+use super::tests::{MINIMUM, bad, good, train};
+use super::{
+    Elems, Length, Lifetime, LossScale, Offload, Placement, Recompute, ResolvedConfig, ShardArgs, ShardGroup,
+    train_config_of, written,
 };
-use super::super::tests::{MINIMUM, bad, good, train};
-use super::super::{Length, Precision, TrainConfig, train_config_of, written};
-use super::{deepspeed_keys, fsdp_keys};
 
 /// The configuration of a DeepSpeed file beside training settings.
-fn try_file(json: &str, text: &str) -> Result<TrainConfig, String> {
+fn try_file(json: &str, text: &str) -> Result<ResolvedConfig, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
     std::fs::write(&path, json).unwrap();
@@ -24,7 +27,7 @@ fn try_file(json: &str, text: &str) -> Result<TrainConfig, String> {
     })
 }
 
-fn file(json: &str, text: &str) -> TrainConfig {
+fn file(json: &str, text: &str) -> ResolvedConfig {
     try_file(json, text).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -94,7 +97,7 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
         assert_eq!((shard.offload_optimizer.is_some(), shard.offload_parameters.is_some()), offloads);
         assert_eq!(config.notes().len(), usize::from(offloads.0) + usize::from(offloads.1));
         assert_eq!((config.train.batch_size, config.train.accumulation), (3, 1));
-        assert_eq!(config.train.precision, Precision::Bf16);
+        assert_eq!(config.train.dtype, DType::BF16);
         assert_eq!(config.train.loss_scale, LossScale::UNSAID);
         if expected == [S, S, S] {
             assert_eq!(shard.prefetch, Elems::NineTenthsOfHiddenSquared);
@@ -153,7 +156,7 @@ fn a_boolean_zero_optimization_is_stage_one() {
     let config = file(json, "num_processes: 2\n");
     assert_eq!(placements(&config.shard), [S, W, W]);
     assert_eq!((config.train.batch_size, config.train.accumulation), (4, 1));
-    assert_eq!(config.train.precision, Precision::F16);
+    assert_eq!(config.train.dtype, DType::F16);
     assert_eq!(config.train.schedule.learning_rate, 1.5e-4);
     assert!(config.notes()[0].contains("older form"), "{:?}", config.notes());
     assert_eq!(placements(&file("{\"zero_optimization\": false}", "").shard), [W, W, W]);
@@ -379,14 +382,13 @@ fn offloading_and_groups_reach_the_plan() {
         "offload_optimizer": { "device": "nvme", "nvme_path": "disk/a", "buffer_count": 3 },
         "offload_param": { "device": "nvme", "nvme_path": "disk/b" } } } // all of it"#;
     let config = file(json, "num_processes: 4\n");
-    let nvme =
-        |path: &str, buffers| Some(Offload::Nvme { path: path.into(), sub_group_elems: 1_000_000, buffers });
+    let nvme = |path: &str, buffers| Some(Offload { dir: path.into(), sub_group_elems: 1_000_000, buffers });
     let expected = ShardArgs {
         optimizer: S,
         gradients: S,
         parameters: S,
         secondary: Some(2),
-        reduce_precision: Some(Precision::F32),
+        reduce_dtype: Some(DType::F32),
         offload_optimizer: nvme("disk/a", 3),
         offload_parameters: nvme("disk/b", 5),
         ..ShardArgs::UNSAID
@@ -397,7 +399,7 @@ fn offloading_and_groups_reach_the_plan() {
     let mics = file("{\"zero_optimization\": {\"stage\": 3, \"mics_shard_size\": 2}}", "num_processes: 4\n");
     assert_eq!(mics.shard.group, ShardGroup::Ranks(2));
     let older = file("{\"zero_optimization\": {\"stage\": 2, \"cpu_offload\": true}}", "");
-    assert_eq!(older.shard.offload_optimizer, Some(Offload::Cpu));
+    assert_eq!(older.shard.offload_optimizer, None);
     assert_eq!(older.notes().len(), 2);
     let older = file(
         "{\"zero_optimization\": {\"stage\": 3, \"stage3_gather_fp16_weights_on_model_save\": true}}",
@@ -411,7 +413,7 @@ fn the_loss_scale_reaches_the_plan() {
     let json = r#"{ "fp16": { "enabled": true, "initial_scale_power": 12, "loss_scale_window": 50,
         "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 0.5 } }"#;
     let config = file(json, "");
-    assert_eq!(config.train.precision, Precision::F16);
+    assert_eq!(config.train.dtype, DType::F16);
     let expected = LossScale::Dynamic {
         initial_power: 12,
         window: 50,
@@ -423,7 +425,7 @@ fn the_loss_scale_reaches_the_plan() {
     let config = file("{\"fp16\": {\"enabled\": true, \"loss_scale\": 128}}", "");
     assert_eq!(config.train.loss_scale, LossScale::Static(128.0));
     let config = good("fp16: true");
-    assert_eq!((config.train.precision, config.train.loss_scale), (Precision::F16, LossScale::UNSAID));
+    assert_eq!((config.train.dtype, config.train.loss_scale), (DType::F16, LossScale::UNSAID));
 }
 
 #[test]
@@ -477,8 +479,8 @@ fn every_key_is_declared_once_and_well() {
         for (i, key) in keys.iter().enumerate() {
             assert!(keys[..i].iter().all(|other| other.name != key.name), "{} stands twice", key.name);
             assert!(!key.doc.is_empty() && !key.doc.ends_with('.') && !key.doc.contains('|'), "{}", key.name);
-            let default = super::super::value::default(key);
-            assert_eq!(matches!(default, super::Value::Null), key.default.is_empty(), "{}", key.name);
+            let default = super::value::default(key);
+            assert_eq!(matches!(default, super::value::Value::Null), key.default.is_empty(), "{}", key.name);
         }
     }
 }

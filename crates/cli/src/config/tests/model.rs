@@ -8,7 +8,7 @@ use super::*;
 
 const NEW: &str = "dataset: d.jsonl\noutput_dir: out\n";
 
-fn new(text: &str) -> Result<TrainConfig, Problems> {
+fn new(text: &str) -> Result<ResolvedConfig, Problems> {
     train(&format!("{NEW}{text}"), &[], &[])
 }
 

@@ -5,7 +5,7 @@ use oarlock_comm::{Operation, Recorded};
 use super::*;
 
 fn engine(block: &str) -> EngineReports {
-    good(&format!("deepspeed: {block}\n")).monitor.engine
+    good(&format!("deepspeed: {block}\n")).values.monitor.engine
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn trackers_are_named_in_report_to() {
     assert_eq!(good("report_to: all\nlogging_dir: logs\n").monitor.trackers, all);
     let environment = [("WANDB_PROJECT", "theirs"), ("TENSORBOARD_LOGGING_DIR", "boards")];
     let trackers = |text: &str| {
-        train(&format!("{MINIMUM}report_to: all\n{text}"), &[], &environment).unwrap().monitor.trackers
+        train(&format!("{MINIMUM}report_to: all\n{text}"), &[], &environment).unwrap().values.monitor.trackers
     };
     let project = |trackers: &[Tracker]| match &trackers[1] {
         Tracker::Wandb { project, .. } => project.clone(),

@@ -7,8 +7,8 @@ use oarlock_comm::{Communicator, Ready, Scalar, Sharing};
 use oarlock_tensor::{DType, Init};
 
 use super::checks_training as training;
-use oarlock::data::Sampler;
 use oarlock::Result;
+use oarlock::data::Sampler;
 
 use oarlock::shard::{SeededInit, WeightSource};
 

@@ -4,14 +4,14 @@ use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::DType;
 
 use super::checks::{Finding, Site, sampler};
-use oarlock::{Accelerator, AcceleratorConfig};
+use oarlock::Result;
 use oarlock::checkpoint::{self, ClientState, Contents};
 use oarlock::data::{Batch, Sampler, StepBatches};
-use oarlock::Result;
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, SeededInit};
 use oarlock::train::{Optimizer, OptimizerConfig, train_step};
+use oarlock::{Accelerator, AcceleratorConfig};
 
 /// The ways to divide a model, by their names.
 const WAYS: [(&str, Placements); 4] = [

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use super::parse;
-use oarlock::checkpoint::{MergeOptions, merge_weights};
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};
 use crate::error::Error;
+use oarlock::checkpoint::{MergeOptions, merge_weights};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",

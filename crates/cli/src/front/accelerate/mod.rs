@@ -27,7 +27,6 @@ use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, say, tell};
 use oarlock::nearest::nearest_of;
 
-
 /// The version of Accelerate whose commands, files and words these are.
 pub const ACCELERATE: &str = "1.15.0";
 

@@ -13,7 +13,7 @@ fn made(words: &str, environment: &[(&str, &str)], devices: &Devices) -> Result<
     job(&arguments, vec!["train".to_owned()], devices, &read)
 }
 
-fn config(job: &Job) -> &TrainConfig {
+fn config(job: &Job) -> &ResolvedConfig {
     match &job.program {
         Program::Training(config) => config,
         Program::Command(argv) => panic!("{argv:?} is no training"),

@@ -3,10 +3,11 @@
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
+use oarlock_tensor::DType;
+
 use super::*;
 use crate::config::{
-    Length, ModelSource, Placement, Precision, Resume, RowFormat, Shape, Steps, TrainConfig, When, keys,
-    written,
+    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, keys, written,
 };
 
 /// The command of the guide, behind the name of the script.
@@ -14,7 +15,7 @@ const GUIDE: &str = "--epochs 3 --batch_size 24 --learning_rate 2e-4 --dtype bfl
                      --grad_clip 1.0 --log_interval 100 --save_interval 10000 --dim 1024 --n_layers 32 \
                      --max_seq_len 1024 --use_flash_attn --profile --profile_interval 10";
 
-fn plan_in(line: &str, environment: &[(&str, &str)]) -> Result<(TrainConfig, Vec<String>), Problems> {
+fn plan_in(line: &str, environment: &[(&str, &str)]) -> Result<(ResolvedConfig, Vec<String>), Problems> {
     let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let look_up =
         |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
@@ -23,7 +24,7 @@ fn plan_in(line: &str, environment: &[(&str, &str)]) -> Result<(TrainConfig, Vec
 }
 
 /// The training of some flags and a tokenizer.
-fn plan(line: &str) -> (TrainConfig, Vec<String>) {
+fn plan(line: &str) -> (ResolvedConfig, Vec<String>) {
     plan_in(&format!("--tokenizer_path tok {line}"), &[]).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
@@ -34,7 +35,7 @@ fn refused(line: &str) -> String {
     }
 }
 
-fn model(config: &TrainConfig) -> Json {
+fn model(config: &ResolvedConfig) -> Json {
     match &config.model.source {
         ModelSource::Fields(fields) => json!(fields),
         ModelSource::Folder(folder) => panic!("{}", folder.display()),
@@ -51,10 +52,10 @@ fn the_command_of_the_guide_is_a_training() {
     assert!(config.model.from_scratch && config.model.tokenizer == Path::new("tok"));
     let train = &config.train;
     assert_eq!((train.batch_size, train.accumulation, train.length), (24, 32, Length::Epochs(3.0)));
-    assert_eq!((train.max_grad_norm, train.precision, train.seed), (Some(1.0), Precision::Bf16, 1337));
+    assert_eq!((train.max_grad_norm, train.dtype, train.seed), (Some(1.0), DType::BF16, 1337));
     assert_eq!((train.schedule.learning_rate, train.schedule.shape), (2e-4, Shape::MinimindSeed));
     assert_eq!(train.optimizer.weight_decay, 0.01);
-    assert_eq!((config.data.cutoff_len, config.data.rows), (1024, RowFormat::Minimind));
+    assert_eq!((config.data.cutoff_len, config.data.packing), (1024, Packing::MiniMind));
     assert_eq!(config.data.datasets, ["./dataset/pretrain_hq.jsonl"]);
     // 100, 10000 and 10 micro-steps are 3.125, 312.5 and 0.3125 steps.
     assert_eq!(config.log.when, When::Every(Steps::Count(3)));
@@ -196,21 +197,21 @@ fn accelerate_decides_over_the_precision_and_says_so() {
         )
     };
     let (config, notes) = of("", "bf16").unwrap();
-    assert_eq!((config.train.precision, notes.len()), (Precision::Bf16, 0));
+    assert_eq!((config.train.dtype, notes.len()), (DType::BF16, 0));
     assert_eq!(config.origin("bf16").unwrap().to_string(), "ACCELERATE_MIXED_PRECISION");
     let (config, notes) = of("--dtype bfloat16", "fp16").unwrap();
-    assert_eq!(config.train.precision, Precision::F16);
+    assert_eq!(config.train.dtype, DType::F16);
     assert_eq!(
         notes,
         ["accelerate's --mixed_precision fp16 decides over --dtype bfloat16, as it does in the original"]
     );
-    assert_eq!(of("", "no").unwrap().0.train.precision, Precision::F32);
+    assert_eq!(of("", "no").unwrap().0.train.dtype, DType::F32);
     assert!(of("", "fp8").unwrap_err().to_string().contains("no, fp16 or bf16"));
-    assert_eq!(plan("--dtype float32").0.train.precision, Precision::F32);
+    assert_eq!(plan("--dtype float32").0.train.dtype, DType::F32);
 }
 
 /// A training under a launcher that says `text`, too.
-fn with_said(line: &str, text: &str) -> Result<TrainConfig, Problems> {
+fn with_said(line: &str, text: &str) -> Result<ResolvedConfig, Problems> {
     let words: Vec<String> = format!("--tokenizer_path tok {line}").split(' ').map(str::to_owned).collect();
     let mut layers = training(&Words::new(&words), &|_| None)?.layers;
     layers.push(written::text_of_file("launcher", text.to_owned())?);
@@ -227,7 +228,7 @@ fn defaults_of_the_script_yield_to_deepspeed_and_flags_do_not() {
                 scheduler: {type: WarmupDecayLR, params: {warmup_min_lr: auto, warmup_max_lr: auto, \
                 warmup_num_steps: auto, total_num_steps: auto}}";
     let config = with_said(GUIDE, &block(auto)).unwrap();
-    assert_eq!((config.train.accumulation, config.train.precision), (32, Precision::Bf16));
+    assert_eq!((config.train.accumulation, config.train.dtype), (32, DType::BF16));
     assert_eq!(config.shard.gradients, Placement::Sharded);
     // The script's own learning rate counts, and that is said.
     assert_eq!(config.train.schedule.shape, Shape::MinimindSeed);
@@ -278,7 +279,7 @@ proptest! {
         let plan = training(&Words::new(&words), &environment)
             .and_then(|training| train_config_of(training.layers, &environment));
         if let Err(problems) = plan {
-            prop_assert!(!problems.render(true, 80).is_empty());
+            prop_assert!(!crate::config::render::render(&problems, true, 80).is_empty());
         }
     }
 }

@@ -2,17 +2,15 @@
 
 use std::path::PathBuf;
 
-use super::super::resolve::at;
-use oarlock_tensor::DType;
+use super::super::entry::{Entry, Layer};
 use super::super::problem::{Problem, Problems};
+use super::super::resolve::at;
 use super::super::resolve::{Setting, Settings};
-use crate::config::{
-    Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict,
-};
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
-use super::super::entry::{Entry, Layer};
 use super::{Dialect, ReadFile, divides, fields, layer as empty_layer, methods};
+use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
+use oarlock_tensor::DType;
 
 /// Settings that have a key of ours.
 const SAME: &[(&str, &str)] = &[

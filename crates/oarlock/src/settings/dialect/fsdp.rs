@@ -1,14 +1,14 @@
 //! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
 
-use oarlock_tensor::DType;
+use super::super::node::Node;
 use super::super::problem::Problems;
 use super::super::resolve::{Setting, Settings};
-use crate::config::{Elems, Lifetime, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
 use super::super::source::Place;
 use super::super::value::{Field, Value, boolean};
-use super::super::node::Node;
 use super::{Dialect, ReadFile, divides, fields, fsdp_keys};
+use crate::config::{Elems, Lifetime, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
 use crate::nearest::nearest_of;
+use oarlock_tensor::DType;
 
 /// The strategies in the order of their numbers, from 1.
 const STRATEGIES: [&str; 5] =

@@ -1,14 +1,14 @@
 //! DeepSpeed's `optimizer` and `scheduler` blocks as settings of ours: optim, optim_args, lr_scheduler_type,
 //! lr_scheduler_kwargs, and the rates and moments that have keys of their own.
 
-use super::super::resolve::at;
+use super::super::entry::{Entry, Layer};
+use super::super::node::{Data, Node};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::AUTO;
 use super::super::resolve::Settings;
+use super::super::resolve::at;
 use super::super::source::Place;
 use super::super::value::{self, Value};
-use super::super::entry::{Entry, Layer};
-use super::super::node::{Data, Node};
 use super::Dialect;
 use crate::nearest::nearest_of;
 
@@ -285,7 +285,8 @@ fn parameter(key: &str, value: &Node) -> Entry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Dialect, deepspeed_keys, json};
+    use super::super::super::json;
+    use super::super::{Dialect, deepspeed_keys};
     use super::*;
 
     /// What a block says, as `key=value` words.
@@ -294,7 +295,7 @@ mod tests {
         let fields = json::text_of_file("ds.json", json.to_owned(), "the file").unwrap();
         let block = Dialect::new("DeepSpeed", deepspeed_keys::KEYS, &fields, &str::to_owned, &mut problems);
         let mut layer = super::super::layer();
-        let settings = Settings::of(super::super::super::table::KEYS);
+        let settings = Settings::of(super::super::super::table::TRAINING);
         optimizer(&block, &settings, &mut layer, &mut problems);
         scheduler(&block, &settings, &mut layer, &mut problems);
         assert!(problems.is_empty(), "{json}: {problems}");

@@ -9,13 +9,13 @@ pub mod fsdp_keys;
 mod left_out;
 mod methods;
 
+use super::entry::{Authority, Entry, Layer};
 use super::keys::Key;
+use super::node::Data;
 use super::problem::{Problem, Problems};
 use super::resolve::{self, Setting, Settings, wrong_type};
 use super::source::Origin;
 use super::value::{self, Field, Value};
-use super::entry::{Authority, Entry, Layer};
-use super::node::Data;
 use crate::config::{LossScale, ShardArgs};
 use crate::nearest::nearest_of;
 
@@ -200,12 +200,7 @@ pub fn settle(setting: &mut Setting, field: &Field) -> Result<(), Problem> {
 }
 
 /// The fields of a setting that holds a block or names its file.
-fn fields(
-    setting: &Setting,
-    what: &str,
-    file: &ReadFile<'_>,
-    problems: &mut Problems,
-) -> Option<Vec<Field>> {
+fn fields(setting: &Setting, what: &str, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Vec<Field>> {
     match &setting.value {
         Value::Map(fields) => Some(fields.clone()),
         Value::Text(path) => match file(path, what) {

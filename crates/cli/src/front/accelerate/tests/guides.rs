@@ -1,7 +1,9 @@
 //! The files of the guides, as small equivalents: each loads, says what it means, and prints its table.
 
 use super::{Site, guide};
-use crate::config::{Elems, Offload, Placement, Precision, TrainConfig};
+use oarlock_tensor::DType;
+
+use crate::config::{Elems, Placement, ResolvedConfig};
 use crate::launch::spec::Nodes;
 
 const W: Placement = Placement::Whole;
@@ -20,12 +22,12 @@ fn site(gpus: usize) -> Site {
     site
 }
 
-fn placements(config: &TrainConfig) -> [Placement; 3] {
+fn placements(config: &ResolvedConfig) -> [Placement; 3] {
     [config.shard.optimizer, config.shard.gradients, config.shard.parameters]
 }
 
 /// A row of the table: a key's value and origin.
-fn row(config: &TrainConfig, key: &str, folder: &str) -> String {
+fn row(config: &ResolvedConfig, key: &str, folder: &str) -> String {
     let table = config.table().replace(&format!("{folder}/"), "");
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(key));
     line.unwrap_or_else(|| panic!("no row {key} in\n{table}"))
@@ -48,7 +50,7 @@ fn minimind_by_its_file() {
     assert_eq!(resolved.launch.local_ranks(), 4);
     let config = site.plan(line);
     assert_eq!(placements(&config), [S, S, W]);
-    assert_eq!(config.train.precision, Precision::Bf16);
+    assert_eq!(config.train.dtype, DType::BF16);
     assert_eq!((config.train.batch_size, config.train.accumulation), (24, 32));
     assert_eq!(config.ranks.num_processes, 4);
     let folder = site.folder.path().display().to_string();
@@ -110,7 +112,7 @@ fn minimind_by_flags_uses_the_file_of_deepspeed_and_says_what_accelerate_does() 
     );
     let config = site.plan(line);
     assert_eq!(placements(&config), [S, S, W]);
-    assert_eq!(config.train.precision, Precision::Bf16);
+    assert_eq!(config.train.dtype, DType::BF16);
     assert!(config.table().contains("minimind_ds.json"), "{}", config.table());
 }
 
@@ -126,7 +128,7 @@ fn one_machine_of_eight() {
     }
     let config = site.plan(line);
     assert_eq!(placements(&config), placements(&Site::new(1).plan("src/train.py train.yaml")));
-    assert_eq!((config.train.precision, config.ranks.num_processes), (Precision::F16, 8));
+    assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::F16, 8));
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn stage_3_on_two_machines_without_a_file_of_deepspeed() {
     let config = site.plan("--config_file deepspeed_multi_node.yaml src/train.py train.yaml");
     assert_eq!(placements(&config), [S, S, S]);
     assert_eq!(config.train.accumulation, 8);
-    assert_eq!((config.train.precision, config.ranks.num_processes), (Precision::F16, 16));
+    assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::F16, 16));
     assert!(config.shard.offload_optimizer.is_none() && config.shard.offload_parameters.is_none());
     let folder = site.folder.path().display().to_string();
     let expected = "gradient_accumulation_steps 8 deepspeed_multi_node.yaml:5";
@@ -163,8 +165,8 @@ fn fsdp_by_its_file() {
     let site = site(2);
     let config = site.plan("--config_file fsdp.yaml src/train.py train.yaml");
     assert_eq!(placements(&config), [S, S, S]);
-    assert_eq!(config.shard.offload_parameters, Some(Offload::Cpu));
-    assert_eq!((config.train.precision, config.ranks.num_processes), (Precision::F16, 2));
+    assert_eq!(config.shard.offload_parameters, None);
+    assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::F16, 2));
     for (line, expected) in [
         ("--fsdp_sharding_strategy SHARD_GRAD_OP", [S, S, S]),
         ("--fsdp_sharding_strategy NO_SHARD", [W, W, W]),
@@ -208,7 +210,7 @@ fn every_file_of_deepspeed_goes_with_a_launch() {
                 assert_eq!(config.train.batch_size, 1);
             }
             "zero_as_a_switch.json" => {
-                assert_eq!((config.train.batch_size, config.train.precision), (2, Precision::F16));
+                assert_eq!((config.train.batch_size, config.train.dtype), (2, DType::F16));
             }
             "student_zero2.json" => assert_eq!(config.shard.reduce_bucket, Elems::HiddenSquared),
             _ => {}

@@ -9,7 +9,7 @@ mod rules;
 use std::path::{Path, PathBuf};
 
 use super::launch::{Machine, Resolved, resolve};
-use crate::config::{TrainConfig, Words, train_config_of};
+use crate::config::{ResolvedConfig, Words, train_config_of};
 use crate::front::script::Script;
 use crate::launch::devices::Devices;
 use crate::launch::environment;
@@ -90,7 +90,7 @@ impl Site {
         }
     }
 
-    fn try_plan(&self, resolved: Resolved) -> Result<Option<TrainConfig>, String> {
+    fn try_plan(&self, resolved: Resolved) -> Result<Option<ResolvedConfig>, String> {
         let Script::Training(training) = resolved.script else { return Ok(None) };
         let layers = training.layers.into_iter().chain(resolved.said).collect();
         let folder = format!("{}/", self.folder.path().display());
@@ -100,7 +100,7 @@ impl Site {
     }
 
     /// The training that a command means.
-    fn plan(&self, line: &str) -> TrainConfig {
+    fn plan(&self, line: &str) -> ResolvedConfig {
         self.try_plan(self.resolve(line)).unwrap_or_else(|problems| panic!("{line}: {problems}")).unwrap()
     }
 }

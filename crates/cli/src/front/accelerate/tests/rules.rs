@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::Site;
-use crate::config::Precision;
 use crate::config::accelerate::keys::FLAGS;
 use crate::front::script::Script;
 use crate::launch::spec::{Binding, Nodes, Streams};
+use oarlock_tensor::DType;
 
 const PLAIN: &str = "distributed_type: MULTI_GPU\nnum_processes: 2\n";
 
@@ -254,7 +254,7 @@ fn flags_weigh_more_than_the_file() {
     );
     assert_eq!(config.shard.gradients, crate::config::Placement::Whole);
     assert_eq!((config.ranks.num_processes, config.ranks.threads), (4, Some(3)));
-    assert_eq!((config.train.precision, config.train.max_grad_norm), (Precision::Bf16, Some(0.5)));
+    assert_eq!((config.train.dtype, config.train.max_grad_norm), (DType::BF16, Some(0.5)));
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn what_files_say_of_deepspeed_is_joined() {
     const LINE: &str = "--config_file c.yaml src/train.py train.yaml";
     file("  zero_stage: \"2\"\n  gradient_accumulation_steps: 8\n  offload_param_device: none\n");
     let config = site.plan(LINE);
-    assert_eq!((config.train.accumulation, config.train.precision), (8, Precision::Bf16));
+    assert_eq!((config.train.accumulation, config.train.dtype), (8, DType::BF16));
     file("  offload_optimizer_device: cpu\n");
     let config = site.plan(LINE);
     assert!(
@@ -315,11 +315,11 @@ fn precision_is_that_of_the_launch_and_accumulation_that_of_the_training() {
         "{:?}",
         resolved.notes
     );
-    assert_eq!(site.plan(line).train.precision, Precision::Bf16);
-    assert_eq!(site.plan("--mixed_precision no src/train.py train.yaml").train.precision, Precision::F32);
+    assert_eq!(site.plan(line).train.dtype, DType::BF16);
+    assert_eq!(site.plan("--mixed_precision no src/train.py train.yaml").train.dtype, DType::F32);
     // A file that says no says that nothing was chosen.
     site.write("c.yaml", "distributed_type: NO\nnum_processes: 1\nmixed_precision: 'no'\n");
-    assert_eq!(site.plan("--config_file c.yaml src/train.py train.yaml").train.precision, Precision::F16);
+    assert_eq!(site.plan("--config_file c.yaml src/train.py train.yaml").train.dtype, DType::F16);
     let said = site.wrong("--gradient_accumulation_steps 2 src/train.py train.yaml");
     assert!(said.contains("`gradient_accumulation_steps` is 4, but the command line says 2"), "{said}");
     // Accelerate hands these flags on for DeepSpeed only.
@@ -354,7 +354,7 @@ fn older_and_shorter_files_are_read() {
     ] {
         site.write("c.yaml", text);
         let config = site.plan("--config_file c.yaml src/train.py train.yaml");
-        assert_eq!(config.train.precision, Precision::F16, "{text}");
+        assert_eq!(config.train.dtype, DType::F16, "{text}");
         assert_eq!(config.shard.lifetime, crate::config::Lifetime::ForwardToBackward, "{text}");
     }
 }

@@ -16,7 +16,8 @@ fn parse(line: &[&str], environment: &[(&str, &str)]) -> Result<Job, String> {
     let read = |name: &str| {
         environment.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
     };
-    job(words.clone(), &Words::new(&words), &read).map_err(|problems| problems.render(false, 100))
+    job(words.clone(), &Words::new(&words), &read)
+        .map_err(|problems| crate::config::render::render(&problems, false, 100))
 }
 
 /// Flags before a program that needs no Python.

@@ -7,12 +7,10 @@
 //! with `model/` (a tiny model), `text.jsonl` and the files of `tests/guides`; all names of the program are in PATH.
 //! `OARLOCK_BLESS=1 cargo test -p oarlock --test transcripts` writes down what is printed now; read the difference.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Site, run};
+use crate::common::{Site, run};
 
 /// A command with what it should print.
 struct Step {
@@ -114,7 +112,7 @@ fn line_fits(expected: &str, said: &str) -> bool {
 /// Folder of links to the program under all its names.
 fn links() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let names = oarlock::front::ALL.iter().flat_map(|front_end| front_end.names);
+    let names = oarlock_cli::front::ALL.iter().flat_map(|front_end| front_end.names);
     for name in names.copied().chain(["oarlock"]) {
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_oarlock"), folder.path().join(name)).unwrap();
     }

@@ -1,10 +1,8 @@
 //! The command as its user meets it: what it writes and where, and a clear word for every wrong input.
 
-mod common;
-
 use std::fs;
 
-use common::{Said, Site, golden, run};
+use crate::common::{Said, Site, golden, run};
 use serde_json::Value;
 
 fn names(site: &Site, folder: &str) -> Vec<String> {

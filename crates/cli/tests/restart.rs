@@ -1,10 +1,8 @@
 //! A run that is interrupted, anywhere and by anything, and goes on is the run that was not interrupted, to the bit.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Site, run, start, until};
+use crate::common::{Site, run, start, until};
 use oarlock::checkpoint::newest;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -62,7 +60,9 @@ fn killed_anywhere_it_goes_on_to_the_bit() {
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
         let said = running.wait();
         assert!(said.code != Some(0) && !said.stdout.contains("done:"), "not interrupted: {said:?}");
-        until("the end of the ranks", || ranks.iter().all(|&pid| !common::is_alive(pid)).then_some(()));
+        until("the end of the ranks", || {
+            ranks.iter().all(|&pid| !crate::common::is_alive(pid)).then_some(())
+        });
 
         // The checkpoint that was being written may or may not be there.
         let whole = newest(&site.path(&output)).unwrap().path;
@@ -101,7 +101,9 @@ fn killed_inside_a_save_it_goes_on_to_the_bit() {
         kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
         let said = running.wait();
         assert!(said.code != Some(0), "not interrupted: {said:?}");
-        until("the end of the ranks", || ranks.iter().all(|&pid| !common::is_alive(pid)).then_some(()));
+        until("the end of the ranks", || {
+            ranks.iter().all(|&pid| !crate::common::is_alive(pid)).then_some(())
+        });
 
         site.train(&output, &words);
         assert_eq!(site.losses(&output), site.losses("whole"), "{output}");

@@ -1,11 +1,9 @@
 //! A training with every monitor on: what their files and lines hold is what trainer_log.jsonl holds.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Site, run};
+use crate::common::{Site, run};
 use serde_json::Value;
 
 const DEEPSPEED: &str = r#"{

@@ -1,8 +1,6 @@
 //! A model larger than the memory that a rank may have trains with its state on disk, and is refused without.
 
-mod common;
-
-use common::{Site, run};
+use crate::common::{Site, run};
 
 /// A model of 12 million parameters; training it in f32 takes 190 MB of states.
 const CONFIG: &str = r#"{

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use oarlock::config::{Placement, paths, train_config, written};
 use oarlock::data::{Source, Tokenizer, TrainSettings, train_bpe};
+use oarlock_cli::config::render::render;
+use oarlock_cli::config::{Placement, paths, train_config, written};
 
 /// The root of the repository, where paths in recipes begin. Each test goes there; it is the same place for all.
 fn at_the_root() {
@@ -24,11 +25,11 @@ fn every_recipe_is_a_run() {
         let of_launch = path.ends_with("accelerate_config.yaml");
         if !of_launch && path.extension().is_some_and(|extension| extension == "yaml") {
             let words = [path.to_str().unwrap().to_owned()];
-            let arguments = written::arguments(&oarlock::config::Words::new(&words))
-                .unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let arguments = written::arguments(&oarlock_cli::config::Words::new(&words))
+                .unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             let config =
-                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
-            paths::check(&config).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
+            paths::check(&config).unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());
             n_recipes += 1;
         }
@@ -44,10 +45,10 @@ fn every_deepspeed_file_goes_with_a_run() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "json") {
             let words = ["recipes/pretrain.yaml".to_owned(), format!("deepspeed={}", path.display())];
-            let arguments = written::arguments(&oarlock::config::Words::new(&words))
-                .unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+            let arguments = written::arguments(&oarlock_cli::config::Words::new(&words))
+                .unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             let config =
-                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", e.render(false, 100)));
+                train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());
             assert_eq!(config.shard.gradients, Placement::Sharded, "{}", path.display());
             n_files += 1;

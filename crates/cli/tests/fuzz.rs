@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use mutate::Mutator;
 use oarlock::checkpoint::{self, Manifest};
-use oarlock::config::accelerate::{Engine, File, meaning};
-use oarlock::config::{Problems, Words, train_config, written};
 use oarlock::data::{Source, Tokenizer};
 use oarlock::generate::{ChatTemplate, Message};
 use oarlock::model::hf::HfConfig;
+use oarlock_cli::config::accelerate::{Engine, File, meaning};
+use oarlock_cli::config::render::render;
+use oarlock_cli::config::{Problems, Words, train_config, written};
 
 /// No reader may need as long for the small inputs here.
 const SLOW: Duration = Duration::from_secs(10);
@@ -70,7 +71,7 @@ fn train_file(folder: &Path, name: &str, text: &[u8], words: &[String]) {
     if let Ok(arguments) = written::arguments(&Words::new(&all)) {
         match train_config(&arguments, &|_| None) {
             Ok(config) => drop(config.table()),
-            Err(problems) => drop((problems.to_string(), problems.render(true, 80))),
+            Err(problems) => drop((problems.to_string(), render(&problems, true, 80))),
         }
     }
 }
@@ -106,10 +107,10 @@ fn files_of_accelerate() {
                 for engine in [Engine::DeepSpeed(place.clone()), Engine::Fsdp(place.clone()), Engine::Plain] {
                     let mut problems = Problems::default();
                     drop(meaning::entries(&file.settings, &engine, &mut problems));
-                    drop(problems.render(true, 80));
+                    drop(render(&problems, true, 80));
                 }
             }
-            Err(problems) => drop((problems.to_string(), problems.render(false, 40))),
+            Err(problems) => drop((problems.to_string(), render(&problems, false, 40))),
         }
     });
 }
@@ -129,7 +130,7 @@ fn arguments_of_a_training() {
         if let Ok(mut arguments) = written::arguments(&Words::new(&words)) {
             arguments.file = None;
             if let Err(problems) = train_config(&arguments, &|_| None) {
-                drop(problems.render(false, 40));
+                drop(render(&problems, false, 40));
             }
         }
     });
@@ -343,7 +344,7 @@ fn checkpoints_of_deepspeed() {
             }
             fs::write(own.join(&name), input).unwrap();
             let out = folder.join("out");
-            drop(checkpoint::import_checkpoint(&folder.join("in"), &out, Some(tag.trim())));
+            drop(oarlock_cli::import::import_checkpoint(&folder.join("in"), &out, Some(tag.trim())));
             let _ = fs::remove_dir_all(&out);
         });
     }

@@ -1,11 +1,9 @@
 //! `accelerate launch` as its user meets it: a training on CPU ranks, by flags, by a file, and by the names of links.
 
-mod common;
-
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use common::{Said, Site, run};
+use crate::common::{Said, Site, run};
 
 const FILE: &str = "\
 distributed_type: DEEPSPEED

@@ -1,15 +1,13 @@
 //! The launcher with programs that are shell scripts: what ranks are told, what happens when they fail, where their
 //! output goes, and that nothing is left of them.
 
-mod common;
-
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Running, Said, Site, is_alive, run, start, until};
+use crate::common::{Running, Said, Site, is_alive, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `torchrun` with flags, and a script of the shell.

@@ -1,11 +1,9 @@
 //! MiniMind's `train_pretrain` as its users call it, from its flags to a model that answers.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Said, Site, run};
+use crate::common::{Said, Site, run};
 use serde_json::Value;
 
 /// The arguments of the guide's command, as it stands.

@@ -1,11 +1,9 @@
 //! The commands of DeepSpeed and LLaMA-Factory as processes: what they start, say and end with.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use common::{Said, Site, run};
+use crate::common::{Said, Site, run};
 
 const TRAINING: &[&str] = &[
     "--model_name_or_path",

@@ -1,14 +1,12 @@
 //! The commands of `accelerate` beside `launch`, as their user meets them: at a terminal, in a pipe, on ranks.
 
-mod common;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Said, Site, run};
+use crate::common::{Said, Site, run};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::Value;

@@ -1,8 +1,6 @@
 //! Memory as the user meets it: predicted before the start, refused where it cannot fit, compared at the end.
 
-mod common;
-
-use common::{Site, run};
+use crate::common::{Site, run};
 use serde_json::Value;
 
 #[test]

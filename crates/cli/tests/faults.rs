@@ -1,13 +1,11 @@
 //! Whatever is killed, stopped or full: all ranks end within two seconds, the first failure is told with its rank, and
 //! nothing is left behind.
 
-mod common;
-
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use common::{Running, Said, Site, is_alive, run, start, until};
+use crate::common::{Running, Said, Site, is_alive, run, start, until};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
 /// A run that lasts until something ends it; it has done two steps and more.

@@ -1,11 +1,8 @@
 //! A training whose ranks meet through MPI, under `mpirun`: the bits are those of shared memory, and a lost rank is named.
-#![cfg(feature = "mpi")]
-
-mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{Running, Said, Site, start, until};
+use crate::common::{Running, Said, Site, start, until};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 
 /// Whether there is an `mpirun`; without one these tests say so and test nothing.

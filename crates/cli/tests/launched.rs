@@ -1,10 +1,8 @@
 //! The command as the program of another launcher: with its variables and arguments, it is a rank and starts none.
 
-mod common;
-
 use std::process::Command;
 
-use common::{Running, Said, Site, is_alive, start, until};
+use crate::common::{Running, Said, Site, is_alive, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the launchers of torch and Accelerate give a rank; `run` is what else they know it by.
@@ -95,7 +93,7 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
     ] {
         let mut command = site.training("out", &[]);
         deepspeed(&mut command, 0, port(4));
-        let said = common::run({
+        let said = crate::common::run({
             command.env(name, value);
             command
         });
@@ -130,7 +128,7 @@ fn who_waits_in_vain_says_for_whom_and_why() {
         let mut command = site.training("out", &[]);
         deepspeed(&mut command, rank, port(8));
         command.env("OARLOCK_JOIN_TIMEOUT", "1");
-        let said = common::run(command);
+        let said = crate::common::run(command);
         assert_eq!(said.code, Some(1), "{said:?}");
         let note =
             format!("note: rank {rank} waits for {whom}, at most 1 s; if no launcher started this process");

@@ -1,11 +1,9 @@
 //! A run that began under DeepSpeed goes on: imported by the command, trained further by the command.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Site, run};
+use crate::common::{Site, run};
 
 /// Words for the 13 tokens of the model that DeepSpeed trained.
 const TOKENIZER: &str = r#"{
