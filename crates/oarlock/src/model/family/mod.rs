@@ -3,6 +3,7 @@
 
 mod llama;
 mod minimind;
+mod mistral;
 mod qwen2;
 mod qwen3;
 mod standard;
@@ -15,7 +16,8 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 4] = [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY];
+static FAMILIES: [&Family; 5] =
+    [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY, &mistral::FAMILY];
 
 /// Reads a description from the fields of a `config.json`.
 type Read = fn(&Fields<'_>) -> Result<DecoderConfig>;
