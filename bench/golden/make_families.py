@@ -20,8 +20,12 @@ SHARED = dict(vocab_size=72, hidden_size=32, intermediate_size=40, num_hidden_la
               num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
               initializer_range=0.1)
 ROWS, LEN, BATCH, STEPS, LR, EPS, SAMPLES = 8, 24, 2, 20, 2e-3, 1e-4, 48
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 1.5],
+            "long_factor": [1.0, 3.0, 6.5], "partial_rotary_factor": 0.75}
 MODELS = {
     "mistral": dict(sliding_window=7),
+    # Rows are longer than the trained length, so that the long divisors count.
+    "phi3": dict(sliding_window=11, original_max_position_embeddings=16, rope_parameters=LONGROPE),
 }
 
 

@@ -4,6 +4,7 @@
 mod llama;
 mod minimind;
 mod mistral;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod standard;
@@ -16,8 +17,8 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 5] =
-    [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY, &mistral::FAMILY];
+static FAMILIES: [&Family; 6] =
+    [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY, &mistral::FAMILY, &phi3::FAMILY];
 
 /// Reads a description from the fields of a `config.json`.
 type Read = fn(&Fields<'_>) -> Result<DecoderConfig>;
