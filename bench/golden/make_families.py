@@ -26,6 +26,8 @@ MODELS = {
     "mistral": dict(sliding_window=7),
     # Rows are longer than the trained length, so that the long divisors count.
     "phi3": dict(sliding_window=11, original_max_position_embeddings=16, rope_parameters=LONGROPE),
+    "gemma2": dict(head_dim=12, sliding_window=6, query_pre_attn_scalar=20, attn_logit_softcapping=0.7,
+                   final_logit_softcapping=1.5),
 }
 
 

@@ -1,6 +1,7 @@
 //! The families of models: one file each, which reads `config.json` into a description, writes it back, and says where
 //! each parameter lies in the stored tensors. Nothing else in the crate knows a family by name.
 
+mod gemma2;
 mod llama;
 mod minimind;
 mod mistral;
@@ -17,8 +18,15 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 6] =
-    [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY, &mistral::FAMILY, &phi3::FAMILY];
+static FAMILIES: [&Family; 7] = [
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &minimind::FAMILY,
+    &mistral::FAMILY,
+    &phi3::FAMILY,
+    &gemma2::FAMILY,
+];
 
 /// Reads a description from the fields of a `config.json`.
 type Read = fn(&Fields<'_>) -> Result<DecoderConfig>;
