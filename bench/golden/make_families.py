@@ -28,6 +28,10 @@ MODELS = {
     "phi3": dict(sliding_window=11, original_max_position_embeddings=16, rope_parameters=LONGROPE),
     "gemma2": dict(head_dim=12, sliding_window=6, query_pre_attn_scalar=20, attn_logit_softcapping=0.7,
                    final_logit_softcapping=1.5),
+    "gemma3_text": dict(num_hidden_layers=3, head_dim=12, sliding_window=5, query_pre_attn_scalar=10,
+                        intermediate_size=24, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
 }
 
 

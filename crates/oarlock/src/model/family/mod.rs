@@ -2,6 +2,7 @@
 //! each parameter lies in the stored tensors. Nothing else in the crate knows a family by name.
 
 mod gemma2;
+mod gemma3;
 mod llama;
 mod minimind;
 mod mistral;
@@ -18,7 +19,7 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 7] = [
+static FAMILIES: [&Family; 8] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
@@ -26,6 +27,7 @@ static FAMILIES: [&Family; 7] = [
     &mistral::FAMILY,
     &phi3::FAMILY,
     &gemma2::FAMILY,
+    &gemma3::FAMILY,
 ];
 
 /// Reads a description from the fields of a `config.json`.
