@@ -32,6 +32,7 @@ MODELS = {
                         intermediate_size=24, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                         rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
                                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+    "glm4": dict(head_dim=12, partial_rotary_factor=0.5),
 }
 
 

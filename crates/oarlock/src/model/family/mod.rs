@@ -3,6 +3,7 @@
 
 mod gemma2;
 mod gemma3;
+mod glm4;
 mod llama;
 mod minimind;
 mod mistral;
@@ -19,7 +20,7 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 8] = [
+static FAMILIES: [&Family; 9] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
@@ -28,6 +29,7 @@ static FAMILIES: [&Family; 8] = [
     &phi3::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &glm4::FAMILY,
 ];
 
 /// Reads a description from the fields of a `config.json`.
