@@ -33,6 +33,7 @@ MODELS = {
                         rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
                                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
     "glm4": dict(head_dim=12, partial_rotary_factor=0.5),
+    "olmo2": dict(attention_bias=True),
 }
 
 

@@ -7,6 +7,7 @@ mod glm4;
 mod llama;
 mod minimind;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -20,7 +21,7 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 9] = [
+static FAMILIES: [&Family; 10] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
@@ -30,6 +31,7 @@ static FAMILIES: [&Family; 9] = [
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &glm4::FAMILY,
+    &olmo2::FAMILY,
 ];
 
 /// Reads a description from the fields of a `config.json`.
