@@ -134,7 +134,7 @@ fn collectives_give_what_torch_gives() {
             for (op, expected) in &expected {
                 let mut reduced = tensor(&mine);
                 distributed::all_reduce(&mut reduced, *op)?;
-                assert_eq!(reduced.to_vec::<f32>()?, expected, "{op}");
+                assert_eq!(reduced.to_vec::<f32>()?, *expected, "{op}");
                 for dst in 0..n {
                     let mut reduced = tensor(&mine);
                     distributed::reduce(&mut reduced, dst, *op)?;

@@ -4,8 +4,10 @@ use std::fs;
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
+use oarlock::nn::NamedParam;
 use oarlock_comm::shm;
 use oarlock_tensor::DType;
+use oarlock_tensor::ops::optimizer::{Role, Rule};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use zip::write::SimpleFileOptions;
@@ -15,7 +17,6 @@ use super::container::{Run, TorchFile};
 use super::deepspeed::{Piece, cut, share_of};
 use super::pickle::{Element, Pickle};
 use super::{deepspeed, import_checkpoint};
-use oarlock::OptimizerConfig;
 use oarlock::checkpoint::{Manifest, MergeOptions, load, merge_weights};
 use oarlock::model::Decoder;
 use oarlock::model::hf::HfConfig;
@@ -99,9 +100,10 @@ fn an_engine_goes_on_from_it_and_the_weights_merge() {
     let comm = shm::threads(1).unwrap().pop().unwrap();
     let device = Device::cpu(Isa::detect(), Par::threads(1).unwrap());
     let options = Options { dtype: DType::BF16, placements: Placements::OPTIMIZER, ..Options::default() };
-    let rule = OptimizerConfig::default().rule;
-    let (param_group, role) = (&OptimizerConfig::param_group, &OptimizerConfig::role);
-    let mut engine = Engine::new(&model, &comm, &device, options, rule, param_group, role).unwrap();
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let param_group = |named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2);
+    let role = |_: &NamedParam| Role::Other;
+    let mut engine = Engine::new(&model, &comm, &device, options, rule, &param_group, &role).unwrap();
     let client = load(&to, &comm, &mut engine).unwrap();
     assert_eq!((client.step, engine.n_steps()), (3, 3));
 

@@ -92,7 +92,13 @@ mod tests {
     use super::*;
 
     fn end(exit: Exit, told: bool) -> Ended {
-        Ended { pid: 41, exit, at: UNIX_EPOCH + Duration::from_secs(86_400), resident: Some(3 << 29), asked_to_end: told }
+        Ended {
+            pid: 41,
+            exit,
+            at: UNIX_EPOCH + Duration::from_secs(86_400),
+            resident: Some(3 << 29),
+            asked_to_end: told,
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! DeepSpeed's learning-rate schedules, with arguments as a user writes them.
 
-use oarlock::train::Schedule;
+use oarlock::optim::Schedule;
 
 use super::super::*;
 
