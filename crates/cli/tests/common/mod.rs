@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 #[path = "../../../oarlock/tests/common/mod.rs"]
 mod shared;
@@ -45,15 +44,12 @@ pub struct Said {
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// How long it took.
-    pub took: Duration,
 }
 
 /// A command that runs; it is killed with this value.
 pub struct Running {
     child: Child,
     outputs: [PathBuf; 2],
-    begin: Instant,
 }
 
 impl Site {
@@ -165,7 +161,7 @@ pub fn start(mut command: Command) -> Running {
     let outputs = [names.join("stdout"), names.join("stderr")];
     let file = |path: &PathBuf| File::create(path).unwrap();
     let child = command.stdout(file(&outputs[0])).stderr(file(&outputs[1])).spawn().unwrap();
-    Running { child, outputs, begin: Instant::now() }
+    Running { child, outputs }
 }
 
 impl Running {
@@ -181,12 +177,11 @@ impl Running {
     /// Waits for its end.
     pub fn wait(mut self) -> Said {
         let status = until("the end of the command", || self.child.try_wait().unwrap());
-        let took = self.begin.elapsed();
         let [stdout, stderr] = self
             .outputs
             .each_ref()
             .map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
-        Said { code: status.code(), signal: status.signal(), stdout, stderr, took }
+        Said { code: status.code(), signal: status.signal(), stdout, stderr }
     }
 
     /// The processes of the ranks, in the order of ranks, once all of them run.
