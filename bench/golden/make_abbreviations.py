@@ -17,7 +17,7 @@ import torch.distributed.run
 from accelerate.commands import accelerate_cli
 from deepspeed.launcher import runner
 
-OUT = pathlib.Path(__file__).resolve().parents[2] / "crates/oarlock/tests/golden/abbreviations.json"
+OUT = pathlib.Path(__file__).resolve().parents[2] / "crates/cli/tests/golden/abbreviations.json"
 
 
 class Caught(Exception):

@@ -1,6 +1,6 @@
 """Writes what the commands of accelerate make of the same input, as accelerate itself gives it.
 
-    python make_accelerate_cli.py crates/oarlock/tests/golden
+    python make_accelerate_cli.py crates/cli/tests/golden
 
 accelerate_cli.json holds: `config`, the files that `accelerate config` writes for answers, one a line, menus by number,
 with the lines that `accelerate env` shows of each; `read`, what is left of a file that was read and written; `default`, the

@@ -1,7 +1,7 @@
 """Writes how DeepSpeed completes train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps.
 
 Needs: pip install deepspeed==0.19.8 torch==2.13.0
-Usage: DS_ACCELERATOR=cpu python bench/golden/make_batch_triple.py > crates/oarlock/tests/golden/batch_triple.txt
+Usage: DS_ACCELERATOR=cpu python bench/golden/make_batch_triple.py > crates/cli/tests/golden/batch_triple.txt
 
 One line a case: train batch, micro batch, accumulation (- where unset), ranks, then the completed three, or `error`.
 """

@@ -20,7 +20,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2] / "crates/oarlock/tests/golden/deepspeed"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "crates/cli/tests/golden/deepspeed"
 RANKS = 2
 STEPS = 3
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 from deepspeed.launcher import multinode_runner, runner
 
-OUT = pathlib.Path(__file__).resolve().parents[2] / "crates/oarlock/tests/golden/deepspeed_launcher.json"
+OUT = pathlib.Path(__file__).resolve().parents[2] / "crates/cli/tests/golden/deepspeed_launcher.json"
 
 HOSTFILES = [
     "worker-0 slots=4\nworker-1 slots=4\n",

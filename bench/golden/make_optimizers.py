@@ -165,7 +165,7 @@ def schedules():
             optimizer.step()
             schedule.step()
         cases.append({"name": name, "lr": lr, "kwargs": kwargs, "points": points})
-    path = ROOT / "crates/oarlock/tests/golden/deepspeed_schedules.json"
+    path = ROOT / "crates/cli/tests/golden/deepspeed_schedules.json"
     path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 

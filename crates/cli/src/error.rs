@@ -1,10 +1,6 @@
-//! What can go wrong in the program beyond the library.
+//! What can go wrong in the program beyond the library. Its parts make their errors one of it themselves.
 
 use std::path::Path;
-
-use crate::import::ImportError;
-use crate::launch::agents::AgentsError;
-use crate::plots::PlotError;
 
 /// The result of an operation of the program.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -15,15 +11,9 @@ pub enum Error {
     /// From the library.
     #[error(transparent)]
     Library(oarlock::Error),
-    /// From between the machines.
+    /// From a part of the program that has errors of its own.
     #[error(transparent)]
-    Agents(AgentsError),
-    /// Another program's checkpoint that was refused.
-    #[error(transparent)]
-    Import(ImportError),
-    /// A picture that could not be drawn.
-    #[error(transparent)]
-    Plot(PlotError),
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// A command that cannot be run as it was called.
     #[error("{0}")]
     Usage(String),
@@ -32,24 +22,6 @@ pub enum Error {
 impl<E: Into<oarlock::Error>> From<E> for Error {
     fn from(error: E) -> Error {
         Error::Library(error.into())
-    }
-}
-
-impl From<AgentsError> for Error {
-    fn from(error: AgentsError) -> Error {
-        Error::Agents(error)
-    }
-}
-
-impl From<ImportError> for Error {
-    fn from(error: ImportError) -> Error {
-        Error::Import(error)
-    }
-}
-
-impl From<PlotError> for Error {
-    fn from(error: PlotError) -> Error {
-        Error::Plot(error)
     }
 }
 

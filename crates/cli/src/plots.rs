@@ -19,6 +19,12 @@ pub struct PlotError {
     pub cause: String,
 }
 
+impl From<PlotError> for crate::error::Error {
+    fn from(error: PlotError) -> crate::error::Error {
+        crate::error::Error::Other(Box::new(error))
+    }
+}
+
 /// The picture in pixels.
 const SIZE: (u32, u32) = (1280, 800);
 /// It is drawn this many times larger, and every length with it.

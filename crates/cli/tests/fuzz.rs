@@ -1,6 +1,6 @@
 //! Every reader of what people and other programs write, fed with damaged inputs: none may panic or take long.
 //!
-//! A moment for each reader as part of the suite; `OARLOCK_FUZZ_SECONDS=600 cargo test --release --test fuzz` gives
+//! A moment for each reader as part of the suite; `OARLOCK_FUZZ_SECONDS=600 cargo test --release -p oarlock-cli --test suite fuzz` gives
 //! each of them ten minutes. An input that breaks a reader is kept in a file that the failure names.
 
 #[path = "fuzz/mutate.rs"]
@@ -98,7 +98,7 @@ fn deepspeed_configurations() {
 #[test]
 fn files_of_accelerate() {
     let seeds = ["single_node.yaml", "deepspeed_multi_node.yaml", "fsdp.yaml", "minimind_accelerate.yaml"];
-    let seeds = seeds.map(|name| read(Path::new("crates/oarlock/tests/guides").join(name)));
+    let seeds = seeds.map(|name| read(Path::new("crates/cli/tests/guides").join(name)));
     fuzz("accelerate", seeds.into(), |_, input| {
         match File::text("c.yaml", &String::from_utf8_lossy(input)) {
             Ok(file) => {
@@ -342,7 +342,7 @@ fn manifests() {
 
 #[test]
 fn checkpoints_of_deepspeed() {
-    let golden = root().join("crates/oarlock/tests/golden/deepspeed/stage2-f32");
+    let golden = root().join("crates/cli/tests/golden/deepspeed/stage2-f32");
     let tag = fs::read_to_string(golden.join("latest")).unwrap();
     let from = golden.join(tag.trim());
     for entry in fs::read_dir(&from).unwrap() {

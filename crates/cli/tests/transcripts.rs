@@ -5,7 +5,7 @@
 //! `$ COMMAND` for the shell, then what it prints on both streams, then `exit N` unless N is 0. In what is printed
 //! `[..]` stands for anything within a line and `...` for any number of lines. Each case runs in a folder of its own
 //! with `model/` (a tiny model), `text.jsonl` and the files of `tests/guides`; all names of the program are in PATH.
-//! `OARLOCK_BLESS=1 cargo test -p oarlock --test transcripts` writes down what is printed now; read the difference.
+//! `OARLOCK_BLESS=1 cargo test -p oarlock-cli --test suite transcripts` writes down what is printed now; read the difference.
 
 use std::fs;
 use std::path::{Path, PathBuf};

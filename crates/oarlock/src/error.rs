@@ -1,8 +1,16 @@
-//! What can go wrong in Oarlock above the tensors and the ranks.
+//! What can go wrong in Oarlock above the tensors and the ranks. Parts that are built on this error make theirs one of it
+//! themselves; those below it, which know nothing of it, are named here.
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{CheckpointError, Problem};
+pub(crate) mod checkpoint;
+mod spawn;
+
+pub use checkpoint::{CheckpointError, Missing, Problem};
+pub use spawn::SpawnError;
+
+/// An error of a part of this crate that is told and not looked into.
+type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -24,7 +32,7 @@ pub enum Error {
     Report(#[from] crate::report::Error),
     /// A checkpoint that was not saved or cannot be loaded.
     #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    Checkpoint(#[from] CheckpointError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
@@ -63,13 +71,13 @@ pub enum Error {
     },
     /// A training that would not fit into memory.
     #[error(transparent)]
-    Memory(#[from] Box<crate::estimate::Refusal>),
+    Memory(Cause),
     /// Ranks that were launched from code.
     #[error(transparent)]
-    Spawn(#[from] crate::distributed::SpawnError),
+    Spawn(#[from] SpawnError),
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
-    LossScale(#[from] crate::optim::ScaleAtMinimum),
+    LossScale(Cause),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

@@ -1,6 +1,6 @@
 //! Wrong programs: each ends with a message that says what to do, on every rank that it concerns, and none hangs.
 //!
-//! `OARLOCK_BLESS=1 cargo test -p oarlock --test misuse` writes down what is said now; read the difference.
+//! `OARLOCK_BLESS=1 cargo test -p oarlock --test suite misuse` writes down what is said now; read the difference.
 
 #[path = "misuse/further.rs"]
 mod further;

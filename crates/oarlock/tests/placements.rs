@@ -258,7 +258,7 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
     );
 }
 
-/// The model of the bench, once; `cargo test --release --test placements -- --ignored --nocapture`.
+/// The model of the bench, once; `cargo test --release -p oarlock --test suite placements -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes some minutes"]
 fn a_model_of_26_million_parameters_has_the_same_bits_too() {

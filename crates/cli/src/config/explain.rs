@@ -57,8 +57,8 @@ fn wrap(out: &mut String, names: &[&str]) {
 pub fn page() -> String {
     let mut out = String::from(
         "# Keys of the training configuration\n\n\
-         Generated from the table in `crates/oarlock/src/config/table.rs`; a test keeps both equal \
-         (`OARLOCK_BLESS=1 cargo test -p oarlock --lib docs_page` writes it anew).\n\n\
+         Generated from the table in `crates/cli/src/config/table.rs`; a test keeps both equal \
+         (`OARLOCK_BLESS=1 cargo test -p oarlock-cli --lib docs_page` writes it anew).\n\n\
          A configuration is a YAML or JSON file with the keys of LLaMA-Factory, and `key=value` arguments, which win over it.\n\
          Paths are relative to the working directory.\n\
          A key that is not on this page is an error.\n",

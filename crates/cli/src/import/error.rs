@@ -12,6 +12,12 @@ pub struct ImportError {
     pub problem: ImportProblem,
 }
 
+impl From<ImportError> for crate::error::Error {
+    fn from(error: ImportError) -> crate::error::Error {
+        crate::error::Error::Other(Box::new(error))
+    }
+}
+
 /// What is wrong with a file, or not supported in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportProblem {

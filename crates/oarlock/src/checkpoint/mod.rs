@@ -22,7 +22,6 @@
 //! in the background of the training ([`Saver`]).
 
 mod assemble;
-mod error;
 mod export;
 mod folder;
 mod job;
@@ -44,8 +43,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use crate::disk::Sum;
+use crate::error::checkpoint as error;
+pub use crate::error::{CheckpointError, Missing, Problem};
 pub use assemble::Assembler;
-pub use error::{CheckpointError, Missing, Problem};
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;

@@ -222,9 +222,8 @@ fn write(dir: &Path, name: &str, dtype: DType, tensors: &[(String, Vec<usize>, V
     });
     let views = views.collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let part = tempfile::NamedTempFile::new_in(dir).map_err(Error::io("create", dir))?;
-    safetensors::serialize_to_file(views, None, part.path()).map_err(wrong)?;
-    part.as_file().sync_all().map_err(Error::io("write", dir.join(name)))?;
-    part.persist(dir.join(name)).map_err(|error| Error::io("write", dir.join(name))(error.error))?;
-    Ok(())
+    let part = dir.join(format!("{name}.new"));
+    safetensors::serialize_to_file(views, None, &part).map_err(wrong)?;
+    let written = fs::File::open(&part).and_then(|file| file.sync_all());
+    written.and_then(|()| fs::rename(&part, dir.join(name))).map_err(Error::io("write", dir.join(name)))
 }

@@ -2,6 +2,8 @@
 
 mod placed;
 mod sums;
+mod unnamed;
 
 pub use placed::PAGE;
 pub use sums::{Algorithm, Sum, SummedFile, sync_folder};
+pub use unnamed::unnamed_file;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
-use super::error::{SpawnError, message_of};
-use crate::error::{Error, Result};
+use super::threads::message_of;
+use crate::error::{Error, Result, SpawnError};
 use crate::launch::{Memory, Place, port};
 use crate::rank::{self, tell};
 

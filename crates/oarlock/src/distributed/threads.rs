@@ -6,8 +6,7 @@ use std::thread::Builder;
 
 use oarlock_comm::{Communicator, shm};
 
-use super::error::{SpawnError, message_of};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SpawnError};
 use crate::rank;
 
 /// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them. In each
@@ -89,4 +88,10 @@ fn one(
     // Before the others hear of it, so that none of them is first.
     first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
     comm.abort(&cause);
+}
+
+/// What a panic said.
+pub(super) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
 }

@@ -96,7 +96,7 @@ impl Forecast {
             let limits = Limits::current()?;
             let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
             let fitting = training.proposals(&fits)?;
-            return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
+            return Err(Refusal { limit, estimate, fitting }.into());
         }
         let mut saved = 0;
         if config.train.recompute != Recompute::None {
@@ -318,3 +318,9 @@ impl Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        Error::Memory(Box::new(refusal))
+    }
+}

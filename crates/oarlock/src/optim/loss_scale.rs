@@ -53,6 +53,12 @@ pub struct ScaleAtMinimum {
     pub found_in: Option<String>,
 }
 
+impl From<ScaleAtMinimum> for crate::Error {
+    fn from(error: ScaleAtMinimum) -> crate::Error {
+        crate::Error::LossScale(Box::new(error))
+    }
+}
+
 impl ScaleAtMinimum {
     /// Names where the first value that is not finite was found.
     #[must_use]

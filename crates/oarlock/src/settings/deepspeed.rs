@@ -480,7 +480,8 @@ mod tests {
         config.agree("zero_optimization.offload_optimizer.device", "cpu", "the plugin").unwrap();
         let plan = config.plan(1, None).unwrap();
         assert_eq!((plan.micro_batch_size, plan.stage), (4, 2));
-        assert!(plan.shard.offload_optimizer.is_some());
+        let device = config.get("zero_optimization.offload_optimizer.device");
+        assert_eq!(device.as_deref(), Some("cpu"));
         let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
         assert!(
             told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),

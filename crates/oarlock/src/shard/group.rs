@@ -297,7 +297,7 @@ pub(super) fn offload_file(offload: Option<&Offload>) -> Result<Option<(Arc<File
         return Err(Error::Usage("offloading needs at least one buffer of at least one element".to_string()));
     }
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let file = tempfile::tempfile_in(dir).map_err(Error::io("create a file in", dir))?;
+    let file = crate::disk::unnamed_file(dir).map_err(Error::io("create a file in", dir))?;
     Ok(Some((Arc::new(file), 0)))
 }
 

@@ -187,7 +187,7 @@ mod tests {
     use crate::front::accelerate::golden;
 
     fn table_of(name: &str, dtypes: &[&str]) -> String {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../oarlock/tests/golden").join(name);
         let sizes = Sizes::of(HfConfig::read(&dir).unwrap().decoder()).unwrap();
         let chosen = DTYPES.into_iter().filter(|(dtype, ..)| dtypes.contains(dtype));
         let rows: Vec<_> = chosen.map(|dtype| sizes.row(dtype)).collect();

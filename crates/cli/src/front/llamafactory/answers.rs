@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_chat_is_translated_or_refused() {
-        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/train-llama");
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../oarlock/tests/golden/train-llama");
         let said = words(&format!(
             "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
         ));

@@ -108,3 +108,9 @@ fn list(differences: &[Difference]) -> String {
     let one = |d: &Difference| format!("{} is `{}` here and `{}` there", d.what, d.joining, d.store);
     differences.iter().map(one).collect::<Vec<_>>().join("; ")
 }
+
+impl From<AgentsError> for crate::error::Error {
+    fn from(error: AgentsError) -> crate::error::Error {
+        crate::error::Error::Other(Box::new(error))
+    }
+}

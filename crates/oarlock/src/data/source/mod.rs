@@ -3,6 +3,7 @@
 //! A data set is a name in `dataset_info.json`, a file, a folder, or several of these separated by commas. Knows no
 //! tokens.
 
+#[cfg(feature = "csv")]
 mod csv;
 mod info;
 mod json;
@@ -221,18 +222,24 @@ fn open(path: &Path, column: Option<&str>, content: Content) -> Records {
             "give a .jsonl or .json file with one object for each conversation",
         )),
         Some(Format::Text) => text::open(path),
+        #[cfg(feature = "csv")]
         Some(Format::Csv) => csv::open(path, &columns),
+        #[cfg(not(feature = "csv"))]
+        Some(Format::Csv) => Err(without(path, "CSV", "csv")),
         #[cfg(feature = "parquet")]
         Some(Format::Parquet) => parquet::open(path, &columns),
         #[cfg(not(feature = "parquet"))]
-        Some(Format::Parquet) => Err(Error::file(
-            path,
-            "this build reads no Parquet",
-            "build oarlock with its feature `parquet`, or give a .jsonl, .json, .txt or .csv file",
-        )),
+        Some(Format::Parquet) => Err(without(path, "Parquet", "parquet")),
         None => Err(unknown_format(path)),
     };
     opened.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))
+}
+
+/// A format that this build leaves out.
+#[cfg(not(all(feature = "csv", feature = "parquet")))]
+fn without(path: &Path, format: &str, feature: &str) -> Error {
+    let remedy = format!("build oarlock with its feature `{feature}`, or give a .jsonl, .json or .txt file");
+    Error::file(path, &format!("this build reads no {format}"), &remedy)
 }
 
 fn unknown_format(path: &Path) -> Error {

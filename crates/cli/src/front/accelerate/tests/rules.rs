@@ -281,7 +281,7 @@ fn what_files_say_of_deepspeed_is_joined() {
     file("  offload_optimizer_device: cpu\n");
     let config = site.plan(LINE);
     assert!(
-        config.shard.offload_optimizer.is_some()
+        config.notes().iter().any(|note| note.contains("offload_optimizer to cpu"))
             && config.shard.gradients == crate::config::Placement::Sharded
     );
     file("  zero_stage: 3\n");
@@ -294,7 +294,8 @@ fn what_files_say_of_deepspeed_is_joined() {
     file("  offload_optimizer_device: cpu\n");
     let config = site.plan(LINE);
     assert!(
-        config.shard.offload_optimizer.is_some() && config.shard.gradients == crate::config::Placement::Whole
+        config.notes().iter().any(|note| note.contains("offload_optimizer to cpu"))
+            && config.shard.gradients == crate::config::Placement::Whole
     );
     // Precision beside the file, and another one in it.
     site.write("ds.json", "{\"zero_optimization\": {\"stage\": 2}, \"fp16\": {\"enabled\": true}}");

@@ -1,6 +1,6 @@
 //! How a launch from code fails: which rank was first, and what it said.
 
-use crate::error::Error;
+use super::Error;
 
 /// A launch from code that failed. The rank that it names failed first; the others were told, and ended after it.
 #[derive(Debug, thiserror::Error)]
@@ -47,10 +47,4 @@ pub enum SpawnError {
         /// The signal.
         signal: i32,
     },
-}
-
-/// What a panic said.
-pub(super) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("no message").to_owned()
 }
