@@ -14,6 +14,7 @@ mod deepspeed;
 mod distributed;
 mod examples_ddp;
 mod examples_guides;
+mod families;
 mod misuse;
 mod own_loop;
 mod own_model;
