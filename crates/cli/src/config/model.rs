@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource};
+use oarlock::model::Family;
 use oarlock::settings::kwargs::Kwargs;
 use serde_json::{Map, Value as Json, json};
 
@@ -11,15 +12,6 @@ use super::keys::Range;
 use super::problem::{Problem, Problems};
 use super::resolve::{Settings, at};
 use super::value::Value;
-
-/// The architectures that `model_config` can name.
-const MODEL_TYPES: &[(&str, &str)] = &[
-    ("minimind", "minimind"),
-    ("minimind3", "minimind3"),
-    ("llama", "llama"),
-    ("qwen2", "qwen2"),
-    ("qwen3", "qwen3"),
-];
 
 const SIZES: [&str; 8] = [
     "vocab_size",
@@ -95,11 +87,12 @@ fn fields(settings: &Settings, problems: &mut Problems) -> Map<String, Json> {
     let setting = settings.get("model_config");
     let Value::Map(written) = &setting.value else { return out };
     let mut kwargs = Kwargs::new("model_config", [setting, setting], written, problems);
+    let names: Vec<&str> = Family::new_model_types().collect();
     if !written.iter().any(|field| field.name == "model_type") {
-        let names: Vec<&str> = MODEL_TYPES.iter().map(|(name, _)| *name).collect();
         kwargs.reject(format!("`model_config` needs a model_type: {}", names.join(", ")));
     }
-    if let Some(name) = kwargs.choice("model_type", MODEL_TYPES) {
+    let types: Vec<(&str, &str)> = names.iter().map(|name| (*name, *name)).collect();
+    if let Some(name) = kwargs.choice("model_type", &types) {
         out.insert("model_type".to_owned(), json!(name));
     }
     for name in SIZES {

@@ -39,7 +39,7 @@ fn what_is_wrong_with_a_model_is_named() {
     for (text, expected) in [
         (
             "model_config: {model_type: minimnd, hiden_size: 8, num_hidden_layers: 0, rms_norm_eps: 0}\ntokenizer_path: t\n",
-            "t.yaml:3:28: `model_type` takes one of minimind, minimind3, llama, qwen2, qwen3, not `minimnd`\n\
+            "t.yaml:3:28: `model_type` takes one of llama, qwen2, qwen3, minimind, minimind3, mistral, phi3, gemma2, gemma3_text, glm4, olmo2, not `minimnd`\n\
              t.yaml:3:71: `num_hidden_layers` takes a whole number, at least 1, not `0`\n\
              t.yaml:3:88: `rms_norm_eps` takes a number greater than 0, not `0`\n\
              t.yaml:3:37: `model_config` takes no argument `hiden_size` (did you mean `hidden_size`?)",
@@ -48,7 +48,7 @@ fn what_is_wrong_with_a_model_is_named() {
             "model_config: {hidden_size: 8}\n",
             "t.yaml:3:15: `model_config` needs a tokenizer (write `tokenizer_path: …`, a tokenizer.json or its \
              folder)\n\
-             t.yaml:3:15: `model_config` needs a model_type: minimind, minimind3, llama, qwen2, qwen3",
+             t.yaml:3:15: `model_config` needs a model_type: llama, qwen2, qwen3, minimind, minimind3, mistral, phi3, gemma2, gemma3_text, glm4, olmo2",
         ),
         (
             "model_config: {model_type: minimind, use_moe: true}\ntokenizer_path: tok\n",
