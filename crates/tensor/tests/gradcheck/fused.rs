@@ -85,7 +85,8 @@ fn gated_units() {
     }
     // 1.595769.. is twice the root of 2 / pi.
     let tanh_gate = |x: f64| sigmoid(1.595_769_121_605_731 * (x + 0.044_715 * x * x * x));
-    let functions: [(Activation, fn(f64) -> f64); 2] =
+    type Function = fn(f64) -> f64;
+    let functions: [(Activation, Function); 2] =
         [(Activation::Silu, |x| x * sigmoid(x)), (Activation::Relu, |x| x.max(0.0))];
     for (activation, f) in functions {
         let reference = move |x: &[&[f64]]| x[0].iter().zip(x[1]).map(|(g, u)| f(*g) * u).collect();

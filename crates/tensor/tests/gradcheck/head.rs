@@ -60,7 +60,7 @@ fn check<T: Float>(isa: Isa, n_rows: usize, vocab: usize, chunk: usize, labels: 
     let want = all_rows::<T>(&cpu, &x, &w_elems, labels, dim, chunk);
     // The second mode makes the same passes later.
     for promised in [true, false].into_iter().take(if n_rows < 100 { 2 } else { 1 }) {
-        let (params, home) = settle(&[w.clone()], T::DTYPE, &device, true);
+        let (params, home) = settle(std::slice::from_ref(&w), T::DTYPE, &device, true);
         let tape = if promised { Tape::with_seed(SEED) } else { Tape::new() };
         let x = tape.leaf(&x_tensor);
         let head = ops::head_loss(&x, &params[0], &Labels::new(labels), HeadOptions::default()).unwrap();
