@@ -7,7 +7,7 @@ use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, bf16};
+use oarlock_tensor::DType;
 
 const VOCAB: usize = 70;
 const LEN: usize = 48;

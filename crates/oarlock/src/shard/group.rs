@@ -9,7 +9,8 @@ use std::sync::{Arc, Weak};
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
 use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, ParamLocation, Result as TensorResult, Tensor,
+    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, ParamLocation, Result as TensorResult,
+    Tensor,
 };
 
 use crate::error::{Error, Result};
