@@ -23,3 +23,4 @@ mod placements;
 mod ranks;
 mod recompute;
 mod reshard;
+mod strict_device;
