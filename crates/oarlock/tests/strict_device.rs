@@ -42,10 +42,12 @@ fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>
         accelerator.accumulation_window(&optimizer, 2.0 * 22.0).unwrap();
         let mut sums = Vec::new();
         for micro in 0..2 {
-            let ids: Vec<i32> = (0..2 * LEN as i32).map(|i| 3 + (i * 7 + step * 5 + micro * 11) % 50).collect();
+            let ids: Vec<i32> =
+                (0..2 * LEN as i32).map(|i| 3 + (i * 7 + step * 5 + micro * 11) % 50).collect();
             let mut labels: Vec<i32> = ids[1..].iter().copied().chain([-100]).collect();
             labels[LEN - 1] = -100;
-            let starts: Vec<i32> = (0..2 * LEN as i32).map(|i| if i % LEN as i32 >= 5 { 5 } else { 0 }).collect();
+            let starts: Vec<i32> =
+                (0..2 * LEN as i32).map(|i| if i % LEN as i32 >= 5 { 5 } else { 0 }).collect();
             let mask = if micro == 0 { Mask::Causal } else { Mask::Documents(place(&starts)) };
             let inputs = Inputs { ids: place(&ids), labels: place(&labels), mask };
             let loss = |model: &Decoder, ids: &Tensor| model.loss(ids, &inputs.labels, &inputs.mask);
