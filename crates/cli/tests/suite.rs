@@ -19,6 +19,7 @@ mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod pretrain_loop;
 mod recipes;
 mod restart;
 mod transcripts;

@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 #[path = "../../../oarlock/tests/common/mod.rs"]
 mod shared;
