@@ -16,7 +16,8 @@ const LEN: usize = 12;
 /// The folders of models of one file or more, whatever their family.
 fn models() -> Vec<PathBuf> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let folders = std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path());
+    let folders = [golden.clone(), golden.join("families")].map(|folder| std::fs::read_dir(folder).unwrap());
+    let folders = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
     let mut models: Vec<_> = folders.filter(|folder| folder.join("config.json").exists()).collect();
     models.sort();
     models
@@ -70,7 +71,7 @@ fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>
 #[test]
 fn every_model_trains_with_the_bits_of_the_cpu() {
     let models = models();
-    assert!(models.len() >= 5, "{models:?}");
+    assert!(models.len() >= 12, "{models:?}");
     for folder in models {
         for dtype in [DType::F32, DType::BF16] {
             let want = train(&folder, DeviceKind::Cpu, dtype);
