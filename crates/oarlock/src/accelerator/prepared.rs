@@ -1,4 +1,4 @@
-//! A model as a loop of one's own uses it once it is prepared.
+//! A model as a training loop uses it once it is prepared.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
