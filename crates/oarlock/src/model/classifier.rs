@@ -77,12 +77,7 @@ impl SequenceClassifier {
             norm: norm(settings.hidden_size, settings.final_norm)?,
             score: Linear::normal(settings.hidden_size, n_labels, false, settings.init_std)?,
         };
-        Ok(SequenceClassifier {
-            body,
-            head: Unit::new(head),
-            pad: config.special().pad,
-            n_labels,
-        })
+        Ok(SequenceClassifier { body, head: Unit::new(head), pad: config.special().pad, n_labels })
     }
 
     /// Says which activations the backward pass computes again.

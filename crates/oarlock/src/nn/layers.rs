@@ -12,7 +12,6 @@ pub struct Linear {
     pub weight: Param,
     /// `[outputs]`.
     pub bias: Option<Param>,
-    /// Times the product, also where it is a part of another op.
 }
 
 impl Linear {
