@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
 
 use oarlock_tensor::Tensor;
-use oarlock_tensor::ops::HeadLoss;
+use oarlock_tensor::ops::{HeadLoss, Labels};
 
 use crate::error::{Error, Result};
 
@@ -86,6 +86,13 @@ impl Nested for Tensor {
 impl Nested for HeadLoss {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<HeadLoss> {
         Ok(self.with_loss(f(&self.loss)?))
+    }
+}
+
+/// Labels live on the host, wherever the tokens are.
+impl Nested for Labels {
+    fn map_tensors(&self, _: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Labels> {
+        Ok(self.clone())
     }
 }
 

@@ -6,7 +6,7 @@ use oarlock::{
     Accelerator, AcceleratorConfig, GradientAccumulation, Options, Prepared, Result, Tensor, lr_scheduler,
     optim,
 };
-use oarlock_tensor::ops::head_loss;
+use oarlock_tensor::ops::{HeadOptions, Labels, head_loss};
 
 mod ranks;
 use ranks::on_ranks;
@@ -214,7 +214,9 @@ fn a_summed_loss_gives_the_same_gradients_when_it_makes_them_in_the_forward_pass
                 )?,
                 Tensor::from_slice(&labels, [2], accelerator.device())?,
             );
-            let loss = |head: &Linear, (x, labels): &(Tensor, Tensor)| head_loss(x, &head.weight, labels);
+            let loss = |head: &Linear, (x, labels): &(Tensor, Tensor)| {
+                head_loss(x, &head.weight, &Labels::from_tensor(labels)?, HeadOptions::default())
+            };
             let loss = if in_forward { head.loss(&batch, loss)? } else { head.call(&batch, loss)? };
             assert_eq!(loss.loss.tape().unwrap().seed(), in_forward.then_some(1.0));
             accelerator.backward(&loss)?;

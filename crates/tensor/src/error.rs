@@ -76,15 +76,3 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
 }
-
-impl Error {
-    /// The same error of a kernel that saw its input only from position `first` on.
-    pub(crate) fn shifted(self, first: usize) -> Error {
-        match self {
-            Error::Index { op, index, position, bound } => {
-                Error::Index { op, index, position: position + first, bound }
-            }
-            other => other,
-        }
-    }
-}

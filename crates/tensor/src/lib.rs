@@ -29,7 +29,7 @@ pub use dtype::{DType, Element, Float, bf16, f16};
 pub use error::{Error, Result};
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};
 pub use par::Par;
-pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, Place, Store};
+pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, ParamLocation, Store};
 pub use profile::{OpEvent, OpTime, Profile, Scope};
 pub use rope_table::{LongRope, RopeScaling, RopeTable, Yarn, inverse_frequencies};
 pub use shape::{IntoShape, MAX_DIMS, Shape};

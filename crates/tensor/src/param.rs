@@ -219,7 +219,7 @@ impl std::fmt::Debug for Param {
 
 /// One parameter's place in a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ParamLocation {
     /// Its first element.
     pub first: usize,
     /// Its shape.
@@ -229,7 +229,7 @@ pub struct Place {
 /// Parameters side by side in one flat buffer of weights and one of f32 gradients. Either may be absent for a while:
 /// weights that are not gathered, gradients that have left.
 pub struct FlatParams {
-    places: Vec<Place>,
+    places: Vec<ParamLocation>,
     dtype: DType,
     trainable: bool,
     buffers: Mutex<Buffers>,
@@ -250,7 +250,7 @@ impl FlatParams {
     /// # Errors
     /// [`Error::Shape`] when a place lies outside a buffer.
     pub fn new(
-        places: Vec<Place>,
+        places: Vec<ParamLocation>,
         dtype: DType,
         weights: FlatBuffer,
         grads: Option<FlatBuffer>,
@@ -263,7 +263,12 @@ impl FlatParams {
     }
 
     /// Parameters at `places` of buffers that come later.
-    pub fn detached(places: Vec<Place>, dtype: DType, trainable: bool, device: &Device) -> FlatParams {
+    pub fn detached(
+        places: Vec<ParamLocation>,
+        dtype: DType,
+        trainable: bool,
+        device: &Device,
+    ) -> FlatParams {
         let touched = places.iter().map(|_| false.into()).collect();
         FlatParams { places, dtype, trainable, buffers: Mutex::default(), touched, device: device.clone() }
     }
@@ -326,7 +331,7 @@ impl FlatParams {
     }
 
     /// The parameters' places.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[ParamLocation] {
         &self.places
     }
 

@@ -192,10 +192,25 @@ impl ChatTemplate {
                 return Some(start..until.len());
             }
         }
-        let mut messages = messages.clone();
-        messages[i].content = BEGIN.to_string();
-        let all = self.text(conversation, &messages, false).ok()?;
-        let until = self.text(conversation, &messages[..=i], false).ok()?;
+        // First without the calls and thoughts beside it: they are a part of what is said.
+        let extras = [Map::new(), messages[i].extra.clone()];
+        extras.into_iter().find_map(|extra| {
+            let mut marked = messages.clone();
+            marked[i] = Message { extra, ..Message::new("assistant", BEGIN) };
+            self.span_by_mark(conversation, &marked, i, whole)
+        })
+    }
+
+    /// As `span`, of messages in which a mark replaces the message `i`.
+    fn span_by_mark(
+        &self,
+        of: &Conversation,
+        marked: &[Message],
+        i: usize,
+        whole: &str,
+    ) -> Option<Range<usize>> {
+        let all = self.text(of, marked, false).ok()?;
+        let until = self.text(of, &marked[..=i], false).ok()?;
         let (before, behind) = all.split_once(BEGIN)?;
         let (_, end_of_turn) = until.split_once(BEGIN)?;
         let fits = whole.starts_with(before)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -155,6 +156,14 @@ impl Tokenizer {
         }
         ids.extend(self.encode(&text[begin..])?);
         Ok((ids, n_before))
+    }
+
+    /// The ids of many texts, on all threads of the current pool.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
+        texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
     }
 
     /// The text of `ids`; bytes that are no UTF-8 become U+FFFD.
@@ -379,6 +388,14 @@ pub(super) mod tests {
         let tokenizer = Tokenizer::open(dir.path()).unwrap();
         assert!(tokenizer.pieces.is_some());
         assert_eq!(tokenizer.encode("e\u{301}").unwrap(), tokenizer.encode("é").unwrap());
+    }
+
+    #[test]
+    fn a_batch_equals_one_by_one() {
+        let (_dir, tokenizer) = small();
+        let texts: Vec<String> = (0..50).map(|i| format!("the {i} dogs 日 {}", "fox ".repeat(i))).collect();
+        let single: Vec<Vec<u32>> = texts.iter().map(|t| tokenizer.encode(t).unwrap()).collect();
+        assert_eq!(tokenizer.encode_batch(&texts).unwrap(), single);
     }
 
     #[test]

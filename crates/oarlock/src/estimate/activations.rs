@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, Place};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocation};
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
@@ -62,7 +62,7 @@ pub fn dry_run(
         for (dtype, params) in unit.by_dtype(dtype) {
             let layout =
                 Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), 0)), Grain::Blocks);
-            let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+            let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();
             let flat = |size: usize| FlatBuffer::dry(layout.n_elems() * size);
             let home = FlatParams::new(places, dtype, flat(dtype.size()), Some(flat(4)), &device)?;
             let home = Arc::new(home);

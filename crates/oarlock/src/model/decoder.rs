@@ -3,7 +3,7 @@
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
 use half::{bf16, f16};
-use oarlock_tensor::ops::{self, HeadLoss, Mask};
+use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask};
 use oarlock_tensor::{DType, Device, Result, Tensor};
 
 use super::block::{Block, norm};
@@ -73,8 +73,9 @@ impl Decoder {
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
         in_scope(self, ids.device(), || {
+            let labels = Labels::from_tensor(labels)?;
             let x = self.body.hidden(ids, mask)?;
-            self.head.run(&x, |head| head.loss(&x, labels))
+            self.head.run(&x, |head| head.loss(&x, &labels))
         })
     }
 
@@ -164,9 +165,12 @@ impl Body {
 
 impl Head {
     /// The product with the output weights, and the loss in the same pass.
-    fn loss(&self, x: &Tensor, labels: &Tensor) -> Result<HeadLoss> {
+    fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
-        in_scope(&self.lm_head, normed.device(), || ops::head_loss(&normed, &self.lm_head.weight, labels))
+        let options = HeadOptions { logit_cap: self.logit_cap };
+        in_scope(&self.lm_head, normed.device(), || {
+            ops::head_loss(&normed, &self.lm_head.weight, labels, options)
+        })
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {

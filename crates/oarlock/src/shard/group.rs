@@ -9,7 +9,8 @@ use std::sync::{Arc, Weak};
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
 use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, Place, Result as TensorResult, Tensor,
+    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, ParamLocation, Result as TensorResult,
+    Tensor,
 };
 
 use crate::error::{Error, Result};
@@ -142,7 +143,7 @@ impl GroupBuilder<'_> {
         let owners = Ownership::new(ranges.iter().map(|range| vec![range.clone()]).collect())?;
         let buckets = cut(&ranges, n_elems, self.options.reduce_bucket_elems)?;
 
-        let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+        let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();
         let params = Arc::new(FlatParams::detached(places, kind.dtype, kind.trainable, self.device));
         let (weights, working) = self.weights(index, kind, &layout, &updated, &params)?;
         let grads = self.grads(index, kind, in_unit, &layout, &owned, &params)?;

@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use oarlock_tensor::{Place, Shape};
+use oarlock_tensor::{ParamLocation, Shape};
 
 /// Elements of a block: what is owned, and summed, as a whole.
 pub const BLOCK: usize = oarlock_tensor::ops::update::NORM_BLOCK;
@@ -26,7 +26,7 @@ pub struct LayoutParam {
     /// Its name in the model.
     pub name: String,
     /// Its first element and its shape.
-    pub place: Place,
+    pub place: ParamLocation,
     /// Which of the optimizer's parameter groups has its numbers.
     pub param_group: usize,
 }
@@ -66,7 +66,7 @@ impl Layout {
         let mut end = 0;
         let mut placed = Vec::new();
         for (name, shape, param_group) in params {
-            placed.push(LayoutParam { name, place: Place { first: end, shape }, param_group });
+            placed.push(LayoutParam { name, place: ParamLocation { first: end, shape }, param_group });
             end = (end + shape.n_elems()).next_multiple_of(ALIGN);
         }
         Layout { params: placed, n_elems: end, grain }

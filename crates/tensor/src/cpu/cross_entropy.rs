@@ -3,8 +3,8 @@
 use super::Cpu;
 use super::isa::multiversion;
 use super::lanes;
-use super::math::exp;
-use super::pieces::{cut, for_pieces, task_rows};
+use super::math::{exp, tanh};
+use super::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
 use super::sums::tree_sum_f32;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
@@ -19,6 +19,42 @@ pub struct LossSum {
     pub sum: f64,
     /// The rows whose label is not [`IGNORE`].
     pub count: usize,
+}
+
+/// The factor of a row's gradient.
+#[derive(Clone, Copy, Debug)]
+pub enum RowScale<'a> {
+    /// The same in all rows.
+    Uniform(f32),
+    /// One for each row.
+    PerRow(&'a [f32]),
+}
+
+impl RowScale<'_> {
+    fn of(&self, row: usize) -> f32 {
+        match self {
+            RowScale::Uniform(scale) => *scale,
+            RowScale::PerRow(scales) => scales[row],
+        }
+    }
+}
+
+/// The soft cap of Gemma 2: `x = cap tanh(x / cap)`.
+pub fn soft_cap(cpu: &Cpu, cap: f32, x: &mut [f32]) {
+    cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| soft_cap_task(cpu.isa, cap, x));
+}
+
+multiversion! {
+    fn soft_cap_task(cap: f32, x: &mut [f32]) {
+        for x in x {
+            *x = cap * tanh(*x / cap);
+        }
+    }
+}
+
+/// The sum of the losses of all rows: a pairwise tree over each `chunk` of them, chunk after chunk.
+pub fn total(losses: &[f32], chunk: usize) -> f64 {
+    losses.chunks(chunk).map(tree_sum_f32).fold(0.0, |sum, part| sum + part)
 }
 
 /// The loss of each row of `logits [rows, vocab]`, 0 where the label is [`IGNORE`].
@@ -43,7 +79,8 @@ pub fn cross_entropy(
     Ok(LossSum { sum: tree_sum_f32(losses), count })
 }
 
-/// [`cross_entropy`], and `d_logits = scale * (softmax - onehot)`, 0 in rows that do not count.
+/// [`cross_entropy`], and `d_logits = scale * (softmax - onehot)`, 0 in rows that do not count. Where the logits are
+/// the output of a [`soft_cap`], `d_logits` is the gradient of its input.
 ///
 /// # Errors
 /// A label outside the vocabulary; then nothing was written.
@@ -52,7 +89,8 @@ pub fn cross_entropy_grad<T: Float>(
     logits: &[f32],
     labels: &[i32],
     vocab: usize,
-    scale: f32,
+    scale: RowScale<'_>,
+    cap: Option<f32>,
     losses: &mut [f32],
     d_logits: &mut [T],
 ) -> Result<LossSum> {
@@ -62,10 +100,9 @@ pub fn cross_entropy_grad<T: Float>(
     let outputs = (cut(losses, task), cut(d_logits, task * vocab));
     for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
         let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-        for ((logits, &label), (loss, d_logits)) in
-            rows.zip(losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab)))
-        {
-            *loss = grad_row(cpu.isa, logits, label, scale, d_logits);
+        let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
+        for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
+            *loss = grad_row(cpu.isa, logits, label, scale.of(i * task + row), cap, d_logits);
         }
     });
     Ok(LossSum { sum: tree_sum_f32(losses), count })
@@ -80,15 +117,17 @@ pub fn cross_entropy_grad_in_place(
     logits: &mut [f32],
     labels: &[i32],
     vocab: usize,
-    scale: f32,
+    scale: RowScale<'_>,
+    cap: Option<f32>,
     losses: &mut [f32],
 ) -> Result<LossSum> {
     let count = check(labels, vocab, logits.len(), losses.len())?;
     let task = task_rows(vocab);
     let outputs = (cut(losses, task), cut(logits, task * vocab));
     for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, logits)| {
-        for ((logits, &label), loss) in logits.chunks_exact_mut(vocab).zip(&labels[i * task..]).zip(losses) {
-            *loss = grad_row_in_place(cpu.isa, logits, label, scale);
+        let rows = logits.chunks_exact_mut(vocab).zip(&labels[i * task..]).zip(losses);
+        for (row, ((logits, &label), loss)) in rows.enumerate() {
+            *loss = grad_row_in_place(cpu.isa, logits, label, scale.of(i * task + row), cap);
         }
     });
     Ok(LossSum { sum: tree_sum_f32(losses), count })
@@ -120,6 +159,13 @@ fn loss((max, sum): (f32, f32), logit: f32) -> f32 {
     (f64::from(sum).ln() + (f64::from(max) - f64::from(logit))) as f32
 }
 
+/// The derivative of [`soft_cap`] where its output is `x`.
+#[inline(always)]
+fn cap_slope(x: f32, cap: f32) -> f32 {
+    let t = x / cap;
+    1.0 - t * t
+}
+
 multiversion! {
     fn loss_row(logits: &[f32], label: i32) -> f32 {
         if label == IGNORE {
@@ -130,24 +176,35 @@ multiversion! {
 }
 
 multiversion! {
-    fn grad_row[T: Float](logits: &[f32], label: i32, scale: f32, d_logits: &mut [T]) -> f32 {
+    fn grad_row[T: Float](logits: &[f32], label: i32, scale: f32, cap: Option<f32>, d_logits: &mut [T]) -> f32 {
         if label == IGNORE {
             d_logits.fill(T::from_f32(0.0));
             return 0.0;
         }
         let (max, sum) = statistics(logits);
         let factor = scale / sum;
-        for (d, x) in d_logits.iter_mut().zip(logits) {
-            *d = T::from_f32(exp(x - max) * factor);
-        }
         let label = label as usize;
-        d_logits[label] = T::from_f32(exp(logits[label] - max) * factor - scale);
+        let at_label = exp(logits[label] - max) * factor - scale;
+        match cap {
+            None => {
+                for (d, x) in d_logits.iter_mut().zip(logits) {
+                    *d = T::from_f32(exp(x - max) * factor);
+                }
+                d_logits[label] = T::from_f32(at_label);
+            }
+            Some(cap) => {
+                for (d, x) in d_logits.iter_mut().zip(logits) {
+                    *d = T::from_f32(exp(x - max) * factor * cap_slope(*x, cap));
+                }
+                d_logits[label] = T::from_f32(at_label * cap_slope(logits[label], cap));
+            }
+        }
         loss((max, sum), logits[label])
     }
 }
 
 multiversion! {
-    fn grad_row_in_place(logits: &mut [f32], label: i32, scale: f32) -> f32 {
+    fn grad_row_in_place(logits: &mut [f32], label: i32, scale: f32, cap: Option<f32>) -> f32 {
         if label == IGNORE {
             logits.fill(0.0);
             return 0.0;
@@ -155,10 +212,21 @@ multiversion! {
         let (max, sum) = statistics(logits);
         let (label, factor) = (label as usize, scale / sum);
         let loss = loss((max, sum), logits[label]);
-        for x in &mut *logits {
-            *x = exp(*x - max) * factor;
+        match cap {
+            None => {
+                for x in &mut *logits {
+                    *x = exp(*x - max) * factor;
+                }
+                logits[label] -= scale;
+            }
+            Some(cap) => {
+                let at_label = scale * cap_slope(logits[label], cap);
+                for x in &mut *logits {
+                    *x = exp(*x - max) * factor * cap_slope(*x, cap);
+                }
+                logits[label] -= at_label;
+            }
         }
-        logits[label] -= scale;
         loss
     }
 }
@@ -177,22 +245,26 @@ mod tests {
     fn loss_and_gradient_match_the_reference() {
         for (rows, vocab) in [(1, 1), (5, 3), (9, 6400), (40, 1001)] {
             let logits: Vec<f32> = values::<f32>(1, rows * vocab).iter().map(|x| x * 6.0).collect();
-            let (labels, scale) = (labels(rows, vocab), 0.37);
+            let labels = labels(rows, vocab);
+            let scales: Vec<f32> = (0..rows).map(|row| 0.37 + row as f32 / 64.0).collect();
+            let scale = RowScale::PerRow(&scales);
             let (total, losses, d, d_bf16) = same_everywhere(|cpu| {
                 let (mut losses, mut d, mut d_bf16) =
                     (vec![9.0; rows], logits.clone(), vec![bf16::ONE; logits.len()]);
                 let total = cross_entropy(cpu, &logits, &labels, vocab, &mut losses).unwrap();
                 let mut again = vec![9.0; rows];
                 let result =
-                    cross_entropy_grad(cpu, &logits, &labels, vocab, scale, &mut again, &mut d_bf16).unwrap();
+                    cross_entropy_grad(cpu, &logits, &labels, vocab, scale, None, &mut again, &mut d_bf16)
+                        .unwrap();
                 assert_eq!((result, &again), (total, &losses));
                 let result =
-                    cross_entropy_grad_in_place(cpu, &mut d, &labels, vocab, scale, &mut again).unwrap();
+                    cross_entropy_grad_in_place(cpu, &mut d, &labels, vocab, scale, None, &mut again)
+                        .unwrap();
                 assert_eq!((result, &again), (total, &losses));
                 (total, losses, d, d_bf16)
             });
             let (mut want_losses, mut want_d) = (vec![], vec![]);
-            for (x, &label) in f64s(&logits).chunks(vocab).zip(&labels) {
+            for ((x, &label), &scale) in f64s(&logits).chunks(vocab).zip(&labels).zip(&scales) {
                 let max = x.iter().copied().fold(f64::MIN, f64::max);
                 let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
                 let counts = label != IGNORE;
@@ -211,12 +283,56 @@ mod tests {
     }
 
     #[test]
+    fn capped_logits_and_their_gradient() {
+        let (vocab, cap, label) = (77, 1.5, 5);
+        let x = values::<f32>(1, vocab);
+        let capped = |x: &[f64]| x.iter().map(|x| 1.5 * (x / 1.5).tanh()).collect::<Vec<f64>>();
+        let loss = |x: &[f64]| {
+            let capped = capped(x);
+            capped.iter().map(|x| x.exp()).sum::<f64>().ln() - capped[label]
+        };
+        let (y, d, d_bf16) = same_everywhere(|cpu| {
+            let mut y = x.clone();
+            soft_cap(cpu, cap, &mut y);
+            let (mut d, mut d_bf16, mut losses) = (y.clone(), vec![bf16::ONE; vocab], [0.0]);
+            let (labels, scale) = (&[label as i32], RowScale::Uniform(0.5));
+            cross_entropy_grad(cpu, &y, labels, vocab, scale, Some(cap), &mut losses, &mut d_bf16).unwrap();
+            cross_entropy_grad_in_place(cpu, &mut d, labels, vocab, scale, Some(cap), &mut losses).unwrap();
+            (y, d, d_bf16)
+        });
+        let x = f64s(&x);
+        assert_close(&y, &capped(&x), 1e-6);
+        let slope = |i: usize| {
+            let at = |h: f64| {
+                let mut x = x.clone();
+                x[i] += h;
+                loss(&x)
+            };
+            0.5 * (at(1e-5) - at(-1e-5)) / 2e-5
+        };
+        let want: Vec<f64> = (0..vocab).map(slope).collect();
+        assert_close(&d, &want, 1e-6);
+        assert_close(&d_bf16, &want, 2e-3);
+    }
+
+    #[test]
     fn bad_labels_are_named_and_bad_logits_show() {
         let cpu = &cpus()[0];
         let mut losses = [5.0; 2];
         let error = cross_entropy(cpu, &[0.0; 6], &[0, 3], 3, &mut losses).unwrap_err();
         assert_eq!(error.to_string(), "cross_entropy: index 3 at position 1 is outside 0..3");
-        assert!(cross_entropy_grad_in_place(cpu, &mut [0.0; 6], &[-1, 0], 3, 1.0, &mut losses).is_err());
+        assert!(
+            cross_entropy_grad_in_place(
+                cpu,
+                &mut [0.0; 6],
+                &[-1, 0],
+                3,
+                RowScale::Uniform(1.0),
+                None,
+                &mut losses
+            )
+            .is_err()
+        );
         assert_eq!(losses, [5.0; 2]);
         cross_entropy(cpu, &[0.0, f32::NAN, 1.0, 0.0, 0.0, f32::NEG_INFINITY], &[0, 0], 3, &mut losses)
             .unwrap();

@@ -28,6 +28,18 @@ pub fn embed_forward<T: Float, U: Float>(
     Ok(())
 }
 
+/// `table[ids[row]] = x[row]` for different ids; other rows stay.
+///
+/// # Errors
+/// An id outside the table; then nothing was written.
+pub fn place_rows<T: Float>(x: &[T], dim: usize, ids: &[i32], table: &mut [T]) -> Result<()> {
+    check("place_rows", ids, table.len(), x.len(), dim)?;
+    for (x, &id) in x.chunks_exact(dim).zip(ids) {
+        table[id as usize * dim..][..dim].copy_from_slice(x);
+    }
+    Ok(())
+}
+
 /// `d_table[ids[row]] += dy[row]`; [`Store::Overwrite`] clears the table first. Rows with the same id are added in
 /// their order: each thread owns a range of the table and looks through all ids for its own.
 ///

@@ -100,7 +100,8 @@ impl Function for CrossEntropyBackward {
             launch.run(move |cpu| {
                 let scale = scale.slice(cpu)[0] * upstream.slice(cpu)[0];
                 let (x, targets, losses) = (x.slice(cpu), targets.slice(cpu), losses.slice(cpu));
-                kernel::cross_entropy_grad(cpu, x, targets, vocab, scale, losses, dx.slice(cpu))?;
+                let scale = kernel::RowScale::Uniform(scale);
+                kernel::cross_entropy_grad(cpu, x, targets, vocab, scale, None, losses, dx.slice(cpu))?;
                 Ok(())
             })
         })?;

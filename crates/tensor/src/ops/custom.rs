@@ -5,7 +5,7 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// An op of one's own: what it computes, and the gradients.
+/// A custom op: what it computes, and its gradients.
 ///
 /// ```
 /// use oarlock_tensor::ops::{self, CustomOp};
@@ -64,7 +64,7 @@ pub trait CustomOp: Send + 'static {
     }
 }
 
-/// Runs an op of one's own; where an input is on a tape, the op is recorded.
+/// Runs a custom op; where an input is on a tape, the op is recorded.
 ///
 /// # Errors
 /// Inputs on two tapes, and whatever the op reports.

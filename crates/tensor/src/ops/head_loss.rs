@@ -1,25 +1,25 @@
 //! The head with its loss: logits in chunks of rows, cross-entropy and first gradient in one pass.
 //!
 //! The logits of a whole batch never exist. Where the tape was promised its seed, the gradients of x and of the weight
-//! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass makes the
-//! logits again.
+//! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass recomputes the
+//! logits. The chunks are in `head_chunks`.
 
-use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::cpu::{Store, cross_entropy};
-use crate::dtype::{DType, Float};
+use crate::cpu::cross_entropy;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::linear::product;
+use crate::ops::head_chunks::{self, Head, Upstream};
 use crate::ops::transfer::DeviceF64;
-use crate::ops::{WeightLayout, check_dtype, linear, with_float, wrong_shape};
-use crate::param::{GradSlot, Param};
+use crate::ops::{Labels, WeightLayout, linear, wrong_shape};
+use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// Labels with this value have no loss.
-pub const IGNORE_INDEX: i32 = -100;
-
-/// Elements of one chunk of logits: large enough for fast products, small enough to stay in the cache.
-const CHUNK_ELEMS: usize = 1 << 22;
+/// What the head does with its logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeadOptions {
+    /// A soft cap `c`: logits become `c · tanh(logits / c)`, as in Gemma 2.
+    pub logit_cap: Option<f32>,
+}
 
 /// A summed loss.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct HeadLoss {
     pub loss: Tensor,
     /// The same sum with all its digits.
     pub exact: DeviceF64,
-    /// The number of targets: labels that are not [`IGNORE_INDEX`].
+    /// The number of targets: labels that are not [`IGNORE_INDEX`](crate::ops::IGNORE_INDEX).
     pub n_targets: usize,
 }
 
@@ -47,21 +47,14 @@ impl HeadLoss {
     }
 }
 
-/// x `[.., I]`, weight `[V, I]`, labels `[..]` → the summed cross-entropy of `x·Wᵀ`. Labels are used as they are: the
-/// caller has shifted them.
+/// x `[.., I]`, weight `[V, I]`, a label for each row of x → the summed cross-entropy of `x·Wᵀ`. Labels are used as they
+/// are: the caller has shifted them. Rows whose label is ignored cost nothing.
 ///
 /// # Errors
-/// Shapes that do not fit, or a label outside `0..V` that is not [`IGNORE_INDEX`].
-pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss> {
-    let &[(1..), dim] = weight.shape().sizes() else {
-        return Err(wrong_shape("head_loss", "a weight of shape [V, I] with V > 0", &weight.weight()?));
-    };
-    if x.sizes().is_empty() || x.shape().last() != dim {
-        return Err(wrong_shape("head_loss", format!("x of shape [.., {dim}]"), x));
-    }
-    if labels.dtype() != DType::I32 || labels.n_elems() != x.shape().n_rows() {
-        return Err(wrong_shape("head_loss", format!("{} labels (i32)", x.shape().n_rows()), labels));
-    }
+/// Shapes that do not fit, or a label outside `0..V` that is not [`IGNORE_INDEX`](crate::ops::IGNORE_INDEX).
+pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<HeadLoss> {
+    let op = "head_loss";
+    check(op, x, weight, labels, options)?;
     let recorder = Recorder::new(&[x], &[weight])?;
     let seed = recorder.as_ref().filter(|r| r.needs_grad()).and_then(Recorder::promised_seed);
     let mut dx = match (&recorder, seed) {
@@ -70,22 +63,56 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Tensor) -> Result<HeadLoss
         }
         _ => None,
     };
-    let n_targets = match labels.device().is_dry() {
-        true => labels.n_elems(),
-        false => labels.to_vec::<i32>()?.iter().filter(|&&label| label != IGNORE_INDEX).count(),
-    };
-    let scale = seed.map(|seed| Scale { factor: seed, upstream: None });
-    let (loss, exact) = run(x, weight, labels, scale, dx.as_mut())?;
+    let head = Head { x, weight, labels, options };
+    let losses = head_chunks::run(&head, seed.map(Upstream::Seed), dx.as_mut())?;
+    let (exact, mut loss) =
+        (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
+    let chunk = head_chunks::chunk_rows(x.shape().n_rows(), weight.shape().sizes()[0]);
+    let mut launch = x.device().quiet_launch(op);
+    let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut loss)?);
+    let sum = exact.view_mut(&mut launch)?;
+    launch.run(move |cpu| {
+        let total = cross_entropy::total(losses.slice(cpu), chunk);
+        (sum.slice(cpu)[0], out.slice(cpu)[0]) = (total, total as f32);
+        Ok(())
+    })?;
+    let n_targets = labels.n_targets();
     let Some(recorder) = recorder else { return Ok(HeadLoss { loss, exact, n_targets }) };
     let again = match seed {
         Some(_) => None,
-        None => Some((recorder.save(x), labels.detach())),
+        None => Some((recorder.save(x), labels.clone())),
     };
-    let [loss] = recorder.finish([loss], HeadBackward { weight: weight.clone(), seed, dx, again });
+    let op = HeadBackward { weight: weight.clone(), options, seed, dx, again };
+    let [loss] = recorder.finish([loss], op);
     Ok(HeadLoss { loss, exact, n_targets })
 }
 
-/// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`; for generation and for losses of one's own.
+/// As [`head_loss`], for the log-probability of each label: f32, of x's shape without its last dim; 0 where the label is
+/// ignored. For losses that are no sum over tokens; the backward pass recomputes the logits.
+///
+/// # Errors
+/// As [`head_loss`].
+pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
+    check("head_log_probs", x, weight, labels, options)?;
+    let recorder = Recorder::new(&[x], &[weight])?;
+    let losses = head_chunks::run(&Head { x, weight, labels, options }, None, None)?;
+    let sizes = x.sizes();
+    let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
+    let mut launch = x.device().quiet_launch("head_log_probs");
+    let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut y)?);
+    launch.run(move |cpu| {
+        // Subtracted from 0, so that no -0 appears.
+        out.slice(cpu).iter_mut().zip(losses.slice(cpu)).for_each(|(y, loss)| *y = 0.0 - loss);
+        Ok(())
+    })?;
+    let Some(recorder) = recorder else { return Ok(y) };
+    let op =
+        LogProbsBackward { weight: weight.clone(), options, x: recorder.save(x), labels: labels.clone() };
+    let [y] = recorder.finish([y], op);
+    Ok(y)
+}
+
+/// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`, not capped; for generation and for custom losses.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -93,27 +120,34 @@ pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
     linear(x, weight, None, WeightLayout::OutIn)
 }
 
+fn check(op: &'static str, x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<()> {
+    let &[vocab @ (1..), dim] = weight.shape().sizes() else {
+        return Err(wrong_shape(op, "a weight of shape [V, I] with V > 0", &weight.weight()?));
+    };
+    if x.sizes().is_empty() || x.shape().last() != dim {
+        return Err(wrong_shape(op, format!("x of shape [.., {dim}]"), x));
+    }
+    if let Some(cap) = options.logit_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+        return Err(Error::Usage(format!("{op}: expected a positive logit cap, got {cap}")));
+    }
+    labels.check(op, x.shape().n_rows(), vocab)
+}
+
 struct HeadBackward {
     weight: Param,
+    options: HeadOptions,
     seed: Option<f32>,
     /// The gradient made in the forward pass.
     dx: Option<Tensor>,
-    /// What it takes to make the gradients now.
-    again: Option<(Saved, Tensor)>,
+    /// The inputs of the recomputation, where the gradients are made in the backward pass.
+    again: Option<(Saved, Labels)>,
 }
 
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
         let Some(upstream) = grads[0].take() else { return Ok(()) };
         if let Some((x, labels)) = &self.again {
-            let x = cx.get(x)?;
-            let mut dx = match cx.needs(0) {
-                true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
-                false => None,
-            };
-            let scale = Scale { factor: 1.0, upstream: Some(upstream) };
-            run(&x, &self.weight, labels, Some(scale), dx.as_mut())?;
-            return dx.map_or(Ok(()), |dx| cx.give(0, dx));
+            return gradients(cx, x, &self.weight, labels, self.options, Upstream::Loss(&upstream));
         }
         let (seed, device) = (self.seed, upstream.device().clone());
         let mut launch = device.quiet_launch("head_loss");
@@ -132,144 +166,35 @@ impl Function for HeadBackward {
     }
 }
 
-/// What gradients are multiplied with.
-struct Scale {
-    factor: f32,
-    upstream: Option<Tensor>,
+struct LogProbsBackward {
+    weight: Param,
+    options: HeadOptions,
+    x: Saved,
+    labels: Labels,
 }
 
-/// The loss sum, as a tensor and with all its digits; with a scale also the gradients, times that scale.
-fn run(
-    x: &Tensor,
+impl Function for LogProbsBackward {
+    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
+        let Some(dy) = grads[0].take() else { return Ok(()) };
+        let upstream = Upstream::LogProbs(&dy);
+        gradients(cx, &self.x, &self.weight, &self.labels, self.options, upstream)
+    }
+}
+
+/// Recomputes the logits for the gradients of x and of the weight.
+fn gradients(
+    cx: &mut Backward<'_>,
+    x: &Saved,
     weight: &Param,
-    labels: &Tensor,
-    scale: Option<Scale>,
-    dx: Option<&mut Tensor>,
-) -> Result<(Tensor, DeviceF64)> {
-    let w = weight.weight()?;
-    check_dtype("head_loss", x, &w)?;
-    let slot = if scale.is_some() { weight.grad()? } else { None };
-    let sum = DeviceF64::zero(x.device(), "losses")?;
-    with_float!(x.dtype(), "head_loss", T => chunks::<T>(x, &w, labels, scale.as_ref(), dx, slot, &sum))?;
-    let mut loss = Tensor::uninit([], DType::F32, x.device(), "tensor")?;
-    let mut launch = x.device().quiet_launch("head_loss");
-    let (from, to) = (sum.view(&mut launch)?, launch.write::<f32>(&mut loss)?);
-    launch.run(move |cpu| {
-        to.slice(cpu)[0] = from.slice(cpu)[0] as f32;
-        Ok(())
-    })?;
-    Ok((loss, sum))
-}
-
-fn chunks<T: Float>(
-    x: &Tensor,
-    w: &Tensor,
-    labels: &Tensor,
-    scale: Option<&Scale>,
-    mut dx: Option<&mut Tensor>,
-    mut slot: Option<GradSlot>,
-    sum: &DeviceF64,
+    labels: &Labels,
+    options: HeadOptions,
+    upstream: Upstream<'_>,
 ) -> Result<()> {
-    let device = x.device();
-    let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
-    // Chunks of one size: a short last one would waste the packing of the weights.
-    let n_chunks = (n_rows * vocab).div_ceil(CHUNK_ELEMS).min(n_rows.div_ceil(32)).max(1);
-    let chunk = n_rows.div_ceil(n_chunks).next_multiple_of(32).clamp(1, n_rows.max(1));
-    let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
-    // In f32 the gradient is written over the logits.
-    let in_place = x.dtype() == DType::F32;
-    let mut d_logits = match scale {
-        Some(_) if !in_place => Some(Tensor::uninit([chunk, vocab], x.dtype(), device, "logits")?),
-        _ => None,
+    let x = cx.get(x)?;
+    let mut dx = match cx.needs(0) {
+        true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
+        false => None,
     };
-    if n_rows == 0
-        && let Some(slot) = &mut slot
-        && slot.store == Store::Overwrite
-    {
-        let mut launch = device.quiet_launch("head_loss");
-        let grad = launch.grad(slot)?;
-        launch.run(move |cpu| {
-            grad.slice(cpu).fill(0.0);
-            Ok(())
-        })?;
-    }
-    for first in (0..n_rows).step_by(chunk) {
-        let rows = chunk.min(n_rows - first);
-        let span = first * dim..(first + rows) * dim;
-        let (mut launch, scratch) = product(device, "head forward", x.dtype(), [rows, vocab, dim])?;
-        let (x_rows, w_all) = (launch.read_at::<T>(x, &span)?, launch.read::<T>(w)?);
-        let out = launch.write_at::<f32>(&mut logits, &(0..rows * vocab))?;
-        launch.run(move |cpu| {
-            let w =
-                MatRef { data: w_all.slice(cpu), rows: dim, cols: vocab, row_stride: dim, transposed: true };
-            let (x, out) =
-                (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
-            gemm::gemm(cpu, x, w, out, Store::Overwrite, scratch.slice(cpu));
-            Ok(())
-        })?;
-        let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
-        let mut launch = device.launch("cross entropy", 0, bytes);
-        let losses = launch.scratch::<f32>(rows)?;
-        let labels = launch.read_at::<i32>(labels, &(first..first + rows))?;
-        let sum = sum.view_mut(&mut launch)?;
-        let factor = scale.map(|scale| scale.factor);
-        let upstream = scale.and_then(|scale| scale.upstream.as_ref());
-        let upstream = upstream.map(|upstream| launch.read::<f32>(upstream)).transpose()?;
-        let x_logits = launch.update_at::<f32>(&mut logits, &(0..rows * vocab))?;
-        let d_rows = match &mut d_logits {
-            Some(d_logits) => Some(launch.write_at::<T>(d_logits, &(0..rows * vocab))?),
-            None => None,
-        };
-        launch.run(move |cpu| {
-            let (x, labels, losses) = (x_logits.slice(cpu), labels.slice(cpu), losses.slice(cpu));
-            let scale = factor.map(|factor| factor * upstream.map_or(1.0, |upstream| upstream.slice(cpu)[0]));
-            let part = match (scale, d_rows) {
-                (None, _) => cross_entropy::cross_entropy(cpu, x, labels, vocab, losses),
-                (Some(scale), None) => {
-                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, losses)
-                }
-                (Some(scale), Some(d_rows)) => {
-                    cross_entropy::cross_entropy_grad(cpu, x, labels, vocab, scale, losses, d_rows.slice(cpu))
-                }
-            };
-            sum.slice(cpu)[0] += part.map_err(|e| e.shifted(first))?.sum;
-            Ok(())
-        })?;
-        if scale.is_none() {
-            continue;
-        }
-        let d_logits = d_logits.as_ref().unwrap_or(&logits);
-        if let Some(dx) = &mut dx {
-            let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
-            let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
-            let out = launch.write_at::<T>(dx, &span)?;
-            launch.run(move |cpu| {
-                let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
-                let out = MatMut::new(out.slice(cpu), rows, dim);
-                gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
-                Ok(())
-            })?;
-        }
-        if let Some(slot) = &mut slot {
-            let (mut launch, scratch) = product(device, "head weight grad", x.dtype(), [vocab, dim, rows])?;
-            let (d, x_rows) =
-                (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read_at::<T>(x, &span)?);
-            let store = if first == 0 { slot.store } else { Store::Add };
-            let out = launch.grad_as(slot, store)?;
-            launch.run(move |cpu| {
-                let d = MatRef {
-                    data: d.slice(cpu),
-                    rows: vocab,
-                    cols: rows,
-                    row_stride: vocab,
-                    transposed: true,
-                };
-                let (x, out) =
-                    (MatRef::new(x_rows.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), vocab, dim));
-                gemm::gemm(cpu, d, x, out, store, scratch.slice(cpu));
-                Ok(())
-            })?;
-        }
-    }
-    Ok(())
+    head_chunks::run(&Head { x: &x, weight, labels, options }, Some(upstream), dx.as_mut())?;
+    dx.map_or(Ok(()), |dx| cx.give(0, dx))
 }

@@ -8,7 +8,7 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x `[.., I]`, weight and bias `[I]` → `[.., I]`. The output is cheap, so the tape keeps x and makes it again.
+/// x `[.., I]`, weight and bias `[I]` → `[.., I]`. The output is cheap, so the tape keeps x and recomputes it.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.

@@ -1,4 +1,4 @@
-//! The ops: each in a file of its own with its forward pass, its backward pass and its entry into the kernels.
+//! The ops: one file each, with its forward pass, its backward pass and its entry into the kernels.
 //!
 //! Shape legend used in all of them: B batch, S sequence, T tokens (B·S), H heads, G kv heads, D head size,
 //! I inputs, O outputs, V vocabulary.
@@ -12,9 +12,11 @@ mod custom;
 mod dropout;
 mod embedding;
 mod gated;
+mod head_chunks;
 mod head_loss;
 mod heads;
 mod index_select;
+mod labels;
 mod layer_norm;
 mod layout;
 mod linear;
@@ -44,9 +46,10 @@ pub use custom::{CustomOp, custom};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::gated;
-pub use head_loss::{HeadLoss, IGNORE_INDEX, head_loss, logits};
+pub use head_loss::{HeadLoss, HeadOptions, head_log_probs, head_loss, logits};
 pub use heads::{last_position, merge_heads, reshape, split_heads};
 pub use index_select::index_select;
+pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use layout::{expand, permute, squeeze, transpose, unsqueeze};
 pub use linear::{WeightLayout, linear};

@@ -255,11 +255,6 @@ impl DeviceF64 {
         FlatBuffer::pooled(device, size_of::<f64>(), what).map(DeviceF64)
     }
 
-    /// For a launch that reads it.
-    pub(crate) fn view(&self, launch: &mut Launch<'_>) -> Result<View<f64>> {
-        launch.read_flat(&self.0.read()?, &(0..1))
-    }
-
     /// For a launch that adds to it.
     pub(crate) fn view_mut(&self, launch: &mut Launch<'_>) -> Result<ViewMut<f64>> {
         launch.write_flat(&mut self.0.write()?, &(0..1), Mode::Update)

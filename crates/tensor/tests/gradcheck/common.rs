@@ -5,8 +5,8 @@ use std::sync::Arc;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, CustomOp, transfer};
 use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, Place, Result, Shape, Tape, Tensor, bf16,
-    f16,
+    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, ParamLocation, Result, Shape, Tape,
+    Tensor, bf16, f16,
 };
 
 /// An array in f64.
@@ -139,7 +139,7 @@ pub fn settle(
     let mut places = Vec::new();
     for array in arrays {
         let shape = Shape::new(&array.shape).unwrap();
-        places.push(Place { first: end, shape });
+        places.push(ParamLocation { first: end, shape });
         end = (end + shape.n_elems()).next_multiple_of(64) + 64;
     }
     let weights = FlatBuffer::pooled(device, end * dtype.size(), "weights").unwrap();

@@ -1,7 +1,7 @@
 //! The ops with parameters: embedding, norms, the head with its loss, parameters as tensors; and gated units.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::{self, Activation, IGNORE_INDEX};
+use oarlock_tensor::ops::{self, Activation, HeadOptions, IGNORE_INDEX, Labels};
 use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
 
 use crate::common::{Array, Case, Env, array, assert_close, case, f64s, grad_of, settle, tensor};
@@ -187,11 +187,35 @@ fn head_reference(x: &[f64], w: &[f64]) -> f64 {
 
 #[test]
 fn head_without_a_promise() {
-    let op = |env: &Env, x: &[Tensor], p: &[Param]| {
-        Ok(ops::head_loss(&x[0], &p[0], &env.ints(&LABELS, &[2, 3]))?.loss)
-    };
-    let reference = |x: &[&[f64]], p: &[&[f64]]| vec![head_reference(x[0], p[0])];
-    with_params("head_loss", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
+    for logit_cap in [None, Some(1.5)] {
+        let options = HeadOptions { logit_cap };
+        let capped = move |x: Vec<f64>| -> Vec<f64> {
+            x.into_iter().map(|x| logit_cap.map_or(x, |_| 1.5 * (x / 1.5).tanh())).collect()
+        };
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| {
+            Ok(ops::head_loss(&x[0], &p[0], &Labels::new(LABELS), options)?.loss)
+        };
+        let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+            vec![
+                cross_entropy(&capped(product(x[0], false, p[0], true, [6, 7, 5])), &LABELS, 7, IGNORE_INDEX)
+                    .0,
+            ]
+        };
+        let (inputs, params) = ([array(1, &[2, 3, 5])], [array(2, &[7, 5])]);
+        with_params("head_loss", inputs.clone(), params.clone(), op, reference).check();
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| {
+            ops::head_log_probs(&x[0], &p[0], &Labels::new(LABELS), options)
+        };
+        let reference = move |x: &[&[f64]], p: &[&[f64]]| {
+            let logits = capped(product(x[0], false, p[0], true, [6, 7, 5]));
+            let row = |(row, label): (&[f64], i32)| match label {
+                IGNORE_INDEX => 0.0,
+                label => row[label as usize] - row.iter().map(|x| x.exp()).sum::<f64>().ln(),
+            };
+            logits.chunks(7).zip(LABELS).map(row).collect()
+        };
+        with_params("head_log_probs", inputs, params, op, reference).check();
+    }
     let op = |_: &Env, x: &[Tensor], p: &[Param]| ops::logits(&x[0], &p[0]);
     let reference = |x: &[&[f64]], p: &[&[f64]]| product(x[0], false, p[0], true, [6, 7, 5]);
     with_params("logits", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
@@ -207,10 +231,10 @@ fn a_promise_changes_nothing() {
             let run = |tape: Tape, seed: f32| {
                 let (params, home) = settle(&[table.clone(), more.clone()], dtype, &device, true);
                 let ids = tape.input(&Tensor::from_slice(&IDS, [6], &device).unwrap());
-                let labels = Tensor::from_slice(&LABELS, [6], &device).unwrap();
+                let labels = Labels::new(LABELS);
                 let x = ops::embedding(&ids, &params[0]).unwrap();
                 let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
-                let head = ops::head_loss(&x, &params[0], &labels).unwrap();
+                let head = ops::head_loss(&x, &params[0], &labels, HeadOptions::default()).unwrap();
                 assert_eq!(head.n_targets, 4);
                 tape.backward(&head.loss, seed).unwrap();
                 let sum = head.sum().unwrap();
@@ -250,10 +274,11 @@ fn a_promise_changes_nothing() {
 fn a_scaled_loss_breaks_the_promise() {
     let device = Device::cpu(Isa::detect(), Par::solo());
     let (params, _home) = settle(&[array(1, &[7, 5])], DType::F32, &device, true);
-    let labels = Tensor::from_slice(&LABELS, [6], &device).unwrap();
+    let labels = Labels::new(LABELS);
     let tape = Tape::with_seed(1.0);
     let x = tape.leaf(&tensor(&array(2, &[6, 5]), DType::F32, &device));
-    let loss = ops::head_loss(&x, &params[0], &labels).unwrap().loss.scale(0.5).unwrap();
+    let loss =
+        ops::head_loss(&x, &params[0], &labels, HeadOptions::default()).unwrap().loss.scale(0.5).unwrap();
     let text = tape.backward(&loss, 1.0).err().unwrap().to_string();
     assert!(text.contains("promised seed") && text.contains("(0.5)"), "{text}");
 }
@@ -269,7 +294,7 @@ fn no_rows_give_zero_gradients() {
         let x = ops::embedding(&ids, &params[0]).unwrap();
         let x = ops::rms_norm(&x, &params[1], 1e-3).unwrap();
         let x = ops::linear(&x, &params[2], Some(&params[3]), ops::WeightLayout::OutIn).unwrap();
-        let head = ops::head_loss(&x, &params[0], &ids.detach()).unwrap();
+        let head = ops::head_loss(&x, &params[0], &Labels::new([]), HeadOptions::default()).unwrap();
         assert_eq!((head.sum().unwrap(), head.n_targets), (0.0, 0));
         tape.backward(&head.loss, 1.0).unwrap();
         for i in 0..4 {
@@ -285,7 +310,9 @@ fn misuse_is_named() {
     let (p, _home) = settle(&arrays, DType::F32, &device, true);
     let t = |shape: &[usize]| tensor(&array(1, shape), DType::F32, &device);
     let ints = |data: &[i32]| Tensor::from_slice(data, [data.len()], &device).unwrap();
-    let head = |x: &Tensor, w: &Param, labels: &[i32]| ops::head_loss(x, w, &ints(labels)).map(|h| h.loss);
+    let head = |x: &Tensor, w: &Param, labels: &[i32]| {
+        ops::head_loss(x, w, &Labels::new(labels), HeadOptions::default()).map(|head| head.loss)
+    };
     use ops::WeightLayout::{InOut, OutIn};
     let texts = [
         (ops::embedding(&ints(&[0, 7]), &p[0]), "embed_forward: index 7 at position 1 is outside 0..7"),
@@ -320,8 +347,8 @@ fn misuse_is_named() {
             head(&t(&[2, 5]), &p[4], &[-100; 2]),
             "head_loss: expected a weight of shape [V, I] with V > 0, got [0, 5]",
         ),
-        (head(&t(&[2, 5]), &p[0], &[1]), "head_loss: expected 2 labels (i32), got [1]"),
-        (head(&t(&[2, 5]), &p[0], &[1, 7]), "cross_entropy: index 7 at position 1 is outside 0..7"),
+        (head(&t(&[2, 5]), &p[0], &[1]), "head_loss: expected 2 labels, got 1"),
+        (head(&t(&[2, 5]), &p[0], &[1, 7]), "head_loss: index 7 at position 1 is outside 0..7"),
         (ops::gated(&t(&[2, 5]), &t(&[2, 4]), Activation::Silu), "gated: expected [2, 5], got [2, 4]"),
     ];
     for (result, want) in texts {

@@ -5,6 +5,7 @@ mod attention;
 mod common;
 mod elementwise;
 mod fused;
+mod head;
 mod layout;
 mod losses;
 mod products;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::{self, Mask, Reduction, Rope, WeightLayout};
+use oarlock_tensor::ops::{self, HeadOptions, Labels, Mask, Reduction, Rope, WeightLayout};
 use oarlock_tensor::{DType, Device, FlatParams, Par, Param, Result, RopeScaling, Tape, Tensor};
 
 use crate::common::{array, assert_close, grad_of, settle};
@@ -52,7 +52,7 @@ impl Model {
         let largest = small.transpose(1, 2)?.max(2)?.sum_all()?.cast(DType::F32)?.scale(1e-3)?;
         let logits = ops::logits(&x, &p[0])?;
         let loss = ops::cross_entropy(&logits, labels, -1, Reduction::Mean)?;
-        let head = ops::head_loss(&x, &p[0], labels)?;
+        let head = ops::head_loss(&x, &p[0], &Labels::from_tensor(labels)?, HeadOptions::default())?;
         loss.add(&head.loss.scale(1e-3)?)?.add(&largest)
     }
 

@@ -110,7 +110,8 @@ fn what_the_assistant_says_begins_behind_the_generation_prompt_and_ends_with_the
 const THINKING: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
     {% set answer = m.content.split('</think>')[-1].lstrip('\n') %}{% if loop.last %}\
     {% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in m.content else '' %}\
-    {{ '<think>\n' + thought + '\n</think>\n\n' + answer }}{% else %}{{ answer }}{% endif %}{% else %}{{ m.content }}\
+    {{ '<think>\n' + thought + '\n</think>\n\n' + answer }}{% else %}{{ answer }}{% endif %}{% for c in m.tool_calls %}\
+    {% if answer or not loop.first %}{{ '\n' }}{% endif %}{{ '<call>' + c.name }}{% endfor %}{% else %}{{ m.content }}\
     {% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 #[test]
@@ -119,6 +120,13 @@ fn a_turn_that_is_rendered_differently_when_it_is_the_last_is_found_by_a_mark() 
     let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Hello<|im_end|>\n»<|im_start|>user\n1+1?\
         <|im_end|>\n<|im_start|>assistant\n«<think>\nsum\n</think>\n\n2<|im_end|>\n»";
     assert_eq!(shown(&template_of(THINKING), &talk(&thoughts)), expected);
+
+    // A message that only calls a function.
+    let mut calls = talk(&["Hi", "", "12:00", "Noon", "Bye", "Bye"]);
+    calls.messages[1].extra.insert("tool_calls".into(), json!([{ "name": "now" }, { "name": "here" }]));
+    let text = shown(&template_of(THINKING), &calls);
+    assert!(text.contains("assistant\n«<call>now\n<call>here<|im_end|>\n»<|im_start|>user\n12:00"), "{text}");
+    assert!(text.contains("assistant\n«Noon<|im_end|>\n»"), "{text}");
 }
 
 #[test]
@@ -140,6 +148,9 @@ fn the_template_may_say_it_by_itself() {
     let template = template_of(blocks);
     assert_eq!(shown(&template, &talk(&SUM)), "U: Hi\nA:«Hello.»\nU: 1+1?\nA:«2.»\n");
     assert_eq!(template.render_prompt(&talk(&SUM[..3])).unwrap(), "U: Hi\nA:Hello.\nU: 1+1?\nA:");
+    // What Jinja leaves of line ends and blanks around and inside of a block.
+    let spaced = "{% for m in messages %}\n  {% if m.role == 'assistant' %}\n    A\n    {% generation %}\n  {{ m.content }}\n   {% endgeneration %}\n  end\n  {%- endif %}\n{% endfor %}";
+    assert_eq!(shown(&template_of(spaced), &talk(&SUM[..2])), "    A\n«  Hello\n»  end");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Place};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 
 use super::config::HfConfig;
 use super::weights::SafetensorsSource;
@@ -71,7 +71,7 @@ fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, d
             transfer::store(device, values, &flat, first, dtype)?;
         }
     }
-    let places: Vec<Place> = layout.params().iter().map(|p| p.place).collect();
+    let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();
     let home = Arc::new(FlatParams::new(places, dtype, flat, None, device)?);
     for (index, named) in params.iter().enumerate() {
         named.param.settle(home.clone(), index);

@@ -9,7 +9,7 @@ use crate::dtype::{DType, Float};
 use super::convert::{narrow, widen};
 use super::kernel::{Micro, Out, PACKED, Tile};
 use super::pack::{LINE, Panels, Source, pack, prefetch_to_l2};
-use super::{MatMut, MatRef, Store};
+use super::{MatMut, MatRef, Store, SumOrder};
 
 /// Words of K in a block if C is f32 and can hold partial sums.
 const K_BLOCK: usize = 768;
@@ -91,6 +91,11 @@ pub(super) fn scratch_bytes(cpu: &Cpu, m: usize, n: usize, k: usize, dtype: DTyp
     let threads = cpu.par.n_threads();
     let bytes = |partial_sums| Blocks::new(cpu, m, n, k, dtype, partial_sums).bytes(threads);
     bytes(true).max(bytes(false))
+}
+
+pub(super) fn sum_order(cpu: &Cpu, m: usize, n: usize, k: usize, dtype: DType) -> SumOrder {
+    let blocks = Blocks::new(cpu, m, n, k, dtype, true);
+    SumOrder { block: blocks.k, unit: if blocks.micro.pairs { 2 } else { 1 } }
 }
 
 /// A pointer that several threads may hold; each writes elements of its own.

@@ -129,6 +129,28 @@ pub fn gemm<T: Float, C: Float>(
     }
 }
 
+/// How the sums over `k` of a product associate, for callers that leave out terms that are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SumOrder {
+    /// Elements of `k` that are summed from zero before they are added to C: a product over one such block alone, added
+    /// to C, has the bits that it has as a part of the whole.
+    pub block: usize,
+    /// Elements that are multiplied and added in one instruction; blocks begin at multiples of it.
+    pub unit: usize,
+}
+
+/// The order of the sums of C[m, n] = A[m, k] · B[k, n] in f32 with operands of `dtype`.
+pub fn sum_order(cpu: &Cpu, m: usize, n: usize, k: usize, dtype: DType) -> SumOrder {
+    if m == 0 || n == 0 || k == 0 || m <= rows::MAX_ROWS {
+        SumOrder { block: k.max(1), unit: 1 }
+    } else {
+        block::sum_order(cpu, m, n, k, dtype)
+    }
+}
+
+/// Products with more rows of A than this compute each row of C alone, in the same way whatever their number.
+pub const FEW_ROWS: usize = rows::MAX_ROWS;
+
 /// The scratch that [`gemm`] needs for C[m, n] = A[m, k] · B[k, n] with operands of `dtype`.
 pub fn gemm_scratch_bytes(cpu: &Cpu, m: usize, n: usize, k: usize, dtype: DType) -> usize {
     if m == 0 || n == 0 || k == 0 {
