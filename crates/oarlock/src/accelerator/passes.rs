@@ -100,7 +100,7 @@ impl Loss for HeadLoss {
     }
 
     fn weight(&self) -> f64 {
-        self.n_targets() as f64
+        self.n_targets as f64
     }
 
     fn is_sum(&self) -> bool {
