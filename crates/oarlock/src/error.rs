@@ -25,9 +25,6 @@ pub enum Error {
     /// A checkpoint that was not saved or cannot be loaded.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
-    /// From between the machines.
-    #[error(transparent)]
-    Agents(#[from] crate::launch::agents::AgentsError),
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
@@ -48,7 +45,7 @@ pub enum Error {
     },
     /// A configuration with everything that is wrong in it, a line for each.
     #[error(transparent)]
-    Config(#[from] crate::config::Problems),
+    Config(#[from] crate::settings::Problems),
     /// A model that cannot be built or used as asked.
     #[error("{0}")]
     Model(String),

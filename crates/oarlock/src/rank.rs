@@ -5,10 +5,10 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::io::Write;
 
 use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
 
-use crate::console::tell;
 use crate::error::Result;
 
 /// The rank that a thread is.
@@ -104,6 +104,11 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     let own = THIS.with_borrow(|this| this.variables.iter().find(|(own, _)| *own == name).cloned());
     let value = own.map(|(_, value)| value);
     value.or_else(|| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+/// Writes to standard error. Where that fails there is nobody to tell.
+pub(crate) fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Prints whom a waiting rank waits for.

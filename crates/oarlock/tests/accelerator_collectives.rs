@@ -8,7 +8,7 @@ use oarlock::{
 };
 use serde::{Deserialize, Serialize};
 
-mod ranks;
+use crate::ranks;
 
 fn on_ranks<R: Send + 'static>(
     world: usize,

@@ -9,11 +9,9 @@ use oarlock::{
 };
 use serde_json::Value;
 
-#[path = "ranks/net.rs"]
-mod net;
-mod ranks;
+use crate::ranks::net;
+use crate::ranks::on_ranks;
 use net::{ALL, Net, net};
-use ranks::on_ranks;
 
 /// The weights, `[inputs, outputs]`: what the model makes of the unit vectors.
 fn weights(accelerator: &Accelerator, net: &Prepared<Net>, inputs: usize) -> Result<Vec<f32>> {

@@ -10,6 +10,7 @@ use oarlock::{
 };
 use oarlock_comm::ProcessMemory;
 
+#[allow(dead_code)]
 mod ranks;
 
 fn on_ranks<R: Send + 'static>(

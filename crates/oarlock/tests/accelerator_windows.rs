@@ -14,11 +14,9 @@ use oarlock::{
 use oarlock_tensor::ops::optimizer::Rule;
 use serde_json::{Value, json};
 
-#[path = "ranks/net.rs"]
-mod net;
-mod ranks;
+use crate::ranks::net;
+use crate::ranks::on_ranks;
 use net::{ALL, Net, net};
-use ranks::on_ranks;
 
 /// The weights that bench/golden/make_zero_grad.py begins with.
 fn begin(net: &Prepared<Net>, columns: usize, seed: usize) -> Result<()> {

@@ -8,8 +8,7 @@ use oarlock::{
 };
 use oarlock_tensor::ops::{HeadOptions, Labels, head_loss};
 
-mod ranks;
-use ranks::on_ranks;
+use crate::ranks::on_ranks;
 
 #[derive(Module)]
 struct Net {

@@ -15,8 +15,7 @@ use oarlock::{
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use serde_json::{Value, json};
 
-mod ranks;
-use ranks::on_ranks;
+use crate::ranks::on_ranks;
 
 const ROWS: usize = 8;
 

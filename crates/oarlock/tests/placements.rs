@@ -1,12 +1,10 @@
 //! However the state of a model is divided over ranks, gathered, reduced and offloaded, a training has the same bits.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::golden;
+use crate::common::golden;
 use oarlock::config::LossScale;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};

@@ -6,8 +6,8 @@ use oarlock::shard::{Gather, Placements};
 use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
 use oarlock_comm::Communicator;
+use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, bf16};
 
 const VOCAB: usize = 70;
 const LEN: usize = 48;

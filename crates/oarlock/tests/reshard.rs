@@ -1,12 +1,10 @@
 //! A checkpoint of any placement on any number of ranks goes on in any other: the same state to the bit, and the losses
 //! that the uninterrupted run has.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::golden;
+use crate::common::golden;
 use oarlock::checkpoint::{Contents, MergeOptions, Saver, merge_weights};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};

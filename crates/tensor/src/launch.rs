@@ -120,6 +120,7 @@ impl<T: Pod> View<T> {
 
 impl<T: Pod> ViewMut<T> {
     /// The elements, for the kernel of the launch that declared the view.
+    #[allow(clippy::mut_from_ref, reason = "the right to write is in `self`, which is used up")]
     pub fn slice<'r>(self, running: &'r Running<'_>) -> &'r mut [T] {
         let ptr = running.address(self.access, self.ptr);
         // SAFETY: as for `View::slice`; the launch declared that it writes this memory, for which it had to be the sole

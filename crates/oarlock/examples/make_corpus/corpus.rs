@@ -1,7 +1,7 @@
 //! Assembles the two files of the corpus from the plots of both languages.
 
-use crate::rng::Rng;
-use crate::template::{Book, Error, Language};
+use super::rng::Rng;
+use super::template::{Book, Error, Language};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 

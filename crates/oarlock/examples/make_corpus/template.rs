@@ -15,7 +15,7 @@
 //!
 //! `$a` is the first field of the row that the story drew for `a`, `$a.trait` the field of that name.
 
-use crate::rng::Rng;
+use super::rng::Rng;
 use std::collections::BTreeMap;
 use std::fmt;
 

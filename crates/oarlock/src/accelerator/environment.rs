@@ -4,10 +4,9 @@ use oarlock_tensor::DType;
 
 use super::config::AcceleratorConfig;
 use super::options::engine_options;
-use crate::config::Precision;
-use crate::config::environment::fsdp;
 use crate::error::{Error, Result};
 use crate::rank;
+use crate::settings::accelerate::fsdp;
 use crate::shard::Options;
 
 /// The variable that says in which dtype to compute.
@@ -50,7 +49,7 @@ fn with(
         && let Some(shard) = fsdp(lookup, ranks)?
     {
         // FSDP has no size that follows from the model's.
-        config.shard = engine_options(&shard, Precision::F32, 0);
+        config.shard = engine_options(&shard, DType::F32, 0);
     }
     Ok(config)
 }

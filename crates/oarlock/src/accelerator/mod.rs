@@ -38,7 +38,7 @@ pub(crate) use environment::MIXED_PRECISION;
 pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
-pub(crate) use options::{engine_options, wrap};
+pub(crate) use options::engine_options;
 pub use passes::Loss;
 pub use plugins::{DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice};
 pub(crate) use plugins::{Resolved, hidden_size_of};

@@ -12,12 +12,12 @@ use super::options::engine_options;
 use super::prepare::{Plan, Prepare};
 use super::prepared_state::StepOptions;
 use super::{Accelerator, AcceleratorConfig, PreparedOptimizer, PreparedScheduler};
-use crate::config::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Group, Optim, Parameters, Schedule, adamw};
+use crate::settings::{DeepSpeedConfig, DeepSpeedPlan};
 use crate::shard::Options;
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other
@@ -196,7 +196,7 @@ pub(crate) struct Resolved {
 impl Resolved {
     /// On top of the options that no DeepSpeed configuration speaks of.
     pub fn new(plan: DeepSpeedPlan, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
-        let options = engine_options(&plan.shard, plan.precision, hidden_size.unwrap_or(0));
+        let options = engine_options(&plan.shard, plan.dtype, hidden_size.unwrap_or(0));
         Resolved { options: Options { gather: base.gather, ..options }, plan, title }
     }
 

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::import::ImportProblem;
-
 /// A save or a load that failed; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
@@ -48,14 +46,6 @@ pub enum CheckpointError {
     /// A tag that is not the same on all ranks, or no name for a folder.
     #[error("{0}")]
     Tag(String),
-    /// A file of another program's checkpoint that was refused.
-    #[error("{} cannot be imported: {problem}", path.display())]
-    NotImported {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: ImportProblem,
-    },
     /// A checkpoint that was refused.
     #[error("checkpoint {} cannot be loaded: {problem}", path.display())]
     NotLoaded {

@@ -21,10 +21,10 @@
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the training ([`Saver`]).
 
+mod assemble;
 mod error;
 mod export;
 mod folder;
-mod import;
 mod job;
 mod load;
 mod manifest;
@@ -44,9 +44,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use crate::disk::Sum;
+pub use assemble::Assembler;
 pub use error::{CheckpointError, Missing, Problem};
 pub use export::{MergeOptions, Merged, merge_weights};
-pub use import::{ImportProblem, Imported, PickleProblem, import_checkpoint};
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
 pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry};
@@ -54,7 +54,7 @@ pub use model::{save_model, shard_size};
 pub(crate) use outcome::share;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain};
 pub use saver::{Begun, Contents, Deed, Saver, save};
-pub use tags::{LATEST, find, load_checkpoint, save_checkpoint};
+pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};
 
 /// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,197 +1,208 @@
-//! Reads `lr_scheduler_type` and its arguments, checked as strictly as the other keys.
+//! The course of the learning rate as values: shapes of transformers, MiniMind and DeepSpeed, with their arguments.
 
-use super::build::{Reader, at};
-use super::keys::Range;
-use super::kwargs::Kwargs;
-use super::problem::{Problem, Problems};
-use super::resolve::Settings;
-use super::shape::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
-use super::value::{Value, number};
-
-const CURVES: &[(&str, Curve)] =
-    &[("linear", Curve::Linear), ("cosine", Curve::Cosine), ("1-sqrt", Curve::OneMinusSqrt)];
-
-/// The shape of the learning rate; what is wrong with it goes to `problems`.
-pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
-    let name = Reader { settings }.text("lr_scheduler_type").to_owned();
-    let fields = match &settings.get("lr_scheduler_kwargs").value {
-        Value::Map(fields) => fields.as_slice(),
-        _ => &[],
-    };
-    let places = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
-    let mut kwargs = Kwargs::new(&name, places, fields, problems);
-    let shape = match name.as_str() {
-        "constant" => Shape::Constant,
-        "constant_with_warmup" => Shape::ConstantWithWarmup,
-        "cosine" => {
-            Shape::Cosine { num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5) }
-        }
-        "cosine_with_restarts" => Shape::CosineWithRestarts {
-            num_cycles: kwargs.number("num_cycles", Range::Positive).unwrap_or(1.0),
-        },
-        "polynomial" => {
-            let lr_end = kwargs.number("lr_end", Range::NotNegative).unwrap_or(1e-7);
-            let power = kwargs.number("power", Range::Positive).unwrap_or(1.0);
-            if lr_end >= learning_rate {
-                kwargs.reject(format!(
-                    "`lr_end` ({}) must be smaller than `learning_rate` ({})",
-                    number(lr_end),
-                    number(learning_rate)
-                ));
-            }
-            Shape::Polynomial { lr_end, power }
-        }
-        "inverse_sqrt" => Shape::InverseSqrt { timescale: kwargs.number("timescale", Range::Positive) },
-        "cosine_with_min_lr" => Shape::CosineWithMinLr {
-            num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
-            min_lr_rate: floor(&mut kwargs, settings, learning_rate),
-        },
-        "cosine_warmup_with_min_lr" => Shape::CosineWarmupWithMinLr {
-            num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
-            min_lr_rate: floor(&mut kwargs, settings, learning_rate),
-            warmup_lr_rate: kwargs.number("warmup_lr_rate", Range::Share),
-        },
-        "warmup_stable_decay" => {
-            let min_lr_ratio = kwargs.number("min_lr_ratio", Range::Share);
-            let own = own_floor(settings);
-            if min_lr_ratio.is_some() && own.is_some() {
-                kwargs.reject("`min_lr_ratio` stands both as a key and in lr_scheduler_kwargs".to_owned());
-            }
-            let num_decay_steps = kwargs.count("num_decay_steps");
-            if num_decay_steps.is_none() {
-                kwargs.reject(
-                    "`warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs".to_owned(),
-                );
-            }
-            Shape::WarmupStableDecay {
-                num_stable_steps: kwargs.count("num_stable_steps"),
-                num_decay_steps: num_decay_steps.unwrap_or(0),
-                warmup_type: kwargs.choice("warmup_type", CURVES).unwrap_or(Curve::Linear),
-                decay_type: kwargs.choice("decay_type", CURVES).unwrap_or(Curve::Cosine),
-                min_lr_ratio: min_lr_ratio.or(own).unwrap_or(0.0),
-                num_cycles: kwargs.number("num_cycles", Range::NotNegative).unwrap_or(0.5),
-            }
-        }
-        "minimind_seed" | "minimind" => Shape::MinimindSeed,
-        "minimind3" => Shape::Minimind3,
-        "WarmupLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupLr(warmup(&mut kwargs))),
-        "WarmupDecayLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupDecayLr {
-            warmup: warmup(&mut kwargs),
-            total_num_steps: kwargs.count("total_num_steps"),
-        }),
-        "WarmupCosineLR" => Shape::DeepSpeed(DeepSpeedShape::WarmupCosineLr {
-            warmup_min_ratio: kwargs.number("warmup_min_ratio", Range::NotNegative).unwrap_or(0.0),
-            warmup_num_steps: positive(&mut kwargs, "warmup_num_steps"),
-            warmup_type: kwargs.choice("warmup_type", WARMUP_TYPES).unwrap_or(WarmupType::Log),
-            cos_min_ratio: kwargs.number("cos_min_ratio", Range::NotNegative).unwrap_or(1e-4),
-            total_num_steps: kwargs.count("total_num_steps"),
-        }),
-        "LRRangeTest" => Shape::DeepSpeed(DeepSpeedShape::LrRangeTest {
-            min_lr: kwargs.number("lr_range_test_min_lr", Range::NotNegative).unwrap_or(1e-3),
-            step_size: positive(&mut kwargs, "lr_range_test_step_size").unwrap_or(2000),
-            step_rate: kwargs.number("lr_range_test_step_rate", Range::NotNegative).unwrap_or(1.0),
-            staircase: kwargs.flag("lr_range_test_staircase").unwrap_or(false),
-        }),
-        "OneCycle" => Shape::DeepSpeed(DeepSpeedShape::OneCycle(one_cycle(&mut kwargs))),
-        // `linear`, and the stand-in for a name that was refused before.
-        _ => Shape::Linear,
-    };
-    kwargs.finish();
-    let floored = matches!(
-        shape,
-        Shape::CosineWithMinLr { .. } | Shape::CosineWarmupWithMinLr { .. } | Shape::WarmupStableDecay { .. }
-    );
-    let scheduler = settings.get("lr_scheduler_type");
-    if own_floor(settings).is_some() && !floored && !scheduler.broken {
-        problems.push(
-            at(
-                Problem::new(format!("`min_lr_ratio` has no meaning for `{name}`")),
-                &[settings.get("min_lr_ratio"), scheduler],
-            )
-            .help("use lr_scheduler_type: cosine_with_min_lr"),
-        );
-    }
-    shape
+/// A number of optimizer steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Steps {
+    /// So many.
+    Count(u64),
+    /// This share of all steps, rounded up.
+    Share(f64),
 }
 
-fn own_floor(settings: &Settings) -> Option<f64> {
-    match settings.get("min_lr_ratio").value {
-        Value::Float(share) => Some(share),
-        _ => None,
+impl Steps {
+    /// The number, given how many steps there are in all.
+    pub fn of(self, total: u64) -> u64 {
+        match self {
+            Steps::Count(steps) => steps,
+            Steps::Share(share) => (share * total as f64).ceil() as u64,
+        }
     }
 }
 
-/// The lowest rate as a share of the peak, from the one of three names that was written.
-fn floor(kwargs: &mut Kwargs<'_>, settings: &Settings, learning_rate: f64) -> f64 {
-    let absolute = kwargs.number("min_lr", Range::NotNegative);
-    let share = kwargs.number("min_lr_rate", Range::Share);
-    let own = own_floor(settings);
-    let written = usize::from(absolute.is_some()) + usize::from(share.is_some()) + usize::from(own.is_some());
-    if written != 1 {
-        let word = if written == 0 { "needs one" } else { "takes only one" };
-        kwargs.reject(format!(
-            "`{}` {word} of min_lr and min_lr_rate in lr_scheduler_kwargs and min_lr_ratio as a key",
-            kwargs.of()
-        ));
-    }
-    match absolute {
-        Some(min_lr) if min_lr > learning_rate => {
-            kwargs.reject(format!(
-                "`min_lr` ({}) is greater than `learning_rate` ({})",
-                number(min_lr),
-                number(learning_rate)
-            ));
-            1.0
-        }
-        Some(min_lr) if learning_rate > 0.0 => min_lr / learning_rate,
-        _ => share.or(own).unwrap_or(0.0),
-    }
+/// The course of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScheduleArgs {
+    /// The peak.
+    pub learning_rate: f64,
+    /// The shape.
+    pub shape: Shape,
+    /// Warm-up; zero steps for none.
+    pub warmup: Steps,
 }
 
-const WARMUP_TYPES: &[(&str, WarmupType)] = &[("log", WarmupType::Log), ("linear", WarmupType::Linear)];
-
-fn warmup(kwargs: &mut Kwargs<'_>) -> Warmup {
-    Warmup {
-        min_lr: kwargs.number("warmup_min_lr", Range::NotNegative).unwrap_or(0.0),
-        max_lr: kwargs.number("warmup_max_lr", Range::NotNegative),
-        num_steps: positive(kwargs, "warmup_num_steps"),
-        warmup_type: kwargs.choice("warmup_type", WARMUP_TYPES).unwrap_or(WarmupType::Log),
-    }
+/// The shape of the learning rate over the steps, with the names and arguments of transformers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shape {
+    /// `constant`: no warm-up either.
+    Constant,
+    /// `constant_with_warmup`.
+    ConstantWithWarmup,
+    /// `linear`, down to zero.
+    Linear,
+    /// `cosine`.
+    Cosine {
+        /// Waves; half a wave goes down to zero.
+        num_cycles: f64,
+    },
+    /// `cosine_with_restarts`.
+    CosineWithRestarts {
+        /// Restarts.
+        num_cycles: f64,
+    },
+    /// `polynomial`.
+    Polynomial {
+        /// The last learning rate.
+        lr_end: f64,
+        /// The exponent.
+        power: f64,
+    },
+    /// `inverse_sqrt`.
+    InverseSqrt {
+        /// Time scale; `None`: the warm-up steps, or 10,000 without warm-up.
+        timescale: Option<f64>,
+    },
+    /// `cosine_with_min_lr`.
+    CosineWithMinLr {
+        /// Waves.
+        num_cycles: f64,
+        /// The lowest rate as a share of the peak.
+        min_lr_rate: f64,
+    },
+    /// `cosine_warmup_with_min_lr`, whose warm-up begins above zero.
+    CosineWarmupWithMinLr {
+        /// Waves.
+        num_cycles: f64,
+        /// The lowest rate as a share of the peak.
+        min_lr_rate: f64,
+        /// The first rate as a share of the peak; `None`: one step of the warm-up.
+        warmup_lr_rate: Option<f64>,
+    },
+    /// `warmup_stable_decay`.
+    WarmupStableDecay {
+        /// Steps at the peak; `None`: what warm-up and decay leave.
+        num_stable_steps: Option<u64>,
+        /// Steps of the decay.
+        num_decay_steps: u64,
+        /// The curve of the warm-up.
+        warmup_type: Curve,
+        /// The curve of the decay.
+        decay_type: Curve,
+        /// The lowest rate as a share of the peak.
+        min_lr_ratio: f64,
+        /// Waves of a cosine decay.
+        num_cycles: f64,
+    },
+    /// `minimind_seed`: MiniMind's first formula, per micro-step, beginning at 1.1 times the rate.
+    MinimindSeed,
+    /// `minimind3`: MiniMind's newest formula, per micro-step, beginning at the rate.
+    Minimind3,
+    /// One of DeepSpeed's, which count from -1 and are stepped after the optimizer.
+    DeepSpeed(DeepSpeedShape),
 }
 
-fn one_cycle(kwargs: &mut Kwargs<'_>) -> OneCycle {
-    let [min_lr, max_lr] = ["cycle_min_lr", "cycle_max_lr"].map(|name| {
-        let rate = kwargs.number(name, Range::NotNegative);
-        if rate.is_none() {
-            kwargs.reject(format!("`OneCycle` needs `{name}` in lr_scheduler_kwargs"));
-        }
-        rate.unwrap_or(0.0)
-    });
-    let first_step_size = positive(kwargs, "cycle_first_step_size").unwrap_or(2000);
-    let first_stair_count = kwargs.count("cycle_first_stair_count").unwrap_or(0);
-    let momentum = CycleMomentum {
-        min: kwargs.number("cycle_min_mom", Range::BelowOne).unwrap_or(0.8),
-        max: kwargs.number("cycle_max_mom", Range::BelowOne).unwrap_or(0.9),
-        decay_rate: kwargs.number("decay_mom_rate", Range::NotNegative).unwrap_or(0.0),
-    };
-    OneCycle {
-        min_lr,
-        max_lr,
-        first_step_size,
-        second_step_size: kwargs.count("cycle_second_step_size").unwrap_or(first_step_size),
-        first_stair_count,
-        second_stair_count: kwargs.count("cycle_second_stair_count").unwrap_or(first_stair_count),
-        decay_step_size: kwargs.count("decay_step_size").unwrap_or(0),
-        decay_lr_rate: kwargs.number("decay_lr_rate", Range::NotNegative).unwrap_or(0.0),
-        momentum: kwargs.flag("cycle_momentum").unwrap_or(true).then_some(momentum),
-    }
+/// A curve of `warmup_stable_decay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Curve {
+    /// `linear`.
+    Linear,
+    /// `cosine`.
+    Cosine,
+    /// `1-sqrt`.
+    OneMinusSqrt,
 }
 
-/// A number of steps, at least 1.
-fn positive(kwargs: &mut Kwargs<'_>, name: &'static str) -> Option<u64> {
-    let steps = kwargs.count(name);
-    if steps == Some(0) {
-        kwargs.reject(format!("`{name}` of `{}` is 0; it takes at least one step", kwargs.of()));
-    }
-    steps.filter(|steps| *steps > 0)
+/// The shapes of DeepSpeed, with its names and arguments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeepSpeedShape {
+    /// `WarmupLR`: up, then level.
+    WarmupLr(Warmup),
+    /// `WarmupDecayLR`: up, then linearly down to zero.
+    WarmupDecayLr {
+        /// The way up.
+        warmup: Warmup,
+        /// The step that reaches zero; `None`: the last of the run.
+        total_num_steps: Option<u64>,
+    },
+    /// `WarmupCosineLR`: up, then down in half a wave; shares of the learning rate.
+    WarmupCosineLr {
+        /// The first share.
+        warmup_min_ratio: f64,
+        /// Steps of the way up; `None`: the run's warm-up.
+        warmup_num_steps: Option<u64>,
+        /// The curve of the way up.
+        warmup_type: WarmupType,
+        /// The last share.
+        cos_min_ratio: f64,
+        /// The step that reaches it; `None`: the last of the run.
+        total_num_steps: Option<u64>,
+    },
+    /// `LRRangeTest`: up without end, to find the greatest rate that works.
+    LrRangeTest {
+        /// The first rate.
+        min_lr: f64,
+        /// Steps of an interval.
+        step_size: u64,
+        /// What an interval adds, in first rates.
+        step_rate: f64,
+        /// Up once an interval instead of every step.
+        staircase: bool,
+    },
+    /// `OneCycle`.
+    OneCycle(OneCycle),
+}
+
+/// The way up of DeepSpeed's schedules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Warmup {
+    /// The first rate.
+    pub min_lr: f64,
+    /// The last rate; `None`: the learning rate.
+    pub max_lr: Option<f64>,
+    /// Steps, at least 2; `None`: the run's warm-up, or 1000 where the run has none.
+    pub num_steps: Option<u64>,
+    /// The curve.
+    pub warmup_type: WarmupType,
+}
+
+/// The curve of a [`Warmup`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WarmupType {
+    /// `log`, DeepSpeed's default.
+    Log,
+    /// `linear`.
+    Linear,
+}
+
+/// DeepSpeed's `OneCycle`: up and down once, the momentum down and up, and then a decay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneCycle {
+    /// The rate at both ends of the cycle.
+    pub min_lr: f64,
+    /// The rate at its top.
+    pub max_lr: f64,
+    /// Steps of the way up.
+    pub first_step_size: u64,
+    /// Steps of the way down.
+    pub second_step_size: u64,
+    /// Stairs of the way up; 0 for a slope.
+    pub first_stair_count: u64,
+    /// Stairs of the way down.
+    pub second_stair_count: u64,
+    /// Steps of an interval of the decay; 0 for no decay.
+    pub decay_step_size: u64,
+    /// An interval adds this to the divisor of the rate.
+    pub decay_lr_rate: f64,
+    /// How the momentum (the first beta) moves; `None`: not at all.
+    pub momentum: Option<CycleMomentum>,
+}
+
+/// The momentum of a [`OneCycle`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CycleMomentum {
+    /// At the top of the cycle.
+    pub min: f64,
+    /// At both ends of the cycle.
+    pub max: f64,
+    /// An interval of the decay adds this to its factor.
+    pub decay_rate: f64,
 }

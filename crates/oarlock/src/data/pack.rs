@@ -11,24 +11,10 @@ use oarlock_tensor::cpu::random::{Permutation, Stream};
 use super::cache::TokenCache;
 use super::error::{Error, Result};
 use super::tokenizer::SpecialIds;
+pub use crate::config::{Packing, ValSize};
 
 /// A target that counts for nothing.
 const IGNORED: i32 = -100;
-
-/// How records become rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
-    /// LLaMA-Factory's `packing: true`: all records in a row, chopped into blocks of exactly `len` tokens; the tail
-    /// is dropped. Attention reaches into the text before.
-    Concat,
-    /// The same blocks, but attention stays inside a record and no record predicts the next (`neat_packing`).
-    ConcatDocuments,
-    /// `packing: false`: one record a row, cut to `len` tokens, filled up behind.
-    Truncate,
-    /// MiniMind's: begin, text and end, cut and filled to `len` tokens; a row is the first `len - 1` of them, its
-    /// targets the last `len - 1`, and no target is the fill token.
-    MiniMind,
-}
 
 /// What decides how rows are cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,15 +25,6 @@ pub struct RowSettings {
     pub len: usize,
     /// The tokenizer's special ids.
     pub special: SpecialIds,
-}
-
-/// How many records are held out for validation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ValSize {
-    /// So many.
-    Count(u64),
-    /// A part of all, rounded up.
-    Fraction(f64),
 }
 
 impl ValSize {

@@ -40,7 +40,7 @@ mod checkpoint;
 mod engine;
 pub mod zero;
 
-pub use crate::config::{DeepSpeedConfig as Config, DeepSpeedPlan};
+pub use crate::settings::{DeepSpeedConfig as Config, DeepSpeedPlan};
 pub use engine::DeepSpeedEngine;
 
 use crate::accelerator::{

@@ -10,6 +10,7 @@
 //! A sub-group of two ([`new_group`]) with `broadcast` does the same.
 
 mod backend;
+mod basic_config;
 mod collectives;
 mod ddp;
 mod error;
@@ -21,8 +22,8 @@ mod processes;
 mod threads;
 mod world;
 
-pub use crate::front::write_basic_config;
 pub use backend::Backend;
+pub use basic_config::{default_config_file, write_basic_config};
 pub use collectives::ReduceOp;
 pub use ddp::DistributedDataParallel;
 pub use error::SpawnError;

@@ -14,11 +14,9 @@ use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
 use super::error::{SpawnError, message_of};
-use crate::console::tell;
 use crate::error::{Error, Result};
-use crate::launch::environment::{Place, variables};
-use crate::launch::{Launch, Memory, port};
-use crate::rank;
+use crate::launch::{Memory, Place, port};
+use crate::rank::{self, tell};
 
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";
@@ -139,7 +137,11 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
         words.next().into_iter().for_each(|name| {
             command.arg0(name);
         });
-        command.args(words).envs(variables(&Launch::local(n_ranks), &place)).stdin(Stdio::null());
+        command
+            .args(words)
+            .envs(place.variables(0, "none", "default"))
+            .envs(place.threads())
+            .stdin(Stdio::null());
         command.env(VARIABLE, format!("{}{call}", parent(std::process::id())));
         command
     };

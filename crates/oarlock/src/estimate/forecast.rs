@@ -10,10 +10,9 @@ use super::{
     DryRun, Estimate, Limit, Limits, MicroBatch, ModelSize, Offload, Optim, Settings, Stage, StepShape,
     decoder_step, estimate, readable,
 };
-use crate::config::{self, Placement, Precision, RowFormat, TrainConfig, When};
+use crate::config::{Packing, Placement, Recompute, TrainConfig, When, Wrap};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Recompute};
-use crate::nn::Wrap;
+use crate::model::Decoder;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
 /// allocator's slack, stacks.
@@ -85,7 +84,7 @@ impl Forecast {
         let shape = StepShape {
             batch: config.train.batch_size,
             len: config.data.cutoff_len,
-            documents: config.data.rows == RowFormat::PackedApart,
+            documents: config.data.packing == Packing::ConcatDocuments,
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
@@ -100,7 +99,7 @@ impl Forecast {
             return Err(Error::Memory(Box::new(Refusal { limit, estimate, fitting })));
         }
         let mut saved = 0;
-        if config.train.recompute != config::Recompute::None {
+        if config.train.recompute != Recompute::None {
             let keeps_all = Decoder::new(model.config().clone(), config.data.cutoff_len)?;
             let kept = Training { model: &keeps_all, ..training }.predict()?;
             saved = kept.rank().saturating_sub(estimate.rank());
@@ -164,11 +163,6 @@ impl Forecast {
 /// What a configuration says about memory.
 fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
     let shard = &config.shard;
-    let of = |precision| match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-        Precision::F16 => DType::F16,
-    };
     let stage = match (shard.optimizer, shard.gradients, shard.parameters) {
         (Placement::Whole, ..) => Stage::Whole,
         (_, Placement::Whole, _) => Stage::Optimizer,
@@ -183,17 +177,17 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
         Rule::Adafactor { .. } => Optim::Factored,
         Rule::Muon { .. } => Optim::Muon,
     };
-    let mut settings = Settings::new(of(config.train.precision), stage, config.ranks.num_processes);
+    let mut settings = Settings::new(config.train.dtype, stage, config.ranks.num_processes);
     settings.optim = optim;
     settings.prefetch_elems = shard.prefetch.of(hidden_size);
-    settings.reduce_dtype = shard.reduce_precision.map_or(DType::F32, of);
+    settings.reduce_dtype = shard.reduce_dtype.unwrap_or(DType::F32);
     for (offload, place) in [
         (&shard.offload_parameters, &mut settings.parameters),
         (&shard.offload_optimizer, &mut settings.optimizer),
     ] {
-        if let Some(config::Offload::Nvme { sub_group_elems, buffers, .. }) = offload {
+        if let Some(files) = offload {
             *place = Offload::Nvme;
-            (settings.sub_group_elems, settings.buffers) = (*sub_group_elems, *buffers);
+            (settings.sub_group_elems, settings.buffers) = (files.sub_group_elems, files.buffers);
         }
     }
     settings

@@ -12,7 +12,6 @@ mod forecast;
 mod limits;
 mod size;
 mod states;
-mod table;
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +22,6 @@ pub use forecast::{Forecast, Refusal, Training, program_bytes};
 pub use limits::{Limit, Limits};
 pub use size::ModelSize;
 pub use states::model_states;
-pub use table::{json, table};
 
 use oarlock_tensor::DType;
 

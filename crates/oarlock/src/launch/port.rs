@@ -28,7 +28,7 @@ pub fn free() -> Result<u16> {
 ///
 /// # Errors
 /// If several machines cannot meet at it.
-pub(super) fn choose(port: u16, machines: usize, this: usize) -> Result<(u16, Option<String>)> {
+pub fn choose(port: u16, machines: usize, this: usize) -> Result<(u16, Option<String>)> {
     match (port, machines) {
         (0, 1) => Ok((free()?, None)),
         (0, _) => Err(Error::Usage(format!(

@@ -1,24 +1,6 @@
 //! Which activations a decoder computes again in the backward pass instead of keeping them.
 
-/// What a decoder keeps from the forward pass for the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recompute {
-    /// Everything that the backward pass needs.
-    #[default]
-    None,
-    /// Of the first block of every `every` blocks (1: of each block) nothing but its input.
-    Units {
-        /// At least 1.
-        every: usize,
-    },
-    /// Of parts of each block nothing but their input.
-    Parts {
-        /// Attention and the norm before it.
-        attention: bool,
-        /// The MLP and the norm before it.
-        mlp: bool,
-    },
-}
+pub use crate::config::Recompute;
 
 /// The parts of each block to run again.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,23 +2,8 @@
 
 use oarlock_tensor::Param;
 
+pub use crate::config::Wrap;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
-
-/// Which declared units stay units. What no unit holds moves with the root: it is gathered for the whole step, and its
-/// gradients leave at the end. No policy changes a bit of the training.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Wrap {
-    /// All that the model declares.
-    #[default]
-    Declared,
-    /// Those whose module is of one of these types: `TRANSFORMER_BASED_WRAP` with
-    /// `fsdp_transformer_layer_cls_to_wrap`.
-    Transformer(Vec<String>),
-    /// Those with at least so many elements: `SIZE_BASED_WRAP` with `fsdp_min_num_params`.
-    Size(usize),
-    /// None: `NO_WRAP`.
-    None,
-}
 
 impl Wrap {
     /// What to say of a class that no unit of the model is of: which, and the classes that there are.

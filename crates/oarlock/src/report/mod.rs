@@ -8,12 +8,13 @@ mod files;
 pub mod flops;
 pub mod log;
 pub mod monitor;
-pub mod plots;
 pub mod profile;
 pub mod progress;
 pub mod python;
 pub mod speed;
 pub mod state;
+
+pub use files::replace;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,14 +37,6 @@ pub enum Error {
     Content {
         /// What was expected.
         what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        cause: String,
-    },
-    /// A picture that could not be drawn.
-    #[error("cannot draw `{}`: {cause}", path.display())]
-    Plot {
         /// The file.
         path: PathBuf,
         /// What is wrong.

@@ -54,8 +54,8 @@ impl Progress<io::Stdout> {
     /// On standard output; `plain` asks for plain lines even on a terminal.
     pub fn stdout(plain: bool) -> Self {
         let out = io::stdout();
-        let width = (!plain && out.is_terminal())
-            .then(|| terminal_size::terminal_size_of(&out).map_or(80, |(width, _)| usize::from(width.0)));
+        let width = || rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        let width = (!plain && out.is_terminal()).then(|| Some(width()).filter(|n| *n > 0).unwrap_or(80));
         Self::new(out, width)
     }
 }

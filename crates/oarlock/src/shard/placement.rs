@@ -13,21 +13,11 @@
 //! HYBRID_SHARD and MiCS are the last two inside groups of ranks ([`Options::group`]); hpZ is the last with a second
 //! copy, sharded inside groups ([`Options::secondary`]).
 
-use std::path::PathBuf;
-
 use oarlock_tensor::DType;
 
+pub use crate::config::{Lifetime, Offload, Placement};
 use crate::error::{Error, Result};
 use crate::nn::Wrap;
-
-/// Where one kind of state (optimizer state, gradients, parameters) lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// Each rank has all of it.
-    Whole,
-    /// Each rank has the part that it owns.
-    Sharded,
-}
 
 /// Where the three kinds of state lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,15 +47,6 @@ impl Placements {
     }
 }
 
-/// How long a gathered copy of sharded parameters lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lifetime {
-    /// Until the unit's pass is over; gathered again for the backward pass.
-    OneUse,
-    /// From the unit's forward pass to the end of its backward pass.
-    ForwardToBackward,
-}
-
 /// How sharded parameters come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gather {
@@ -84,17 +65,6 @@ pub enum Untouched {
     /// They are left out of the step altogether, as torch does with a gradient of None: weights and moments stay, and
     /// steps that leave a parameter out do not count in its bias correction.
     Skip,
-}
-
-/// State that lies in a file instead of memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offload {
-    /// A folder on a fast disk. The files in it have no name, so nothing is left of them after the run.
-    pub dir: PathBuf,
-    /// Elements that are read, updated and written at once.
-    pub sub_group_elems: usize,
-    /// Such groups in memory at the same time; at least three, so that reading, updating and writing overlap.
-    pub buffers: usize,
 }
 
 /// How the engine holds a model.

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::accelerator::Accelerator;
-use crate::config::{DataArgs, HeldOut, RowFormat, TrainConfig};
-use crate::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer, ValSize};
+use crate::config::TrainConfig;
+use crate::data::{RowSettings, Rows, Source, TokenCache, Tokenizer};
 use crate::error::{Error, Result};
 use crate::train::model::place_of_vocab_size;
 
@@ -21,17 +21,12 @@ pub struct RunData {
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
     let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
     let settings = RowSettings {
-        packing: match config.data.rows {
-            RowFormat::Packed => Packing::Concat,
-            RowFormat::PackedApart => Packing::ConcatDocuments,
-            RowFormat::OneText => Packing::Truncate,
-            RowFormat::Minimind => Packing::MiniMind,
-        },
+        packing: config.data.packing,
         len: config.data.cutoff_len,
         special: tokenizer.special(),
     };
     let train = cache(accelerator, config, &tokenizer, &config.data.datasets, vocab_size)?;
-    let (train, held_out) = match held_out(&config.data) {
+    let (train, held_out) = match config.data.held_out {
         Some(size) => Rows::split(train, &settings, size, config.train.data_seed)?,
         None => (Rows::new(train, &settings)?, None),
     };
@@ -43,14 +38,6 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
         }
     };
     Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
-}
-
-fn held_out(data: &DataArgs) -> Option<ValSize> {
-    match data.held_out {
-        HeldOut::None => None,
-        HeldOut::Records(n) => Some(ValSize::Count(n as u64)),
-        HeldOut::Share(share) => Some(ValSize::Fraction(share)),
-    }
 }
 
 fn cache(

@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::report::engine::EngineStep;
 use crate::report::flops;
 use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
-use crate::report::plots;
 use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
@@ -84,7 +83,7 @@ impl Journal {
         let resumed = (first_step > 0).then_some(Resumed { step: first_step, samples });
         let log =
             if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
-        log.training_args(&config.as_yaml())?;
+        log.training_args(&config.description.yaml)?;
         if first_step == 0 {
             Profiler::forget(dir)?;
         }
@@ -227,22 +226,14 @@ impl Journal {
         self.log.state()
     }
 
-    /// The end: results and pictures.
-    pub fn finish(&mut self, config: &TrainConfig, samples: u64, steps: u64) -> Result<()> {
+    /// The end: results.
+    pub fn finish(&mut self, samples: u64, steps: u64) -> Result<()> {
         self.progress.finish();
         if steps > 0 {
             self.log.finish(&Summary { loss: self.run.loss(), samples, steps })?;
             self.monitor_last()?;
         }
         let lines = self.monitors.finish()?;
-        lines.iter().try_for_each(|line| self.message(line))?;
-        if config.log.plot_loss {
-            let dir = &config.save.output_dir;
-            let state = self.log.state();
-            plots::draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
-            let evals = state.series("eval_loss");
-            plots::draw(&dir.join("training_eval_loss.png"), "Evaluation loss", "eval_loss", &evals)?;
-        }
-        Ok(())
+        lines.iter().try_for_each(|line| self.message(line))
     }
 }

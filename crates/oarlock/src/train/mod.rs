@@ -14,7 +14,6 @@ mod run;
 mod step;
 
 pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
-pub(crate) use options::missing_class;
-pub use options::{accelerator_config, optimizer};
+pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

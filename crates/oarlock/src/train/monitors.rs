@@ -47,12 +47,12 @@ impl Monitors {
         resumed: Option<Resumed>,
     ) -> Result<Monitors> {
         let args = &config.monitor;
-        let values = config.as_json();
+        let values = &config.description.values;
         let open = |trackers: &[Tracker], after: Option<u64>, axis: Option<&'static str>| {
             let mut monitors = Vec::with_capacity(trackers.len());
             for tracker in trackers {
                 let mut monitor = monitor_of(tracker, after, axis)?;
-                monitor.config(&values)?;
+                monitor.config(values)?;
                 monitors.push(monitor);
             }
             Ok::<_, crate::Error>(monitors)

@@ -1,9 +1,11 @@
 //! What a configuration asks of the engine, the optimizer and the model.
 
-use crate::accelerator::{AcceleratorConfig, engine_options, wrap};
-use crate::config::{self, Precision, TrainConfig};
+use oarlock_tensor::DType;
+
+use crate::accelerator::{AcceleratorConfig, engine_options};
+use crate::config::{TrainConfig, Wrap};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, Recompute};
+use crate::model::Decoder;
 use crate::optim::Optim;
 use crate::train::model;
 
@@ -15,7 +17,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     let hidden_size = model::settings(&config.model)?.decoder().hidden_size;
     Ok(AcceleratorConfig {
-        shard: engine_options(&config.shard, config.train.precision, hidden_size),
+        shard: engine_options(&config.shard, config.train.dtype, hidden_size),
         threads: config.ranks.threads,
         cpu_path,
         seed: Some(config.train.seed),
@@ -26,12 +28,12 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
 /// What to say of a class of units that the model of a configuration lacks. What else is wrong with the model is told where
 /// it is read.
 pub fn missing_class(config: &TrainConfig) -> Option<String> {
-    if !matches!(config.shard.wrap, config::Wrap::Classes(_)) {
+    if !matches!(config.shard.wrap, Wrap::Transformer(_)) {
         return None;
     }
     let hf = model::settings(&config.model).ok()?;
     let decoder = Decoder::new(hf.decoder().clone(), config.data.cutoff_len).ok()?;
-    wrap(&config.shard.wrap).missing(&decoder)
+    config.shard.wrap.missing(&decoder)
 }
 
 /// The optimizer that a configuration asks for: all parameters of the model, vectors (biases and norms) without weight
@@ -40,17 +42,8 @@ pub fn optimizer(config: &TrainConfig, model: &Decoder) -> Optim {
     let args = &config.train.optimizer;
     let optim = Optim::new(model, args.rule, config.train.schedule.learning_rate, args.weight_decay)
         .no_decay_of_vectors(model);
-    match config.train.precision {
-        Precision::F16 => optim.loss_scale(config.train.loss_scale),
+    match config.train.dtype {
+        DType::F16 => optim.loss_scale(config.train.loss_scale),
         _ => optim,
-    }
-}
-
-/// Which activations are recomputed.
-pub fn recompute(config: &TrainConfig) -> Recompute {
-    match config.train.recompute {
-        config::Recompute::None => Recompute::None,
-        config::Recompute::Units { every } => Recompute::Units { every },
-        config::Recompute::Parts { attention, mlp } => Recompute::Parts { attention, mlp },
     }
 }

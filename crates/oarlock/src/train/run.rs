@@ -8,7 +8,7 @@ use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_tensor::ops::update;
 
 use crate::accelerator::{
-    Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader, wrap,
+    Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader,
 };
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
 use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
@@ -30,20 +30,26 @@ use crate::train::journal::{Journal, StepLog};
 use crate::train::model;
 use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
-use crate::train::options::{optimizer, recompute};
+use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{evaluate, train_step};
 
-/// Runs a configuration on this rank. `started` is when the command began, for the start-up figures.
+/// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
+/// state at the end with all that was logged.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the data or the disk, and the failure of another rank.
-pub fn run(config: &TrainConfig, accelerator: &Accelerator, started: SystemTime) -> Result<()> {
+pub fn run(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    started: SystemTime,
+) -> Result<Option<TrainerState>> {
     let mut run = Run::set_up(config, accelerator, Pretrain, started)?;
     if config.train.enabled {
         run.train()?;
     }
-    run.finish()
+    run.finish()?;
+    Ok(run.journal.map(|journal| journal.state().clone()))
 }
 
 struct Run<'a, O> {
@@ -82,12 +88,12 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         }
         let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
-        model.set_recompute(recompute(config));
+        model.set_recompute(config.train.recompute);
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                let (wrap, pass) = (wrap(&config.shard.wrap), dry_pass(&objective));
-                Some(Forecast::new(config, &model, &wrap, device, &pass, apart)?)
+                let pass = dry_pass(&objective);
+                Some(Forecast::new(config, &model, &config.shard.wrap, device, &pass, apart)?)
             }
             false => None,
         };
@@ -414,7 +420,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(journal) = &mut self.journal {
             let first = journal.first_step();
             let samples = self.loader.position() - self.first_position;
-            journal.finish(self.config, samples, done - first)?;
+            journal.finish(samples, done - first)?;
             let mut text = format!(
                 "done: {done} steps; model and logs are in {}",
                 self.config.save.output_dir.display()
@@ -490,10 +496,7 @@ fn introduce(
     total_steps: u64,
     resumed: Option<&Path>,
 ) -> Result<()> {
-    if let Some(line) = config.without_effect_line() {
-        journal.message(&line)?;
-    }
-    config.notes().iter().try_for_each(|note| journal.message(note))?;
+    config.description.notes.iter().try_for_each(|note| journal.message(note))?;
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
     }

@@ -7,7 +7,7 @@ use oarlock::checkpoint::{CheckpointError, Problem};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{AcceleratorConfig, Checkpointed, Error, ProjectConfiguration};
 
-use crate::{Loop, config, on_ranks, problem};
+use super::{Loop, config, on_ranks, problem};
 
 fn numbered(folder: &Path) -> AcceleratorConfig {
     AcceleratorConfig {

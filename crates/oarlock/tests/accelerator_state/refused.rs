@@ -7,7 +7,7 @@ use oarlock::nn::Buffer;
 use oarlock::shard::{Gather, Placements};
 use oarlock::{AcceleratorConfig, Checkpointed, Tensor, lr_scheduler, optim};
 
-use crate::{Loop, Net, config, on_ranks, problem};
+use super::{Loop, Net, config, on_ranks, problem};
 
 #[test]
 fn what_does_not_fit_is_refused_on_all_ranks_and_nothing_changes() {

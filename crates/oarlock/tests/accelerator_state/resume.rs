@@ -9,7 +9,7 @@ use oarlock::{
     Tensor, optim,
 };
 
-use crate::{Loop, Net, WAYS, config, on_ranks};
+use super::{Loop, Net, WAYS, config, on_ranks};
 
 fn bits(losses: &[f64]) -> Vec<u64> {
     losses.iter().map(|loss| loss.to_bits()).collect()

@@ -4,7 +4,7 @@ use oarlock::checkpoint::{MergeOptions, merge_weights};
 use oarlock::{DType, SaveModel, ShardSize};
 use safetensors::SafeTensors;
 
-use crate::{Loop, WAYS, config, on_ranks};
+use super::{Loop, WAYS, config, on_ranks};
 
 #[test]
 fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {

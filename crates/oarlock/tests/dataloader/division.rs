@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oarlock::dataloader::{DataLoader, Items, IterableDataset};
 use oarlock::{Accelerator, DataLoaderConfiguration, Ends, Nested, Result, Stateful, Tensor};
 
-use crate::{Ids, all, config, gathered, numbers, ranks, real, streamed};
+use super::{Ids, all, config, gathered, numbers, ranks, real, streamed};
 
 fn written(batches: &[Ids]) -> String {
     let batch = |batch: &Ids| batch.iter().map(|i| format!("{i},")).collect::<String>() + ";";

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use oarlock::dataloader::{DataLoader, Dataset, PreparedLoader, from_fn};
 use oarlock::{AcceleratorConfig, DataLoaderConfiguration, Error, GradientAccumulation, Result, Stateful};
 
-use crate::{Ids, all, config, gathered, numbers, ranks, real, streamed};
+use super::{Ids, all, config, gathered, numbers, ranks, real, streamed};
 
 #[test]
 fn the_last_batch_ends_a_window_and_loops_may_be_nested() {

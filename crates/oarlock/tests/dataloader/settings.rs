@@ -7,7 +7,7 @@ use oarlock::dataloader::{DataLoader, skip_first_batches, stream};
 use oarlock::{DataLoaderConfiguration, Error, Result, Tensor};
 use proptest::prelude::*;
 
-use crate::{Ids, all, config, numbers, ranks, real, streamed};
+use super::{Ids, all, config, numbers, ranks, real, streamed};
 
 #[test]
 fn a_distributed_sampler_divides_and_is_not_divided_again() {

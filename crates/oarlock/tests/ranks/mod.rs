@@ -1,5 +1,7 @@
 //! Ranks that are threads of a test.
 
+pub mod net;
+
 use std::thread;
 
 use oarlock::{Accelerator, AcceleratorConfig, Result};

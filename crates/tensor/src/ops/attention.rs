@@ -131,10 +131,10 @@ fn shape_of(
         );
         return Err(wrong_shape("attention", expected, k));
     }
-    if let Mask::Documents(starts) = mask {
-        if starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32 {
-            return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
-        }
+    if let Mask::Documents(starts) = mask
+        && (starts.sizes() != [batch, q_len] || starts.dtype() != DType::I32)
+    {
+        return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
     }
     options.check(mask)?;
     let &AttentionOptions { scale, window, logit_cap } = options;

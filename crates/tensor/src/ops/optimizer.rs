@@ -1,4 +1,6 @@
-//! The optimizers: a closed set of rules, and one step of a rule on a part of flat buffers.
+//! The optimizers: one step of a rule on a part of flat buffers.
+
+mod rule;
 
 use std::ops::Range;
 
@@ -20,137 +22,12 @@ use crate::launch::{Launch, Mode, View, ViewMut};
 use crate::ops::with_float;
 use crate::shape::Shape;
 
+use self::rule::is_matrix;
+pub use self::rule::{AdjustLr, Needs, Role, Rule};
 pub use crate::cpu::optim::StepArgs;
 
 /// The most states that a rule keeps.
 const MAX_STATES: usize = 3;
-
-/// How gradients change weights. The parameters have the names of `torch.optim` and DeepSpeed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// `torch.optim.AdamW`: weight decay shrinks the weights (Loshchilov and Hutter 2019).
-    AdamW {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the corrected second moment.
-        eps: f64,
-    },
-    /// `torch.optim.Adam`: weight decay is a part of the gradient (Kingma and Ba 2015).
-    Adam {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the corrected second moment.
-        eps: f64,
-    },
-    /// `torch.optim.SGD`.
-    Sgd {
-        /// What the momentum keeps of itself; 0 for none.
-        momentum: f64,
-        /// What of the gradient does not enter the momentum.
-        dampening: f64,
-        /// Look ahead (Nesterov).
-        nesterov: bool,
-    },
-    /// `torch.optim.Adagrad` (Duchi, Hazan and Singer 2011).
-    Adagrad {
-        /// The learning rate is divided by 1 + this · steps before.
-        lr_decay: f64,
-        /// The sum of squares at the start.
-        initial_accumulator_value: f64,
-        /// Added to the root of the sum.
-        eps: f64,
-    },
-    /// DeepSpeed's `FusedLion` (Chen et al. 2023). Where momentum and gradient are both zero nothing moves.
-    Lion {
-        /// The share of the momentum in the direction.
-        beta1: f64,
-        /// Decay of the momentum.
-        beta2: f64,
-    },
-    /// DeepSpeed's `FusedLamb` (You et al. 2020).
-    Lamb {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the second moment's root, or under it.
-        eps: f64,
-        /// Add `eps` under the root.
-        eps_inside_sqrt: bool,
-        /// Correct the moments for their start at zero.
-        bias_correction: bool,
-        /// The greatest ratio of norms.
-        max_coeff: f64,
-        /// The least ratio of norms.
-        min_coeff: f64,
-    },
-    /// `torch.optim.Adafactor` (Shazeer and Stern 2018).
-    Adafactor {
-        /// The second moment takes up step^this of a new square.
-        beta2_decay: f64,
-        /// The least root of a second moment; `None`: the f32 epsilon.
-        eps1: Option<f64>,
-        /// The least size of a parameter that steps are relative to.
-        eps2: f64,
-        /// The root mean square to which a direction is clipped.
-        d: f64,
-    },
-    /// `torch.optim.Muon` (Jordan et al. 2024) on hidden matrices, AdamW on everything else. The Newton–Schulz
-    /// iteration runs in f32, where torch and DeepSpeed take 16 bits.
-    Muon {
-        /// Decay of the momentum.
-        momentum: f64,
-        /// Look ahead (Nesterov).
-        nesterov: bool,
-        /// The polynomial of the iteration.
-        ns_coefficients: [f64; 3],
-        /// Rounds of the iteration.
-        ns_steps: usize,
-        /// The least norm that the iteration divides by.
-        eps: f64,
-        /// How the learning rate follows the shape.
-        adjust_lr: AdjustLr,
-        /// AdamW's learning rate as a multiple of Muon's.
-        adam_lr_ratio: f64,
-        /// AdamW's decay of the first moment.
-        adam_beta1: f64,
-        /// AdamW's decay of the second moment.
-        adam_beta2: f64,
-        /// AdamW's epsilon.
-        adam_eps: f64,
-    },
-}
-
-/// How Muon's learning rate follows the shape of a matrix: torch's `adjust_lr_fn`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdjustLr {
-    /// `original`: times √max(1, rows / columns).
-    Original,
-    /// `match_rms_adamw`: times 0.2 · √max(rows, columns), so that AdamW's learning rates serve.
-    MatchRmsAdamW,
-}
-
-/// What a step must be given at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    /// Any run of elements, also over the borders of parameters.
-    Elementwise,
-    /// One whole parameter.
-    WholeParameters,
-}
-
-/// What a rule must know of a parameter besides its shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A weight of a hidden layer.
-    Matrix,
-    /// Anything else: embeddings, the head, norms, biases.
-    Other,
-}
 
 /// A part of a flat buffer.
 #[derive(Clone, Debug)]
@@ -174,100 +51,6 @@ pub struct UpdateParts<'a> {
     pub grads: Part<'a>,
     /// The rule's f32 states, one for each of its names; all zero before the first step.
     pub state: &'a [Part<'a>],
-}
-
-impl Rule {
-    /// The name of the rule.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Rule::AdamW { .. } => "adamw",
-            Rule::Adam { .. } => "adam",
-            Rule::Sgd { .. } => "sgd",
-            Rule::Adagrad { .. } => "adagrad",
-            Rule::Lion { .. } => "lion",
-            Rule::Lamb { .. } => "lamb",
-            Rule::Adafactor { .. } => "adafactor",
-            Rule::Muon { .. } => "muon",
-        }
-    }
-
-    /// What a step must be given at once.
-    pub fn needs(&self) -> Needs {
-        match self {
-            Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => Needs::WholeParameters,
-            _ => Needs::Elementwise,
-        }
-    }
-
-    /// Whether it is of the same kind and keeps the same states, so that it differs in numbers only.
-    pub fn is_like(&self, other: &Rule) -> bool {
-        self.name() == other.name() && self.state_names() == other.state_names()
-    }
-
-    /// The states kept beside the f32 master weights, by torch's names.
-    pub fn state_names(&self) -> &'static [&'static str] {
-        match self {
-            Rule::AdamW { .. } | Rule::Adam { .. } | Rule::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Sgd { momentum: 0.0, .. } => &[],
-            Rule::Sgd { .. } => &["momentum_buffer"],
-            Rule::Adagrad { .. } => &["sum"],
-            Rule::Lion { .. } => &["exp_avg"],
-            Rule::Adafactor { .. } => &["row_var", "col_var", "variance"],
-            Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
-        }
-    }
-
-    /// The shape of state `index` of a parameter, as torch has it; `None` where the parameter does without.
-    pub fn state_shape(&self, index: usize, shape: &Shape, role: Role) -> Option<Shape> {
-        let sizes = shape.sizes();
-        let with = |dim: usize| {
-            let mut sizes = sizes.to_vec();
-            sizes[dim] = 1;
-            Shape::new(&sizes).ok()
-        };
-        match self {
-            Rule::Adafactor { .. } if sizes.len() < 2 => (index == 2).then_some(*shape),
-            Rule::Adafactor { .. } => match index {
-                0 => with(sizes.len() - 1),
-                1 => with(sizes.len() - 2),
-                _ => None,
-            },
-            Rule::Muon { .. } => {
-                let used = if is_matrix(shape, role) { index == 0 } else { index == 1 || index == 2 };
-                used.then_some(*shape)
-            }
-            _ => (index < self.state_names().len()).then_some(*shape),
-        }
-    }
-
-    /// The elements of state `index` of a parameter; 0 where the parameter does without.
-    pub fn state_len(&self, index: usize, shape: &Shape, role: Role) -> usize {
-        self.state_shape(index, shape, role).map_or(0, |shape| shape.n_elems())
-    }
-
-    /// The decays of its moments, where [`Rule::with_betas`] sets them.
-    pub fn betas(&self) -> Option<[f64; 2]> {
-        match *self {
-            Rule::AdamW { beta1, beta2, .. }
-            | Rule::Adam { beta1, beta2, .. }
-            | Rule::Lion { beta1, beta2 }
-            | Rule::Lamb { beta1, beta2, .. } => Some([beta1, beta2]),
-            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
-        }
-    }
-
-    /// The rule with the decays that a schedule sets. A rule that has no such pair is left as it is, as by
-    /// DeepSpeed's `OneCycle`.
-    pub fn with_betas(mut self, betas: [f64; 2]) -> Rule {
-        if let Rule::AdamW { beta1, beta2, .. }
-        | Rule::Adam { beta1, beta2, .. }
-        | Rule::Lion { beta1, beta2 }
-        | Rule::Lamb { beta1, beta2, .. } = &mut self
-        {
-            [*beta1, *beta2] = betas;
-        }
-        self
-    }
 }
 
 /// Memory that steps work in besides their parts: one piece, which serves every parameter that it is large enough for.
@@ -319,11 +102,6 @@ pub fn muon_workspace_bytes(device: &Device, rows: usize, cols: usize) -> usize 
 /// The first part of it, for the iteration's matrices; what follows is for their products.
 fn muon_iterate_bytes(rows: usize, cols: usize) -> usize {
     (4 * muon::scratch_len(rows, cols)).next_multiple_of(ALIGN)
-}
-
-/// Whether Muon's own rule applies.
-fn is_matrix(shape: &Shape, role: Role) -> bool {
-    role == Role::Matrix && shape.sizes().len() == 2
 }
 
 /// One step: on any run of elements where the rule is [`Needs::Elementwise`] (`shape` and `role` then say nothing), or

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
-use crate::launch::{Launch, Mode, Span, View, ViewMut};
+use crate::launch::{Launch, Mode, Span, ViewMut};
 use crate::ops::optimizer::Part;
 use crate::ops::with_float;
 use crate::shape::IntoShape;

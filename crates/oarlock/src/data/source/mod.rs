@@ -6,6 +6,7 @@
 mod csv;
 mod info;
 mod json;
+#[cfg(feature = "parquet")]
 mod parquet;
 mod text;
 
@@ -221,7 +222,14 @@ fn open(path: &Path, column: Option<&str>, content: Content) -> Records {
         )),
         Some(Format::Text) => text::open(path),
         Some(Format::Csv) => csv::open(path, &columns),
+        #[cfg(feature = "parquet")]
         Some(Format::Parquet) => parquet::open(path, &columns),
+        #[cfg(not(feature = "parquet"))]
+        Some(Format::Parquet) => Err(Error::file(
+            path,
+            "this build reads no Parquet",
+            "build oarlock with its feature `parquet`, or give a .jsonl, .json, .txt or .csv file",
+        )),
         None => Err(unknown_format(path)),
     };
     opened.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))

@@ -1,8 +1,14 @@
 //! The families of models: one file each, which reads `config.json` into a description, writes it back, and says where
 //! each parameter lies in the stored tensors. Nothing else in the crate knows a family by name.
 
+mod gemma2;
+mod gemma3;
+mod glm4;
 mod llama;
 mod minimind;
+mod mistral;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod standard;
@@ -15,7 +21,18 @@ use super::hf::fields::{FieldWriter, Fields};
 use crate::error::Result;
 
 /// All families.
-static FAMILIES: [&Family; 4] = [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &minimind::FAMILY];
+static FAMILIES: [&Family; 10] = [
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &minimind::FAMILY,
+    &mistral::FAMILY,
+    &phi3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &glm4::FAMILY,
+    &olmo2::FAMILY,
+];
 
 /// Reads a description from the fields of a `config.json`.
 type Read = fn(&Fields<'_>) -> Result<DecoderConfig>;

@@ -1,0 +1,134 @@
+//! `oarlock generate` and `oarlock chat`: text from a trained model, as it comes.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use oarlock_comm::available_cores;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par};
+
+use crate::console::{Outcome, tell};
+use oarlock::data::{ChatTemplate, Tokenizer};
+use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
+use oarlock::model::hf::load_for_inference;
+use oarlock::{Error, Result};
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+}
+
+/// What both commands take.
+#[derive(Args)]
+struct ModelArgs {
+    /// The model's folder
+    #[arg(long)]
+    model: PathBuf,
+    /// The most tokens of an answer
+    #[arg(long, default_value_t = 256)]
+    max_new_tokens: usize,
+    /// 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
+    temperature: f32,
+    /// Only the likeliest tokens that together have this probability
+    #[arg(long, default_value_t = 0.95)]
+    top_p: f32,
+    /// Only so many of the likeliest tokens; 0 for all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Above 1 makes tokens of the text so far less likely
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// The same seed gives the same text
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// The dtype of the arithmetic
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    dtype: Precision,
+    /// Threads; by default all cores
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+#[derive(Args)]
+pub(super) struct GenerateArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The text to continue
+    #[arg(long)]
+    prompt: String,
+}
+
+#[derive(Args)]
+pub(super) struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// What the model is told before the conversation
+    #[arg(long)]
+    system: Option<String>,
+}
+
+/// A loaded model with its tokenizer.
+fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
+    let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
+    let device = Device::cpu(Isa::detect(), par);
+    let dtype = match args.dtype {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+    };
+    let tokenizer = Tokenizer::open(&args.model)?;
+    let generator = Generator::new(load_for_inference(&args.model, &device, dtype, usize::MAX)?);
+    let options = GenerateOptions {
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            repetition_penalty: args.repetition_penalty,
+            seed: args.seed,
+        },
+        max_new_tokens: args.max_new_tokens,
+        stop_ids: generator.stop_ids(&tokenizer),
+    };
+    Ok((generator, tokenizer, options))
+}
+
+pub(super) fn generate(args: &GenerateArgs) -> Outcome {
+    let (generator, tokenizer, options) = load(&args.model)?;
+    let begin = Instant::now();
+    // The prompt is shown when nothing was wrong with it, so that an error stands alone.
+    let mut prompt = Some(args.prompt.as_str());
+    let answer = generator.generate_text(&tokenizer, &args.prompt, &options, |text| {
+        if let Some(prompt) = prompt.take()
+            && print(prompt)?.is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        print(text)
+    })?;
+    let _: ControlFlow<()> = print(&format!("{}\n", prompt.unwrap_or_default()))?;
+    let seconds = begin.elapsed().as_secs_f64();
+    tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
+    Ok(())
+}
+
+pub(super) fn chat(args: &ChatArgs) -> Outcome {
+    let (generator, tokenizer, options) = load(&args.model)?;
+    let template = ChatTemplate::read(&args.model.model)?;
+    let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
+    chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
+    Ok(())
+}
+
+/// Writes as the text comes; says whether somebody still reads.
+fn print(text: &str) -> Result<ControlFlow<()>> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(e) => Err(Error::io("write to", "standard output")(e)),
+    }
+}

@@ -1,0 +1,60 @@
+//! `oarlock merge-weights`: the model in a checkpoint, whatever ranks wrote it, in Hugging Face form.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use oarlock_tensor::DType;
+
+use crate::console::{Outcome, say};
+use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
+
+/// What a weight is written as.
+#[derive(Clone, Copy, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+#[derive(Args)]
+pub(super) struct MergeArgs {
+    /// A checkpoint, or a folder of checkpoints: the one that its file `latest` names, or the newest
+    checkpoint: PathBuf,
+    /// The folder to write to
+    out: PathBuf,
+    /// The number of the model, from 0, in a checkpoint of several
+    #[arg(long)]
+    model: Option<usize>,
+    /// The dtype of the weights; by default that in which the model was trained
+    #[arg(long)]
+    dtype: Option<Precision>,
+    /// The most that one file of weights holds, such as 500MB or 4GiB
+    #[arg(long, default_value = "5GB", value_parser = shard_size, alias = "max_shard_size")]
+    max_shard_size: u64,
+    /// The tag of the checkpoint in the folder
+    #[arg(short, long)]
+    tag: Option<String>,
+}
+
+pub(super) fn run(args: &MergeArgs) -> Outcome {
+    let dtype = args.dtype.map(|precision| match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
+    });
+    let options = MergeOptions {
+        tag: args.tag.as_deref(),
+        model: args.model,
+        dtype,
+        max_shard_bytes: args.max_shard_size,
+    };
+    let merged = merge_weights(&args.checkpoint, &args.out, &options)?;
+    say(&format!(
+        "wrote {:.2} M parameters of {} in {} to {}: {}\n",
+        merged.n_elems as f64 / 1e6,
+        merged.checkpoint.display(),
+        merged.dtype,
+        args.out.display(),
+        merged.files.join(", "),
+    ))
+}

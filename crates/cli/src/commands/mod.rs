@@ -1,0 +1,115 @@
+//! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
+
+mod env;
+mod estimate;
+mod estimate_table;
+mod generate;
+mod import_checkpoint;
+mod link_tools;
+mod merge_weights;
+mod tokenizer;
+mod train;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use clap::{Parser, Subcommand};
+
+use crate::console;
+use crate::front;
+use crate::launch;
+use oarlock::rank;
+
+/// Trains language models on many ranks from one binary.
+#[derive(Parser)]
+#[command(name = "oarlock", version, about, max_term_width = 100, after_help = front_ends())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key
+    #[command(disable_help_flag = true)]
+    Train {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
+        arguments: Vec<String>,
+    },
+    /// Continue a prompt with a trained model
+    Generate(generate::GenerateArgs),
+    /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
+    Chat(generate::ChatArgs),
+    /// Put the model in a checkpoint together, in Hugging Face form
+    #[command(alias = "merge_weights")]
+    MergeWeights(merge_weights::MergeArgs),
+    /// Turn a checkpoint that DeepSpeed saved into one to go on from
+    #[command(alias = "import_checkpoint")]
+    ImportCheckpoint(import_checkpoint::ImportArgs),
+    /// Make tokenizers
+    Tokenizer {
+        #[command(subcommand)]
+        command: tokenizer::TokenizerCommand,
+    },
+    /// Say what a training takes of memory, by part and for every stage, without starting it
+    EstimateMemory(estimate::EstimateArgs),
+    /// Make links under which this program is torchrun, accelerate, deepspeed and others
+    #[command(alias = "link_tools")]
+    LinkTools(link_tools::LinkArgs),
+    /// Print the version, the machine and what the kernels use of it
+    Env,
+}
+
+/// The commands of other programs, for the help.
+fn front_ends() -> String {
+    let lines = front::ALL.iter().map(|one| format!("  {:17}  {}\n", one.names[0], one.about));
+    format!(
+        "Commands of other programs (`link-tools` makes links under their names):\n{}",
+        lines.collect::<String>()
+    )
+}
+
+/// Runs the command of this process.
+pub fn main() -> ExitCode {
+    let started = SystemTime::now();
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if launch::is_rank() {
+        arguments = rank::without_local_rank(arguments.into_iter());
+    }
+    let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some((front_end, words)) = front_end(&words) {
+        // A program must get its arguments as they are, or not be started.
+        if let Some(word) = arguments.iter().skip(1).find(|word| word.to_str().is_none()) {
+            console::tell(&format!(
+                "error: the argument {word:?} is not valid UTF-8; rename what it names\n"
+            ));
+            return ExitCode::from(2);
+        }
+        return console::exit((front_end.run)(words, started));
+    }
+    let outcome = match Cli::parse_from(arguments).command {
+        Command::Train { arguments } => train::run(&arguments, started),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Chat(args) => generate::chat(&args),
+        Command::MergeWeights(args) => merge_weights::run(&args),
+        Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
+        Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::EstimateMemory(args) => estimate::run(&args),
+        Command::LinkTools(args) => link_tools::run(&args),
+        Command::Env => env::run(),
+    };
+    console::exit(outcome)
+}
+
+/// The front end that this process is called as, by the name of the binary or by its first argument, and its words.
+fn front_end(words: &[String]) -> Option<(&'static front::FrontEnd, &[String])> {
+    let (name, words) = words.split_first()?;
+    let name = Path::new(name).file_name()?.to_str()?;
+    if let Some(front_end) = front::find(name) {
+        return Some((front_end, words));
+    }
+    let (name, words) = words.split_first()?;
+    Some((front::find(name)?, words))
+}

@@ -1,0 +1,38 @@
+//! `oarlock tokenizer train`: learns a byte-level BPE from text.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::console::{Outcome, say};
+use oarlock::data::{Source, TrainSettings, train_bpe};
+
+#[derive(Subcommand)]
+pub(super) enum TokenizerCommand {
+    /// Learn a byte-level BPE with MiniMind's special tokens; writes tokenizer.json and tokenizer_config.json
+    Train {
+        /// A file or folder of text (jsonl, json, txt, csv, parquet), or several separated by commas
+        #[arg(long)]
+        dataset: String,
+        /// Where dataset_info.json and its files are
+        #[arg(long, default_value = "data")]
+        dataset_dir: PathBuf,
+        /// The folder to write to
+        #[arg(long)]
+        output_dir: PathBuf,
+        /// The number of tokens, special tokens included
+        #[arg(long, default_value_t = 6400)]
+        vocab_size: usize,
+        /// Read at most so many records of each data set
+        #[arg(long)]
+        max_samples: Option<u64>,
+    },
+}
+
+pub(super) fn run(command: &TokenizerCommand) -> Outcome {
+    let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples } = command;
+    let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
+    train_bpe(&source, output_dir, &TrainSettings::minimind(*vocab_size))?;
+    let [json, config] = ["tokenizer.json", "tokenizer_config.json"].map(|name| output_dir.join(name));
+    say(&format!("wrote {} and {}\n", json.display(), config.display()))
+}

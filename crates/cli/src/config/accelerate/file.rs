@@ -1,0 +1,191 @@
+//! Reads the configuration file of Accelerate, YAML or JSON: every key with its place, nested blocks with or without
+//! the prefix of their keys, and what older versions wrote.
+
+use super::super::dialect::settle;
+use super::super::keys::Kind;
+use super::super::problem::{Problem, Problems};
+use super::super::resolve::{Setting, Settings};
+use super::super::value::{Field, Value, boolean};
+use super::super::yaml::{self, Data};
+use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
+use oarlock::nearest::nearest_of;
+
+/// What a file says.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// What it says about the settings that are flags, too.
+    pub settings: Settings,
+    /// What only a file says.
+    pub own: Settings,
+    /// The keys of `deepspeed_config`, in the order of the text.
+    pub deepspeed: Vec<String>,
+}
+
+/// The keys of blocks that are no flags.
+const INNER_ONLY: &[&str] = &["fsdp_ignored_modules", "mpirun_ccl"];
+
+impl File {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read(path: &str) -> Result<File, Problems> {
+        File::of(path, yaml::file(path, "the configuration of Accelerate")?)
+    }
+
+    /// Reads a text; `name` is for messages.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn text(name: &str, text: &str) -> Result<File, Problems> {
+        File::of(name, yaml::text(name, text.to_owned(), "the configuration of Accelerate")?)
+    }
+
+    fn of(name: &str, fields: Vec<Field>) -> Result<File, Problems> {
+        let mut file = File {
+            name: name.to_owned(),
+            settings: Settings::of(FLAGS),
+            own: Settings::of(FILE_ONLY),
+            deepspeed: Vec::new(),
+        };
+        if let Some(field) = fields.iter().find(|field| is(field, "compute_environment", "AMAZON_SAGEMAKER"))
+        {
+            let problem = Problem::new("SageMaker starts these processes, not this machine");
+            return Err(problem
+                .at(&field.value.place, "")
+                .help("write `compute_environment: LOCAL_MACHINE`, and what is to run here")
+                .into());
+        }
+        let mut problems = Problems::default();
+        for field in fields {
+            match BLOCKS.iter().find(|(block, _)| *block == field.name) {
+                Some((block, prefix)) => file.block(block, prefix, &field, &mut problems),
+                None => file.top(field, &mut problems),
+            }
+        }
+        file.older();
+        if file.own.get("distributed_type").place().is_none() {
+            problems.push(
+                Problem::new(format!("`distributed_type` is missing in `{name}`"))
+                    .help("write `distributed_type: NO`, MULTI_CPU, MULTI_GPU, DEEPSPEED or FSDP"),
+            );
+        }
+        problems.into_result(|| file)
+    }
+
+    /// What was written for a key of either table.
+    fn setting(&mut self, name: &str) -> Option<&mut Setting> {
+        match self.settings.get_mut(name) {
+            Some(setting) => Some(setting),
+            None => self.own.get_mut(name),
+        }
+    }
+
+    fn top(&mut self, field: Field, problems: &mut Problems) {
+        let own =
+            FILE_ONLY.iter().any(|key| key.name == field.name) && !INNER_ONLY.contains(&field.name.as_str());
+        if own || TOP.contains(&field.name.as_str()) {
+            let name = field.name.clone();
+            self.take(&name, field, problems);
+        } else {
+            problems.push(unknown(&field));
+        }
+    }
+
+    fn block(&mut self, block: &str, prefix: &str, field: &Field, problems: &mut Problems) {
+        let pairs = match &field.value.data {
+            Data::Map(pairs) => pairs,
+            _ if field.value.is_null() => return,
+            _ => {
+                let message = format!("`{block}` takes a mapping, not {}", field.value.describe());
+                problems.push(Problem::new(message).at(&field.value.place, ""));
+                return;
+            }
+        };
+        let names = inner_names(prefix);
+        for (key, value) in pairs {
+            let Data::Scalar { text, .. } = &key.data else {
+                problems.push(Problem::new("a key is a word").at(&key.place, ""));
+                continue;
+            };
+            let name = if text.starts_with(prefix) { text.clone() } else { format!("{prefix}{text}") };
+            if !names.contains(&name.as_str()) {
+                let problem = Problem::new(format!("unknown key `{text}` in `{block}`")).at(&key.place, "");
+                problems.push(match nearest_of(&name, names.iter().copied()) {
+                    Some(near) => problem.help(format!("did you mean `{near}`?")),
+                    None => problem.help(format!("it takes {}", names.join(", "))),
+                });
+                continue;
+            }
+            if block == "deepspeed_config" {
+                self.deepspeed.push(text.clone());
+            }
+            let inner = Field { name: text.clone(), place: key.place.clone(), value: value.clone() };
+            self.take(&name, inner, problems);
+        }
+    }
+
+    fn take(&mut self, name: &str, mut field: Field, problems: &mut Problems) {
+        let Some(setting) = self.setting(name) else { return };
+        if let Data::Scalar { text, plain } = &mut field.value.data {
+            match (setting.key.kind, boolean(text)) {
+                // The questions of Accelerate once took precisions in any letters.
+                (Kind::Choice(_), _) if name == "mixed_precision" => *text = text.to_ascii_lowercase(),
+                // A word for true is handed on as Python writes it.
+                (Kind::Text, Some(flag)) if *plain && text.parse::<i64>().is_err() => {
+                    *text = if flag { "True" } else { "False" }.to_owned();
+                }
+                _ => {}
+            }
+        }
+        if let Err(problem) = settle(setting, &field) {
+            problems.push(problem);
+        }
+    }
+
+    /// What older versions wrote.
+    fn older(&mut self) {
+        let fp16 = self.own.get("fp16");
+        if !self.own.bool("fp16") || self.settings.get("mixed_precision").place().is_some() {
+            return;
+        }
+        let origin = fp16.origin.clone();
+        if let Some(setting) = self.settings.get_mut("mixed_precision") {
+            setting.value = Value::Text("fp16".to_owned());
+            setting.origin = origin;
+        }
+    }
+}
+
+fn is(field: &Field, name: &str, value: &str) -> bool {
+    field.name == name && matches!(&field.value.data, Data::Scalar { text, .. } if text == value)
+}
+
+/// The names that a block takes.
+fn inner_names(prefix: &str) -> Vec<&'static str> {
+    if prefix.is_empty() {
+        return DEEPSPEED.to_vec();
+    }
+    let flags = FLAGS.iter().map(|key| key.name).chain(INNER_ONLY.iter().copied());
+    flags.filter(|name| name.starts_with(prefix)).collect()
+}
+
+fn unknown(field: &Field) -> Problem {
+    let name = field.name.as_str();
+    let problem =
+        Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&field.place, "");
+    let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
+    if let Some((block, _)) = home {
+        return problem.help(format!("`{name}` belongs into `{block}`"));
+    }
+    if FLAGS.iter().any(|key| key.name == name) {
+        return problem.help(format!("`{name}` is a flag only: `accelerate launch --{name} …`"));
+    }
+    let names = FILE_ONLY.iter().map(|key| key.name).chain(TOP.iter().copied());
+    match nearest_of(name, names.chain(BLOCKS.iter().map(|(block, _)| *block))) {
+        Some(near) => problem.help(format!("did you mean `{near}`?")),
+        None => problem.help("docs/accelerate.md lists every key"),
+    }
+}

@@ -1,0 +1,89 @@
+//! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
+
+use oarlock::settings::accelerate::{Lookup, USE_FSDP, take};
+pub use oarlock::settings::accelerate::{said_by, said_in};
+use oarlock_comm::Launched;
+
+use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
+use super::accelerate::{Engine, meaning};
+use super::problem::{Problem, Problems};
+use super::resolve::Settings;
+use super::value::{Field, boolean};
+use super::written::{Authority, Entry, Layer};
+use super::yaml::{Data, Node};
+
+/// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
+///
+/// Any launcher says how many ranks there are; that of Accelerate says precision, accumulation, clipping and what
+/// divides the states.
+///
+/// # Errors
+/// If the ranks are on several machines, or a variable is not of its type.
+pub fn layer(read: &Lookup<'_>) -> Result<Layer, Problems> {
+    let variable = |name: &str| said_in(name, read);
+    let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
+    entries.extend(accelerate(read)?);
+    Ok(Layer { authority: Authority::MustAgree, entries })
+}
+
+/// A value as the number of ranks.
+pub fn number_of_ranks(value: Node) -> Entry {
+    Entry { key: "num_processes".to_owned(), inner: None, place: value.place.clone(), value }
+}
+
+/// How many ranks there are: what a launcher says that started this one (see [`Launched`]), else WORLD_SIZE.
+fn ranks(read: &Lookup<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
+    let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
+        Some(field) => Problem::new(error.to_string()).at(&field.value.place, "from the launcher"),
+        None => Problem::new(error.to_string()),
+    };
+    let ranks = match Launched::read(read) {
+        Ok(Some(launched)) => {
+            let name = launched.world_size_variable;
+            launched.transport().map_err(|error| wrong(name, &error))?;
+            variable(name)
+        }
+        Ok(None) => variable("WORLD_SIZE"),
+        Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
+        Err(error) => return Err(Problem::new(error.to_string())),
+    };
+    Ok(ranks.map(|field| number_of_ranks(field.value)))
+}
+
+/// What Accelerate's launcher says.
+fn accelerate(lookup: &Lookup<'_>) -> Result<Vec<Entry>, Problems> {
+    let variable = |name: &str| said_in(name, lookup);
+    let mut problems = Problems::default();
+    let mut settings = Settings::of(FLAGS);
+    let on =
+        |name: &str| variable(name).filter(|field| boolean(field.value.place.text().trim()) == Some(true));
+    let engine = match (on("ACCELERATE_USE_DEEPSPEED"), on(USE_FSDP)) {
+        (Some(field), _) => Engine::DeepSpeed(field.place),
+        (None, Some(field)) => Engine::Fsdp(field.place),
+        (None, None) => Engine::Plain,
+    };
+    let of_engine: &[Variable] = match engine {
+        // Accumulation and clipping are among them, and count for every engine.
+        Engine::DeepSpeed(_) | Engine::Plain => OF_DEEPSPEED,
+        Engine::Fsdp(_) => OF_FSDP,
+    };
+    let precision = Variable { flag: "mixed_precision", name: PRECISION, lower: false };
+    let accumulation = OF_DEEPSPEED.iter().filter(|one| one.flag.starts_with("gradient_"));
+    let mut read: Vec<&Variable> = vec![&precision];
+    read.extend(of_engine);
+    if matches!(engine, Engine::Fsdp(_)) {
+        read.extend(accumulation);
+    }
+    take(read.into_iter(), lookup, &mut settings, &mut problems);
+    let mut entries = meaning::entries(&settings, &engine, &mut problems);
+    match meaning::precision(&settings) {
+        // A precision of none is what it says where nothing was chosen.
+        Ok(precision) => entries.extend(precision.into_iter().filter(is_on)),
+        Err(problem) => problems.push(problem),
+    }
+    problems.into_result(|| entries)
+}
+
+fn is_on(entry: &Entry) -> bool {
+    matches!(&entry.value.data, Data::Scalar { text, .. } if text == "true")
+}

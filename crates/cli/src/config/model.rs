@@ -1,0 +1,123 @@
+//! Reads which model is trained: a folder, or `model_config`, the settings of a config.json written in place.
+
+use std::path::{Path, PathBuf};
+
+use oarlock::config::{ModelArgs, ModelSource};
+use oarlock::settings::kwargs::Kwargs;
+use serde_json::{Map, Value as Json, json};
+
+use super::build::Reader;
+use super::keys::Range;
+use super::problem::{Problem, Problems};
+use super::resolve::{Settings, at};
+use super::value::Value;
+
+/// The architectures that `model_config` can name.
+const MODEL_TYPES: &[(&str, &str)] = &[
+    ("minimind", "minimind"),
+    ("minimind3", "minimind3"),
+    ("llama", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+];
+
+const SIZES: [&str; 8] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+];
+
+const NUMBERS: [&str; 3] = ["rms_norm_eps", "rope_theta", "initializer_range"];
+
+/// The model; what is wrong with it goes to `problems`.
+pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
+    let read = Reader { settings };
+    let [folder, config, tokenizer, scratch] =
+        ["model_name_or_path", "model_config", "tokenizer_path", "train_from_scratch"]
+            .map(|name| settings.get(name));
+    if !config.is_written() {
+        if tokenizer.is_written() {
+            problems.push(
+                at(Problem::new("`tokenizer_path` goes with `model_config`"), &[tokenizer])
+                    .help("the tokenizer of a model folder lies in it; remove tokenizer_path"),
+            );
+        }
+        let path = PathBuf::from(read.text("model_name_or_path"));
+        let from_scratch = matches!(scratch.value, Value::Bool(true));
+        return ModelArgs { tokenizer: path.clone(), source: ModelSource::Folder(path), from_scratch };
+    }
+    if folder.is_written() {
+        problems.push(
+            at(Problem::new("`model_name_or_path` and `model_config` exclude each other"), &[folder, config])
+                .help("name the folder of a model, or say what a new one is made of"),
+        );
+    }
+    if scratch.is_written() && matches!(scratch.value, Value::Bool(false)) {
+        problems.push(
+            at(
+                Problem::new("`train_from_scratch` is off, but `model_config` brings no weights"),
+                &[scratch, config],
+            )
+            .help("remove it, or name the folder of a model in model_name_or_path"),
+        );
+    }
+    if !tokenizer.is_written() {
+        problems.push(
+            at(Problem::new("`model_config` needs a tokenizer"), &[config])
+                .help("write `tokenizer_path: …`, a tokenizer.json or its folder"),
+        );
+    }
+    ModelArgs {
+        source: ModelSource::Fields(fields(settings, problems)),
+        tokenizer: folder_of(Path::new(read.text("tokenizer_path"))),
+        from_scratch: true,
+    }
+}
+
+/// A tokenizer is known by its folder; who names the file means the folder.
+fn folder_of(path: &Path) -> PathBuf {
+    match path.file_name() {
+        Some(name) if name == "tokenizer.json" => {
+            path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+        }
+        _ => path.to_path_buf(),
+    }
+}
+
+/// The settings under the names of a config.json.
+fn fields(settings: &Settings, problems: &mut Problems) -> Map<String, Json> {
+    let mut out = Map::new();
+    let setting = settings.get("model_config");
+    let Value::Map(written) = &setting.value else { return out };
+    let mut kwargs = Kwargs::new("model_config", [setting, setting], written, problems);
+    if !written.iter().any(|field| field.name == "model_type") {
+        let names: Vec<&str> = MODEL_TYPES.iter().map(|(name, _)| *name).collect();
+        kwargs.reject(format!("`model_config` needs a model_type: {}", names.join(", ")));
+    }
+    if let Some(name) = kwargs.choice("model_type", MODEL_TYPES) {
+        out.insert("model_type".to_owned(), json!(name));
+    }
+    for name in SIZES {
+        if let Some(size) = kwargs.size(name) {
+            out.insert(name.to_owned(), json!(size));
+        }
+    }
+    for name in NUMBERS {
+        if let Some(number) = kwargs.number(name, Range::Positive) {
+            out.insert(name.to_owned(), json!(number));
+        }
+    }
+    if let Some(tied) = kwargs.flag("tie_word_embeddings") {
+        out.insert("tie_word_embeddings".to_owned(), json!(tied));
+    }
+    if kwargs.flag("use_moe") == Some(true) {
+        kwargs.reject("mixtures of experts (`use_moe`) are not supported, only dense models".to_owned());
+    }
+    kwargs.finish();
+    out
+}

@@ -1,0 +1,88 @@
+//! Whether the paths of a configuration lead somewhere. Separate from parsing, which touches no file but its own.
+
+use std::path::Path;
+
+use oarlock::config::{ModelSource, Resume};
+
+use super::ResolvedConfig;
+use super::problem::{Problem, Problems};
+
+/// Checks the paths that must exist before a training starts.
+///
+/// # Errors
+/// Every path that leads nowhere.
+pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    let mut report = |key: &str, message: String, help: String| {
+        let problem = Problem::new(message).help(help);
+        let setting = config.settings.get(key);
+        problems.push(match setting.place() {
+            Some(place) => problem.at(place, ""),
+            None => problem,
+        });
+    };
+    match &config.model.source {
+        ModelSource::Folder(model) if !model.is_dir() => report(
+            "model_name_or_path",
+            format!("no model folder `{}`", model.display()),
+            "it is a local folder, relative to the working directory; models are not downloaded".to_owned(),
+        ),
+        ModelSource::Folder(model) => {
+            let missing = |file: &&str| !model.join(file).is_file();
+            for file in ["config.json", "tokenizer.json"].into_iter().filter(missing) {
+                report(
+                    "model_name_or_path",
+                    format!("the model folder `{}` holds no {file}", model.display()),
+                    "a model folder holds config.json, tokenizer.json and, unless train_from_scratch is true, weights"
+                        .to_owned(),
+                );
+            }
+        }
+        ModelSource::Fields(_) => {
+            let tokenizer = &config.model.tokenizer;
+            if !tokenizer.join("tokenizer.json").is_file() {
+                report(
+                    "tokenizer_path",
+                    format!("no tokenizer.json in `{}`", tokenizer.display()),
+                    "it is a tokenizer.json or its folder, relative to the working directory; \
+                     `oarlock tokenizer train` makes one"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    let info = config.data.dataset_dir.join("dataset_info.json");
+    for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
+        // With a dataset_info.json a name may be any word: the data reader knows.
+        let is_found = |name: &str| Path::new(name).exists() || config.data.dataset_dir.join(name).exists();
+        for name in names.iter().filter(|name| !is_found(name) && !info.is_file()) {
+            report(
+                key,
+                format!("no data set `{name}`"),
+                format!(
+                    "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it",
+                    config.data.dataset_dir.display(),
+                    info.display()
+                ),
+            );
+        }
+    }
+    let output = &config.save.output_dir;
+    if output.exists() && !output.is_dir() {
+        report(
+            "output_dir",
+            format!("`{}` is a file, not a folder", output.display()),
+            "name another folder".to_owned(),
+        );
+    }
+    if let Resume::From(path) = &config.save.resume
+        && !path.is_dir()
+    {
+        report(
+            "resume_from_checkpoint",
+            format!("no checkpoint folder `{}`", path.display()),
+            "name a folder such as output_dir/checkpoint-100, or true for the newest".to_owned(),
+        );
+    }
+    problems.into_result(|| ())
+}

@@ -1,0 +1,186 @@
+//! A training configuration with what is known of its writing: where every value comes from, and what changes nothing.
+
+use std::fmt::Write as _;
+use std::ops::Deref;
+
+use oarlock::config::{RunDescription, TrainConfig};
+use oarlock::settings::dialect::Dialects;
+
+use super::keys::{Group, Status};
+use super::problem::{Problem, Problems};
+use super::resolve::{self, Setting, Settings};
+use super::source::Origin;
+use super::value::{Value, boolean, float, number};
+
+/// A training configuration whose values know their origins.
+#[derive(Clone, Debug)]
+pub struct ResolvedConfig {
+    /// The values, which are all that a training reads.
+    pub values: TrainConfig,
+    pub(super) settings: Settings,
+    pub(super) dialects: Dialects,
+}
+
+impl Deref for ResolvedConfig {
+    type Target = TrainConfig;
+
+    fn deref(&self) -> &TrainConfig {
+        &self.values
+    }
+}
+
+impl ResolvedConfig {
+    /// Where the value of a key comes from; `None` for an unknown key.
+    pub fn origin(&self, name: &str) -> Option<&Origin> {
+        self.settings.iter().find(|setting| setting.key.name == name).map(|setting| &setting.origin)
+    }
+
+    /// A problem of the keys with these names, at the places at which they are written.
+    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
+        self.settings.problem(message, names)
+    }
+
+    /// What is asked for and is not there: the configuration can be shown, but not run.
+    pub fn missing(&self) -> Problems {
+        let mut missing = resolve::missing(&self.settings);
+        missing.append(self.dialects.missing());
+        missing
+    }
+
+    /// The configuration, if all that it asks for is there.
+    ///
+    /// # Errors
+    /// What is not there.
+    pub fn complete(self) -> Result<Self, Problems> {
+        self.missing().into_result(|| self)
+    }
+
+    /// What somebody wrote although it changes nothing here, each with the reason.
+    pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
+        self.all().filter_map(|setting| match setting.key.status {
+            Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
+            _ => None,
+        })
+    }
+
+    /// What the log should say of the configuration, such as older forms and what they mean.
+    pub fn notes(&self) -> &[String] {
+        &self.dialects.notes
+    }
+
+    /// The settings, and those of other programs' blocks.
+    fn all(&self) -> impl Iterator<Item = &Setting> {
+        self.settings.iter().chain(self.dialects.iter().flat_map(|block| block.settings.iter()))
+    }
+
+    /// The same in one line for the start of a run; `None` if there is nothing to say.
+    pub fn without_effect_line(&self) -> Option<String> {
+        let names: Vec<&str> = self.without_effect().map(|(setting, _)| setting.key.name).collect();
+        (!names.is_empty())
+            .then(|| format!("accepted without effect: {} (--print-config says why)", names.join(", ")))
+    }
+
+    /// Every value that has a meaning, with its origin, and what changes nothing, with the reason. Of other programs'
+    /// blocks it shows what was written.
+    pub fn table(&self) -> String {
+        let mut parts: Vec<(&str, Vec<Row>)> = Vec::new();
+        for group in Group::ALL {
+            let of_group = |setting: &&Setting| setting.key.is_used() && setting.key.group == group;
+            parts.push((group.title(), self.settings.iter().filter(of_group).map(Row::of).collect()));
+        }
+        for block in self.dialects.iter() {
+            let written = |setting: &&Setting| setting.key.is_used() && setting.is_written();
+            parts.push((block.title, block.settings.iter().filter(written).map(Row::of).collect()));
+        }
+        let ignored = self.without_effect().map(|(setting, reason)| {
+            let row = Row::of(setting);
+            Row { origin: format!("{}: {reason}", row.origin), ..row }
+        });
+        parts.push(("Accepted without effect", ignored.collect()));
+        parts.retain(|(_, rows)| !rows.is_empty());
+
+        let rows = || parts.iter().flat_map(|(_, rows)| rows);
+        let names = rows().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        let values = rows().map(|row| row.value.chars().count()).max().unwrap_or(0).min(48);
+        let mut out = String::new();
+        for (title, rows) in &parts {
+            let _ = writeln!(out, "{title}");
+            for Row { name, value, origin } in rows {
+                let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
+            }
+        }
+        for note in self.notes() {
+            let _ = writeln!(out, "Note: {note}");
+        }
+        out
+    }
+
+    /// What logs and trackers are to say about the configuration.
+    pub fn description(&self) -> RunDescription {
+        let notes = self.without_effect_line().into_iter().chain(self.notes().iter().cloned()).collect();
+        RunDescription { yaml: self.as_yaml(), values: self.as_json(), notes }
+    }
+
+    /// Every value that has a meaning, for trackers: numbers and switches as such, anything else in words.
+    pub fn as_json(&self) -> serde_json::Map<String, serde_json::Value> {
+        let value = |setting: &Setting| match &setting.value {
+            Value::Null => serde_json::Value::Null,
+            Value::Bool(x) => (*x).into(),
+            Value::Int(x) => (*x).into(),
+            Value::Float(x) => (*x).into(),
+            other => other.to_string().into(),
+        };
+        let used = self.settings.iter().filter(|setting| setting.key.is_used());
+        used.map(|setting| (setting.key.name.to_owned(), value(setting))).collect()
+    }
+
+    /// The values that somebody wrote, as YAML lines: the file `training_args.yaml`, which repeats the run.
+    pub fn as_yaml(&self) -> String {
+        let mut out = String::new();
+        for setting in self.settings.iter().filter(|setting| setting.is_written()) {
+            let _ = writeln!(out, "{}: {}", setting.key.name, yaml_value(setting));
+        }
+        out
+    }
+}
+
+/// A line of [`ResolvedConfig::table`].
+struct Row {
+    name: &'static str,
+    value: String,
+    origin: String,
+}
+
+impl Row {
+    fn of(setting: &Setting) -> Self {
+        Row { name: setting.key.name, value: setting.value.to_string(), origin: setting.origin.to_string() }
+    }
+}
+
+fn yaml_value(setting: &Setting) -> String {
+    match &setting.value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(x) => x.to_string(),
+        Value::Int(x) => x.to_string(),
+        Value::Float(x) => number(*x),
+        Value::Text(x) => quoted(x),
+        Value::List(names) => {
+            format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
+        }
+        Value::Map(fields) => {
+            let fields =
+                fields.iter().map(|field| format!("{}: {}", quoted(&field.name), field.value.to_yaml()));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// Words in double quotes where YAML could take them for something else. JSON's escapes are YAML's.
+pub(super) fn quoted(text: &str) -> String {
+    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '.' | '_'))
+        && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+'))
+        && boolean(text).is_none()
+        && float(text).is_none()
+        && !matches!(text.to_ascii_lowercase().as_str(), "null" | "nan" | "inf");
+    if plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}

@@ -1,0 +1,66 @@
+//! What a command tells, and how it ends.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use crate::config::Problems;
+use crate::config::render::render;
+use crate::error::Error;
+
+/// What can go wrong at the command line: an error, or a list of problems with the configuration.
+pub(crate) enum Failure {
+    /// One error.
+    Error(Error),
+    /// Everything that is wrong with what was written.
+    Problems(Problems),
+    /// Already told; this is the exit code.
+    Told(u8),
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Error(error.into())
+    }
+}
+
+/// How a command ends.
+pub(crate) type Outcome = Result<(), Failure>;
+
+/// Tells what went wrong, and turns it into the code of the process.
+pub(crate) fn exit(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Told(code)) => ExitCode::from(code),
+        Err(Failure::Problems(problems)) => {
+            let (colour, width) = terminal();
+            tell(&render(&problems, colour, width));
+            ExitCode::from(2)
+        }
+        Err(Failure::Error(error)) => {
+            tell(&format!("error: {error}\n"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
+pub(crate) fn say(text: &str) -> Outcome {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
+        result => Ok(result.map_err(Error::io("write to", "standard output"))?),
+    }
+}
+
+/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
+pub(crate) fn tell(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Whether standard error is a terminal that shows colours, and its width.
+pub(crate) fn terminal() -> (bool, usize) {
+    let stderr = std::io::stderr();
+    let width = rustix::termios::tcgetwinsize(&stderr).map_or(0, |size| usize::from(size.ws_col));
+    let width = Some(width).filter(|width| *width > 0).unwrap_or(100);
+    (stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none(), width)
+}

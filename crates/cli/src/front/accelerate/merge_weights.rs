@@ -1,0 +1,91 @@
+//! `accelerate merge-weights`: the model in a sharded checkpoint, in one piece.
+
+use std::fs;
+use std::path::Path;
+
+use super::parse;
+use crate::config::flags::{Abbreviations, Flags};
+use crate::config::keys::{Key, Kind, Status};
+use crate::config::{Problem, Words};
+use crate::console::{Failure, Outcome, say};
+use crate::error::Error;
+use oarlock::checkpoint::{MergeOptions, merge_weights};
+
+pub(super) const FLAGS: Flags = Flags {
+    command: "accelerate merge-weights",
+    bare_switches: false,
+    operands: "CHECKPOINT OUT",
+    about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\
+            Of several models write CHECKPOINT/pytorch_model_fsdp_N, with the number of one from 0.\n\
+            `oarlock merge-weights --help` has more choices.",
+    keys: &[
+        Key::flag(
+            Kind::Bool,
+            "unsafe_serialization",
+            "false",
+            Status::Later(
+                "weights are written as safetensors alone; whatever reads .bin files reads these, too",
+            ),
+            "Write .bin files",
+        ),
+        Key::flag(
+            Kind::Bool,
+            "remove_checkpoint_dir",
+            "false",
+            Status::Used,
+            "Remove the checkpoint when the model is whole",
+        ),
+    ],
+    aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
+};
+
+/// The most that one file holds, as transformers writes models.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Runs the command.
+pub fn run(words: &Words) -> Outcome {
+    let Some(parsed) = parse(&FLAGS, words, 2)? else { return Ok(()) };
+    let (Some(from), Some(to)) = (parsed.rest.get(0), parsed.rest.get(1)) else {
+        let problem = Problem::new("`accelerate merge-weights` takes a checkpoint and a folder to write to");
+        let help = "write `accelerate merge-weights out/checkpoint-100 merged`";
+        return Err(Failure::Problems(problem.help(help).into()));
+    };
+    let (from, model) = model_in(Path::new(from));
+    let remove = parsed.settings.bool("remove_checkpoint_dir");
+    let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    if remove
+        && let (Ok(from), Ok(to)) = (absolute(from), absolute(Path::new(to)))
+        && to.starts_with(&from)
+    {
+        let problem = Problem::new(
+            "--remove_checkpoint_dir would remove the merged model, which goes into the checkpoint",
+        );
+        return Err(Failure::Problems(problem.help("name a folder outside of it").into()));
+    }
+    if parsed.dry_run {
+        let then = if remove { ", and remove the checkpoint" } else { "" };
+        return say(&format!("would write the model in {} to {to}{then}\n", from.display()));
+    }
+    let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES };
+    let merged = merge_weights(from, Path::new(to), &options)?;
+    let source = merged.checkpoint.display();
+    say(&format!("wrote the model of {source} in {} to {to}: {}\n", merged.dtype, merged.files.join(", ")))?;
+    if remove && merged.n_models > 1 {
+        say(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
+    } else if remove {
+        fs::remove_dir_all(&merged.checkpoint).map_err(Error::io("remove", &merged.checkpoint))?;
+        say(&format!("removed {source}\n"))?;
+    }
+    Ok(())
+}
+
+/// The checkpoint, and the number of the model where the path goes on to one, as in accelerate's checkpoints.
+fn model_in(path: &Path) -> (&Path, Option<usize>) {
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|_| !path.exists());
+    let number = name.and_then(|name| name.strip_prefix("pytorch_model_fsdp_")?.parse().ok());
+    match (path.parent(), number) {
+        (Some(checkpoint), Some(number)) => (checkpoint, Some(number)),
+        _ => (path, None),
+    }
+}

@@ -1,0 +1,296 @@
+//! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::config::flags::Parsed;
+use crate::config::written::Layer;
+use crate::config::{Problem, Problems, ResolvedConfig, Resume, TrainConfig, paths, train_config_of};
+use crate::console::{Failure, Outcome, say, tell};
+use crate::error::Error;
+use crate::front::script::Script;
+use crate::launch::spec::Output;
+use crate::launch::{self, Launch, STARTED, environment};
+use crate::plots;
+use oarlock::Accelerator;
+use oarlock::checkpoint;
+use oarlock::rank;
+use oarlock::train;
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The words by which this program comes to the same job again, in a rank.
+    pub words: Vec<String>,
+    /// The processes.
+    pub launch: Launch,
+    /// What each of them runs.
+    pub program: Program,
+    /// What the user should know before it begins.
+    pub notes: Vec<String>,
+    /// Stop before anything is started.
+    pub dry_run: bool,
+    /// Show every value of the training, and stop.
+    pub print_config: bool,
+    /// A launcher of MPI starts the ranks, who so can be on several machines.
+    pub through_mpi: bool,
+}
+
+/// What a rank runs.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// A training of ours.
+    Training(Box<ResolvedConfig>),
+    /// A program with its arguments.
+    Command(Vec<String>),
+}
+
+impl Job {
+    /// The job that starts a script. Of a training, `said` is what the front end itself says about it; it weighs
+    /// after the training's own words.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the training.
+    pub fn new(
+        words: Vec<String>,
+        launch: Launch,
+        script: Script,
+        said: Vec<Layer>,
+        flags: &Parsed,
+    ) -> Result<Job, Problems> {
+        let (mut dry_run, mut print_config) = (flags.dry_run, flags.print_config);
+        let (program, notes) = match script {
+            Script::Command(argv) => (Program::Command(argv), Vec::new()),
+            Script::Training(training) => {
+                dry_run |= training.dry_run;
+                print_config |= training.print_config;
+                let layers = training.layers.into_iter().chain(said).collect();
+                let config = train_config_of(layers, &|name| std::env::var(name).ok())?;
+                (Program::Training(Box::new(config)), training.notes)
+            }
+        };
+        Ok(Job { words, launch, program, notes, dry_run, print_config, through_mpi: false })
+    }
+
+    /// Says what is known before anything is started, and whether it is to be started.
+    ///
+    /// # Errors
+    /// What is missing to run it, unless it is only to be shown.
+    pub(crate) fn examine(&self) -> Result<bool, Failure> {
+        if !launch::is_rank() {
+            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+        }
+        let shown = self.dry_run || self.print_config;
+        if let Program::Training(config) = &self.program {
+            if shown {
+                say(&config.table())?;
+            }
+            let mut missing = self.missing(config);
+            let can_run = missing.is_empty();
+            missing.append(paths::check(config).err().unwrap_or_default());
+            if can_run || !shown {
+                // What cannot be run here can still be shown.
+                missing.into_result(|| ()).map_err(Failure::Problems)?;
+            } else {
+                missing.iter().for_each(|one| tell(&format!("missing to run it: {}\n", one.line())));
+            }
+        }
+        Ok(!shown)
+    }
+
+    /// Runs it; `started` is when this process began.
+    pub(crate) fn run(&self, started: SystemTime) -> Outcome {
+        let is_rank = launch::is_rank();
+        let examined = self.examine();
+        if self.dry_run && !is_rank {
+            say(&self.outline())?;
+        }
+        if !examined? {
+            return Ok(());
+        }
+        match &self.program {
+            Program::Training(config) if is_rank || self.is_alone() => {
+                let stamp = std::env::var(STARTED).ok();
+                let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
+                run_rank(&goes_on(config, started)?, fingerprint(config), started)
+            }
+            Program::Training(_) => {
+                let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+                let program = std::iter::once(this.to_string_lossy().into_owned());
+                let program: Vec<String> = program.chain(self.words.iter().cloned()).collect();
+                ended(launch::run(&self.launch, &program, true, started)?)
+            }
+            Program::Command(argv) => ended(launch::run(&self.launch, argv, false, started)?),
+        }
+    }
+
+    /// Whether one process is all of the run, and needs nobody around it.
+    fn is_alone(&self) -> bool {
+        let launch = &self.launch;
+        launch.place(0, 0).world_size() == 1 && launch.restarts.max == 0 && launch.output == Output::default()
+    }
+}
+
+impl Job {
+    /// What it takes to run a training that is not there.
+    pub(crate) fn missing(&self, config: &ResolvedConfig) -> Problems {
+        let mut missing = config.missing();
+        if self.launch.machines() > 1 && !self.through_mpi {
+            let message = format!("a training of ours on {} machines needs MPI", self.launch.machines());
+            let help = "build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
+                        start all ranks on one machine";
+            missing.push(config.problem(message, &["num_processes"]).help(help));
+        }
+        if let Some(message) = train::missing_class(config) {
+            let problem = config.problem(message, &["fsdp_config", "fsdp"]);
+            missing.push(problem.help("write one of these, or leave the classes out"));
+        }
+        missing
+    }
+
+    /// What would be started.
+    fn outline(&self) -> String {
+        let command = match &self.program {
+            Program::Training(_) => format!("oarlock {}", self.words.join(" ")),
+            Program::Command(argv) if self.launch.local_rank_argument => {
+                launch::with_local_rank(argv, "N").join(" ")
+            }
+            Program::Command(argv) => argv.join(" "),
+        };
+        format!("{}: {command}\n{}", would_start(&self.launch), ranks(&|_| self.launch.clone()))
+    }
+}
+
+/// The training as this rank does it. One that was started again goes on from what it has saved itself, whatever it
+/// began from at first.
+fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Error> {
+    let mut config = config.clone();
+    let own = match config.save.resume {
+        Resume::Never | Resume::From(_) if launch::restarts_of_this_rank() > 0 => {
+            let mut saved = checkpoint::list(&config.save.output_dir)?.into_iter().rev();
+            let since =
+                |path: &Path| path.metadata().and_then(|data| data.modified()).is_ok_and(|at| at >= started);
+            saved.find(|one| one.problem.is_none() && !one.only_model && since(&one.path))
+        }
+        _ => None,
+    };
+    if let Some(own) = own {
+        config.save.resume = Resume::From(own.path);
+    }
+    Ok(config)
+}
+
+/// How many ranks a launch starts.
+pub(crate) fn would_start(launch: &Launch) -> String {
+    let first = launch.place(0, 0);
+    format!("would start {} rank(s) on {} machine(s)", first.world_size(), first.local_ranks.len())
+}
+
+/// The most ranks whose environments are shown.
+const SHOWN: usize = 256;
+
+/// The environment of each rank of each machine, given the launch of a machine: what all have in common, then what
+/// differs. Of very many ranks, the first ones.
+pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
+    let first = launch_of(0).place(0, 0);
+    let mut all = Vec::new();
+    for (node, local_ranks) in first.local_ranks.iter().enumerate() {
+        let launch = launch_of(node);
+        let left = SHOWN.saturating_sub(all.len());
+        let places = (0..*local_ranks).take(left).map(|local| launch.place(node, local));
+        all.extend(places.map(|place| (environment::variables(&launch, &place), place)));
+        if all.len() == SHOWN {
+            break;
+        }
+    }
+    let same = |name: &str, value: &str| {
+        all.iter().all(|(one, _)| one.iter().any(|(other, its)| other == name && its == value))
+    };
+    let line = |keep: &dyn Fn(&str, &str) -> bool, variables: &[(String, String)]| {
+        let kept = variables.iter().filter(|(name, value)| keep(name, value));
+        kept.map(|(name, value)| format!(" {name}={value}")).collect::<String>()
+    };
+    let mut out = String::new();
+    if let Some((variables, _)) = all.first() {
+        out.push_str(&format!("  every rank:{}\n", line(&same, variables)));
+    }
+    for (variables, place) in all.iter().filter(|_| all.len() > 1) {
+        let own = line(&|name, value| !same(name, value), variables);
+        out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
+    }
+    if first.world_size() > all.len() {
+        out.push_str(&format!("  … and {} more\n", first.world_size() - all.len()));
+    }
+    out
+}
+
+/// What to say where GPUs are asked for and the machine has none (or fewer).
+pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
+    let many = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
+    let has = if there == 0 { "none".to_owned() } else { there.to_string() };
+    let are = if asked == 1 { "is" } else { "are" };
+    Problem::new(format!("{} {are} asked for, and this machine has {has}", many(asked, "GPU")))
+        .help(format!("to run the same on {}: {instead}", many(asked, "CPU rank")))
+}
+
+fn ended(outcome: launch::Outcome) -> Outcome {
+    match outcome {
+        launch::Outcome::Done => Ok(()),
+        launch::Outcome::Failed { message, code } => {
+            tell(&message);
+            Err(Failure::Told(code))
+        }
+        launch::Outcome::Stopped(signal) => {
+            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
+            Err(Failure::Told(128 + (signal & 0x7f) as u8))
+        }
+    }
+}
+
+/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone if it
+/// is ours; another's knows exit codes only, so there each rank says what it knows.
+fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outcome {
+    let comm = rank::join()?;
+    let result: Result<(), Error> = (|| {
+        // A file that changed between the start of two ranks would be a different run on each.
+        comm.agree(
+            "the configuration (did a file change just now, or has each rank other words?)",
+            fingerprint,
+        )?;
+        let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
+        let state = train::run(config, &accelerator, started)?;
+        if let Some(state) = state.filter(|_| config.log.plot_loss) {
+            plots::of_run(&config.save.output_dir, &state)?;
+        }
+        Ok(())
+    })();
+    match result {
+        Ok(()) => {
+            comm.finish();
+            Ok(())
+        }
+        Err(error) if comm.world_size() == 1 => Err(Failure::Error(error)),
+        Err(error) => {
+            let began_on = match &error {
+                Error::Library(error) => error.began_on(),
+                _ => None,
+            };
+            if began_on.is_some_and(|rank| rank != comm.rank()) {
+                // The rank where it began is to be named: wait for its word, which fails this.
+                let _ = comm.barrier();
+            }
+            comm.abort(&error.to_string());
+            if !launch::is_our_rank() {
+                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+            }
+            Err(Failure::Told(1))
+        }
+    }
+}
+
+fn fingerprint(config: &ResolvedConfig) -> u64 {
+    config
+        .table()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,258 @@
+//! `llamafactory-cli`: trainings as LLaMA-Factory starts them, alone or as ranks of one or more machines by the
+//! variables of its launcher; `oarlock train` is the same. What else the command does is answered plainly.
+
+mod answers;
+
+use std::ops::RangeInclusive;
+use std::time::SystemTime;
+
+use crate::config::environment;
+use crate::config::value::boolean;
+use crate::config::written::{self, Authority, Layer};
+use crate::config::yaml::Node;
+use crate::config::{Problem, Problems, ResolvedConfig, Words, explain, train_config_of};
+use crate::console::{Failure, Outcome, say, tell};
+use crate::front::job::{Job, Program};
+use crate::front::script;
+use crate::launch::Launch;
+use crate::launch::devices::Devices;
+use crate::launch::spec::{Master, Nodes};
+
+/// What each subcommand does, for the help.
+const USAGE: &str = "\
+Usage: llamafactory-cli COMMAND …
+
+  train FILE.yaml [key=value …]  train (the same as `oarlock train`)
+  chat FILE.yaml                 talk to a model (`oarlock chat`)
+  env                            print the version and the machine
+  version                        print the version
+  help                           print this
+  api, eval, export, webchat, webui: not there yet
+
+FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. NPROC_PER_NODE says how many, NNODES,
+NODE_RANK, MASTER_ADDR and MASTER_PORT on which machines, RDZV_ID, MIN_NNODES, MAX_NNODES and MAX_RESTARTS that
+machines may come and go.
+";
+
+/// Runs `llamafactory-cli`.
+pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
+    let (command, rest) = words.split_first().map_or(("help", words), |(first, rest)| (first.as_str(), rest));
+    match command {
+        "train" => train(rest, &["llamafactory-cli", "train"], started),
+        "chat" => answers::chat(&Words::new(rest)),
+        "env" => say(&answers::environment(&Devices::here(variable("CUDA_VISIBLE_DEVICES").as_deref()))?),
+        "version" => say(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
+        "help" | "--help" | "-h" => say(USAGE),
+        _ => {
+            tell(&answers::refusal(command));
+            Err(Failure::Told(2))
+        }
+    }
+}
+
+/// Trains: a file, flags and `key=value`. `called` is how this command is called again, for the ranks.
+pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> Outcome {
+    let written = Words::new(words);
+    let arguments = written::arguments(&written).map_err(Failure::Problems)?;
+    if arguments.help || words.is_empty() {
+        say(&explain::help())?;
+        return if arguments.help { Ok(()) } else { Err(Failure::Told(2)) };
+    }
+    let again = called.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
+    let devices = Devices::here(variable("CUDA_VISIBLE_DEVICES").as_deref());
+    job(&arguments, again, &devices, &variable).map_err(Failure::Problems)?.run(started)
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The training that arguments and the environment describe; `words` lead to it again.
+fn job(
+    arguments: &written::Arguments,
+    words: Vec<String>,
+    devices: &Devices,
+    read: &dyn Fn(&str) -> Option<String>,
+) -> Result<Job, Problems> {
+    let training = script::training(arguments)?;
+    let asked = Asked::read(read, devices)?;
+    let layers = asked.before.into_iter().chain(training.layers).chain(asked.after).collect();
+    let config = train_config_of(layers, read)?;
+    let launch = asked.ranks.launch(&config)?;
+    let mut notes = training.notes;
+    if asked.is_distributed {
+        notes.extend(told(&launch));
+    }
+    Ok(Job {
+        words,
+        launch,
+        program: Program::Training(Box::new(config)),
+        notes,
+        dry_run: training.dry_run,
+        print_config: training.print_config,
+        through_mpi: false,
+    })
+}
+
+/// What the environment asks for.
+struct Asked {
+    /// The number of ranks where nobody writes another.
+    before: Option<Layer>,
+    /// The number of ranks that must be written everywhere.
+    after: Option<Layer>,
+    /// Where they are.
+    ranks: Ranks,
+    /// Whether LLaMA-Factory would start them by torchrun.
+    is_distributed: bool,
+}
+
+/// Where the ranks of a training are.
+struct Ranks {
+    /// How many machines.
+    machines: RangeInclusive<usize>,
+    /// Which one this is.
+    this: usize,
+    /// Where they meet.
+    master: Master,
+    /// The name of an elastic run.
+    elastic: Option<String>,
+    max_restarts: u32,
+}
+
+impl Asked {
+    /// Reads the variables of LLaMA-Factory's launcher.
+    fn read(read: &dyn Fn(&str) -> Option<String>, devices: &Devices) -> Result<Asked, Problems> {
+        // Under a launcher all is said by it.
+        let launched = environment::said_in("WORLD_SIZE", read).is_some();
+        let mut variables = Variables {
+            read: &|name| if launched { None } else { read(name) },
+            problems: Problems::default(),
+        };
+        let machines = variables.number("NNODES", 1..=MOST);
+        let per_machine = variables.number("NPROC_PER_NODE", 1..=MOST);
+        let this = variables.number("NODE_RANK", 0..=MOST);
+        let port = variables.number("MASTER_PORT", 1..=usize::from(u16::MAX));
+        let max_restarts = variables.number("MAX_RESTARTS", 0..=MOST);
+        let fewest = variables.number("MIN_NNODES", 1..=MOST);
+        let most = variables.number("MAX_NNODES", 1..=MOST);
+        let elastic = variables.text("RDZV_ID");
+        let addr = variables.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned());
+        let forced = variables.text("FORCE_TORCHRUN").is_some_and(|text| boolean(&text) == Some(true));
+
+        let count = machines.unwrap_or(1);
+        let range = match (&elastic, fewest, most) {
+            (Some(_), Some(fewest), Some(most)) if fewest > most => {
+                let message = format!("`MIN_NNODES` is {fewest}, more than `MAX_NNODES`, which is {most}");
+                variables.problems.push(Problem::new(message).help("write the smaller number in MIN_NNODES"));
+                most..=most
+            }
+            (Some(_), Some(fewest), Some(most)) => fewest..=most,
+            _ => count..=count,
+        };
+        let this = this.unwrap_or(0);
+        if elastic.is_none() && this >= count {
+            let message = format!("`NODE_RANK` is {this}, and there are {count} machine(s)");
+            let problem =
+                Problem::new(message).help("machines are numbered from 0; NNODES says how many there are");
+            variables.problems.push(problem);
+        }
+        let count = *range.start();
+        let total = |name: &str, per_machine: usize| {
+            let (name, total) = match count {
+                1 => (name.to_owned(), per_machine),
+                _ => (format!("{name} on {count} machines"), per_machine.saturating_mul(count)),
+            };
+            environment::said_by(&name, &total.to_string())
+        };
+        let layer = |authority, value: Node| {
+            Some(Layer { authority, entries: vec![environment::number_of_ranks(value)] })
+        };
+        let (before, after) = match per_machine {
+            Some(n) => (None, layer(Authority::MustAgree, total("NPROC_PER_NODE", n))),
+            None if launched => (None, None),
+            None if forced => (layer(Authority::Replaces, total("FORCE_TORCHRUN", devices.count())), None),
+            None if devices.gpus > 1 => (layer(Authority::Replaces, total("the GPUs", devices.gpus)), None),
+            None if count > 1 => (layer(Authority::Replaces, total("one rank each", 1)), None),
+            None => (None, None),
+        };
+        let is_distributed = before.is_some() || after.is_some();
+        let master = Master { addr, port: port.map_or(29500, |port| port as u16) };
+        let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
+        let ranks = Ranks { machines: range, this, master, elastic, max_restarts };
+        variables.problems.into_result(|| Asked { before, after, ranks, is_distributed })
+    }
+}
+
+/// The most machines, ranks of a machine and restarts that make sense.
+const MOST: usize = 1 << 20;
+
+struct Variables<'r> {
+    read: &'r dyn Fn(&str) -> Option<String>,
+    problems: Problems,
+}
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.read)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    fn number(&mut self, name: &str, range: RangeInclusive<usize>) -> Option<usize> {
+        let value = environment::said_in(name, self.read)?.value;
+        let text = value.place.text().to_owned();
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        if number.is_none() {
+            let message =
+                format!("`{name}` takes a whole number, {} to {}, not `{text}`", range.start(), range.end());
+            self.problems.push(Problem::new(message).at(&value.place, ""));
+        }
+        number
+    }
+}
+
+impl Ranks {
+    /// The launch, now that the number of all ranks is known.
+    fn launch(self, config: &ResolvedConfig) -> Result<Launch, Problem> {
+        let (total, machines) = (config.ranks.num_processes, *self.machines.start());
+        if total % machines != 0 {
+            let message = format!("{total} ranks cannot be divided among {machines} machines");
+            let problem = config.problem(message, &["num_processes"]);
+            return Err(problem.help("every machine starts as many ranks as the others; write a multiple"));
+        }
+        let mut launch = Launch::local(total);
+        launch.restarts.max = self.max_restarts;
+        launch.master = self.master;
+        launch.nodes = match self.elastic {
+            None => Nodes::Static { ranks: vec![total / machines; machines], this: self.this },
+            Some(run_id) => {
+                launch.run_id = run_id;
+                let endpoint = (launch.master.addr.clone(), launch.master.port);
+                Nodes::Elastic { ranks: total / machines, count: self.machines, endpoint, conf: Vec::new() }
+            }
+        };
+        Ok(launch)
+    }
+}
+
+/// What LLaMA-Factory's launcher tells.
+fn told(launch: &Launch) -> Vec<String> {
+    let Master { addr, port } = &launch.master;
+    let mut notes =
+        vec![format!("Initializing {} distributed tasks at: {addr}:{port}", launch.local_ranks())];
+    match &launch.nodes {
+        Nodes::Static { ranks, this } if ranks.len() > 1 => {
+            notes.push(format!("Multi-node training enabled: num nodes: {}, node rank: {this}", ranks.len()));
+        }
+        Nodes::Elastic { count, .. } => notes.push(format!(
+            "Elastic training enabled: {} to {} nodes meet as {}, up to {} restarts",
+            count.start(),
+            count.end(),
+            launch.run_id,
+            launch.restarts.max
+        )),
+        Nodes::Static { .. } => {}
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! Front ends: the commands of other programs. Each turns its words into a [`job::Job`]: what to start, and the
+//! training that is meant, where it is one of ours.
+
+mod accelerate;
+pub mod deepspeed;
+pub mod job;
+pub mod llamafactory;
+pub mod minimind;
+pub mod script;
+pub mod torchrun;
+
+use std::time::SystemTime;
+
+use crate::console::Outcome;
+
+/// A command that this program answers to, as a subcommand and under its own name.
+pub struct FrontEnd {
+    /// Its names; the first one is that of the subcommand.
+    pub names: &'static [&'static str],
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// Runs it with the words that follow its name; the time is when this process began.
+    pub(crate) run: fn(&[String], SystemTime) -> Outcome,
+}
+
+/// All front ends.
+pub const ALL: &[FrontEnd] = &[
+    FrontEnd { names: &["accelerate"], about: "The commands of Accelerate", run: accelerate::run },
+    FrontEnd {
+        names: &["accelerate-launch"],
+        about: "The same as accelerate launch",
+        run: accelerate::run_launch,
+    },
+    FrontEnd {
+        names: &["train_pretrain"],
+        about: "Pretrain a MiniMind with the flags of its script",
+        run: minimind::run,
+    },
+    FrontEnd {
+        names: &["torchrun"],
+        about: "Start a program as ranks, as torch's launcher does",
+        run: torchrun::run,
+    },
+    FrontEnd {
+        names: &["deepspeed", "ds", "deepspeed.pt"],
+        about: "Start a program on the machines of a hostfile, as DeepSpeed's launcher does",
+        run: deepspeed::run,
+    },
+    FrontEnd {
+        names: &["ds_report", "dsr"],
+        about: "Say which ops this machine has, as ds_report does",
+        run: deepspeed::report,
+    },
+    FrontEnd {
+        names: &["llamafactory-cli", "lmf"],
+        about: "Train as LLaMA-Factory's command does",
+        run: llamafactory::run,
+    },
+];
+
+/// The front end of this name: a word of the command line, or the name of the binary.
+pub fn find(name: &str) -> Option<&'static FrontEnd> {
+    ALL.iter().find(|front_end| front_end.names.contains(&name))
+}

@@ -1,0 +1,351 @@
+//! Where the output of each rank goes: to the streams of this process, into files, or both.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use oarlock_comm::{RankGroup, StopSignals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::lines::{Lines, mark, marked};
+use super::logs::Attempt;
+use super::spec::Output;
+use crate::console::tell;
+use crate::error::{Error, Result};
+use oarlock::launch::Place;
+
+/// How often a reader looks whether the writers have ended.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// How long output is still shown after a signal has ended the run, if nobody reads it.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The output of the ranks of a round.
+pub(super) struct Outputs {
+    plans: Vec<[Plan; 2]>,
+    readers: Vec<JoinHandle<()>>,
+    ended: Arc<AtomicBool>,
+    done: (mpsc::Sender<()>, mpsc::Receiver<()>),
+}
+
+/// What becomes of one stream of one rank.
+enum Plan {
+    /// It is that of this process.
+    Inherit,
+    /// A file, or nothing.
+    Direct(Stdio),
+    /// This process reads it.
+    Read(Sinks),
+    /// Handed over.
+    Taken,
+}
+
+/// Where what is read goes.
+struct Sinks {
+    /// As it comes.
+    file: Option<(File, String)>,
+    /// By lines.
+    lines: Lines,
+    shown: Option<Shown>,
+    filter: Option<Arc<Filter>>,
+}
+
+/// A rank's lines on a stream of this process.
+struct Shown {
+    stream: Arc<Mutex<File>>,
+    mark: Vec<u8>,
+    /// A line that never ended is ended for it, since others write, too.
+    complete: bool,
+}
+
+/// The lines of all ranks that hold one of some words, in a file of their own.
+pub(super) struct Filter {
+    words: Vec<String>,
+    file: Mutex<File>,
+}
+
+/// One stream of this process, and what all ranks' plans for it have in common.
+struct Stream {
+    /// The name of its files.
+    log: &'static str,
+    /// Where lines are shown; one that is not open shows nothing.
+    shown: Option<Arc<Mutex<File>>>,
+    is_terminal: bool,
+    filter: Option<Arc<Filter>>,
+}
+
+/// What decides where the streams of a rank go.
+struct Planner<'a> {
+    output: &'a Output,
+    role: &'a str,
+    attempt: Option<&'a Attempt>,
+    /// A training of this program, which marks its lines where that is needed, and wants to see the terminal.
+    own: bool,
+    /// More than one rank is shown.
+    several: bool,
+}
+
+impl Planner<'_> {
+    /// A stream of this process, with its filter.
+    fn stream(&self, which: usize) -> Result<Stream> {
+        let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
+        let (shown, is_terminal) = match which {
+            0 => (stdout.as_fd().try_clone_to_owned(), stdout.is_terminal()),
+            _ => (stderr.as_fd().try_clone_to_owned(), stderr.is_terminal()),
+        };
+        let words = &self.output.filters[which];
+        let filter = match self.attempt.filter(|_| !words.is_empty()) {
+            Some(attempt) => {
+                let name = ["filtered_stdout.log", "filtered_stderr.log"][which];
+                Some(Arc::new(Filter::new(words, &attempt.folder.join(name))?))
+            }
+            None => None,
+        };
+        Ok(Stream {
+            log: ["stdout.log", "stderr.log"][which],
+            shown: shown.ok().map(|stream| Arc::new(Mutex::new(File::from(stream)))),
+            is_terminal,
+            filter,
+        })
+    }
+
+    /// The plan for a stream of a rank.
+    fn plan(&self, place: &Place, stream: &Stream, redirect: bool, tee: bool) -> Result<Plan> {
+        let rank = place.local_rank;
+        let path = self.attempt.filter(|_| redirect || tee).map(|attempt| attempt.log(rank, stream.log));
+        let open = |path: &Path| File::create(path).map_err(Error::io("create", path));
+        let show = shows(self.output, rank) && (tee || !redirect);
+        let marked = self.output.prefix || tee || (stream.is_terminal && self.several && !self.own);
+        // Lines of several programs are kept whole; ours write whole ones.
+        let by_line = marked || (self.several && !self.own);
+        match (&path, stream.filter.is_some(), show) {
+            (Some(path), false, _) if !tee => return Ok(Plan::Direct(open(path)?.into())),
+            (None, false, false) => return Ok(Plan::Direct(Stdio::null())),
+            (None, false, true) if !by_line => return Ok(Plan::Inherit),
+            _ => {}
+        }
+        let file = match path {
+            Some(path) => Some((open(&path)?, path.display().to_string())),
+            None => None,
+        };
+        let shown = stream.shown.clone().filter(|_| show).map(|shared| {
+            let colour = stream.is_terminal && std::env::var_os("NO_COLOR").is_none();
+            let mark = match marked {
+                true => mark(self.output.mark.as_deref(), self.role, place, colour),
+                false => Vec::new(),
+            };
+            Shown { stream: shared, mark, complete: self.several || marked }
+        });
+        Ok(Plan::Read(Sinks { file, lines: Lines::default(), shown, filter: stream.filter.clone() }))
+    }
+}
+
+fn shows(output: &Output, local_rank: usize) -> bool {
+    output.only.as_ref().is_none_or(|only| only.contains(&local_rank))
+}
+
+impl Outputs {
+    /// The plan for ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
+    /// unless somebody asks.
+    ///
+    /// # Errors
+    /// If a file cannot be made.
+    pub(super) fn plan(
+        output: &Output,
+        role: &str,
+        places: &[Place],
+        own: bool,
+        attempt: Option<&Attempt>,
+    ) -> Result<Outputs> {
+        let several = places.iter().filter(|place| shows(output, place.local_rank)).count() > 1;
+        let planner = Planner { output, role, attempt, own, several };
+        let streams = [planner.stream(0)?, planner.stream(1)?];
+        let mut plans = Vec::with_capacity(places.len());
+        for place in places {
+            let (redirects, tee) = (output.redirects.of(place.local_rank), output.tee.of(place.local_rank));
+            plans.push([
+                planner.plan(place, &streams[0], redirects.out, tee.out)?,
+                planner.plan(place, &streams[1], redirects.err, tee.err)?,
+            ]);
+        }
+        Ok(Outputs { plans, readers: Vec::new(), ended: Arc::default(), done: mpsc::channel() })
+    }
+
+    /// Gives a rank's command its streams.
+    pub(super) fn attach(&mut self, rank: usize, command: &mut Command) {
+        for (stream, plan) in self.plans[rank].iter_mut().enumerate() {
+            let stdio = match plan {
+                Plan::Inherit | Plan::Taken => Stdio::inherit(),
+                Plan::Read(_) => Stdio::piped(),
+                Plan::Direct(_) => match std::mem::replace(plan, Plan::Taken) {
+                    Plan::Direct(stdio) => stdio,
+                    _ => Stdio::null(),
+                },
+            };
+            match stream {
+                0 => command.stdout(stdio),
+                _ => command.stderr(stdio),
+            };
+        }
+    }
+
+    /// Begins to read what the ranks write.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub(super) fn read(&mut self, group: &mut RankGroup) -> Result<()> {
+        for rank in 0..self.plans.len() {
+            let (out, err) = group.take_output(rank);
+            let [out_plan, err_plan] = std::mem::replace(&mut self.plans[rank], [Plan::Taken, Plan::Taken]);
+            if let (Some(pipe), Plan::Read(sinks)) = (out, out_plan) {
+                self.start(pipe, sinks)?;
+            }
+            if let (Some(pipe), Plan::Read(sinks)) = (err, err_plan) {
+                self.start(pipe, sinks)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, pipe: impl Read + AsFd + Send + 'static, sinks: Sinks) -> Result<()> {
+        let (ended, done) = (self.ended.clone(), self.done.0.clone());
+        let read = move || {
+            forward(pipe, sinks, &ended);
+            // Nobody waits for it any longer after a signal.
+            let _ = done.send(());
+        };
+        let thread = std::thread::Builder::new().name("output".into()).spawn(read);
+        self.readers.push(thread.map_err(Error::io("start a thread for", "the output of a rank"))?);
+        Ok(())
+    }
+
+    /// Shows the rest of what the ranks, which have ended, have written. Where nobody reads it this waits, as any
+    /// program would, but not after a signal.
+    pub(super) fn finish(self, signals: &StopSignals, stopped: bool) {
+        self.ended.store(true, Ordering::Relaxed);
+        let mut since = stopped.then(Instant::now);
+        let mut left = self.readers.len();
+        while left > 0 {
+            match self.done.1.recv_timeout(Duration::from_millis(50)) {
+                Ok(()) => left -= 1,
+                Err(_) if since.is_some_and(|since| since.elapsed() > LAST_WORDS) => return,
+                Err(_) if since.is_none() && signals.received().is_some() => since = Some(Instant::now()),
+                Err(_) => {}
+            }
+        }
+        for reader in self.readers {
+            // It has no result.
+            let _ = reader.join();
+        }
+    }
+}
+
+/// Reads until the writers have ended, or nobody wants to have it: then they learn that by the pipe, as they would
+/// without this process between.
+fn forward(mut pipe: impl Read + AsFd, mut sinks: Sinks, ended: &AtomicBool) {
+    let mut buffer = vec![0; 64 << 10];
+    // What was in the pipe when all had ended. Something that left its group may keep the pipe and write for ever.
+    let mut rest: Option<u64> = None;
+    loop {
+        if rest.is_none() && ended.load(Ordering::Relaxed) {
+            rest = Some(rustix::io::ioctl_fionread(&pipe).unwrap_or(0));
+        }
+        if rest == Some(0) {
+            break;
+        }
+        if rest.is_none() {
+            let mut files = [PollFd::new(&pipe, PollFlags::IN)];
+            match poll(&mut files, Some(&LOOK)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                _ => {}
+            }
+        }
+        let most =
+            rest.map_or(buffer.len(), |rest| buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX)));
+        let n = match pipe.read(&mut buffer[..most]) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        rest = rest.map(|rest| rest.saturating_sub(n as u64));
+        sinks.take(&buffer[..n]);
+        if sinks.is_empty() {
+            return;
+        }
+    }
+    sinks.end();
+}
+
+impl Sinks {
+    fn is_empty(&self) -> bool {
+        self.shown.is_none() && self.file.is_none() && self.filter.is_none()
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        if let Some((file, name)) = &mut self.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            tell(&format!("warning: cannot write to {name}: {error}; what follows is not in it\n"));
+            self.file = None;
+        }
+        let lines = self.lines.push(bytes);
+        self.show(&lines);
+    }
+
+    fn end(&mut self) {
+        let mut rest = self.lines.end();
+        if !rest.is_empty() && self.shown.as_ref().is_some_and(|shown| shown.complete) {
+            rest.push(b'\n');
+        }
+        self.show(&rest);
+    }
+
+    fn show(&mut self, lines: &[u8]) {
+        if lines.is_empty() {
+            return;
+        }
+        if let Some(shown) = &self.shown
+            && shown.write(lines).is_err()
+        {
+            // Nobody reads it, as after `head`.
+            self.shown = None;
+        }
+        if let Some(filter) = &self.filter {
+            filter.take(lines);
+        }
+    }
+}
+
+impl Shown {
+    /// Writes lines, all of them before those of another rank.
+    fn write(&self, lines: &[u8]) -> io::Result<()> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.mark.is_empty() {
+            true => stream.write_all(lines),
+            false => stream.write_all(&marked(&self.mark, lines)),
+        }
+    }
+}
+
+impl Filter {
+    fn new(words: &[String], path: &Path) -> Result<Filter> {
+        let file = File::create(path).map_err(Error::io("create", path))?;
+        Ok(Filter { words: words.to_vec(), file: Mutex::new(file) })
+    }
+
+    fn take(&self, lines: &[u8]) {
+        let text = String::from_utf8_lossy(lines);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in text.lines().filter(|line| self.words.iter().any(|word| line.contains(word))) {
+            // A copy; the line itself is where it always is.
+            let _: io::Result<()> = writeln!(file, "{line}");
+        }
+    }
+}

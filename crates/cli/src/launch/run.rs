@@ -1,0 +1,303 @@
+//! Starts the ranks of this machine, round after round, until they are done or have failed too often.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use oarlock_comm::shm::ShmHost;
+use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
+
+use super::STARTED;
+use super::cores;
+use super::elastic::{self, Elastic};
+use super::environment::{threads, variables};
+use super::failure::{self, Failure};
+use super::logs::{ErrorFile, Logs, Message};
+use super::output::Outputs;
+use super::rounds::{Decision, Event, Known, Round, Rounds};
+use super::spec::Launch;
+use crate::console::tell;
+use oarlock::launch::{Memory, Place, port};
+
+use crate::error::{Error, Result};
+
+/// How a launch ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// All ranks as they should.
+    Done,
+    /// A rank failed first; the others were ended.
+    Failed {
+        /// What to tell.
+        message: String,
+        /// The code to exit with: that of the rank.
+        code: u8,
+    },
+    /// A signal to this process ended them.
+    Stopped(i32),
+}
+
+/// Runs a program as the ranks of this machine, and waits until all have ended. Nothing is left of them, whatever
+/// happens to any of them or to this process. `own` is a training of this program, which meets in shared memory, ends
+/// quickly, and tells by itself why; `started` is when the command began.
+///
+/// # Errors
+/// When the ranks cannot be started.
+pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
+    let signals = StopSignals::these(&launch.signals)?;
+    let run = Run {
+        launch,
+        program,
+        own,
+        started,
+        signals: &signals,
+        logs: Logs::create(&launch.output, &launch.run_id)?,
+        memory: Memory::now(),
+    };
+    if !own && launch.threads.is_none() && threads(launch, launch.local_ranks()).is_some() {
+        run.note("OMP_NUM_THREADS is 1 for each rank, since nobody has set it; more may be faster");
+    }
+    if let Some(logs) = &run.logs {
+        run.note(&format!("output of ranks is in {}", logs.folder().display()));
+    }
+    let Some(meeting) = elastic::meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
+    meeting.waits().iter().chain(&meeting.note()).for_each(|note| run.note(note));
+    let stop = || signals.received().is_some();
+    match Elastic::join(&meeting, &stop)? {
+        Some(mut rounds) => run.all(&mut rounds),
+        None => Ok(Outcome::Stopped(signals.received().unwrap_or(0))),
+    }
+}
+
+struct Run<'a> {
+    launch: &'a Launch,
+    program: &'a [String],
+    own: bool,
+    started: SystemTime,
+    signals: &'a StopSignals,
+    logs: Option<Logs>,
+    memory: Memory,
+}
+
+/// How a round ended.
+struct Ended {
+    ending: Ending,
+    places: Vec<Place>,
+    errors: Vec<ErrorFile>,
+    /// What the other machines wanted.
+    event: Event,
+}
+
+impl Run<'_> {
+    fn note(&self, text: &str) {
+        if !self.launch.quiet {
+            tell(&format!("note: {text}\n"));
+        }
+    }
+
+    fn all(&self, rounds: &mut dyn Rounds) -> Result<Outcome> {
+        let stop = || self.signals.received().is_some();
+        loop {
+            let Some(round) = rounds.next(&stop)? else {
+                return Ok(Outcome::Stopped(self.signals.received().unwrap_or(0)));
+            };
+            let ended = self.round(rounds, round)?;
+            if let Some(signal) = ended.ending.signal {
+                return Ok(Outcome::Stopped(signal));
+            }
+            let failures = ended.failures(self.own);
+            let event = match (&ended.event, &failures) {
+                (Event::Nothing, None) => rounds.done(&stop)?,
+                (event, _) => event.clone(),
+            };
+            match (event, failures) {
+                (Event::Restart(reason), _) => {
+                    self.note(&format!("{reason}; all ranks start again when enough nodes are here"))
+                }
+                (Event::Abort(reason), _) => {
+                    return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
+                }
+                (Event::Nothing, None) => return Ok(Outcome::Done),
+                (Event::Nothing, Some((first, others))) => {
+                    let message = self.message(&ended, &first, &others);
+                    if let Decision::GiveUp(reason) = rounds.failed(&first)? {
+                        let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
+                        let message = message + &reason;
+                        let code = if self.own { 1 } else { first.exit_code() };
+                        return Ok(Outcome::Failed { message, code });
+                    }
+                    tell(&message);
+                    let restart = ended.places.first().map_or(0, |place| place.restart) + 1;
+                    let max = self.launch.restarts.max;
+                    let from = if self.own { " from the newest checkpoint" } else { "" };
+                    self.note(&format!("all ranks start again{from}: restart {restart} of {max}"));
+                }
+            }
+        }
+    }
+
+    /// What to tell about failures. A training of our own says itself what was wrong; of another program the table
+    /// that its users know.
+    fn message(&self, ended: &Ended, first: &Failure, others: &[Failure]) -> String {
+        if self.own {
+            let cause = ended.ending.failed.as_ref().map(|failed| failed.cause.to_string());
+            let cause = cause.unwrap_or_else(|| format!("rank {} failed: {}", first.rank, first.end.exit));
+            return match self.memory.explain(&first.end) {
+                Some(likely) => format!("error: {cause}; {likely}\n"),
+                None => format!("error: {cause}\n"),
+            };
+        }
+        let name = self.program.iter().skip(1).find(|word| !word.starts_with('-')).or(self.program.first());
+        failure::table(&self.memory, name.map_or("", String::as_str), first, others)
+    }
+
+    fn round(&self, rounds: &mut dyn Rounds, round: Round) -> Result<Ended> {
+        let n_ranks = round.local_ranks.get(round.node_rank).copied().unwrap_or(0);
+        let machines = round.local_ranks.len();
+        if self.own && machines > 1 {
+            let text = "a training of this program runs on one machine so far; start it on one, or name a program of \
+                        your own";
+            return Err(Error::Usage(text.to_owned()));
+        }
+        let (addr, mut master_port) = round.master;
+        let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
+        if !self.own || master_port == 0 {
+            master_port = chosen;
+            note.iter().for_each(|note| self.note(note));
+        }
+        // What is one machine can meet in its memory; a program that knows nothing of it is not disturbed, so not even
+        // by a machine that refuses the memory: one of ours then meets as under any launcher.
+        let host = match (machines, self.own) {
+            (1, true) => Some(ShmHost::create(n_ranks)?),
+            (1, false) => ShmHost::create(n_ranks).ok(),
+            _ => None,
+        };
+        let host = host.map(Arc::new);
+        let place = |local_rank| Place {
+            local_rank,
+            node_rank: round.node_rank,
+            local_ranks: round.local_ranks.clone(),
+            restart: round.restart,
+            master: (addr.clone(), master_port),
+        };
+        let places: Vec<Place> = (0..n_ranks).map(place).collect();
+        let attempt = self.logs.as_ref().map(|logs| logs.attempt(round.restart, n_ranks)).transpose()?;
+        let mut outputs =
+            Outputs::plan(&self.launch.output, &self.launch.role, &places, self.own, attempt.as_ref())?;
+        let mut errors = Vec::new();
+        let mut commands = Vec::new();
+        for place in &places {
+            let file = ErrorFile::create(attempt.as_ref(), place.local_rank)?;
+            let mut command = self.command(place, &file)?;
+            outputs.attach(place.local_rank, &mut command);
+            commands.push(command);
+            errors.push(file);
+        }
+        let grace = match self.own {
+            true => Grace::SHORT,
+            false => Grace { term: std::time::Duration::ZERO, kill: self.launch.grace },
+        };
+        let mut group = RankGroup::spawn(host, commands, grace, self.signals)?;
+        outputs.read(&mut group)?;
+        let mut event = Event::Nothing;
+        let ending = loop {
+            if let Some(ending) = group.wait_for(self.launch.restarts.monitor_interval)? {
+                break ending;
+            }
+            if event == Event::Nothing {
+                event = rounds.poll().unwrap_or_else(|error| Event::Abort(error.to_string()));
+                if event != Event::Nothing {
+                    group.stop();
+                }
+            }
+        };
+        outputs.finish(self.signals, ending.signal.is_some());
+        Ok(Ended { ending, places, errors, event })
+    }
+
+    fn command(&self, place: &Place, error_file: &ErrorFile) -> Result<Command> {
+        let launch = self.launch;
+        let program = match launch.local_rank_argument && !self.own {
+            true => with_local_rank(self.program, &place.local_rank.to_string()),
+            false => self.program.to_vec(),
+        };
+        let Some((name, arguments)) = program.split_first() else {
+            return Err(Error::Usage("there is no program to start".to_owned()));
+        };
+        let mut command = Command::new(name);
+        command.args(arguments).envs(variables(launch, place));
+        if self.own {
+            let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+            command.env(STARTED, micros.to_string()).stdin(Stdio::null());
+        } else {
+            command.env("TORCHELASTIC_ERROR_FILE", error_file.path());
+            if std::io::IsTerminal::is_terminal(&std::io::stdin()) {
+                // Ranks are in process groups of their own, which may not read from it.
+                command.stdin(Stdio::null());
+            }
+        }
+        if let Some(cores) = cores::of(&launch.binding, place.local_rank, place.local_world_size()) {
+            bind(&mut command, &cores)?;
+        }
+        Ok(command)
+    }
+}
+
+impl Ended {
+    /// The rank that failed first, and the others that did not end as they should. The ranks of a training of our own
+    /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
+    /// that has failed may end before it.
+    fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {
+        let failure = |local_rank: usize| {
+            let (place, end) = (&self.places[local_rank], self.ending.ranks[local_rank]);
+            Failure::new(place.rank(), local_rank, end, self.errors.get(local_rank))
+        };
+        let bad = |rank: &usize| !self.ending.ranks[*rank].exit.is_success();
+        let n_ranks = self.ending.ranks.len().min(self.places.len());
+        let seen = self.ending.failed.as_ref().map(|failed| failed.rank);
+        let seen = seen.or_else(|| (0..n_ranks).find(bad))?;
+        let mut all: Vec<Failure> =
+            (0..n_ranks).filter(|rank| *rank == seen || bad(rank)).map(failure).collect();
+        all.sort_by_key(|failure| (if own { 0 } else { failure.began() }, failure.local_rank != seen));
+        let mut all = all.into_iter();
+        let mut first = all.next()?;
+        if let Some(failed) = self.ending.failed.as_ref().filter(|_| first.end.exit.is_success()) {
+            // Its end does not tell what the others missed.
+            first.message.get_or_insert_with(|| Message { text: failed.cause.to_string(), seconds: None });
+        }
+        Some((first, all.collect()))
+    }
+}
+
+/// A program with the argument that DeepSpeed's launcher gives each rank.
+pub fn with_local_rank(program: &[String], local_rank: &str) -> Vec<String> {
+    let mut program = program.to_vec();
+    if let Some((_, arguments)) = program.split_first() {
+        program.insert(1 + script(arguments), format!("--local_rank={local_rank}"));
+    }
+    program
+}
+
+/// Where the arguments of a script begin, after what calls Python with it.
+fn script(arguments: &[String]) -> usize {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["-u", "-m", _, ..] => 3,
+        ["-u", _, ..] => 2,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_a_script_begin_behind_it() {
+        let begin = |line: &str| script(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(begin("-u train.py --lr 1"), 2);
+        assert_eq!(begin("-u -m pkg.train --lr 1"), 3);
+        assert_eq!(begin("--flag of a program"), 0);
+        assert_eq!(begin(""), 0);
+    }
+}

@@ -1,0 +1,11 @@
+//! The program `oarlock`: its commands and those of other programs, the launcher, and what turns texts into
+//! configurations. All that trains is the library [`oarlock`].
+
+pub mod commands;
+pub mod config;
+mod console;
+mod error;
+pub mod front;
+pub mod import;
+pub mod launch;
+mod plots;

@@ -1,0 +1,184 @@
+//! A run that is interrupted, anywhere and by anything, and goes on is the run that was not interrupted, to the bit.
+
+use std::time::Duration;
+
+use crate::common::{Site, run, start, until};
+use oarlock::checkpoint::newest;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// All state of a checkpoint: the files that its ranks wrote.
+fn state(site: &Site, checkpoint: &str) -> Vec<Vec<u8>> {
+    [0, 1].map(|rank| site.read(&format!("{checkpoint}/state/rank-{rank:05}-of-00002.safetensors"))).into()
+}
+
+#[test]
+fn from_any_step_it_goes_on_to_the_bit() {
+    for (precision, steps) in [("bf16=false", &[1, 4, 5, 9][..]), ("bf16=true", &[3, 7])] {
+        let site = Site::new();
+        let words = [precision, "gradient_accumulation_steps=2", "save_strategy=steps", "save_steps=1"];
+        site.train("whole", &words);
+        let losses = site.losses("whole");
+        assert_eq!(losses.len(), 10);
+        for step in steps {
+            let from = format!("resume_from_checkpoint=whole/checkpoint-{step}");
+            let said = site.train("resumed", &[&words[..], &[&from, "overwrite_output_dir=true"]].concat());
+            assert!(
+                said.stdout.contains(&format!("Resuming training from whole/checkpoint-{step}.")),
+                "{said:?}"
+            );
+            assert_eq!(site.losses("resumed"), losses[*step as usize..], "{precision}, step {step}");
+            assert!(site.model("resumed") == site.model("whole"), "{precision}, step {step}");
+            assert!(
+                state(&site, "resumed/checkpoint-10") == state(&site, "whole/checkpoint-10"),
+                "{precision}, step {step}"
+            );
+            std::fs::remove_dir_all(site.path("resumed")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn killed_anywhere_it_goes_on_to_the_bit() {
+    let site = Site::new();
+    let words = ["max_steps=30", "save_strategy=steps", "save_steps=5", "save_total_limit=2"];
+    site.train("whole", &words);
+    for (victim, signal, step) in [
+        ("launcher", Signal::KILL, 7),
+        ("rank 0", Signal::KILL, 10),
+        ("rank 1", Signal::KILL, 14),
+        ("launcher", Signal::TERM, 3),
+    ] {
+        let output = format!("{victim} {step}");
+        let running = start(site.training(&output, &words));
+        let ranks = running.ranks(2);
+        until("the step", || (site.log(&output).len() >= step).then_some(()));
+        let pid = match victim {
+            "launcher" => running.pid(),
+            "rank 0" => ranks[0],
+            _ => ranks[1],
+        };
+        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        let said = running.wait();
+        assert!(said.code != Some(0) && !said.stdout.contains("done:"), "not interrupted: {said:?}");
+        until("the end of the ranks", || {
+            ranks.iter().all(|&pid| !crate::common::is_alive(pid)).then_some(())
+        });
+
+        // The checkpoint that was being written may or may not be there.
+        let whole = newest(&site.path(&output)).unwrap().path;
+        let again = site.train(&output, &words);
+        assert_eq!(again.stdout.contains("Resuming training"), whole.is_some(), "{again:?}");
+        assert!(whole.is_none() || step >= 5);
+        assert_eq!(site.losses(&output), site.losses("whole"), "{output}");
+        assert!(site.model(&output) == site.model("whole"), "{output}");
+        assert!(
+            state(&site, &format!("{output}/checkpoint-30")) == state(&site, "whole/checkpoint-30"),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn killed_inside_a_save_it_goes_on_to_the_bit() {
+    let site = Site::new();
+    let words = ["max_steps=8", "save_strategy=steps", "save_steps=1", "save_total_limit=2"];
+    site.train("whole", &words);
+    for (index, (victim, micros)) in
+        [(None, 0), (Some(0), 1500), (Some(1), 0), (Some(0), 4000)].into_iter().enumerate()
+    {
+        let output = format!("out{index}");
+        let running = start(site.training(&output, &words));
+        let ranks = running.ranks(2);
+        let unfinished = || {
+            let names = std::fs::read_dir(site.path(&output)).into_iter().flatten();
+            names
+                .map(|entry| entry.unwrap().file_name())
+                .find(|name| name.to_string_lossy().contains(".tmp-"))
+        };
+        until("a save", unfinished);
+        std::thread::sleep(Duration::from_micros(micros));
+        let pid = victim.map_or(running.pid(), |rank: usize| ranks[rank]);
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        let said = running.wait();
+        assert!(said.code != Some(0), "not interrupted: {said:?}");
+        until("the end of the ranks", || {
+            ranks.iter().all(|&pid| !crate::common::is_alive(pid)).then_some(())
+        });
+
+        site.train(&output, &words);
+        assert_eq!(site.losses(&output), site.losses("whole"), "{output}");
+        assert!(site.model(&output) == site.model("whole"), "{output}");
+        assert_eq!(unfinished(), None);
+    }
+}
+
+#[test]
+fn on_another_number_of_ranks_it_goes_on() {
+    let site = Site::new();
+    site.train("whole", &["save_strategy=steps", "save_steps=4"]);
+    let losses = site.losses("whole");
+    let from = "resume_from_checkpoint=whole/checkpoint-4";
+    for (ranks, rows) in [(1, 12), (3, 4), (4, 3)] {
+        let ranks = format!("num_processes={ranks}");
+        let rows = format!("per_device_train_batch_size={rows}");
+        let words = [from, &ranks, &rows, "overwrite_output_dir=true"];
+        // A run that has nothing left to do writes what it loaded.
+        site.train("loaded", &[&words[..], &["max_steps=4"]].concat());
+        assert!(site.model("loaded") == site.read("whole/checkpoint-4/model.safetensors"), "{ranks}");
+
+        site.train("resumed", &words);
+        let resumed = site.losses("resumed");
+        assert_eq!(resumed.len(), 6);
+        for ((step, loss, _), (expected_step, expected, _)) in resumed.into_iter().zip(&losses[4..]) {
+            assert_eq!(step, *expected_step);
+            let apart = (f64::from_bits(loss) - f64::from_bits(*expected)).abs();
+            assert!(apart < 1e-5, "{ranks}, step {step}: {apart}");
+        }
+    }
+}
+
+#[test]
+fn two_runs_are_the_same_run_with_any_number_of_threads() {
+    let site = Site::new();
+    for precision in ["bf16=false", "bf16=true"] {
+        let runs = ["num_threads_per_process=1", "num_threads_per_process=1", "num_threads_per_process=2"];
+        let outputs = runs.iter().enumerate().map(|(i, threads)| {
+            let output = format!("{precision} {i}");
+            site.train(&output, &[precision, threads]);
+            (site.losses(&output), site.model(&output))
+        });
+        let outputs: Vec<_> = outputs.collect();
+        assert_eq!(outputs[0].0.len(), 10);
+        assert!(outputs[0] == outputs[1], "{precision}: two runs differ");
+        assert!(outputs[0] == outputs[2], "{precision}: one thread and two differ");
+    }
+}
+
+#[test]
+fn a_finished_run_does_nothing_twice() {
+    let site = Site::new();
+    let words = ["save_strategy=steps", "save_steps=5"];
+    site.train("out", &words);
+    let (losses, model) = (site.losses("out"), site.model("out"));
+    let said = site.train("out", &words);
+    assert!(said.stdout.contains("done: 10 steps"), "{said:?}");
+    assert_eq!(site.losses("out"), losses);
+    assert!(site.model("out") == model);
+    // Told to begin anew, it does.
+    let anew = site.train("out", &["overwrite_output_dir=true", "max_steps=2"]);
+    assert!(!anew.stdout.contains("Resuming"), "{anew:?}");
+    assert_eq!(site.losses("out").len(), 2);
+    let missing = run(site.training("empty", &["resume_from_checkpoint=true"]));
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
+}
+
+#[test]
+fn another_seed_than_that_of_the_checkpoint_is_remarked_on() {
+    let site = Site::new();
+    site.train("out", &["max_steps=2", "save_strategy=steps", "save_steps=2"]);
+    let words = ["max_steps=3", "save_strategy=steps", "save_steps=3", "seed=7"];
+    let said = site.train("out", &words);
+    let line = "warning: seed is 7, and was 42 when the checkpoint was saved";
+    assert!(said.stdout.contains(line), "{said:?}");
+}

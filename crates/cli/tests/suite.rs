@@ -1,0 +1,25 @@
+//! The tests of the program in one binary, so that it is linked once. `cargo test -p oarlock-cli --test suite launcher`
+//! runs those of a module.
+
+mod accelerate;
+mod accelerate_commands;
+mod basic_config;
+mod cli;
+mod common;
+mod examples;
+mod faults;
+mod front_ends;
+mod fuzz;
+mod import;
+mod launched;
+mod launcher;
+mod limits;
+mod memory;
+mod minimind;
+mod monitors;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod pretrain_loop;
+mod recipes;
+mod restart;
+mod transcripts;

@@ -1,0 +1,210 @@
+//! What is sharded over the ranks and where it lies. Whatever depends on the size of the model is a rule until the model
+//! is read.
+
+use std::path::PathBuf;
+
+use oarlock_tensor::DType;
+
+/// What is divided over the ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardArgs {
+    /// Where master weights and the states of the optimizer lie.
+    pub optimizer: Placement,
+    /// Where gradients lie.
+    pub gradients: Placement,
+    /// Where parameters lie.
+    pub parameters: Placement,
+    /// What becomes a unit: what is gathered and reduced together.
+    pub wrap: Wrap,
+    /// How long a gathered copy of divided parameters lives.
+    pub lifetime: Lifetime,
+    /// The ranks among which a state is divided; other groups of ranks hold replicas.
+    pub group: ShardGroup,
+    /// The ranks of a group that keeps a second divided copy of the parameters from forward to backward.
+    pub secondary: Option<usize>,
+    /// Parameters that are gathered ahead of their use.
+    pub prefetch: Elems,
+    /// The most gathered parameters at a time.
+    pub max_live: Elems,
+    /// A parameter of fewer elements stays whole.
+    pub persistence: Elems,
+    /// Gradients that are reduced together.
+    pub reduce_bucket: Elems,
+    /// What gradients are reduced in; `None`: what the engine always uses.
+    pub reduce_dtype: Option<DType>,
+    /// Files in which the states of the optimizer lie; `None`: in memory.
+    pub offload_optimizer: Option<Offload>,
+    /// Files in which parameters lie; `None`: in memory.
+    pub offload_parameters: Option<Offload>,
+    /// Write whole weights beside the divided ones into every checkpoint.
+    pub whole_weights_on_save: bool,
+    /// The form of checkpoints.
+    pub state_dict: StateDict,
+}
+
+impl ShardArgs {
+    /// What holds when nobody says anything: each rank keeps its part of the optimizer's states and all the rest.
+    pub const UNSAID: ShardArgs = ShardArgs {
+        optimizer: Placement::Sharded,
+        gradients: Placement::Whole,
+        parameters: Placement::Whole,
+        wrap: Wrap::Declared,
+        lifetime: Lifetime::OneUse,
+        group: ShardGroup::World,
+        secondary: None,
+        prefetch: Elems::Count(50_000_000),
+        max_live: Elems::Count(1_000_000_000),
+        persistence: Elems::Count(100_000),
+        reduce_bucket: Elems::Count(500_000_000),
+        reduce_dtype: None,
+        offload_optimizer: None,
+        offload_parameters: None,
+        whole_weights_on_save: false,
+        state_dict: StateDict::Sharded,
+    };
+}
+
+/// Where one kind of state (optimizer state, gradients, parameters) lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Each rank has all of it.
+    Whole,
+    /// Each rank has the part that it owns.
+    Sharded,
+}
+
+/// Which declared units stay units. What no unit holds moves with the root: it is gathered for the whole step, and its
+/// gradients leave at the end. No policy changes a bit of the training.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Wrap {
+    /// All that the model declares.
+    #[default]
+    Declared,
+    /// Those whose module is of one of these types: `TRANSFORMER_BASED_WRAP` with
+    /// `fsdp_transformer_layer_cls_to_wrap`.
+    Transformer(Vec<String>),
+    /// Those with at least so many elements: `SIZE_BASED_WRAP` with `fsdp_min_num_params`.
+    Size(usize),
+    /// None: `NO_WRAP`.
+    None,
+}
+
+/// How long a gathered copy of sharded parameters lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    /// Until the unit's pass is over; gathered again for the backward pass.
+    OneUse,
+    /// From the unit's forward pass to the end of its backward pass.
+    ForwardToBackward,
+}
+
+/// The ranks among which a state is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardGroup {
+    /// All ranks.
+    World,
+    /// The ranks of one machine.
+    Machine,
+    /// So many neighbouring ranks.
+    Ranks(usize),
+}
+
+/// A number of elements, which may follow from the model's hidden size h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elems {
+    /// So many.
+    Count(usize),
+    /// h².
+    HiddenSquared,
+    /// 0.9 h², rounded down.
+    NineTenthsOfHiddenSquared,
+    /// 10 h.
+    TenHidden,
+}
+
+impl Elems {
+    /// The number, given the hidden size of the model.
+    pub fn of(self, hidden_size: usize) -> usize {
+        let squared = hidden_size.saturating_mul(hidden_size);
+        match self {
+            Elems::Count(count) => count,
+            Elems::HiddenSquared => squared,
+            // Whole numbers, so that no size is rounded twice.
+            Elems::NineTenthsOfHiddenSquared => (squared as u128 * 9 / 10) as usize,
+            Elems::TenHidden => hidden_size.saturating_mul(10),
+        }
+    }
+}
+
+/// State that lies in a file instead of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// A folder on a fast disk. The files in it have no name, so nothing is left of them after the run.
+    pub dir: PathBuf,
+    /// Elements that are read, updated and written at once.
+    pub sub_group_elems: usize,
+    /// Such groups in memory at the same time; at least three, so that reading, updating and writing overlap.
+    pub buffers: usize,
+}
+
+/// The form of checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateDict {
+    /// All of it in one place, gathered from the ranks.
+    Full,
+    /// Each rank writes what it holds, as it holds it.
+    Local,
+    /// Each rank writes its parts; any number of ranks can read them.
+    Sharded,
+}
+
+/// What a decoder keeps from the forward pass for the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// Everything that the backward pass needs.
+    #[default]
+    None,
+    /// Of the first block of every `every` blocks (1: of each block) nothing but its input.
+    Units {
+        /// At least 1.
+        every: usize,
+    },
+    /// Of parts of each block nothing but their input.
+    Parts {
+        /// Attention and the norm before it.
+        attention: bool,
+        /// The MLP and the norm before it.
+        mlp: bool,
+    },
+}
+
+/// How a loss is scaled so that small gradients survive in f16.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScale {
+    /// Always by the same factor.
+    Static(f64),
+    /// By a power of two that falls on an overflow and rises after steps without one.
+    Dynamic {
+        /// The exponent of the first scale.
+        initial_power: u32,
+        /// Steps without an overflow after which the scale doubles.
+        window: u64,
+        /// Overflows that are borne before the scale falls.
+        hysteresis: u32,
+        /// A step without an overflow renews the hysteresis; otherwise only a doubling does.
+        consecutive_hysteresis: bool,
+        /// The least scale.
+        min_scale: f64,
+    },
+}
+
+impl LossScale {
+    /// What holds when nobody says anything.
+    pub const UNSAID: LossScale = LossScale::Dynamic {
+        initial_power: 16,
+        window: 1000,
+        hysteresis: 2,
+        consecutive_hysteresis: false,
+        min_scale: 1.0,
+    };
+}

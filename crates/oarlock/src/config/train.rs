@@ -1,0 +1,227 @@
+//! What a training run does: plain structs, one for each part of the program.
+
+use std::path::PathBuf;
+
+use oarlock_tensor::DType;
+use oarlock_tensor::ops::optimizer::Rule;
+
+use super::data::{Packing, ValSize};
+use super::monitor::MonitorArgs;
+use super::schedule::{ScheduleArgs, Steps};
+use super::shard::{LossScale, Recompute, ShardArgs};
+
+/// The most ranks of a run, and of a machine, that a number is believed to mean.
+pub const MOST_RANKS: usize = 1 << 16;
+
+/// A whole training run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainConfig {
+    /// The model to train.
+    pub model: ModelArgs,
+    /// The text to train on.
+    pub data: DataArgs,
+    /// The training itself.
+    pub train: TrainArgs,
+    /// Evaluation.
+    pub eval: EvalArgs,
+    /// Checkpoints and the final model.
+    pub save: SaveArgs,
+    /// Logs.
+    pub log: LogArgs,
+    /// Trackers, and what DeepSpeed's engine reports.
+    pub monitor: MonitorArgs,
+    /// What is divided over the ranks.
+    pub shard: ShardArgs,
+    /// Processes.
+    pub ranks: RankArgs,
+    /// How the configuration was written, for logs and trackers.
+    pub description: RunDescription,
+}
+
+/// What logs and trackers say about the configuration of a run. Whoever reads a configuration from a text fills it in;
+/// it may stay empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunDescription {
+    /// The settings as YAML lines: the file `training_args.yaml`, which repeats the run.
+    pub yaml: String,
+    /// The settings by name, for trackers.
+    pub values: serde_json::Map<String, serde_json::Value>,
+    /// Lines for the start of the log, such as older forms of a setting and what they mean.
+    pub notes: Vec<String>,
+}
+
+/// The model to train.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelArgs {
+    /// Where its settings come from.
+    pub source: ModelSource,
+    /// The folder of tokenizer.json.
+    pub tokenizer: PathBuf,
+    /// Begin with seeded random weights.
+    pub from_scratch: bool,
+}
+
+/// Where the settings of a model come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// The folder of config.json, tokenizer.json and weights.
+    Folder(PathBuf),
+    /// The fields of a config.json, written into the configuration.
+    Fields(serde_json::Map<String, serde_json::Value>),
+}
+
+/// The text to train on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataArgs {
+    /// Paths, or names in `dataset_info.json`.
+    pub datasets: Vec<String>,
+    /// The same for the evaluation.
+    pub eval_datasets: Vec<String>,
+    /// The folder of `dataset_info.json` and its files.
+    pub dataset_dir: PathBuf,
+    /// Tokens of a sequence.
+    pub cutoff_len: usize,
+    /// How texts become sequences.
+    pub packing: Packing,
+    /// Draw the sequences in a seeded random order.
+    pub shuffle: bool,
+    /// Read at most so many records of a data set.
+    pub max_samples: Option<usize>,
+    /// What is held out for the evaluation, if anything is.
+    pub held_out: Option<ValSize>,
+    /// Build the token cache again.
+    pub overwrite_cache: bool,
+}
+
+/// The training itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainArgs {
+    /// Sequences of a rank in one forward pass.
+    pub batch_size: usize,
+    /// Forward and backward passes of an optimizer step.
+    pub accumulation: usize,
+    /// When the training ends.
+    pub length: Length,
+    /// Norm to which gradients are clipped; `None` leaves them as they are.
+    pub max_grad_norm: Option<f64>,
+    /// The dtype in which the model computes; master weights and moments are f32 in every case.
+    pub dtype: DType,
+    /// How the loss is scaled in f16.
+    pub loss_scale: LossScale,
+    /// Which activations are recomputed in the backward pass.
+    pub recompute: Recompute,
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// Seed of the order of the data.
+    pub data_seed: u64,
+    /// The optimizer.
+    pub optimizer: OptimizerArgs,
+    /// The course of the learning rate.
+    pub schedule: ScheduleArgs,
+    /// Train at all; else only evaluate.
+    pub enabled: bool,
+}
+
+/// When a training ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// After so many passes over the data.
+    Epochs(f64),
+    /// After so many optimizer steps.
+    Steps(u64),
+}
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerArgs {
+    /// How gradients change weights, with its parameters.
+    pub rule: Rule,
+    /// Weight decay, not on norms and biases.
+    pub weight_decay: f64,
+}
+
+/// When something is done again and again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum When {
+    /// Never.
+    Never,
+    /// At the end of every epoch.
+    Epoch,
+    /// Every so many steps.
+    Every(Steps),
+}
+
+/// Evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalArgs {
+    /// When to evaluate during the training.
+    pub when: When,
+    /// Steps before the first of these evaluations; epochs where they come with epochs.
+    pub delay: f64,
+    /// Evaluate before the first step.
+    pub at_start: bool,
+    /// Evaluate after the last step.
+    pub at_end: bool,
+    /// Sequences of a rank in one evaluation pass.
+    pub batch_size: usize,
+}
+
+/// Checkpoints and the final model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SaveArgs {
+    /// The folder of everything that is written.
+    pub output_dir: PathBuf,
+    /// Where the run begins.
+    pub resume: Resume,
+    /// Whether earlier results in the folder may be replaced.
+    pub overwrite: bool,
+    /// When to save.
+    pub when: When,
+    /// Keep the last so many checkpoints; `None`: all.
+    pub keep: Option<usize>,
+    /// Save weights without what resuming needs.
+    pub only_model: bool,
+}
+
+/// Where a run begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// At the newest checkpoint of `output_dir`, or anew if there is none.
+    IfPresent,
+    /// Anew.
+    Never,
+    /// At the newest checkpoint of `output_dir`; none is an error.
+    Newest,
+    /// At this checkpoint.
+    From(PathBuf),
+}
+
+/// Logs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogArgs {
+    /// When to log.
+    pub when: When,
+    /// Log the first step, too.
+    pub first_step: bool,
+    /// Draw `training_loss.png`.
+    pub plot_loss: bool,
+    /// Plain lines instead of a progress line.
+    pub plain: bool,
+    /// Steps between lines on memory; 0 for none.
+    pub memory_steps: usize,
+    /// Refuse a training that would not fit into memory.
+    pub memory_check: bool,
+    /// Steps between tables of the time of each phase; `None` for none.
+    pub profile: Option<u64>,
+}
+
+/// Processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankArgs {
+    /// Ranks.
+    pub num_processes: usize,
+    /// Threads of a rank; `None`: the cores divided by the ranks.
+    pub threads: Option<usize>,
+    /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
+    pub cpu_path: Option<String>,
+}

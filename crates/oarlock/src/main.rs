@@ -1,7 +1,0 @@
-//! The `oarlock` command.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    oarlock::cli::main()
-}

@@ -1,0 +1,204 @@
+//! FSDP in the words of Accelerate: the flags of its launcher, the variables by which it hands them on to the processes
+//! that it starts, and what they say is sharded.
+
+use std::sync::Arc;
+
+use super::dialect::{self, settle};
+use super::entry::{Authority, Entry, Layer};
+use super::json;
+use super::keys::Key;
+use super::keys::Kind::{Choice, Int, List, Text};
+use super::keys::Status::Used;
+use super::node::{Data, Node};
+use super::problem::Problems;
+use super::resolve::{Setting, Settings, add};
+use super::source::{Place, Source, SourceKind};
+use super::table::TRAINING;
+use super::value::{self, Field, Value, boolean};
+use crate::config::ShardArgs;
+
+/// The variable that asks for FSDP.
+pub const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
+
+/// The flags of the launcher.
+#[rustfmt::skip]
+pub const FSDP_FLAGS: &[Key] = &[
+    Key::flag(Choice(&["1", "2"]), "fsdp_version", "1", Used, "Version of FSDP: 1 reads fsdp_sharding_strategy, 2 fsdp_reshard_after_forward"),
+    Key::flag(Text, "fsdp_offload_params", "false", Used, "States and parameters in main memory"),
+    Key::flag(Int(0), "fsdp_min_num_params", "100000000", Used, "Least size of a unit of SIZE_BASED_WRAP"),
+    Key::flag(Text, "fsdp_sharding_strategy", "FULL_SHARD", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"),
+    Key::flag(Text, "fsdp_reshard_after_forward", "true", Used, "true: FULL_SHARD; false: SHARD_GRAD_OP"),
+    Key::flag(Text, "fsdp_auto_wrap_policy", "", Used, "What becomes a unit"),
+    Key::flag(List, "fsdp_transformer_layer_cls_to_wrap", "", Used, "Classes of modules that become units"),
+    Key::flag(Text, "fsdp_backward_prefetch", "", Used, "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
+    Key::flag(Text, "fsdp_state_dict_type", "", Used, "FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT"),
+    Key::flag(Text, "fsdp_forward_prefetch", "false", Used, "Gather ahead in the forward pass, too"),
+    Key::flag(Text, "fsdp_use_orig_params", "true", Used, "Keep the model's parameters"),
+    Key::flag(Text, "fsdp_cpu_ram_efficient_loading", "true", Used, "Only rank 0 reads the weights"),
+    Key::flag(Text, "fsdp_sync_module_states", "true", Used, "Send the weights of rank 0"),
+    Key::flag(Text, "fsdp_activation_checkpointing", "false", Used, "Recompute every unit"),
+    Key::flag(Text, "fsdp_activation_checkpointing_offload", "false", Used, "Keep inputs of recomputed units in main memory"),
+];
+
+/// A setting that a process finds in its environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// The flag.
+    pub flag: &'static str,
+    /// The variable.
+    pub name: &'static str,
+    /// Written in small letters.
+    pub lower: bool,
+}
+
+/// A variable that is written as it is.
+pub const fn variable(flag: &'static str, name: &'static str) -> Variable {
+    Variable { flag, name, lower: false }
+}
+
+/// A variable that is written in small letters.
+pub const fn lower(flag: &'static str, name: &'static str) -> Variable {
+    Variable { flag, name, lower: true }
+}
+
+/// What a process of FSDP finds, beside ACCELERATE_USE_FSDP.
+pub const OF_FSDP: &[Variable] = &[
+    variable("fsdp_version", "FSDP_VERSION"),
+    variable("fsdp_sharding_strategy", "FSDP_SHARDING_STRATEGY"),
+    lower("fsdp_reshard_after_forward", "FSDP_RESHARD_AFTER_FORWARD"),
+    lower("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS"),
+    variable("fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS"),
+    variable("fsdp_auto_wrap_policy", "FSDP_AUTO_WRAP_POLICY"),
+    variable("fsdp_transformer_layer_cls_to_wrap", "FSDP_TRANSFORMER_CLS_TO_WRAP"),
+    variable("fsdp_backward_prefetch", "FSDP_BACKWARD_PREFETCH"),
+    variable("fsdp_state_dict_type", "FSDP_STATE_DICT_TYPE"),
+    lower("fsdp_forward_prefetch", "FSDP_FORWARD_PREFETCH"),
+    lower("fsdp_use_orig_params", "FSDP_USE_ORIG_PARAMS"),
+    lower("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
+    lower("fsdp_sync_module_states", "FSDP_SYNC_MODULE_STATES"),
+    lower("fsdp_activation_checkpointing", "FSDP_ACTIVATION_CHECKPOINTING"),
+    lower("fsdp_activation_checkpointing_offload", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"),
+];
+
+/// What looks up a variable.
+pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// What FSDP's variables of Accelerate's launcher say is sharded among so many ranks; `None` where it does not ask for
+/// FSDP.
+///
+/// # Errors
+/// Everything that is wrong in them, or not there.
+pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Problems> {
+    let asks = |field: &Field| boolean(field.value.place.text().trim()) == Some(true);
+    let Some(chosen) = said_in(USE_FSDP, read).filter(asks) else { return Ok(None) };
+    let mut problems = Problems::default();
+    let mut flags = Settings::of(FSDP_FLAGS);
+    take(OF_FSDP.iter(), read, &mut flags, &mut problems);
+    let entries = vec![fsdp_block(&flags, &chosen.place)];
+    let mut settings = Settings::of(TRAINING);
+    add(&Layer { authority: Authority::MustAgree, entries }, &mut settings, &dialect::unknown, &mut problems);
+    let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
+    problems.append(dialects.missing());
+    let ranks = i64::try_from(ranks).unwrap_or(i64::MAX);
+    let (shard, _) = dialect::shard(&mut dialects, ranks, &mut problems);
+    problems.into_result(|| Some(shard))
+}
+
+/// Takes what variables say about flags.
+pub fn take<'v>(
+    variables: impl Iterator<Item = &'v Variable>,
+    read: &Lookup<'_>,
+    flags: &mut Settings,
+    problems: &mut Problems,
+) {
+    for variable in variables {
+        if let (Some(field), Some(setting)) = (said_in(variable.name, read), flags.get_mut(variable.flag))
+            && let Err(problem) = settle(setting, &field)
+        {
+            problems.push(problem);
+        }
+    }
+}
+
+/// `fsdp_config`: everything that the flags say, and a strategy.
+pub fn fsdp_block(settings: &Settings, chosen: &Place) -> Entry {
+    let version = settings.said("fsdp_version").map(|setting| setting.value.to_string());
+    let both = settings.said("fsdp_sharding_strategy").is_some()
+        && settings.said("fsdp_reshard_after_forward").is_some();
+    // Each version reads one of two keys, and Accelerate always hands on both.
+    let idle = match version.as_deref() {
+        Some("1") => "fsdp_reshard_after_forward",
+        Some("2") if both => "fsdp_sharding_strategy",
+        _ => "",
+    };
+    let pair = |flag: &str, value: String, place: &Place| {
+        (Node::scalar(flag, place.clone()), Node::scalar(value, place.clone()))
+    };
+    let mut pairs = Vec::new();
+    for flag in OF_FSDP.iter().map(|variable| variable.flag).filter(|flag| *flag != idle) {
+        if let Some(setting) = settings.said(flag)
+            && let Some(place) = setting.place()
+        {
+            pairs.push(pair(flag, text(setting), place));
+        }
+    }
+    let named = ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
+    if !named.iter().any(|name| *name != idle && settings.said(name).is_some()) {
+        pairs.push(pair("fsdp_sharding_strategy", "FULL_SHARD".to_owned(), chosen));
+    }
+    let value = Node { data: Data::Map(pairs), place: chosen.clone() };
+    Entry { key: "fsdp_config".to_owned(), inner: None, place: chosen.clone(), value }
+}
+
+/// A value in the form of a file: truth in small letters.
+pub fn text(setting: &Setting) -> String {
+    let text = exported(setting).unwrap_or_default();
+    match (&setting.value, boolean(&text)) {
+        _ if setting.key.name.ends_with("_device") => text.to_ascii_lowercase(),
+        (Value::Text(_), Some(flag)) if text.parse::<i64>().is_err() => flag.to_string(),
+        _ => text,
+    }
+}
+
+/// A setting as Accelerate writes it into the environment: what was written, else the default; `None` for nothing.
+pub fn exported(setting: &Setting) -> Option<String> {
+    let default;
+    let value = match &setting.value {
+        // `key: null` leaves the default of the flag.
+        Value::Null => {
+            default = value::default(setting.key);
+            &default
+        }
+        value => value,
+    };
+    match value {
+        Value::Null => None,
+        Value::Bool(flag) => Some(if *flag { "True" } else { "False" }.to_owned()),
+        // What stands in a file as a whole number stays one.
+        Value::Float(number) => Some(match setting.place() {
+            Some(place) if place.source.kind == SourceKind::File && number.fract() == 0.0 => {
+                Some(place.text())
+                    .filter(|text| text.parse::<i64>().is_ok())
+                    .map_or_else(|| format!("{number:?}"), str::to_owned)
+            }
+            _ => format!("{number:?}"),
+        }),
+        Value::List(names) => Some(names.join(",")),
+        value => Some(value.to_string()),
+    }
+}
+
+/// What a variable says, if it says anything.
+pub fn said_in(name: &str, read: &Lookup<'_>) -> Option<Field> {
+    let text = read(name).filter(|value| !value.trim().is_empty())?;
+    let value = said_by(name, text.trim());
+    let place = Place { bytes: 0..name.len(), source: value.place.source.clone() };
+    Some(Field { name: name.to_owned(), place, value })
+}
+
+/// A value that the environment says, by a variable or in another way that has a name.
+pub fn said_by(name: &str, value: &str) -> Node {
+    let text = format!("{name}={value}");
+    let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
+    Node::scalar(value, Place { bytes: name.len() + 1..source.text.len(), source })
+}

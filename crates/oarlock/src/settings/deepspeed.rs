@@ -1,0 +1,490 @@
+//! A DeepSpeed configuration by itself, for a custom training loop: without a language model or data to train it on.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
+
+use oarlock_tensor::DType;
+
+use super::dialect::{self, Dialect, Dialects};
+use super::node::{Data, Node};
+use super::problem::{Problem, Problems};
+use super::resolve::{AUTO, Settings};
+use super::source::{Place, Source, SourceKind};
+use super::table::TRAINING;
+use super::value::{Field, Value};
+use super::{json, optimizer, schedule};
+use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
+
+/// The highest rate of DeepSpeed's warm-ups.
+const PEAK: &str = "scheduler.params.warmup_max_lr";
+
+/// The same of `WarmupDecayLR` where nobody says it.
+const WARMUP_MAX_LR: f64 = 1e-3;
+
+/// What `gradient_clipping` is where nobody says it.
+const GRADIENT_CLIPPING: f64 = 1.0;
+
+/// Keys that may stay `"auto"`: they have a default that is meant then, or follow from others.
+const MAY_STAY_AUTO: &[&str] = &[
+    "train_batch_size",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_max_reuse_distance",
+];
+
+/// Keys whose `"auto"` follows from the hidden size of the model, and how.
+const OF_HIDDEN_SIZE: &[(&str, &str)] = &[
+    ("zero_optimization.reduce_bucket_size", "h x h"),
+    ("zero_optimization.stage3_prefetch_bucket_size", "0.9 x h x h"),
+    ("zero_optimization.stage3_param_persistence_threshold", "10 x h"),
+];
+
+/// A DeepSpeed configuration as it was written: JSON with comments and trailing commas. A key that does not exist, or a
+/// value of another type, is found when it is read. (DeepSpeed leaves unknown keys at the top alone.)
+///
+/// ```
+/// use oarlock::deepspeed::Config;
+///
+/// let config = Config::from_text("ds.json", r#"{ "train_batch_size": 8, /* over all ranks */ }"#)?;
+/// assert_eq!(config.get("train_batch_size").as_deref(), Some("8"));
+///
+/// let error = Config::from_text("ds.json", "{ \"train_bath_size\": 8 }").unwrap_err();
+/// assert!(error.to_string().contains("did you mean `train_batch_size`?"));
+/// # Ok::<(), oarlock::settings::Problems>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeepSpeedConfig {
+    fields: Vec<Field>,
+}
+
+/// What a configuration says to a custom training loop, on a number of ranks.
+#[derive(Clone, Debug)]
+pub struct DeepSpeedPlan {
+    /// 0 to 3.
+    pub stage: u8,
+    /// What is divided among the ranks.
+    pub shard: ShardArgs,
+    /// The dtype in which the model computes.
+    pub dtype: DType,
+    /// How the loss is scaled, in f16.
+    pub loss_scale: Option<LossScale>,
+    /// The optimizer, if one is named.
+    pub optimizer: Option<OptimizerArgs>,
+    /// The learning rate of the optimizer, and of the schedule.
+    pub learning_rate: f64,
+    /// The schedule, if one is named.
+    pub schedule: Option<ScheduleArgs>,
+    /// Samples of an optimizer step over all ranks.
+    pub train_batch_size: usize,
+    /// Samples of a rank in one forward pass.
+    pub micro_batch_size: usize,
+    /// Forward and backward passes of an optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// The norm to which gradients are clipped; 0: not at all.
+    pub gradient_clipping: f64,
+}
+
+impl DeepSpeedConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and everything that is wrong in it, each with its place.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<DeepSpeedConfig, Problems> {
+        Self::checked(json::file(&path.as_ref().to_string_lossy(), "the DeepSpeed configuration")?)
+    }
+
+    /// Reads a text, which messages call `name`.
+    ///
+    /// # Errors
+    /// Everything that is wrong in it, each with its place.
+    pub fn from_text(name: &str, text: &str) -> Result<DeepSpeedConfig, Problems> {
+        Self::checked(json::text_of_file(name, text.to_owned(), "the DeepSpeed configuration")?)
+    }
+
+    /// Reads a value, such as one of `serde_json::json!`.
+    ///
+    /// # Errors
+    /// Everything that is wrong in it.
+    pub fn from_value(value: &serde_json::Value) -> Result<DeepSpeedConfig, Problems> {
+        Self::from_text("deepspeed configuration", &format!("{value:#}"))
+    }
+
+    fn checked(fields: Vec<Field>) -> Result<DeepSpeedConfig, Problems> {
+        let mut problems = Problems::default();
+        Dialect::deepspeed(&fields, &mut problems);
+        problems.into_result(|| DeepSpeedConfig { fields })
+    }
+
+    /// What is written at a path such as `zero_optimization.stage`, if it is one word.
+    pub fn get(&self, path: &str) -> Option<String> {
+        self.word(path).map(|(text, _)| text.to_owned())
+    }
+
+    /// Whether `"auto"` is written at a path.
+    pub fn is_auto(&self, path: &str) -> bool {
+        self.word(path).is_some_and(|(text, _)| text == AUTO)
+    }
+
+    /// Writes a value where `"auto"` is written.
+    pub fn fill(&mut self, path: &str, value: impl Display) {
+        if let Some(node) = self.node_mut(path).filter(|node| word_of(node) == Some(AUTO)) {
+            *node = Node::scalar(value.to_string(), node.place.clone());
+        }
+    }
+
+    /// Writes a value where `"auto"` or nothing is written; `author` is who says so.
+    ///
+    /// # Errors
+    /// Another value is written there.
+    pub fn agree(&mut self, path: &str, value: impl Display, author: &str) -> Result<(), Problem> {
+        let value = value.to_string();
+        self.fill(path, &value);
+        let place = Place {
+            source: Arc::new(Source {
+                kind: SourceKind::Arguments,
+                name: author.to_owned(),
+                text: value.clone(),
+            }),
+            bytes: 0..value.len(),
+        };
+        match self.word(path) {
+            None => self.put(path, Node::scalar(value, place)),
+            Some((text, _))
+                if text == value
+                    || text.parse::<f64>().ok().is_some_and(|text| value.parse() == Ok(text)) => {}
+            Some((text, place)) => {
+                let problem = Problem::new(format!("`{path}` is {text}, and {author} says {value}"));
+                return Err(problem.at(place, "").help("remove one of them, or write \"auto\""));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes whole blocks.
+    pub fn forget(&mut self, blocks: &[&str]) {
+        self.fields.retain(|field| !blocks.contains(&field.name.as_str()));
+    }
+
+    /// What it says on `ranks` ranks to a model of this hidden size, if it has one.
+    ///
+    /// # Errors
+    /// Everything that is wrong between the keys, and each `"auto"` that nobody has resolved.
+    pub fn plan(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedPlan, Problems> {
+        let mut settings = Settings::of(TRAINING);
+        let own = self.with_defaults();
+        let names_peak = own.word(PEAK).is_some();
+        settings.derive("deepspeed", Value::Map(own.fields), "the configuration");
+        settings.derive("num_processes", Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)), "the ranks");
+        settings.derive("max_grad_norm", Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
+        settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
+        let mut problems = Problems::default();
+        let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
+        problems.append(dialects.missing());
+        let Some(block) = &dialects.deepspeed else { return Err(problems) };
+        self.refuse_autos(hidden_size, &mut problems);
+        let said = |name: &str| block.settings.said(name).is_some();
+        if !said("train_batch_size") && !said("train_micro_batch_size_per_gpu") {
+            problems.push(
+                Problem::new("the DeepSpeed configuration says neither `train_batch_size` nor `train_micro_batch_size_per_gpu`")
+                    .help("write \"train_micro_batch_size_per_gpu\", also where the model is not trained; the batch of a step is that x gradient_accumulation_steps x ranks"),
+            );
+        }
+        if settings.bool("fp16") && settings.bool("bf16") {
+            let problem = block
+                .settings
+                .problem("`fp16` and `bf16` exclude each other", &["fp16.enabled", "bf16.enabled"]);
+            problems.push(problem.help("keep one of them"));
+        }
+        let [has_optimizer, has_schedule] = ["optimizer.type", "scheduler.type"].map(said);
+        let (lr, decay) = block.defaults();
+        for (name, default) in [("learning_rate", lr), ("weight_decay", decay)] {
+            if !settings.get(name).is_written() {
+                settings.derive(name, Value::Float(default), "DeepSpeed's default");
+            }
+        }
+        let learning_rate = settings.f64("learning_rate");
+        let schedule = has_schedule.then(|| {
+            let mut shape = schedule::shape(&settings, learning_rate, &mut problems);
+            needs_total(&shape, &mut problems);
+            if let Shape::DeepSpeed(
+                DeepSpeedShape::WarmupLr(warmup) | DeepSpeedShape::WarmupDecayLr { warmup, .. },
+            ) = &mut shape
+            {
+                // A rate that is written holds for all parameter groups, whatever theirs is.
+                warmup.max_lr = names_peak.then_some(learning_rate);
+            }
+            ScheduleArgs { learning_rate, shape, warmup: Steps::Count(settings.f64("warmup_steps") as u64) }
+        });
+        let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
+        let (shard, loss_scale) =
+            dialect::shard(&mut dialects, i64::try_from(ranks).unwrap_or(i64::MAX), &mut problems);
+        let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
+            (true, _) => DType::BF16,
+            (false, true) => DType::F16,
+            (false, false) => DType::F32,
+        };
+        let [micro_batch_size, gradient_accumulation_steps] =
+            ["per_device_train_batch_size", "gradient_accumulation_steps"]
+                .map(|name| settings.usize(name).max(1));
+        let train_batch_size =
+            micro_batch_size.checked_mul(gradient_accumulation_steps).and_then(|n| n.checked_mul(ranks));
+        if train_batch_size.is_none() {
+            let what = format!(
+                "{gradient_accumulation_steps} steps of {micro_batch_size} samples on {ranks} ranks are more than a \
+                 `train_batch_size` can be"
+            );
+            problems.push(Problem::new(what).help("lower `train_micro_batch_size_per_gpu`"));
+        }
+        let stage = stage_of(&dialects);
+        problems.into_result(|| DeepSpeedPlan {
+            stage,
+            shard,
+            dtype,
+            loss_scale: (dtype == DType::F16).then_some(loss_scale),
+            optimizer,
+            learning_rate,
+            schedule,
+            train_batch_size: train_batch_size.unwrap_or(usize::MAX),
+            micro_batch_size,
+            gradient_accumulation_steps,
+            gradient_clipping: settings.f64("max_grad_norm"),
+        })
+    }
+
+    /// With what DeepSpeed means where a schedule of its own says nothing. The rate that such a schedule names holds from
+    /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
+    fn with_defaults(&self) -> DeepSpeedConfig {
+        let mut config = self.clone();
+        match (self.word("scheduler.type"), self.node(PEAK).is_some()) {
+            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
+            // The other schedule takes the optimizer's rate.
+            (Some(("WarmupDecayLR", place)), false) => {
+                config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
+                config.remove("optimizer.params.lr");
+            }
+            _ => {}
+        }
+        config
+    }
+
+    fn refuse_autos(&self, hidden_size: Option<usize>, problems: &mut Problems) {
+        for (path, place) in self.autos() {
+            let of_hidden = OF_HIDDEN_SIZE.iter().find(|(name, _)| *name == path);
+            let problem = match of_hidden {
+                Some(_) if hidden_size.is_some() => continue,
+                Some((_, formula)) => Problem::new(format!(
+                    "`{path}` is \"auto\", which is {formula} of the model's hidden size h, and the model does not say one"
+                ))
+                .help("write a number, or give `hidden_size`"),
+                None if MAY_STAY_AUTO.contains(&path.as_str()) => continue,
+                None => Problem::new(format!("`{path}` is \"auto\", and nothing here says what it is"))
+                    .help("write a value; DeepSpeed itself knows no \"auto\", only Accelerate's `prepare` and transformers do"),
+            };
+            problems.push(problem.at(&place, ""));
+        }
+    }
+
+    /// Where `"auto"` is written.
+    fn autos(&self) -> Vec<(String, Place)> {
+        fn walk(path: &str, node: &Node, found: &mut Vec<(String, Place)>) {
+            match &node.data {
+                Data::Scalar { text, .. } if text.trim() == AUTO => {
+                    found.push((path.to_owned(), node.place.clone()));
+                }
+                Data::Map(pairs) => {
+                    for (name, value) in pairs {
+                        walk(&format!("{path}.{}", word_of(name).unwrap_or_default()), value, found);
+                    }
+                }
+                Data::List(items) => items.iter().for_each(|item| walk(path, item, found)),
+                Data::Scalar { .. } => {}
+            }
+        }
+        let mut found = Vec::new();
+        self.fields.iter().for_each(|field| walk(&field.name, &field.value, &mut found));
+        found
+    }
+
+    fn word(&self, path: &str) -> Option<(&str, &Place)> {
+        self.node(path).and_then(|node| Some((word_of(node)?, &node.place)))
+    }
+
+    /// What is written there, if it is not null.
+    fn node(&self, path: &str) -> Option<&Node> {
+        let mut names = path.split('.');
+        let first = names.next()?;
+        let mut node = &self.fields.iter().find(|field| field.name == first)?.value;
+        for name in names {
+            let Data::Map(pairs) = &node.data else { return None };
+            node = &pairs.iter().find(|(key, _)| word_of(key) == Some(name))?.1;
+        }
+        (!node.is_null()).then_some(node)
+    }
+
+    fn node_mut(&mut self, path: &str) -> Option<&mut Node> {
+        let mut names = path.split('.');
+        let first = names.next()?;
+        let mut node = &mut self.fields.iter_mut().find(|field| field.name == first)?.value;
+        for name in names {
+            let Data::Map(pairs) = &mut node.data else { return None };
+            node = &mut pairs.iter_mut().find(|(key, _)| word_of(key) == Some(name))?.1;
+        }
+        Some(node)
+    }
+
+    /// Adds a value in the block where it belongs.
+    fn put(&mut self, path: &str, value: Node) {
+        self.remove(path);
+        let Some((block, name)) = path.rsplit_once('.') else {
+            self.fields.push(Field { name: path.to_owned(), place: value.place.clone(), value });
+            return;
+        };
+        let name = Node::scalar(name, value.place.clone());
+        match self.node_mut(block) {
+            Some(Node { data: Data::Map(pairs), .. }) => pairs.push((name, value)),
+            _ => {
+                let place = value.place.clone();
+                self.put(block, Node { data: Data::Map(vec![(name, value)]), place });
+            }
+        }
+    }
+
+    fn remove(&mut self, path: &str) {
+        match path.rsplit_once('.') {
+            None => self.fields.retain(|field| field.name != path),
+            Some((block, name)) => {
+                if let Some(Node { data: Data::Map(pairs), .. }) = self.node_mut(block) {
+                    pairs.retain(|(key, _)| word_of(key) != Some(name));
+                }
+            }
+        }
+    }
+}
+
+fn word_of(node: &Node) -> Option<&str> {
+    match &node.data {
+        Data::Scalar { text, .. } => Some(text.trim()),
+        _ => None,
+    }
+}
+
+fn stage_of(dialects: &Dialects) -> u8 {
+    let Some(block) = &dialects.deepspeed else { return 0 };
+    match block.settings.said("zero_optimization") {
+        Some(_) => u8::from(block.settings.bool("zero_optimization")),
+        None => u8::try_from(block.settings.int("zero_optimization.stage")).unwrap_or(u8::MAX),
+    }
+}
+
+fn needs_total(shape: &Shape, problems: &mut Problems) {
+    let name = match shape {
+        Shape::DeepSpeed(DeepSpeedShape::WarmupDecayLr { total_num_steps: None, .. }) => "WarmupDecayLR",
+        Shape::DeepSpeed(DeepSpeedShape::WarmupCosineLr { total_num_steps: None, .. }) => "WarmupCosineLR",
+        _ => return,
+    };
+    problems.push(
+        Problem::new(format!("the schedule {name} needs `total_num_steps`"))
+            .help("write it into scheduler.params; a custom training loop does not tell its length"),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Elems;
+
+    fn plan(text: &str, ranks: usize) -> Result<DeepSpeedPlan, String> {
+        let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
+        config.plan(ranks, None).map_err(|problems| problems.to_string())
+    }
+
+    #[test]
+    fn two_of_the_three_batch_sizes_say_the_third() {
+        for (text, expected) in [
+            (
+                r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#,
+                (16, 2, 4),
+            ),
+            (r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}"#, (16, 2, 4)),
+            (r#"{"train_batch_size": 16, "gradient_accumulation_steps": 4}"#, (16, 2, 4)),
+            (r#"{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#, (16, 2, 4)),
+            (r#"{"train_batch_size": 16}"#, (16, 8, 1)),
+            (r#"{"train_micro_batch_size_per_gpu": 2}"#, (4, 2, 1)),
+        ] {
+            let plan = plan(text, 2).unwrap();
+            let found = (plan.train_batch_size, plan.micro_batch_size, plan.gradient_accumulation_steps);
+            assert_eq!(found, expected, "{text}");
+        }
+        let none = plan(r#"{"gradient_accumulation_steps": 4}"#, 2).unwrap_err();
+        assert!(none.contains("neither `train_batch_size` nor"), "{none}");
+        let wrong = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#;
+        let wrong = plan(wrong, 2).unwrap_err();
+        assert!(wrong.contains("ds.json:1:") && wrong.contains("is 16"), "{wrong}");
+    }
+
+    #[test]
+    fn what_is_left_out_is_deepspeeds() {
+        let text = r#"{"train_batch_size": 4, "zero_optimization": true, "fp16": {"enabled": true},
+            "optimizer": {"type": "Adam", "params": {"lr": 0.00015}}, "scheduler": {"type": "WarmupLR"}}"#;
+        let plan = plan(text, 2).unwrap();
+        assert_eq!((plan.stage, plan.dtype, plan.gradient_clipping), (1, DType::F16, 1.0));
+        // The schedule rises to the optimizer's rate, and its warm-up takes DeepSpeed's 1000 steps.
+        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
+        assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
+        let decaying = text.replace(r#""WarmupLR""#, r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#);
+        assert_eq!(self::plan(&decaying, 2).unwrap().learning_rate, 1e-3);
+        let list =
+            decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
+        let told = self::plan(&list, 2).unwrap_err();
+        assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
+    }
+
+    #[test]
+    fn a_schedule_of_deepspeed_that_says_a_rate_sets_it() {
+        for (schedule, expected) in [
+            (r#""WarmupLR""#, 0.25),
+            (r#""WarmupLR", "params": {"warmup_max_lr": 0.5}"#, 0.5),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#, 1e-3),
+            (r#""WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": 0.5}"#, 0.5),
+        ] {
+            let text = format!(
+                r#"{{"train_batch_size": 4, "optimizer": {{"type": "Adam", "params": {{"lr": 0.25}}}}, "scheduler": {{"type": {schedule}}}}}"#
+            );
+            assert_eq!(plan(&text, 1).unwrap().learning_rate, expected, "{schedule}");
+        }
+    }
+
+    #[test]
+    fn an_auto_that_nobody_resolves_is_told_with_its_place() {
+        let text = "{\n\"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": 1,\n\
+                    \"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": \"auto\",\n\
+                    \"reduce_bucket_size\": \"auto\"},\n\
+                    \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\"}}}";
+        let told = plan(text, 1).unwrap_err();
+        assert_eq!(told.lines().count(), 2, "{told}");
+        assert!(told.contains("ds.json:4:23: `zero_optimization.reduce_bucket_size`"), "{told}");
+        assert!(told.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{told}");
+        let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
+        config.fill("optimizer.params.lr", 0.25);
+        let plan = config.plan(1, Some(10)).unwrap();
+        assert_eq!((plan.learning_rate, plan.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
+        assert_eq!(plan.shard.reduce_bucket, Elems::HiddenSquared);
+    }
+
+    #[test]
+    fn what_code_says_fills_gaps_and_contradicts_nothing() {
+        let mut config =
+            DeepSpeedConfig::from_text("ds.json", r#"{"zero_optimization": {"stage": 2}}"#).unwrap();
+        config.agree("train_micro_batch_size_per_gpu", 4, "the loader").unwrap();
+        config.agree("zero_optimization.stage", 2, "the plugin").unwrap();
+        config.agree("zero_optimization.offload_optimizer.device", "cpu", "the plugin").unwrap();
+        let plan = config.plan(1, None).unwrap();
+        assert_eq!((plan.micro_batch_size, plan.stage), (4, 2));
+        assert!(plan.shard.offload_optimizer.is_some());
+        let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
+        assert!(
+            told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
+            "{told}"
+        );
+    }
+}

@@ -1,0 +1,248 @@
+//! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
+
+use super::super::node::Node;
+use super::super::problem::Problems;
+use super::super::resolve::{Setting, Settings};
+use super::super::source::Place;
+use super::super::value::{Field, Value, boolean};
+use super::{Dialect, ReadFile, divides, fields, fsdp_keys};
+use crate::config::{Elems, Lifetime, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
+use crate::nearest::nearest_of;
+use oarlock_tensor::DType;
+
+/// The strategies in the order of their numbers, from 1.
+const STRATEGIES: [&str; 5] =
+    ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"];
+
+/// What makes units.
+const POLICIES: [&str; 3] = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"];
+
+/// The names under which classes of units are written.
+const CLASSES: [&str; 2] = ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"];
+
+/// The block that `fsdp` and `fsdp_config` say together.
+pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
+    let (options, config) = (settings.get("fsdp"), settings.get("fsdp_config"));
+    let words = match &options.value {
+        Value::List(names) => names.iter().flat_map(|name| name.split_whitespace()).collect(),
+        _ => Vec::new(),
+    };
+    let off = matches!(words.as_slice(), [word] if boolean(word) == Some(false));
+    if off || (words.is_empty() && !config.is_written()) {
+        return None;
+    }
+    let mut all = fields(config, "the FSDP configuration", file, problems).unwrap_or_default();
+    if let Some(place) = options.place() {
+        for word in words {
+            if let Some((name, value)) = option(word) {
+                let same = |field: &Field| normal(&field.name) == name && field.value.to_yaml() == value;
+                if !name.is_empty() && !all.iter().any(same) {
+                    all.push(written(name, value, place));
+                }
+            } else {
+                let names = [
+                    "full_shard",
+                    "shard_grad_op",
+                    "no_shard",
+                    "hybrid_shard",
+                    "hybrid_shard_zero2",
+                    "offload",
+                    "auto_wrap",
+                ];
+                let problem = super::Problem::new(format!("no FSDP option `{word}`")).at(place, "");
+                problems.push(match nearest_of(word, names.into_iter()) {
+                    Some(near) => problem.help(format!("did you mean `{near}`?")),
+                    None => problem.help(format!("there are {}", names.join(", "))),
+                });
+            }
+        }
+    }
+    Some(Dialect::new("FSDP", fsdp_keys::KEYS, &all, &normal, problems))
+}
+
+/// The key and value that an option of `fsdp` stands for; an empty key for one that says nothing more.
+fn option(word: &str) -> Option<(&'static str, &'static str)> {
+    let upper = word.to_ascii_uppercase();
+    if let Some(strategy) = STRATEGIES.into_iter().find(|name| *name == upper) {
+        return Some(("sharding_strategy", strategy));
+    }
+    match word.to_ascii_lowercase().as_str() {
+        "offload" => Some(("offload_params", "true")),
+        "auto_wrap" => Some(("", "")),
+        word if boolean(word) == Some(true) => Some(("", "")),
+        _ => None,
+    }
+}
+
+fn written(name: &str, value: &str, place: &Place) -> Field {
+    Field { name: name.to_owned(), place: place.clone(), value: Node::scalar(value, place.clone()) }
+}
+
+fn normal(name: &str) -> String {
+    name.strip_prefix("fsdp_").unwrap_or(name).to_owned()
+}
+
+/// Placements, sizes and offloading.
+pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+    let (strategy, secondary) = strategy(block, problems);
+    let placement = if strategy == "NO_SHARD" { Placement::Whole } else { Placement::Sharded };
+    if let Some(size) = secondary {
+        divides(block, "reshard_after_forward", size, ranks, problems);
+    }
+    let offloaded = block.settings.bool("offload_params") || block.settings.bool("cpu_offload");
+    if offloaded {
+        notes.push(
+            "FSDP offloads to cpu: ranks are CPU processes, which have it in main memory anyway".to_owned(),
+        );
+    }
+    let prefetch =
+        choice(block, "backward_prefetch", &["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], problems);
+    let state_dict = choice(
+        block,
+        "state_dict_type",
+        &["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"],
+        problems,
+    );
+    let reduce = choice(
+        block,
+        "mixed_precision_policy.reduce_dtype",
+        &["FLOAT32", "BFLOAT16", "FLOAT16", "FP32", "BF16", "FP16"],
+        problems,
+    );
+    ShardArgs {
+        wrap: wrap(block, notes, problems),
+        optimizer: placement,
+        gradients: placement,
+        parameters: placement,
+        lifetime: match strategy {
+            "SHARD_GRAD_OP" | "HYBRID_SHARD_ZERO2" => Lifetime::ForwardToBackward,
+            _ => Lifetime::OneUse,
+        },
+        group: if strategy.starts_with("HYBRID") { ShardGroup::Machine } else { ShardGroup::World },
+        secondary,
+        prefetch: match prefetch {
+            Some("NO_PREFETCH") => Elems::Count(0),
+            _ => ShardArgs::UNSAID.prefetch,
+        },
+        // FSDP keeps no parameter whole.
+        persistence: Elems::Count(0),
+        reduce_dtype: match reduce {
+            Some("FLOAT16" | "FP16") => Some(DType::F16),
+            Some("BFLOAT16" | "BF16") => Some(DType::BF16),
+            Some(_) => Some(DType::F32),
+            None => None,
+        },
+        state_dict: match state_dict {
+            Some("FULL_STATE_DICT") => StateDict::Full,
+            Some("LOCAL_STATE_DICT") => StateDict::Local,
+            _ => StateDict::Sharded,
+        },
+        ..ShardArgs::UNSAID
+    }
+}
+
+/// What becomes a unit. Class names alone ask for the policy that reads them.
+fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wrap {
+    let policy = choice(block, "auto_wrap_policy", &POLICIES, problems);
+    let classes = CLASSES.into_iter().find_map(|name| match &block.settings.said(name)?.value {
+        Value::List(classes) if !classes.is_empty() => Some((name, classes.clone())),
+        _ => None,
+    });
+    match (policy, classes) {
+        (None | Some("TRANSFORMER_BASED_WRAP"), Some((_, classes))) => Wrap::Transformer(classes),
+        (Some(other @ ("SIZE_BASED_WRAP" | "NO_WRAP")), classes) => {
+            if let Some((name, _)) = classes {
+                notes.push(format!("FSDP: `{name}` counts with TRANSFORMER_BASED_WRAP, not with {other}"));
+            }
+            match usize::try_from(block.settings.int("min_num_params")) {
+                Ok(least) if other == "SIZE_BASED_WRAP" && least > 0 => Wrap::Size(least),
+                _ => Wrap::None,
+            }
+        }
+        _ => Wrap::Declared,
+    }
+}
+
+/// The strategy, and the ranks of a second divided copy.
+fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<usize>) {
+    let named = block.settings.said("sharding_strategy").and_then(|setting| {
+        let found = by_name(&setting.value.to_string());
+        if found.is_none() {
+            problems.push(no_such(block, setting, &STRATEGIES));
+        }
+        found
+    });
+    let mut secondary = None;
+    let resharded = block.settings.said("reshard_after_forward").and_then(|setting| {
+        let text = setting.value.to_string();
+        match (boolean(&text), text.parse::<usize>()) {
+            // 1 is a number of ranks here, and one rank divides nothing.
+            (_, Ok(0 | 1)) => Some("SHARD_GRAD_OP"),
+            (_, Ok(ranks)) => {
+                secondary = Some(ranks);
+                Some("FULL_SHARD")
+            }
+            (Some(true), _) => Some("FULL_SHARD"),
+            (Some(false), _) => Some("SHARD_GRAD_OP"),
+            _ => {
+                let found = by_name(&text);
+                if found.is_none() {
+                    problems.push(no_such(block, setting, &["true", "false", "FULL_SHARD", "SHARD_GRAD_OP"]));
+                }
+                found
+            }
+        }
+    });
+    match (named, resharded) {
+        // The strategy says the groups, the other key how long a copy lives.
+        (Some("HYBRID_SHARD"), Some("SHARD_GRAD_OP")) => ("HYBRID_SHARD_ZERO2", None),
+        (Some("HYBRID_SHARD"), Some("FULL_SHARD")) => ("HYBRID_SHARD", secondary),
+        (Some(first), Some(second)) if first != second => {
+            let message =
+                format!("`sharding_strategy` is {first}, but `reshard_after_forward` means {second}");
+            let names = ["sharding_strategy", "reshard_after_forward"];
+            problems.push(block.settings.problem(message, &names).help("keep one of them"));
+            (first, secondary)
+        }
+        (Some(strategy), _) | (None, Some(strategy)) => (strategy, secondary),
+        (None, None) => (STRATEGIES[0], None),
+    }
+}
+
+/// A strategy by its name or number.
+fn by_name(text: &str) -> Option<&'static str> {
+    let upper = text.to_ascii_uppercase();
+    let number = text.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
+    STRATEGIES
+        .into_iter()
+        .enumerate()
+        .find(|(i, name)| *name == upper || Some(*i) == number)
+        .map(|(_, name)| name)
+}
+
+/// One of some names, in letters of either case.
+fn choice(
+    block: &Dialect,
+    name: &str,
+    names: &'static [&'static str],
+    problems: &mut Problems,
+) -> Option<&'static str> {
+    let setting = block.settings.said(name)?;
+    let upper = setting.value.to_string().to_ascii_uppercase();
+    let found = names.iter().copied().find(|name| *name == upper);
+    if found.is_none() {
+        problems.push(no_such(block, setting, names));
+    }
+    found
+}
+
+fn no_such(block: &Dialect, setting: &Setting, names: &[&str]) -> super::Problem {
+    let name = setting.key.name;
+    let text = setting.value.to_string();
+    let message = format!("`{name}` takes one of {}, not `{text}`", names.join(", "));
+    let problem = block.settings.problem(message, &[name]);
+    match nearest_of(&text, names.iter().copied()) {
+        Some(near) => problem.help(format!("did you mean `{near}`?")),
+        None => problem,
+    }
+}

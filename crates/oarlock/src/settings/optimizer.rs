@@ -1,0 +1,145 @@
+//! Reads `optim`, `optim_args` and AdamW's keys into the rule of the optimizer.
+
+use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
+
+use super::keys::Range;
+use super::kwargs::Kwargs;
+use super::node::Node;
+use super::problem::{Problem, Problems};
+use super::resolve::Settings;
+use super::resolve::at;
+use super::value::Field;
+use crate::config::OptimizerArgs;
+
+/// The names of `optim`, those of transformers and DeepSpeed.
+pub const OPTIMIZERS: &[&str] = &[
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_hf",
+    "adamw",
+    "adam",
+    "sgd",
+    "adagrad",
+    "lion_32bit",
+    "lion",
+    "lamb",
+    "adafactor",
+    "muon",
+];
+
+/// The optimizer; what is wrong with it goes to `problems`.
+pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs {
+    let name = settings.text("optim").unwrap_or_default();
+    let fields = pairs(settings, problems);
+    let mut kwargs =
+        Kwargs::new(&name, [settings.get("optim_args"), settings.get("optim")], &fields, problems);
+    let (beta1, beta2, eps) =
+        (settings.f64("adam_beta1"), settings.f64("adam_beta2"), settings.f64("adam_epsilon"));
+    let rule = match name.as_str() {
+        "adam" => Rule::Adam { beta1, beta2, eps },
+        "sgd" => sgd(&mut kwargs),
+        "adagrad" => Rule::Adagrad {
+            lr_decay: kwargs.number("lr_decay", Range::NotNegative).unwrap_or(0.0),
+            initial_accumulator_value: kwargs
+                .number("initial_accumulator_value", Range::NotNegative)
+                .unwrap_or(0.0),
+            eps: kwargs.number("eps", Range::Positive).unwrap_or(1e-10),
+        },
+        "lion" | "lion_32bit" => Rule::Lion { beta1, beta2 },
+        "lamb" => {
+            let max_coeff = kwargs.number("max_coeff", Range::Positive).unwrap_or(10.0);
+            let min_coeff = kwargs.number("min_coeff", Range::NotNegative).unwrap_or(0.01);
+            if min_coeff > max_coeff {
+                kwargs.reject("`min_coeff` of `lamb` is greater than `max_coeff`".to_owned());
+            }
+            Rule::Lamb {
+                beta1,
+                beta2,
+                eps,
+                eps_inside_sqrt: kwargs.flag("eps_inside_sqrt").unwrap_or(false),
+                bias_correction: kwargs.flag("bias_correction").unwrap_or(true),
+                max_coeff,
+                min_coeff,
+            }
+        }
+        "adafactor" => adafactor(&mut kwargs),
+        "muon" => Rule::Muon {
+            momentum: kwargs.number("momentum", Range::BelowOne).unwrap_or(0.95),
+            nesterov: kwargs.flag("nesterov").unwrap_or(true),
+            ns_coefficients: [3.4445, -4.775, 2.0315],
+            ns_steps: kwargs.count("ns_steps").map_or(5, |steps| steps.min(99) as usize),
+            eps: kwargs.number("eps", Range::Positive).unwrap_or(1e-7),
+            adjust_lr: kwargs.choice("adjust_lr_fn", ADJUST_LR).unwrap_or(AdjustLr::Original),
+            adam_lr_ratio: kwargs.number("adam_lr_ratio", Range::NotNegative).unwrap_or(1.0),
+            adam_beta1: beta1,
+            adam_beta2: beta2,
+            adam_eps: eps,
+        },
+        // AdamW, and the stand-in for a name that was refused before.
+        _ => Rule::AdamW { beta1, beta2, eps },
+    };
+    kwargs.finish();
+    OptimizerArgs { rule, weight_decay: settings.f64("weight_decay") }
+}
+
+const ADJUST_LR: &[(&str, AdjustLr)] =
+    &[("original", AdjustLr::Original), ("match_rms_adamw", AdjustLr::MatchRmsAdamW)];
+
+fn sgd(kwargs: &mut Kwargs<'_>) -> Rule {
+    let momentum = kwargs.number("momentum", Range::BelowOne).unwrap_or(0.0);
+    let dampening = kwargs.number("dampening", Range::Any).unwrap_or(0.0);
+    let nesterov = kwargs.flag("nesterov").unwrap_or(false);
+    if nesterov && (momentum == 0.0 || dampening != 0.0) {
+        kwargs.reject("`nesterov` of `sgd` needs a `momentum` and no `dampening`".to_owned());
+    }
+    Rule::Sgd { momentum, dampening, nesterov }
+}
+
+fn adafactor(kwargs: &mut Kwargs<'_>) -> Rule {
+    let beta2_decay = kwargs.number("beta2_decay", Range::Any).unwrap_or(-0.8);
+    let d = kwargs.number("d", Range::Positive).unwrap_or(1.0);
+    if beta2_decay > 0.0 {
+        kwargs.reject("`beta2_decay` of `adafactor` is an exponent, at most 0".to_owned());
+    }
+    if d < 1.0 {
+        kwargs.reject("`d` of `adafactor` is a threshold, at least 1".to_owned());
+    }
+    Rule::Adafactor {
+        beta2_decay,
+        eps1: kwargs.number("eps1", Range::Positive),
+        eps2: kwargs.number("eps2", Range::Positive).unwrap_or(1e-3),
+        d,
+    }
+}
+
+/// The pairs of `optim_args`, written `key=value,key=value`.
+fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Field> {
+    let setting = settings.get("optim_args");
+    let Some(place) = setting.place() else { return Vec::new() };
+    let mut fields: Vec<Field> = Vec::new();
+    for pair in settings
+        .text("optim_args")
+        .unwrap_or_default()
+        .split(',')
+        .map(str::trim)
+        .filter(|pair| !pair.is_empty())
+    {
+        let (name, text) = match pair.split_once('=') {
+            Some((name, text)) => (name.trim(), text.trim()),
+            None => {
+                let message = format!("`optim_args` takes pairs such as momentum=0.9, not `{pair}`");
+                problems
+                    .push(at(Problem::new(message), &[setting]).help("write key=value, separated by commas"));
+                continue;
+            }
+        };
+        if fields.iter().any(|field| field.name == name) {
+            let message = format!("`{name}` is written twice in `optim_args`");
+            problems.push(at(Problem::new(message), &[setting]).help("remove one of them"));
+            continue;
+        }
+        let value = Node::scalar(text, place.clone());
+        fields.push(Field { name: name.to_owned(), place: place.clone(), value });
+    }
+    fields
+}

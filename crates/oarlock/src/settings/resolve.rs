@@ -1,0 +1,343 @@
+//! Joins what was written in all layers into one setting for every key, each with its origin. Whatever is wrong with a
+//! single key is found here; what is wrong between keys is found where the settings become values.
+
+use std::sync::Arc;
+
+use super::entry::{Authority, Entry, Layer};
+use super::keys::{Key, Kind, Status};
+use super::node::{Data, Node};
+use super::problem::{Problem, Problems};
+use super::source::{Origin, Place, SourceKind};
+use super::value::{self, Field, Value};
+use crate::nearest::nearest_of;
+
+/// What is written where a value is to follow from others.
+pub const AUTO: &str = "auto";
+
+/// The resolved value of one key.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The key.
+    pub key: &'static Key,
+    /// Its value.
+    pub value: Value,
+    /// Where the value comes from.
+    pub origin: Origin,
+    /// Whether a problem was reported for it; then the value is only a stand-in.
+    pub broken: bool,
+}
+
+impl Setting {
+    /// The place at which the value was written, if it was.
+    pub fn place(&self) -> Option<&Place> {
+        match &self.origin {
+            Origin::Written(place) => Some(place),
+            Origin::Rule(_) | Origin::Default => None,
+        }
+    }
+
+    /// Whether somebody wrote a value other than null.
+    pub fn is_written(&self) -> bool {
+        self.place().is_some() && (self.broken || !matches!(self.value, Value::Null))
+    }
+}
+
+/// Adds the places of settings to a problem.
+pub fn at(problem: Problem, settings: &[&Setting]) -> Problem {
+    settings.iter().fold(problem, |problem, setting| match setting.place() {
+        Some(place) => problem.at(place, ""),
+        None => problem,
+    })
+}
+
+/// One setting for every key, in the order of the table.
+#[derive(Clone, Debug)]
+pub struct Settings(Vec<Setting>);
+
+impl Settings {
+    /// The defaults of a table.
+    pub fn of(keys: &'static [Key]) -> Self {
+        let default =
+            |key| Setting { key, value: value::default(key), origin: Origin::Default, broken: false };
+        Settings(keys.iter().map(default).collect())
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Setting> {
+        self.0.iter()
+    }
+
+    /// The setting of a key of the table.
+    ///
+    /// # Panics
+    /// If the table has no such key: a slip in this program, not in its input.
+    pub fn get(&self, name: &str) -> &Setting {
+        match self.0.iter().find(|setting| setting.key.name == name) {
+            Some(setting) => setting,
+            None => panic!("`{name}` is not in the table of keys"),
+        }
+    }
+
+    /// What somebody wrote, other than null and `auto`.
+    pub fn said(&self, name: &str) -> Option<&Setting> {
+        Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
+    }
+
+    /// Whether `auto` is written.
+    pub fn is_auto(&self, name: &str) -> bool {
+        is_auto(self.get(name))
+    }
+
+    /// Those for which `auto` is written.
+    pub fn autos(&mut self) -> impl Iterator<Item = &mut Setting> {
+        self.0.iter_mut().filter(|setting| is_auto(setting))
+    }
+
+    /// What was written, or the default.
+    pub fn value(&self, name: &str) -> Value {
+        let setting = self.get(name);
+        if is_auto(setting) { value::default(setting.key) } else { setting.value.clone() }
+    }
+
+    /// A switch.
+    pub fn bool(&self, name: &str) -> bool {
+        matches!(self.value(name), Value::Bool(true))
+    }
+
+    /// A whole number; 0 for none.
+    pub fn int(&self, name: &str) -> i64 {
+        match self.value(name) {
+            Value::Int(x) => x,
+            _ => 0,
+        }
+    }
+
+    /// A count; 0 for none.
+    pub fn usize(&self, name: &str) -> usize {
+        usize::try_from(self.int(name)).unwrap_or(0)
+    }
+
+    /// A number; 0 for none.
+    pub fn f64(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Float(x) => x,
+            _ => 0.0,
+        }
+    }
+
+    /// A number of either kind; 0 for none.
+    pub fn f64_or_int(&self, name: &str) -> f64 {
+        match self.value(name) {
+            Value::Int(x) => x as f64,
+            _ => self.f64(name),
+        }
+    }
+
+    /// Words, if there are any.
+    pub fn text(&self, name: &str) -> Option<String> {
+        match self.value(name) {
+            Value::Text(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    /// A problem of the settings with these names.
+    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
+        names.iter().fold(Problem::new(message), |problem, name| match self.get(name).place() {
+            Some(place) => problem.at(place, ""),
+            None => problem,
+        })
+    }
+
+    /// These, and where nobody wrote one, that of `under`, which are of the same table.
+    #[must_use]
+    pub fn over(mut self, under: &Settings) -> Settings {
+        for (setting, below) in self.0.iter_mut().zip(&under.0) {
+            if setting.place().is_none() {
+                *setting = below.clone();
+            }
+        }
+        self
+    }
+
+    /// The setting of a key, to be changed.
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut Setting> {
+        self.0.iter_mut().find(|setting| setting.key.name == name)
+    }
+
+    /// Replaces a value by one that follows from other settings.
+    pub fn derive(&mut self, name: &str, value: Value, rule: &'static str) {
+        if let Some(setting) = self.get_mut(name) {
+            setting.value = value;
+            setting.origin = Origin::Rule(rule);
+        }
+    }
+}
+
+fn is_auto(setting: &Setting) -> bool {
+    matches!(&setting.value, Value::Text(text) if text == AUTO)
+}
+
+/// Adds a layer of settings, later ones over earlier ones; `unknown` is what to say of a name that is no key. What is
+/// asked for in vain is found by [`refuse`], when all has been said.
+pub fn add(
+    layer: &Layer,
+    settings: &mut Settings,
+    unknown: &dyn Fn(&Entry) -> Problem,
+    problems: &mut Problems,
+) {
+    for (i, entry) in layer.entries.iter().enumerate() {
+        let repeated = layer.authority == Authority::Replaces;
+        let once = if repeated { duplicate(entry, &layer.entries[..i]) } else { Ok(()) };
+        if let Err(problem) = once.and_then(|()| settle(entry, layer.authority, settings, unknown)) {
+            problems.push(problem);
+        }
+    }
+}
+
+/// Reports what was written although it is not there. What counts is the last word: an argument may replace what a
+/// file asks for in vain.
+pub fn refuse(settings: &mut Settings, problems: &mut Problems) {
+    for setting in &mut settings.0 {
+        if let Some(problem) = absent(setting) {
+            problems.push(problem);
+            setting.broken = true;
+        }
+    }
+}
+
+/// What was written and is not there, without refusing it: it can be shown, but not run.
+pub fn missing(settings: &Settings) -> Problems {
+    settings.iter().filter_map(absent).collect()
+}
+
+fn absent(setting: &Setting) -> Option<Problem> {
+    let (Status::Later(reason) | Status::Only(reason)) = setting.key.status else { return None };
+    let place =
+        setting.place().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
+    let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
+    Some(Problem::new(message).at(place, "").help(reason))
+}
+
+fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
+    match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
+        None => Ok(()),
+        Some(first) => Err(Problem::new(format!("`{}` is written twice", entry.key))
+            .at(&entry.place, "again here")
+            .at(&first.place, "first here")
+            .help("remove one of them")),
+    }
+}
+
+/// Applies one entry.
+fn settle(
+    entry: &Entry,
+    authority: Authority,
+    settings: &mut Settings,
+    unknown: &dyn Fn(&Entry) -> Problem,
+) -> Result<(), Problem> {
+    let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
+        return Err(unknown(entry));
+    };
+    let key = setting.key;
+    let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
+    // A place of no width (`key:` and nothing) is shown at its key.
+    let place = if place.bytes.is_empty() { &entry.place } else { place };
+
+    let value = match &entry.inner {
+        None => value::read(key.kind, &entry.value),
+        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, entry)),
+        Some(inner) => {
+            setting.broken = true;
+            return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
+                .at(&entry.place, "")
+                .help(format!("`{}` takes {}", key.name, key.kind.describe())));
+        }
+    };
+    let Some(value) = value else {
+        setting.broken = true;
+        setting.origin = Origin::Written(place.clone());
+        return Err(wrong_type(key, &entry.value, place));
+    };
+    if matches!(value, Value::Null) && authority == Authority::Replaces {
+        // `key: null` asks for the default.
+        setting.value = value::default(key);
+        setting.origin = Origin::Written(place.clone());
+        return Ok(());
+    }
+    let is_default = |place: &Place| place.source.kind == SourceKind::Defaults;
+    let is_said = setting.place().is_some_and(|place| !is_default(place));
+    if authority == Authority::MustAgree && is_said && !setting.broken {
+        if setting.value.agrees(&value) {
+            return Ok(());
+        }
+        return Err(conflict(setting, &value, place));
+    }
+    setting.value = value;
+    setting.origin = Origin::Written(place.clone());
+    Ok(())
+}
+
+/// The default, false, and a block that is empty or not enabled leave everything as it is.
+fn changes_nothing(key: &Key, value: &Value) -> bool {
+    let off = match value {
+        Value::Bool(false) => key.default.is_empty(),
+        Value::Map(fields) => {
+            let enabled = fields.iter().find(|field| field.name == "enabled");
+            fields.is_empty()
+                || enabled.is_some_and(|field| {
+                    matches!(value::read(Kind::Bool, &field.value), Some(Value::Bool(false)))
+                })
+        }
+        _ => false,
+    };
+    off || value.agrees(&value::default(key))
+}
+
+fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
+    let mut fields = match old {
+        Value::Map(fields) => fields.clone(),
+        _ => Vec::new(),
+    };
+    fields.retain(|field| field.name != name);
+    fields.push(Field { name: name.to_owned(), place: entry.place.clone(), value: entry.value.clone() });
+    Value::Map(fields)
+}
+
+/// What to say of a value of another type than its key takes.
+pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
+    let problem =
+        Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
+            .at(place, "");
+    let Data::Scalar { text, .. } = &node.data else { return problem };
+    if let Kind::Choice(names) = key.kind
+        && let Some(name) = nearest_of(text, names.iter().copied())
+    {
+        return problem.help(format!("did you mean `{name}`?"));
+    }
+    match key.default {
+        "" => problem,
+        default => problem.help(format!("the default is {default}")),
+    }
+}
+
+fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
+    let name = setting.key.name;
+    let problem = Problem::new(format!("`{name}` is {}, but {place} says {value}", setting.value));
+    let problem = match setting.place() {
+        Some(first) => problem.at(first, format!("{} here", setting.value)),
+        None => problem,
+    };
+    let same = setting.place().is_some_and(|first| Arc::ptr_eq(&first.source, &place.source));
+    let problem = if same { problem.at(place, format!("{value} here")) } else { problem };
+    problem.help(match place.source.kind {
+        SourceKind::Environment => {
+            format!("remove one of them, or write the same number for `{name}` in both")
+        }
+        SourceKind::File => {
+            "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
+                .to_owned()
+        }
+        _ => "remove one of them, or write the same value in both".to_owned(),
+    })
+}

@@ -1,0 +1,238 @@
+//! The model families against transformers + torch (`tests/golden/families`, written by bench/golden/make_families.py):
+//! logits, 20 training steps, generation with a cache, and the folders that are written.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use oarlock::model::hf::HfConfig;
+use oarlock::model::{Decoder, LoadedModel, SaveOptions, WorkingCopies, load_for_inference, save_pretrained};
+use oarlock::nn::{Module, cross_entropy, names_of};
+use oarlock::optim::Optim;
+use oarlock::{Accelerator, AcceleratorConfig, Tensor};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::Mask;
+use oarlock_tensor::ops::optimizer::Rule;
+use oarlock_tensor::{DType, Device, Par};
+use safetensors::SafeTensors;
+
+/// As in the script.
+const BATCH: usize = 2;
+const STEPS: usize = 20;
+const LR: f64 = 2e-3;
+const EPS: f64 = 1e-4;
+const SAMPLES: usize = 48;
+
+/// A tensor of a file, as f64.
+#[derive(Debug, PartialEq)]
+struct Stored {
+    sizes: Vec<usize>,
+    values: Vec<f64>,
+}
+
+fn read(path: &Path) -> BTreeMap<String, Stored> {
+    let bytes = std::fs::read(path).unwrap();
+    let values = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f64> {
+        let data = view.data();
+        match view.dtype() {
+            safetensors::Dtype::I32 => {
+                data.as_chunks().0.iter().map(|&b| f64::from(i32::from_le_bytes(b))).collect()
+            }
+            safetensors::Dtype::F32 => {
+                data.as_chunks().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).collect()
+            }
+            safetensors::Dtype::BF16 => {
+                let upper = |&[a, b]: &[u8; 2]| f64::from(f32::from_le_bytes([0, 0, a, b]));
+                data.as_chunks().0.iter().map(upper).collect()
+            }
+            _ => data.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect(),
+        }
+    };
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors
+        .iter()
+        .map(|(name, view)| (name.to_owned(), Stored { sizes: view.shape().to_vec(), values: values(&view) }))
+        .collect()
+}
+
+struct Family {
+    name: String,
+    dir: PathBuf,
+    golden: BTreeMap<String, Stored>,
+}
+
+impl Family {
+    fn all() -> Vec<Family> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families");
+        let mut dirs: Vec<PathBuf> = root.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        dirs.sort();
+        let family = |dir: PathBuf| Family {
+            name: dir.file_name().unwrap().to_str().unwrap().to_owned(),
+            golden: read(&dir.join("golden.safetensors")),
+            dir,
+        };
+        dirs.into_iter().map(family).collect()
+    }
+
+    /// Ids of all rows, and the length of a row.
+    fn ids(&self) -> (Vec<i32>, usize) {
+        let ids = &self.golden["ids"];
+        (ids.values.iter().map(|&id| id as i32).collect(), ids.sizes[1])
+    }
+
+    fn load(&self) -> LoadedModel {
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        load_for_inference(&self.dir, &device, DType::F32, self.ids().1).unwrap()
+    }
+}
+
+fn logits(model: &LoadedModel, ids: &[i32]) -> Vec<f32> {
+    let ids = Tensor::from_slice(ids, [1, ids.len()], &model.device).unwrap();
+    model.decoder.logits(&ids, &Mask::Causal).unwrap().to_vec().unwrap()
+}
+
+fn apart(ours: &[f32], theirs: &[f64]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    ours.iter().zip(theirs).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for family in Family::all() {
+        let (ids, len) = family.ids();
+        let far = apart(&logits(&family.load(), &ids[..len]), &family.golden["logits"].values);
+        println!("{}: logits {far:.1e} from those of transformers", family.name);
+        assert!(far < 1e-4, "{}: {far}", family.name);
+    }
+}
+
+#[test]
+fn an_answer_with_a_cache_is_that_of_the_whole_text() {
+    for family in Family::all() {
+        let (ids, len) = family.ids();
+        let model = family.load();
+        let whole = logits(&model, &ids[..len]);
+        let vocab = whole.len() / len;
+        let mut cache = model.decoder.empty_cache(len, DType::F32, &model.device).unwrap();
+        let (mut at, mut far) = (0, 0.0);
+        // A beginning of several tokens, and then one after the other.
+        for n in [9].into_iter().chain([1].repeat(len - 9)) {
+            let part = Tensor::from_slice(&ids[at..at + n], [1, n], &model.device).unwrap();
+            let next: Vec<f32> = model.decoder.next_logits(&part, &mut cache).unwrap().to_vec().unwrap();
+            at += n;
+            let expected: Vec<f64> =
+                whole[(at - 1) * vocab..at * vocab].iter().map(|x| f64::from(*x)).collect();
+            far = apart(&next, &expected).max(far);
+        }
+        assert!(far < 1e-5, "{}: {far}", family.name);
+    }
+}
+
+/// The elements of a weight that the script samples.
+fn sampled(values: &[f32]) -> Vec<f32> {
+    let n = SAMPLES.min(values.len());
+    (0..n).map(|i| values[i * values.len() / n]).collect()
+}
+
+#[test]
+fn twenty_steps_are_those_of_torch() {
+    for family in Family::all() {
+        let (ids, len) = family.ids();
+        let accelerator =
+            Accelerator::new(&AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() })
+                .unwrap();
+        let config = HfConfig::read(&family.dir).unwrap();
+        let model = Decoder::new(config.decoder().clone(), len).unwrap();
+        let optimizer = Optim::new(&model, Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: EPS }, LR, 0.0);
+        let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let differences = accelerator.load_pretrained(&model, &family.dir).unwrap();
+        assert_eq!(differences, Default::default(), "{}", family.name);
+        let rows = ids.len() / len;
+        let mut far = 0f64;
+        for (step, expected) in family.golden["losses"].values.iter().enumerate() {
+            let batch: Vec<i32> =
+                (0..BATCH).flat_map(|row| ids[(step * BATCH + row) % rows * len..][..len].to_vec()).collect();
+            let labels: Vec<i32> =
+                (0..batch.len()).map(|i| if i % len + 1 < len { batch[i + 1] } else { -100 }).collect();
+            let x = Tensor::from_slice(&batch, [BATCH, len], accelerator.device()).unwrap();
+            let logits = model.call(&x, |model, x| model.logits(x, &Mask::Causal)).unwrap();
+            let logits = logits.reshape([BATCH * len, logits.shape().last()]).unwrap();
+            let labels = Tensor::from_slice(&labels, [BATCH * len], accelerator.device()).unwrap();
+            let loss = cross_entropy(&logits, &labels).unwrap();
+            accelerator.backward(&loss).unwrap();
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
+            far = far.max((f64::from(loss.item().unwrap()) - expected).abs());
+        }
+        assert_eq!(family.golden["losses"].values.len(), STEPS);
+        println!("{}: losses {far:.1e} from those of torch", family.name);
+        assert!(far < 1e-4, "{}: losses {far} apart", family.name);
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut weights = WorkingCopies::of(model.module());
+        save(folder.path(), &config, model.module(), &mut weights, DType::F32);
+        let ours = read(&folder.path().join("model.safetensors"));
+        for (name, expected) in &family.golden {
+            let Some(name) = name.strip_prefix("after.") else { continue };
+            let values: Vec<f32> = ours[name].values.iter().map(|x| *x as f32).collect();
+            let far = apart(&sampled(&values), &expected.values);
+            assert!(far < 1e-4, "{}: {name} is {far} from torch after {STEPS} steps", family.name);
+        }
+    }
+}
+
+fn save(dir: &Path, config: &HfConfig, model: &dyn Module, weights: &mut WorkingCopies, dtype: DType) {
+    let options = SaveOptions { dtype, max_shard_bytes: 1 << 30, side_files_from: None };
+    save_pretrained(dir, config, model, weights, &options).unwrap();
+}
+
+#[test]
+fn written_folders_hold_what_transformers_wrote() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families");
+    for family in Family::all() {
+        let model = family.load();
+        let expected = read(&family.dir.join("model.safetensors"));
+        // With all that was read, and from the description alone.
+        let bare = HfConfig::new(model.config.decoder().clone(), model.config.special().clone());
+        for (name, config) in [(family.name.clone(), &model.config), (format!("{}.bare", family.name), &bare)]
+        {
+            let dir = root.join(&name);
+            save(&dir, config, &model.decoder, &mut WorkingCopies::of(&model.decoder), DType::BF16);
+            assert!(read(&dir.join("model.safetensors")) == expected, "{name}: the weights are others");
+            let again = HfConfig::read(&dir).unwrap();
+            assert_eq!(again.decoder(), model.decoder.config(), "{name}");
+            assert_eq!(again.special(), model.config.special(), "{name}");
+        }
+        let json = |dir: &Path| -> serde_json::Value {
+            serde_json::from_str(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap()
+        };
+        let (ours, theirs) = (json(&root.join(&family.name)), json(&family.dir));
+        for (field, value) in theirs.as_object().unwrap() {
+            // Rotary settings gain what transformers derives.
+            if field != "rope_parameters" {
+                assert_eq!(&ours[field], value, "{}: {field}", family.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_that_share_a_tensor_are_read_and_drawn_on_their_own() {
+    for family in Family::all() {
+        let model = family.load();
+        let stored = read(&family.dir.join("model.safetensors"));
+        for named in names_of(&model.decoder) {
+            let place = model.config.stored(&named.name);
+            let Some(tensor) = stored.get(&place.tensor) else { continue };
+            let first = place.first_elem(named.param.shape().sizes());
+            let n = named.param.shape().n_elems();
+            let ours: Vec<f32> = named.param.weight().unwrap().to_vec().unwrap();
+            assert_eq!(
+                apart(&ours, &tensor.values[first..first + n]),
+                0.0,
+                "{}: {}",
+                family.name,
+                named.name
+            );
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The tests of the library in one binary, so that it is linked once. `cargo test -p oarlock --test suite placements`
+//! runs those of a module. Tests that start their own program again, or measure it, are binaries of their own.
+
+mod accelerator_collectives;
+mod accelerator_loops;
+mod accelerator_metrics;
+mod accelerator_state;
+mod accelerator_tracking;
+mod accelerator_windows;
+mod common;
+mod corpus;
+mod dataloader;
+mod deepspeed;
+mod distributed;
+mod examples_ddp;
+mod examples_guides;
+mod families;
+mod misuse;
+mod objective;
+mod own_loop;
+mod own_model;
+mod param_groups;
+mod parity;
+mod placements;
+mod ranks;
+mod recompute;
+mod reshard;
+mod strict_device;
