@@ -73,6 +73,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "nn",
             "optim",
             "report",
+            "shard",
         ],
     ),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
