@@ -67,6 +67,7 @@ const LIBRARY: Edges = &[
             "nn",
             "optim",
             "report",
+            "shard",
         ],
     ),
     ("distributed", &["accelerator", "error", "launch", "nn", "optim", "rank", "shard"]),

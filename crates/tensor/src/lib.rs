@@ -30,7 +30,7 @@ pub use error::{Error, Result};
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};
 pub use par::Par;
 pub use param::{FlatParams, GradSlot, Init, Param, ParamHome, ParamLocation, Store};
-pub use profile::{OpEvent, OpTime, Profile};
+pub use profile::{OpEvent, OpTime, Profile, Scope};
 pub use rope_table::{LongRope, RopeScaling, RopeTable, Yarn, inverse_frequencies};
 pub use shape::{IntoShape, MAX_DIMS, Shape};
 pub use tape::{Gradients, Tape, UnitHook};

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const ACCOUNTS: u8 = 1;
 /// Each run of an op is kept.
 const EVENTS: u8 = 2;
+/// Times of scopes are kept.
+const SCOPES: u8 = 4;
 
 /// Times of ops by name, and one by one. Both are off until [`Profile::enable`] or [`Profile::enable_events`] is called.
 #[derive(Default)]
@@ -19,8 +21,18 @@ pub struct Profile {
     enabled: AtomicU8,
     ops: Mutex<BTreeMap<(&'static str, bool), OpTime>>,
     events: Mutex<Vec<OpEvent>>,
+    scopes: Mutex<BTreeMap<Scope, Duration>>,
     /// Nanoseconds.
     recomputing: AtomicU64,
+}
+
+/// A part of a program that is timed with everything in it, like one of torch's `record_function`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Scope {
+    /// Its name.
+    pub name: &'static str,
+    /// What tells scopes of one name apart, such as the address of what runs.
+    pub id: usize,
 }
 
 /// The account of one op.
@@ -84,6 +96,30 @@ impl Profile {
     pub fn take_events(&self) -> Vec<OpEvent> {
         self.enabled.fetch_and(!EVENTS, Ordering::Relaxed);
         std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Starts to add up the times of scopes, from zero.
+    pub fn enable_scopes(&self) {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.enabled.fetch_or(SCOPES, Ordering::Relaxed);
+    }
+
+    /// Stops adding up the times of scopes and returns them.
+    pub fn take_scopes(&self) -> BTreeMap<Scope, Duration> {
+        self.enabled.fetch_and(!SCOPES, Ordering::Relaxed);
+        std::mem::take(&mut *self.scopes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs `f` as a scope; `scope` is asked only while scopes are timed.
+    pub fn scope<R>(&self, scope: impl FnOnce() -> Scope, f: impl FnOnce() -> R) -> R {
+        if self.enabled.load(Ordering::Relaxed) & SCOPES == 0 {
+            return f();
+        }
+        let start = Instant::now();
+        let result = f();
+        let time = start.elapsed();
+        *self.scopes.lock().unwrap_or_else(PoisonError::into_inner).entry(scope()).or_default() += time;
+        result
     }
 
     /// Time in making activations again for the backward pass, since the device was made; counted always.
@@ -153,6 +189,22 @@ mod tests {
         assert_eq!((&*ops[0].0, ops[0].1.calls, ops[0].1.flops, ops[0].1.bytes), ("b", 2, 4, 8));
         assert!(profile.take().is_empty());
     }
+    #[test]
+    fn scopes_add_up_between_start_and_end() {
+        let profile = Profile::default();
+        let scope = |id| move || Scope { name: "layer", id };
+        let pause = || thread::sleep(Duration::from_millis(2));
+        profile.scope(scope(1), pause);
+        profile.enable_scopes();
+        profile.scope(scope(1), || profile.scope(scope(2), pause));
+        profile.scope(scope(1), pause);
+        let times = profile.take_scopes();
+        let of = |id| times[&Scope { name: "layer", id }];
+        assert!(of(1) >= Duration::from_millis(4) && of(2) >= Duration::from_millis(2) && of(2) < of(1));
+        profile.scope(scope(3), pause);
+        assert!(profile.take_scopes().is_empty());
+    }
+
     #[test]
     fn events_are_kept_one_by_one_beside_the_accounts() {
         let profile = Profile::default();

@@ -11,7 +11,7 @@ use crate::shard::Options;
 /// How an [`Accelerator`](crate::Accelerator) runs.
 #[derive(Clone, Debug, Default)]
 pub struct AcceleratorConfig {
-    /// What is divided among the ranks, and in which dtype the model computes; master weights, moments and gradient
+    /// What is sharded over the ranks, and in which dtype the model computes; master weights, moments and gradient
     /// sums are f32 whatever that is.
     pub shard: Options,
     /// The dtype of the arithmetic, over that of `shard`.
@@ -26,7 +26,7 @@ pub struct AcceleratorConfig {
     pub deepspeed_plugins: Vec<(String, DeepSpeedPlugin)>,
     /// How the schedule follows the optimizer.
     pub scheduler_steps: SchedulerSteps,
-    /// How loaders are divided among the ranks.
+    /// How loaders are distributed to the ranks.
     pub dataloader: DataLoaderConfiguration,
     /// Where checkpoints and logs go.
     pub project: ProjectConfiguration,
@@ -97,7 +97,7 @@ pub enum SchedulerSteps {
     PerProcess,
 }
 
-/// How loaders are divided among the ranks. The fields are those of Accelerate's `DataLoaderConfiguration`.
+/// How loaders are distributed to the ranks. The fields are those of Accelerate's `DataLoaderConfiguration`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataLoaderConfiguration {
     /// The batch size that a loader names is that of all ranks together, and each gets an equal piece.

@@ -20,7 +20,7 @@ impl Accelerator {
 
     /// Runs `body` with a batch size, and with nine tenths of it (rounded down) each time it runs out of memory on any
     /// rank, as Accelerate does; [`STARTING_BATCH_SIZE`] is where that begins. The ranks agree after each attempt, so
-    /// that none goes on alone. Between two attempts all that was prepared is released; `body` prepares anew.
+    /// that none goes on alone. Between two attempts all that was prepared is released; `body` prepares again.
     ///
     /// A rank that runs out of memory while the others wait for it inside of a collective cannot go on from there: all
     /// ranks then end with an error that names the calls.

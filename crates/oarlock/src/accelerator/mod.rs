@@ -162,7 +162,7 @@ impl Inner {
         })
     }
 
-    /// Lets go of everything that was prepared.
+    /// Releases everything that was prepared.
     fn forget(&self) {
         // Taken out first: what is dropped here may look at these lists.
         let models = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));

@@ -388,7 +388,7 @@ impl Plan {
             config.fill("scheduler.params.warmup_num_steps", warmup);
         }
         if self.optimizers.is_empty() {
-            // What is only asked has no course of a learning rate.
+            // An inference-only model has no schedule.
             config.forget(&["optimizer", "scheduler"]);
         }
         let hidden_size = plugin.hidden_size.or(self.hidden_size);

@@ -1,4 +1,4 @@
-//! A model as a loop of one's own uses it once it is prepared.
+//! A model as a training loop uses it once it is prepared.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use super::passes::{self, Loss};
 use super::prepared_state::PreparedState;
 use crate::error::Result;
 use crate::nested::Nested;
-use crate::nn::{self, Forward, Latency, Module, Visitor};
+use crate::nn::{self, Forward, Module, Visitor};
 
 /// A prepared model. Its forward passes are recorded while it trains; everything else of the model is there as before.
 /// Cloning gives another handle.
@@ -115,9 +115,5 @@ impl<M: Module> Module for Prepared<M> {
 
     fn kind(&self) -> &'static str {
         self.module.kind()
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        self.module.latency()
     }
 }

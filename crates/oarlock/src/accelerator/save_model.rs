@@ -122,7 +122,7 @@ impl Accelerator {
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent
     /// buffers. Shared weights are there under each of their names, as in torch. All ranks call it. (Accelerate has them on rank 0 only where
-    /// parameters are divided, and rounded to 16 bits in DeepSpeed's stage 3.)
+    /// parameters are sharded, and rounded to 16 bits in DeepSpeed's stage 3.)
     ///
     /// # Errors
     /// When a rank failed, or there is no memory.

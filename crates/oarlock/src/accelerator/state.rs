@@ -30,7 +30,7 @@ pub trait Stateful: Send + Sync {
     fn load_state_dict(&self, state: &Value) -> Result<()>;
 }
 
-/// A value of one's own that a checkpoint keeps: anything that serde writes and reads.
+/// A value of a training loop that a checkpoint keeps: anything that serde writes and reads.
 ///
 /// ```
 /// use std::sync::Arc;

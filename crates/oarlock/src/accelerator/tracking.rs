@@ -18,7 +18,7 @@ use crate::report::monitor::jsonl::Jsonl;
 use crate::report::monitor::tensorboard::TensorBoard;
 use crate::report::monitor::wandb::{Belongs, Wandb};
 
-/// A place that figures go to. The built-in ones are chosen with `log_with`; one of one's own implements this trait and
+/// A place that figures go to. The built-in ones are chosen with `log_with`; a custom one implements this trait and
 /// goes to [`Accelerator::add_tracker`].
 pub trait Tracker: Send {
     /// Its name, for [`Accelerator::get_tracker`].
@@ -115,7 +115,7 @@ pub struct TrackerOptions {
     /// The run of Weights & Biases.
     pub wandb: WandbRun,
     /// Go on in the files of an earlier run after this step: what they hold beyond it will be logged again. Without it
-    /// they begin anew.
+    /// they begin again from the start.
     pub resume_after: Option<u64>,
 }
 
@@ -153,7 +153,7 @@ enum Phase {
 }
 
 impl Accelerator {
-    /// Adds a tracker of one's own, before [`Accelerator::init_trackers`]. Processes but the main one drop it.
+    /// Adds a custom tracker, before [`Accelerator::init_trackers`]. Processes but the main one drop it.
     ///
     /// # Errors
     /// A name that another tracker has, or trackers that have begun.

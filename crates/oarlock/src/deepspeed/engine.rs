@@ -161,7 +161,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         Ok(self.optimizer("group_lrs")?.group_lrs())
     }
 
-    /// Sets the learning rate of the next step for all groups, for a schedule of one's own.
+    /// Sets the learning rate of the next step for all groups, for a custom schedule.
     ///
     /// # Errors
     /// An engine without an optimizer, or one that steps a schedule.

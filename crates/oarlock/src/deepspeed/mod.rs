@@ -126,7 +126,7 @@ impl<M: Module> InitializeArgs<M> {
 }
 
 /// Makes an engine of a model, and gives the loader back as the ranks use it. All ranks call it with the same arguments.
-/// A model without any optimizer, in code or in the configuration, is only asked; that needs stage 3 or 0.
+/// A model without any optimizer, in code or in the configuration, is inference-only; that needs stage 3 or 0.
 ///
 /// # Errors
 /// Everything that is wrong between the keys of the configuration, with file and line; `"auto"` that nothing resolves

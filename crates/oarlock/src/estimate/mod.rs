@@ -25,7 +25,7 @@ pub use states::model_states;
 
 use oarlock_tensor::DType;
 
-/// How much of the model's state is divided among the ranks: DeepSpeed's stages of ZeRO.
+/// How much of the model's state is sharded over the ranks: DeepSpeed's stages of ZeRO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Nothing: data parallel with whole states. FSDP's NO_SHARD.
@@ -94,7 +94,7 @@ pub enum Offload {
 pub struct Settings {
     /// The dtype of the arithmetic.
     pub dtype: DType,
-    /// What is divided among the ranks.
+    /// What is sharded over the ranks.
     pub stage: Stage,
     /// Ranks, all of this machine where they share memory.
     pub ranks: usize,

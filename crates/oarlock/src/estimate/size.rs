@@ -88,7 +88,7 @@ impl ModelSize {
         self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
     }
 
-    /// The layouts of units whose gradients are divided where gradients are.
+    /// The layouts of units whose gradients are sharded where gradients are.
     pub(super) fn divisible(&self) -> impl Iterator<Item = &Layout> {
         self.units.iter().skip(usize::from(self.has_root)).flatten().map(|(_, layout)| layout)
     }

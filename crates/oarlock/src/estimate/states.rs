@@ -99,7 +99,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
 /// What a rank updates, and what it takes for that.
 #[derive(Clone, Default)]
 struct Share {
-    /// Bytes of gradients: their sums, where those are divided, and what it is charged for what it reads.
+    /// Bytes of gradients: their sums, where those are sharded, and what it is charged for what it reads.
     gradients: u64,
     /// Elements with master weights.
     with_master: u64,

@@ -12,7 +12,7 @@ use super::config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
 };
 use super::recompute::Parts;
-use crate::nn::{Latency, Linear, Module, RmsNorm, Visitor, is_trained};
+use crate::nn::{Linear, Module, RmsNorm, Visitor, in_scope, is_trained};
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
 /// parameters.
@@ -44,7 +44,6 @@ struct Attention {
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     config: AttentionConfig,
-    latency: Latency,
 }
 
 #[derive(Clone, Debug)]
@@ -53,7 +52,6 @@ struct Mlp {
     up_proj: Linear,
     down_proj: Linear,
     activation: Activation,
-    latency: Latency,
 }
 
 /// A norm of a width.
@@ -165,19 +163,18 @@ impl Attention {
             q_norm: qk_norm(q_dim)?,
             k_norm: qk_norm(kv_dim)?,
             config: config.clone(),
-            latency: Latency::default(),
         })
     }
 
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
-        self.latency.time(|| {
+        in_scope(self, x.device(), || {
             let (q, k, v) = self.project(x, rope, 0)?;
             ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.config.options())?)
         })
     }
 
     fn project_out(&self, attended: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| self.o_proj.forward(attended))
+        in_scope(self, attended.device(), || self.o_proj.forward(attended))
     }
 
     fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
@@ -210,7 +207,6 @@ impl Mlp {
             up_proj: Linear::normal(hidden, width, config.bias, std)?,
             down_proj: Linear::normal(width, hidden, config.bias, std)?,
             activation: config.activation,
-            latency: Latency::default(),
         })
     }
 
@@ -220,12 +216,13 @@ impl Mlp {
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency
-            .time(|| ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, self.activation))
+        in_scope(self, x.device(), || {
+            ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, self.activation)
+        })
     }
 
     fn project_down(&self, activated: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| self.down_proj.forward(activated))
+        in_scope(self, activated.device(), || self.down_proj.forward(activated))
     }
 }
 
@@ -264,10 +261,6 @@ impl Module for Attention {
             }
         }
     }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
-    }
 }
 
 impl Module for Mlp {
@@ -275,9 +268,5 @@ impl Module for Mlp {
         visitor.child("gate_proj", &self.gate_proj);
         visitor.child("up_proj", &self.up_proj);
         visitor.child("down_proj", &self.down_proj);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }

@@ -10,7 +10,7 @@ use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
 use crate::nested::Nested;
-use crate::nn::{self, Forward, Latency, Linear, Module, RmsNorm, Unit, Visitor};
+use crate::nn::{self, Forward, Linear, Module, RmsNorm, Unit, Visitor, in_scope};
 
 /// A decoder whose output is a linear layer without bias, `score`, on the last token of each row that is no padding.
 /// Its weights are named as those of `LlamaForSequenceClassification`.
@@ -20,7 +20,6 @@ pub struct SequenceClassifier {
     head: Unit<ClassifierHead>,
     pad: Option<u32>,
     n_labels: usize,
-    latency: Latency,
 }
 
 /// The final norm and the weights of the labels.
@@ -78,13 +77,7 @@ impl SequenceClassifier {
             norm: norm(settings.hidden_size, settings.final_norm)?,
             score: Linear::normal(settings.hidden_size, n_labels, false, settings.init_std)?,
         };
-        Ok(SequenceClassifier {
-            body,
-            head: Unit::new(head),
-            pad: config.special().pad,
-            n_labels,
-            latency: Latency::default(),
-        })
+        Ok(SequenceClassifier { body, head: Unit::new(head), pad: config.special().pad, n_labels })
     }
 
     /// Says which activations the backward pass computes again.
@@ -97,7 +90,7 @@ impl SequenceClassifier {
     /// # Errors
     /// A token outside the vocabulary, several rows for a model without a padding token.
     pub fn logits(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
-        self.latency.time(|| {
+        in_scope(self, ids.device(), || {
             let last = self.last_tokens(ids)?;
             let x = self.body.hidden(ids, &left_padding(attention_mask)?)?;
             self.head.run(&x, |head| {
@@ -186,10 +179,6 @@ impl Module for SequenceClassifier {
     fn visit(&self, visitor: &mut dyn Visitor) {
         self.body.visit(visitor);
         visitor.child("", &self.head);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 

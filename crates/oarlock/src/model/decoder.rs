@@ -11,14 +11,13 @@ use super::cache::LayerCache;
 use super::config::DecoderConfig;
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
-use crate::nn::{Embedding, Latency, Linear, Module, RmsNorm, Unit, Visitor};
+use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor, in_scope};
 
 /// A decoder-only language model.
 #[derive(Debug)]
 pub struct Decoder {
     body: Body,
     head: Unit<Head>,
-    latency: Latency,
 }
 
 /// A decoder without its output: the embedding and the layers.
@@ -54,7 +53,7 @@ impl Decoder {
         };
         let norm = norm(config.hidden_size, config.final_norm)?;
         let head = Head { norm, lm_head, logit_cap: config.logit_cap };
-        Ok(Decoder { body, head: Unit::new(head), latency: Latency::default() })
+        Ok(Decoder { body, head: Unit::new(head) })
     }
 
     /// Says which activations the backward pass computes again; a new model keeps all of them. Losses, gradients and
@@ -73,7 +72,7 @@ impl Decoder {
     /// # Errors
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
-        self.latency.time(|| {
+        in_scope(self, ids.device(), || {
             let labels = Labels::from_tensor(labels)?;
             let x = self.body.hidden(ids, mask)?;
             self.head.run(&x, |head| head.loss(&x, &labels))
@@ -169,7 +168,9 @@ impl Head {
     fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
         let options = HeadOptions { logit_cap: self.logit_cap };
-        self.lm_head.latency.time(|| ops::head_loss(&normed, &self.lm_head.weight, labels, options))
+        in_scope(&self.lm_head, normed.device(), || {
+            ops::head_loss(&normed, &self.lm_head.weight, labels, options)
+        })
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
@@ -198,10 +199,6 @@ impl Module for Decoder {
     fn visit(&self, visitor: &mut dyn Visitor) {
         self.body.visit(visitor);
         visitor.child("", &self.head);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{self, Mask, Rope, WeightLayout};
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
 use super::layers::in_dtype_of;
-use crate::nn::{Forward, Latency, Linear, Module, Visitor};
+use crate::nn::{Forward, Linear, Module, Visitor, in_scope};
 
 /// Self-attention: `torch.nn.MultiheadAttention` with `batch_first=True`, without dropout on the attention weights, which
 /// are never formed. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).
@@ -24,7 +24,6 @@ pub struct MultiHeadAttention {
     n_kv_heads: usize,
     mask: Mask,
     rope: Option<Arc<Rope>>,
-    latency: Latency,
 }
 
 impl MultiHeadAttention {
@@ -47,7 +46,6 @@ impl MultiHeadAttention {
             n_kv_heads: n_heads,
             mask: Mask::Full,
             rope: None,
-            latency: Latency::default(),
         })
     }
 
@@ -106,7 +104,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// As [`MultiHeadAttention::forward`], or a mask that does not fit.
     pub fn forward_masked(&self, x: &Tensor, mask: &Mask) -> Result<Tensor> {
-        self.latency.time(|| {
+        in_scope(self, x.device(), || {
             let &[_, _, dim] = x.sizes() else {
                 return Err(Error::Shape {
                     op: "MultiHeadAttention",
@@ -146,10 +144,6 @@ impl Module for MultiHeadAttention {
             visitor.param("in_proj_bias", bias);
         }
         visitor.child("out_proj", &self.out_proj);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 

@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::{self, WeightLayout};
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
-use crate::nn::{Forward, Latency, Module, Visitor};
+use crate::nn::{Forward, Module, Visitor, in_scope};
 
 /// y = x·Wᵀ + b, weight `[outputs, inputs]`: `torch.nn.Linear`.
 #[derive(Clone, Debug)]
@@ -12,8 +12,6 @@ pub struct Linear {
     pub weight: Param,
     /// `[outputs]`.
     pub bias: Option<Param>,
-    /// Times the product, also where it is a part of another op.
-    pub latency: Latency,
 }
 
 impl Linear {
@@ -26,7 +24,6 @@ impl Linear {
         Ok(Linear {
             weight: Param::new(Shape::new(&[n_out, n_in])?, init),
             bias: Some(Param::new(Shape::new(&[n_out])?, init)),
-            latency: Latency::default(),
         })
     }
 
@@ -41,7 +38,7 @@ impl Linear {
 
     /// With a weight that another layer holds as well, and no bias.
     pub fn with_weight(weight: Param) -> Linear {
-        Linear { weight, bias: None, latency: Latency::default() }
+        Linear { weight, bias: None }
     }
 
     /// Without a bias: torch's `bias=False`.
@@ -68,7 +65,7 @@ impl Linear {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| {
+        in_scope(self, x.device(), || {
             let x = in_dtype_of(&self.weight, x)?;
             ops::linear(&x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
         })
@@ -92,10 +89,6 @@ impl Module for Linear {
             visitor.param("bias", bias);
         }
     }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
-    }
 }
 
 impl Forward<Tensor> for Linear {
@@ -110,7 +103,6 @@ impl Forward<Tensor> for Linear {
 pub struct Embedding {
     /// `[vocabulary, dim]`.
     pub weight: Param,
-    latency: Latency,
 }
 
 impl Embedding {
@@ -128,7 +120,7 @@ impl Embedding {
     /// An impossible shape.
     pub fn normal(vocab: usize, dim: usize, std: f32) -> Result<Embedding> {
         let weight = Param::new(Shape::new(&[vocab, dim])?, Init::Normal { std });
-        Ok(Embedding { weight, latency: Latency::default() })
+        Ok(Embedding { weight })
     }
 
     /// Starts so.
@@ -142,7 +134,7 @@ impl Embedding {
     /// # Errors
     /// An id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::embedding(ids, &self.weight))
+        in_scope(self, ids.device(), || ops::embedding(ids, &self.weight))
     }
 
     /// ids `[..]` → `[.., dim]` in f32: the start of a residual stream.
@@ -150,17 +142,13 @@ impl Embedding {
     /// # Errors
     /// An id outside the vocabulary.
     pub fn forward_f32(&self, ids: &Tensor) -> Result<Tensor> {
-        self.latency.time(|| ops::embedding_to(ids, &self.weight, DType::F32))
+        in_scope(self, ids.device(), || ops::embedding_to(ids, &self.weight, DType::F32))
     }
 }
 
 impl Module for Embedding {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 

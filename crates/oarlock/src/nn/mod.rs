@@ -7,11 +7,11 @@ mod activation;
 mod attention;
 mod buffer;
 mod dropout;
-mod latency;
 mod layers;
 mod leaf;
 mod loss;
 mod norm;
+mod scope;
 mod sequential;
 mod training;
 mod unit;
@@ -21,7 +21,6 @@ pub use activation::{Gelu, GeluTanh, LogSoftmax, Relu, Sigmoid, Silu, Softmax, T
 pub use attention::MultiHeadAttention;
 pub use buffer::{Buffer, BufferValues, NamedBuffer, buffers};
 pub use dropout::Dropout;
-pub use latency::Latency;
 pub use layers::{Activation, Embedding, Linear, Mlp};
 pub use loss::{
     BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, bce_with_logits, cross_entropy, kl_div, mse_loss,
@@ -35,6 +34,7 @@ pub use oarlock_tensor::ops::{
     CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
 };
 pub use oarlock_tensor::{Init, Param, Result, RopeScaling, Yarn};
+pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};
@@ -86,11 +86,6 @@ pub trait Module: Send + Sync + 'static {
     fn kind(&self) -> &'static str {
         let path = std::any::type_name::<Self>();
         path.split('<').next().unwrap_or(path).rsplit("::").next().unwrap_or(path)
-    }
-
-    /// Where its forward passes are timed, if they are.
-    fn latency(&self) -> Option<&Latency> {
-        None
     }
 }
 
@@ -157,10 +152,6 @@ macro_rules! pointers {
 
             fn kind(&self) -> &'static str {
                 (**self).kind()
-            }
-
-            fn latency(&self) -> Option<&Latency> {
-                (**self).latency()
             }
         })*
     };

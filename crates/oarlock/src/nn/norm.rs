@@ -3,7 +3,7 @@
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor, ops};
 
 use super::layers::in_dtype;
-use crate::nn::{Forward, Latency, Module, Visitor};
+use crate::nn::{Forward, Module, Visitor, in_scope};
 
 /// x / √(mean(x²) + eps) · (offset + weight) (Zhang and Sennrich 2019): `torch.nn.RMSNorm` where the offset is 0.
 #[derive(Clone, Debug)]
@@ -14,7 +14,6 @@ pub struct RmsNorm {
     pub eps: f32,
     /// Added to the weight.
     pub offset: f32,
-    latency: Latency,
 }
 
 impl RmsNorm {
@@ -33,7 +32,7 @@ impl RmsNorm {
     pub fn with_offset(dim: usize, eps: f32, offset: f32) -> Result<RmsNorm> {
         let init = if offset == 0.0 { Init::Ones } else { Init::Zeros };
         let weight = Param::in_f32(Shape::new(&[dim])?, init);
-        Ok(RmsNorm { weight, eps, offset, latency: Latency::default() })
+        Ok(RmsNorm { weight, eps, offset })
     }
 
     /// x `[.., dim]` → `[.., dim]`, in x's dtype.
@@ -49,17 +48,13 @@ impl RmsNorm {
     /// # Errors
     /// Shapes or dtypes that do not fit.
     pub fn forward_to(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        self.latency.time(|| ops::rms_norm_to(x, &self.weight, self.eps, self.offset, dtype))
+        in_scope(self, x.device(), || ops::rms_norm_to(x, &self.weight, self.eps, self.offset, dtype))
     }
 }
 
 impl Module for RmsNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 
@@ -79,7 +74,6 @@ pub struct LayerNorm {
     pub bias: Option<Param>,
     /// Added to the variance.
     pub eps: f32,
-    latency: Latency,
 }
 
 impl LayerNorm {
@@ -93,7 +87,6 @@ impl LayerNorm {
             weight: Param::in_f32(shape, Init::Ones),
             bias: Some(Param::in_f32(shape, Init::Zeros)),
             eps: 1e-5,
-            latency: Latency::default(),
         })
     }
 
@@ -114,8 +107,9 @@ impl LayerNorm {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.latency
-            .time(|| ops::layer_norm(&in_dtype(x, DType::F32)?, &self.weight, self.bias.as_ref(), self.eps))
+        in_scope(self, x.device(), || {
+            ops::layer_norm(&in_dtype(x, DType::F32)?, &self.weight, self.bias.as_ref(), self.eps)
+        })
     }
 }
 
@@ -125,10 +119,6 @@ impl Module for LayerNorm {
         if let Some(bias) = &self.bias {
             visitor.param("bias", bias);
         }
-    }
-
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.latency)
     }
 }
 

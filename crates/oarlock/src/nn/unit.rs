@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use oarlock_tensor::{Param, Result, Tensor, UnitHook, ops};
+use oarlock_tensor::{Param, Result, Tape, Tensor, UnitHook, ops};
 
 use super::leaf::{Leaf, each_leaf};
 use super::training::Moment;
 use crate::nested::Nested;
-use crate::nn::{Forward, Latency, Module, Visitor};
+use crate::nn::{Forward, Module, Visitor, in_scope};
 
 /// A module that is a unit.
 #[derive(Debug)]
@@ -26,7 +26,6 @@ pub struct UnitRun(Arc<State>);
 struct State {
     hook: OnceLock<Arc<dyn UnitHook>>,
     recompute: AtomicBool,
-    latency: Latency,
 }
 
 impl UnitRun {
@@ -72,7 +71,7 @@ impl<M> Unit<M> {
     /// What the module reports.
     pub fn forward<I: Nested>(&self, input: &I) -> Result<M::Output>
     where
-        M: Forward<I>,
+        M: Module + Forward<I>,
     {
         self.run(input, |module| module.forward(input))
     }
@@ -81,13 +80,26 @@ impl<M> Unit<M> {
     ///
     /// # Errors
     /// Whatever `forward` reports.
-    pub fn run<R>(&self, input: &impl Nested, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
-        self.run.0.latency.time(|| self.run_hooked(input, forward))
+    pub fn run<R>(&self, input: &impl Nested, forward: impl FnOnce(&M) -> Result<R>) -> Result<R>
+    where
+        M: Module,
+    {
+        let tensors = input.tensors();
+        let tape = || tensors.iter().find_map(|tensor| tensor.tape());
+        // With the gathering of its weights.
+        match tensors.first() {
+            Some(first) => in_scope(self, first.device(), || self.run_hooked(tape, forward)),
+            None => self.run_hooked(tape, forward),
+        }
     }
 
-    fn run_hooked<R>(&self, input: &impl Nested, forward: impl FnOnce(&M) -> Result<R>) -> Result<R> {
+    fn run_hooked<R>(
+        &self,
+        tape: impl FnOnce() -> Option<Tape>,
+        forward: impl FnOnce(&M) -> Result<R>,
+    ) -> Result<R> {
         let Some(hook) = self.run.0.hook.get() else { return forward(&self.module) };
-        let tape = input.tensors().iter().find_map(Tensor::tape);
+        let tape = tape();
         hook.before_forward(tape.is_some())?;
         if let Some(tape) = &tape {
             tape.enter_unit(hook.clone());
@@ -174,10 +186,5 @@ impl<M: Module> Module for Unit<M> {
 
     fn kind(&self) -> &'static str {
         self.module.kind()
-    }
-
-    /// With the gathering of its weights.
-    fn latency(&self) -> Option<&Latency> {
-        Some(&self.run.0.latency)
     }
 }

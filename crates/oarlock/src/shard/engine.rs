@@ -256,7 +256,7 @@ impl Engine {
     /// own, until [`Engine::average`] makes them equal again.
     ///
     /// # Errors
-    /// Where weights, gradients or the optimizer's state are divided among the ranks.
+    /// Where weights, gradients or the optimizer's state are sharded over the ranks.
     pub fn set_local(&mut self, local: bool) -> Result<()> {
         if local && self.core.options.placements != Placements::WHOLE {
             return Err(Error::Usage(format!(

@@ -11,7 +11,7 @@ pub struct Mesh {
     pub shard: Communicator,
     /// The ranks that hold the same part of it; present where there is more than one sharding group.
     pub replica: Option<Communicator>,
-    /// The ranks that keep a second copy of the parameters divided among them.
+    /// The ranks that keep a second copy of the parameters sharded over them.
     pub secondary: Option<Communicator>,
 }
 

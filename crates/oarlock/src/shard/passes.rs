@@ -250,7 +250,7 @@ impl Core {
         Ok(sizes().map(|n| flags.by_ref().take(n).collect()).collect())
     }
 
-    /// After a step: every gathered copy is stale, and gradients begin anew.
+    /// After a step: every gathered copy is stale, and gradients begin again from zero.
     pub fn begin_step(&self) -> Result<()> {
         let mut pass = self.pass();
         let pass = &mut *pass;

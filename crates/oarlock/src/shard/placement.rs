@@ -1,4 +1,4 @@
-//! Placements: whether a kind of state is whole on each rank or divided among them, and everything else that an engine
+//! Placements: whether a kind of state is whole on each rank or sharded over them, and everything else that an engine
 //! is told. Every strategy of data parallelism is a row of this table:
 //!
 //! ```text
@@ -72,15 +72,15 @@ pub enum Untouched {
 pub struct Options {
     /// The dtype of the working copies and of the arithmetic on them.
     pub dtype: DType,
-    /// What is divided among the ranks.
+    /// What is sharded over the ranks.
     pub placements: Placements,
     /// How long gathered parameters live.
     pub lifetime: Lifetime,
-    /// State is divided inside groups of so many neighbouring ranks, and equal across groups. All ranks, by default.
+    /// State is sharded inside groups of so many neighbouring ranks, and equal across groups. All ranks, by default.
     pub group: Option<usize>,
     /// Where `group` says nothing, the groups are the ranks of each machine.
     pub by_machine: bool,
-    /// From forward to backward, parameters are kept divided inside groups of so many neighbouring ranks.
+    /// From forward to backward, parameters stay sharded inside groups of so many neighbouring ranks.
     pub secondary: Option<usize>,
     /// How sharded parameters come together.
     pub gather: Gather,

@@ -1,4 +1,4 @@
-//! How gradients become sums over the ranks: unit by unit during the backward pass where they are divided, all before the
+//! How gradients become sums over the ranks: unit by unit during the backward pass where they are sharded, all before the
 //! step where they are whole.
 
 use oarlock_comm::Region;

@@ -2,15 +2,16 @@
 //! one more forward pass.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use oarlock_tensor::Param;
+use oarlock_tensor::{Param, Scope};
 
 use crate::accelerator::{Accelerator, Prepared};
 use crate::config::FlopsArgs;
 use crate::data::Batch;
 use crate::error::Result;
 use crate::model::{Decoder, LayerConfig};
-use crate::nn::{Module, UnitRun, Visitor};
+use crate::nn::{Module, UnitRun, Visitor, time_of};
 use crate::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use crate::report::speed::{Phase, PhaseTimes};
 use crate::train::{Objective, evaluate};
@@ -28,10 +29,10 @@ pub fn profile<O: Objective<Model = Decoder>>(
     accumulation: usize,
     times: &PhaseTimes,
 ) -> Result<String> {
-    let mut start = Start;
-    start.child("", &**model.module());
+    accelerator.device().profile().enable_scopes();
     evaluate(accelerator, objective, model, std::iter::once(batch.clone()))?;
-    let costs = costs(model.module(), batch.rows, batch.len);
+    let scopes = accelerator.device().profile().take_scopes();
+    let costs = costs(model.module(), (batch.rows, batch.len), &scopes);
     let step = ProfiledStep {
         step: args.after_steps + 1,
         ranks: accelerator.num_processes(),
@@ -46,29 +47,11 @@ pub fn profile<O: Objective<Model = Decoder>>(
     Ok(report(&costs, &step, shown))
 }
 
-/// The modules of a model, with the times since they were started.
-fn costs(model: &Decoder, rows: usize, len: usize) -> ModuleCost {
-    let mut walk = Walk::new("", model, model.config().layers.iter(), (rows as u64, len as u64));
+/// The modules of a model, with their times.
+fn costs(model: &Decoder, (rows, len): (usize, usize), scopes: &BTreeMap<Scope, Duration>) -> ModuleCost {
+    let mut walk = Walk::new("", model, model.config().layers.iter(), (rows as u64, len as u64), scopes);
     model.visit(&mut walk);
     walk.finish(model).0
-}
-
-/// Starts the stopwatches of all modules.
-struct Start;
-
-impl Visitor for Start {
-    fn param(&mut self, _name: &str, _param: &Param) {}
-
-    fn child(&mut self, _name: &str, child: &dyn Module) {
-        if let Some(latency) = child.latency() {
-            latency.start();
-        }
-        child.visit(self);
-    }
-
-    fn unit(&mut self, _unit: &UnitRun, inside: &dyn Module) {
-        inside.visit(self);
-    }
 }
 
 /// Counts what is in one module.
@@ -80,6 +63,7 @@ struct Walk<'m> {
     layers: std::slice::Iter<'m, LayerConfig>,
     rows: u64,
     len: u64,
+    scopes: &'m BTreeMap<Scope, Duration>,
 }
 
 impl<'m> Walk<'m> {
@@ -88,6 +72,7 @@ impl<'m> Walk<'m> {
         module: &dyn Module,
         mut layers: std::slice::Iter<'m, LayerConfig>,
         (rows, len): (u64, u64),
+        scopes: &'m BTreeMap<Scope, Duration>,
     ) -> Walk<'m> {
         let mut cost =
             ModuleCost { name: name.to_owned(), kind: module.kind().to_owned(), ..ModuleCost::default() };
@@ -97,12 +82,12 @@ impl<'m> Walk<'m> {
             // Scores and their product with the values, over all pairs of positions.
             cost.macs = 2 * rows * len * attention.span(len as usize) * attention.q_dim() as u64;
         }
-        Walk { cost, params: BTreeMap::new(), layers, rows, len }
+        Walk { cost, params: BTreeMap::new(), layers, rows, len, scopes }
     }
 
     fn finish(mut self, module: &dyn Module) -> (ModuleCost, BTreeMap<usize, u64>) {
         self.cost.params = self.params.values().sum();
-        self.cost.latency = module.latency().map(|latency| latency.stop());
+        self.cost.latency = time_of(module, self.scopes);
         (self.cost, self.params)
     }
 }
@@ -118,7 +103,7 @@ impl Visitor for Walk<'_> {
     }
 
     fn child(&mut self, name: &str, child: &dyn Module) {
-        let mut walk = Walk::new(name, child, self.layers.clone(), (self.rows, self.len));
+        let mut walk = Walk::new(name, child, self.layers.clone(), (self.rows, self.len), self.scopes);
         child.visit(&mut walk);
         self.layers = walk.layers.clone();
         let (cost, params) = walk.finish(child);
@@ -149,7 +134,7 @@ mod tests {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
         let hf = HfConfig::read(&golden.join("train-llama")).unwrap();
         let model = Decoder::new(hf.decoder().clone(), 32).unwrap();
-        let costs = costs(&model, 6, 32);
+        let costs = costs(&model, (6, 32), &BTreeMap::new());
         let text = std::fs::read_to_string(golden.join("monitors/profile.json")).unwrap();
         let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
@@ -181,7 +166,7 @@ mod tests {
     fn shared_parameters_count_once() {
         let config = DecoderConfig { tie_embeddings: true, ..DecoderConfig::llama(100, 64, 1, 16) };
         let model = Decoder::new(config, 16).unwrap();
-        let costs = costs(&model, 1, 16);
+        let costs = costs(&model, (1, 16), &BTreeMap::new());
         let children: u64 = costs.children.iter().map(|child| child.params).sum();
         assert_eq!(costs.params, children - 100 * 64);
         assert_eq!(costs.children.last().unwrap().macs, 16 * 100 * 64);

@@ -40,7 +40,7 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// Begins anew, or goes on.
+    /// Begins from the start, or goes on.
     pub fn open(
         config: &TrainConfig,
         communicator: &Communicator,

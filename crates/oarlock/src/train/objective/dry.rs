@@ -1,5 +1,7 @@
 //! An objective on a dry device, for forecasts of memory and work.
 
+use std::cell::RefCell;
+
 use oarlock_tensor::ops::Mask;
 use oarlock_tensor::{DType, Device, Tape, Tensor};
 
@@ -9,18 +11,22 @@ use crate::estimate::Pass;
 
 /// What an objective does with a micro-batch: its forward pass, and the backward pass where it trains.
 pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass) -> Result<()> {
-    |model, device, pass| {
+    // A step reads its sums at its end, so that one waits while the next micro-batch runs.
+    let waiting = RefCell::new(None);
+    move |model, device, pass| {
         let tensor = || Tensor::zeros([pass.rows, pass.len], DType::I32, device);
         let (ids, labels) = (tensor()?, tensor()?);
         let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
         let inputs = Inputs { ids, labels, mask };
         if !pass.trains {
+            waiting.replace(None);
             objective.loss(model, &inputs)?;
             return Ok(());
         }
         let tape = if objective.is_head_loss() { Tape::with_seed(1.0) } else { Tape::new() };
         let loss = objective.loss(model, &Inputs { ids: tape.input(&inputs.ids), ..inputs })?;
         tape.backward(&loss.loss, 1.0)?;
+        waiting.replace(Some(loss.sum));
         Ok(())
     }
 }
