@@ -1,7 +1,7 @@
 //! The shipped example corpus is what its generator writes, and it is what its README promises.
 
 #[path = "../examples/make_corpus/corpus.rs"]
-mod corpus;
+mod generator;
 #[path = "../examples/make_corpus/rng.rs"]
 mod rng;
 #[path = "../examples/make_corpus/template.rs"]
@@ -15,10 +15,10 @@ const HELDOUT: &str = include_str!("../../../recipes/corpus/heldout.jsonl");
 
 #[test]
 fn shipped_files_are_the_generators_output() {
-    let corpus = corpus::generate().unwrap_or_else(|e| panic!("{e}"));
+    let corpus = generator::generate().unwrap_or_else(|e| panic!("{e}"));
     for (shipped, records) in [(PRETRAIN, &corpus.pretrain), (HELDOUT, &corpus.heldout)] {
         // assert! instead of assert_eq!: a difference would print both files.
-        assert!(shipped == corpus::jsonl(records), "run `cargo run --example make_corpus`");
+        assert!(shipped == generator::jsonl(records), "run `cargo run --example make_corpus`");
     }
 }
 

@@ -24,7 +24,7 @@ pub fn write(source: &Source, beside: Option<&Path>, to: &Path) -> Result<()> {
         (name.as_str(), parameter.shape.as_slice(), kinds)
     });
     let mut checkpoint = Assembler::create(to, beside, source.dtype, parameters)?;
-    let mut values = vec![0.0f32; CHUNK_ELEMS];
+    let mut values: Vec<f32> = std::iter::repeat_n(0.0, CHUNK_ELEMS).collect();
     for parameter in source.parameters.values() {
         for piece in KINDS.iter().filter_map(|kind| parameter.state.get(kind)).flatten() {
             let mut rest = piece.run;
