@@ -126,7 +126,7 @@ impl Embedding {
     /// Starts so.
     #[must_use]
     pub fn init(self, init: Init) -> Embedding {
-        Embedding { weight: Param::new(*self.weight.shape(), init), ..self }
+        Embedding { weight: Param::new(*self.weight.shape(), init) }
     }
 
     /// ids `[..]` → `[.., dim]`.

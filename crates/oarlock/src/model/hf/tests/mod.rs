@@ -40,9 +40,7 @@ fn distance(model: &LoadedModel, expected: &Value) -> (f64, f64) {
     let ids: Vec<i32> = list(&expected["ids"]).iter().map(|&id| id as i32).collect();
     let ids = Tensor::from_slice(&ids, [1, ids.len()], &model.device).unwrap();
     let logits = model.decoder.logits(&ids, &Mask::Causal).unwrap();
-    let ours: Vec<f32> = match model.dtype {
-        _ => logits.to_f32_vec().unwrap(),
-    };
+    let ours = logits.to_f32_vec().unwrap();
     let vocab = model.decoder.config().vocab_size;
     let (mut far, mut size) = (0f64, 0f64);
     for (row, position) in expected["logits"].as_array().unwrap().iter().zip(list(&expected["positions"])) {
