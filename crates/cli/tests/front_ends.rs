@@ -89,7 +89,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
     for expected in ["would start 4 rank(s) on 2 machine(s)", "machine 1, rank 3: RANK=3 LOCAL_RANK=1"] {
         assert!(shown.stdout.contains(expected), "{shown:?}");
     }
-    for expected in ["missing to run it", "`stage: sft`", "node rank: 1", "training of ours on 2 machines"] {
+    for expected in ["missing to run it", "`stage: sft`", "node rank: 1", "Oarlock run on 2 machines"] {
         assert!(shown.stderr.contains(expected), "{expected}: {shown:?}");
     }
     let started = said(&site, &["lmf", "train"], &arguments, &two);

@@ -68,7 +68,7 @@ fn the_tokenizer_is_what_the_corpus_gives() {
         // assert! instead of assert_eq!: a difference would print both files.
         assert!(
             read(folder.path()) == read(Path::new(MODEL)),
-            "{file}: learn it anew, as recipes/README.md says"
+            "{file}: train it again, as recipes/README.md says"
         );
     }
 }

@@ -1,5 +1,5 @@
 //! Knowledge distillation: a small student learns from a text and from a larger teacher. The student is trained in ZeRO-2
-//! with its optimizer in main memory; the teacher is divided by ZeRO-3 and only asked.
+//! with its optimizer in main memory; the teacher is sharded by ZeRO-3 and inference-only.
 //!
 //! `cargo run --example distillation -- [folder with student/ and teacher/]`, or on several ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/distillation`

@@ -1,4 +1,4 @@
-//! Times the step of a GPT of one's own, built of the library's layers, on synthetic tokens; with the decoder that
+//! Times the step of a custom GPT, built from the library's layers, on synthetic tokens; with the decoder that
 //! `oarlock train` trains beside it, as a prepared model and in the trainer's own loop. bench/own_model runs it.
 //!
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/release/examples/own_model_cost model=gpt [key=value ..]`
@@ -168,7 +168,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// What follows the forward pass in a loop of one's own.
+/// What follows the forward pass in a custom training loop.
 fn update(accelerator: &Accelerator, optimizer: &PreparedOptimizer, loss: &impl Loss) -> Result<()> {
     accelerator.backward(loss)?;
     accelerator.clip_grad_norm(optimizer, MAX_GRAD_NORM)?;

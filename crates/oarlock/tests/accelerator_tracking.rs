@@ -1,4 +1,4 @@
-//! Trackers of a loop of one's own: what they write, who writes, and what is told to those who misuse them.
+//! Trackers of custom training loops: what they write, who writes, and what is told to those who misuse them.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ fn solo(config: &AcceleratorConfig) -> Accelerator {
     Accelerator::over(oarlock_comm::Communicator::solo(), config).unwrap()
 }
 
-/// A tracker of one's own, which remembers.
+/// A custom tracker that records its calls.
 struct Mine(Arc<Mutex<Vec<String>>>);
 
 impl Tracker for Mine {

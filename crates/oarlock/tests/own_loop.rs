@@ -1,4 +1,4 @@
-//! A loop and a model of one's own: the same training in every placement and on any number of ranks.
+//! A custom training loop and a custom model: the same results in every placement and on any number of ranks.
 
 use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::shard::{Gather, Lifetime, Placements};

@@ -1,4 +1,4 @@
-//! Models of one's own: layers beside torch's, parts that are frozen, shared or untouched, buffers, dropout, custom ops.
+//! Custom models: layers compared with torch's, parts that are frozen, shared or untouched, buffers, dropout, custom ops.
 
 #[path = "own_model/parts.rs"]
 mod parts;

@@ -1,4 +1,4 @@
-//! Parameter groups of a loop of one's own: beside torch and DeepSpeed, in every placement, through checkpoints.
+//! Parameter groups of custom training loops, compared with torch and DeepSpeed, in every placement, through checkpoints.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! However the state of a model is divided over ranks, gathered, reduced and offloaded, a training has the same bits.
+//! However the state of a model is sharded, gathered, reduced and offloaded, a run has the same bits.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

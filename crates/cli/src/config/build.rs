@@ -264,7 +264,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
                 ),
                 &[resume, overwrite],
             )
-            .help("resume the run in output_dir, or begin anew"),
+            .help("resume the run in output_dir, or start a new one"),
         );
     }
 }

@@ -58,7 +58,7 @@ pub fn page() -> String {
     let mut out = String::from(
         "# Keys of the training configuration\n\n\
          Generated from the table in `crates/cli/src/config/table.rs`; a test keeps both equal \
-         (`OARLOCK_BLESS=1 cargo test -p oarlock-cli --lib docs_page` writes it anew).\n\n\
+         (`OARLOCK_BLESS=1 cargo test -p oarlock-cli --lib docs_page` updates it).\n\n\
          A configuration is a YAML or JSON file with the keys of LLaMA-Factory, and `key=value` arguments, which win over it.\n\
          Paths are relative to the working directory.\n\
          A key that is not on this page is an error.\n",
@@ -163,10 +163,7 @@ mod tests {
             std::fs::write(path, page()).unwrap();
         }
         let written = std::fs::read_to_string(path).unwrap();
-        assert!(
-            written == page(),
-            "docs/keys.md is not what the table says; write it anew with OARLOCK_BLESS=1"
-        );
+        assert!(written == page(), "docs/keys.md is not what the table says; update it with OARLOCK_BLESS=1");
     }
 
     #[test]

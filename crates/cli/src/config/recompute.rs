@@ -1,4 +1,4 @@
-//! Which activations are computed anew: every key that asks for it, in one answer.
+//! Which activations are recomputed: every key that asks for it, in one answer.
 
 use oarlock::config::Recompute;
 
@@ -32,7 +32,7 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
                     )),
                     &[own],
                 )
-                .help("every-2 computes every second unit anew"),
+                .help("every-2 recomputes every second unit"),
             ),
         }
     }
@@ -72,7 +72,7 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
         let message = format!("`{}` and `{}` differ", first.key.name, other.key.name);
         problems.push(
             at(Problem::new(message), &[first, other])
-                .help("both say which activations are computed anew; keep one of them"),
+                .help("both select the recomputed activations; keep one of them"),
         );
     }
     recompute

@@ -346,7 +346,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         (
             "resume_from_checkpoint: true\noverwrite_output_dir: true",
             "t.yaml:4:25: `resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other (resume \
-             the run in output_dir, or begin anew)",
+             the run in output_dir, or start a new one)",
         ),
         (
             "lr_scheduler_type: cosin",

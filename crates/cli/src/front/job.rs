@@ -39,7 +39,7 @@ pub struct Job {
 /// What a rank runs.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// A training of ours.
+    /// An Oarlock run.
     Training(Box<ResolvedConfig>),
     /// A program with its arguments.
     Command(Vec<String>),
@@ -136,7 +136,7 @@ impl Job {
     pub(crate) fn missing(&self, config: &ResolvedConfig) -> Problems {
         let mut missing = config.missing();
         if self.launch.machines() > 1 && !self.through_mpi {
-            let message = format!("a training of ours on {} machines needs MPI", self.launch.machines());
+            let message = format!("an Oarlock run on {} machines needs MPI", self.launch.machines());
             let help = "build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
                         start all ranks on one machine";
             missing.push(config.problem(message, &["num_processes"]).help(help));

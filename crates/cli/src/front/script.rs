@@ -13,13 +13,13 @@ use crate::front::minimind;
 /// What is to be started.
 #[derive(Clone, Debug)]
 pub enum Script {
-    /// A training of ours.
+    /// An Oarlock run.
     Training(Training),
     /// A program with its arguments.
     Command(Vec<String>),
 }
 
-/// A training of ours, as its words say it.
+/// An Oarlock run, as its arguments describe it.
 #[derive(Clone, Debug)]
 pub struct Training {
     /// What was written, in the order of its weight.

@@ -69,7 +69,7 @@ pub struct Source {
     pub steps: u64,
     /// Samples of all ranks so far.
     pub samples: u64,
-    /// The loss scale of an f16 run, as a training of ours keeps it.
+    /// The loss scale of an f16 run, as an Oarlock run stores it.
     pub loss_scale: Option<Json>,
     /// Numbers and texts that the training loop had kept.
     pub client: Map<String, Json>,
@@ -183,7 +183,7 @@ fn rank_of(file: &TorchFile, root: View<'_>) -> Result<Rank> {
     let stage = stage.filter(|stage| (1..=3).contains(stage));
     let stage = stage.ok_or_else(|| unexpected(path, "zero_stage", "1, 2 or 3"))?;
     if zero.get("ds_zero_partition_groups").is_some() {
-        let told = "its parameters are divided within groups of ranks (MiCS), which is not imported";
+        let told = "its parameters are sharded within groups of ranks (MiCS), which is not imported";
         return Err(refused(path, ImportProblem::Unsupported(told.into())));
     }
     let counts = need(path, zero, "partition_count")?;

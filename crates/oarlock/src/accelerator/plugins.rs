@@ -431,7 +431,7 @@ impl Plan {
         match plan.stage {
             stage @ (1 | 2) => Err(Error::Usage(format!(
                 "prepare: zero stage {stage} requires an optimizer, and the model {model} comes without one; {title} has to \
-                 say stage 3, which divides a model that is only asked, or 0"
+                 say stage 3, which shards an inference-only model, or 0"
             ))),
             _ => Ok(()),
         }

@@ -30,7 +30,7 @@ pub fn new_token() -> String {
     format!("{:016x}", RandomState::new().hash_one(std::process::id()))
 }
 
-/// The number N of `checkpoint-N`, or of `checkpoint_N`, as loops of one's own number theirs.
+/// The number N of `checkpoint-N`, or of `checkpoint_N`, as custom training loops number theirs.
 pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("checkpoint")?.strip_prefix(['-', '_'])?;
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?

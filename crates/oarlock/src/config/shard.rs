@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 
-/// What is divided over the ranks.
+/// What is sharded across the ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardArgs {
     /// Where master weights and the states of the optimizer lie.
@@ -16,7 +16,7 @@ pub struct ShardArgs {
     pub parameters: Placement,
     /// What becomes a unit: what is gathered and reduced together.
     pub wrap: Wrap,
-    /// How long a gathered copy of divided parameters lives.
+    /// How long a gathered copy of sharded parameters lives.
     pub lifetime: Lifetime,
     /// The ranks among which a state is divided; other groups of ranks hold replicas.
     pub group: ShardGroup,

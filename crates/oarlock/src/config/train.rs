@@ -30,7 +30,7 @@ pub struct TrainConfig {
     pub log: LogArgs,
     /// Trackers, and what DeepSpeed's engine reports.
     pub monitor: MonitorArgs,
-    /// What is divided over the ranks.
+    /// What is sharded across the ranks.
     pub shard: ShardArgs,
     /// Processes.
     pub ranks: RankArgs,

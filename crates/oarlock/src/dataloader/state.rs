@@ -83,7 +83,7 @@ impl<B: Send + 'static> Stateful for LoaderState<B> {
         for (key, ours, what) in [
             ("of", n_units.map(|n| n as u64), "its epochs have {} samples, and this loader's {}"),
             ("seed", *seed, "it was shuffled with the seed {}, and this loader is with {}"),
-            ("ranks", divided.map(|n| n as u64), "its data divided itself among {} ranks, and now it is {}"),
+            ("ranks", divided.map(|n| n as u64), "its data was distributed to {} ranks, and now it is {}"),
         ] {
             if number(key) != ours {
                 let told = what.replacen("{}", &known(number(key), "no"), 1);

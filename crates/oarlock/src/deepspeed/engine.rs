@@ -286,7 +286,7 @@ impl<M: Module> DeepSpeedEngine<M> {
     fn optimizer(&self, what: &str) -> Result<&PreparedOptimizer> {
         self.optimizer.as_ref().ok_or_else(|| {
             Error::Usage(format!(
-                "{what}: the engine of {} has no optimizer, so its model is only asked; name one in the configuration or \
+                "{what}: the engine of {} has no optimizer, so its model is inference-only; name one in the configuration or \
                  give one to `initialize`",
                 self.model.state.name
             ))

@@ -197,7 +197,7 @@ pub enum Problem {
         /// What it said.
         cause: String,
     },
-    /// A checkpoint that no loop of one's own saved.
+    /// A checkpoint that no custom training loop saved.
     #[error(
         "`Accelerator::save_state` did not write it, so it says nothing of a loop; `checkpoint::load` takes the model"
     )]

@@ -31,7 +31,7 @@ pub enum SpawnError {
     },
     /// The process of a rank ended well, but never was at the call that started it.
     #[error(
-        "rank {rank} ended without coming to the call of spawn_processes at {call}: each rank runs the program anew, with \
+        "rank {rank} ended without coming to the call of spawn_processes at {call}: each rank runs the program again, with \
          the same arguments, and must come to that call as this process did; let nothing before it depend on the time, \
          on input or on files that the program changes"
     )]

@@ -95,7 +95,9 @@ impl<'a> Chat<'a> {
                     });
                     match shown {
                         Ok(_) => writeln!(output),
-                        Err(Error::Usage(problem)) => writeln!(output, "[{problem}; `clear` begins anew]"),
+                        Err(Error::Usage(problem)) => {
+                            writeln!(output, "[{problem}; `clear` starts a new conversation]")
+                        }
                         Err(e) => return Err(e),
                     }
                 }

@@ -179,6 +179,6 @@ fn a_chat_keeps_its_history_until_it_is_cleared() {
     let mut out = Vec::new();
     let mut chat = Chat::new(&generator, &tokenizer, &template, sampled(), None);
     chat.run(&mut long.as_bytes(), &mut out).unwrap();
-    assert!(String::from_utf8(out).unwrap().contains("`clear` begins anew"));
+    assert!(String::from_utf8(out).unwrap().contains("`clear` starts a new conversation"));
     assert_eq!((chat.history().len(), chat.history()[0].content.as_str()), (2, "w6"));
 }

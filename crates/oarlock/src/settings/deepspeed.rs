@@ -62,7 +62,7 @@ pub struct DeepSpeedConfig {
 pub struct DeepSpeedPlan {
     /// 0 to 3.
     pub stage: u8,
-    /// What is divided among the ranks.
+    /// What is sharded across the ranks.
     pub shard: ShardArgs,
     /// The dtype in which the model computes.
     pub dtype: DType,

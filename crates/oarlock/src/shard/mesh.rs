@@ -48,7 +48,7 @@ pub fn ranks_per_machine(machines: &[usize]) -> Result<usize> {
     match machines.iter().enumerate().all(|(rank, &machine)| machine == rank / size) {
         true if machines.len().is_multiple_of(size) => Ok(size),
         _ => Err(Error::Usage(format!(
-            "hybrid sharding divides inside each machine: expected as many neighbouring ranks on every machine, but the \
+            "hybrid sharding shards inside each machine: expected the same number of consecutive ranks on every machine, but the \
              ranks are on machines {machines:?}; start as many on each, in their order (`mpirun --map-by slot`, `srun \
              --distribution=block`)"
         ))),

@@ -147,7 +147,7 @@ impl Options {
             if let Some(size) = size
                 && (size == 0 || !world_size.is_multiple_of(size))
             {
-                return wrong(format!("{world_size} ranks cannot be divided into {what}s of {size}"));
+                return wrong(format!("{world_size} ranks cannot be split into {what}s of {size}"));
             }
         }
         if self.group.is_some() && gradients == Placement::Whole {

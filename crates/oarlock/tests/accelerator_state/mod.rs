@@ -1,4 +1,4 @@
-//! Checkpoints of a loop of one's own: what comes back, on which ranks, what is refused, and what a dead run leaves.
+//! Checkpoints of custom training loops: what comes back, on which ranks, what is refused, and what a dead run leaves.
 
 mod project;
 mod refused;

@@ -10,11 +10,11 @@ pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, va
 
 const TPU: Status = NoEffect("there is no TPU");
 const DYNAMO: Status = NoEffect("the kernels are compiled already");
-const FP8: Status = NoEffect("a training of ours computes in f32, bf16 or f16");
-const MEGATRON: Status = NoEffect("ranks of a training of ours are data parallel");
+const FP8: Status = NoEffect("an Oarlock run computes in f32, bf16 or f16");
+const MEGATRON: Status = NoEffect("the ranks of an Oarlock run are data parallel");
 const AWS: Status = Later("it starts processes on this machine, not in SageMaker");
 const MPI: Status = Later(
-    "start it with `mpirun -n RANKS --hostfile FILE`; a training of ours then needs a build with `--features mpi`",
+    "start it with `mpirun -n RANKS --hostfile FILE`; an Oarlock run then needs a build with `--features mpi`",
 );
 
 const PRECISIONS: Kind = Choice(&["no", "fp16", "bf16", "fp8"]);
@@ -82,14 +82,14 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Text, "main_training_function", "", TPU, "The function that TPUs run"),
     Key::flag(Bool, "downcast_bf16", "false", TPU, "bf16 of TPUs"),
     Key::flag(Path, "deepspeed_config_file", "", Used, "DeepSpeed configuration"),
-    Key::flag(Int(0), "zero_stage", "", Used, "What is divided: 0 nothing, 1 states, 2 and gradients, 3 and parameters [2]"),
+    Key::flag(Int(0), "zero_stage", "", Used, "What is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters [2]"),
     Key::flag(Text, "offload_optimizer_device", "", Used, "Where states lie: none, cpu or nvme"),
     Key::flag(Text, "offload_param_device", "", Used, "Where parameters lie: none, cpu or nvme"),
     Key::flag(Path, "offload_optimizer_nvme_path", "", Used, "Folder of the files of states"),
     Key::flag(Path, "offload_param_nvme_path", "", Used, "Folder of the files of parameters"),
     Key::flag(Int(1), "gradient_accumulation_steps", "", Used, "Accumulation; must agree with the script's"),
     Key::flag(Float(NotNegative), "gradient_clipping", "", Used, "Largest norm of the gradient; must agree with the script's"),
-    Key::flag(Text, "zero3_init_flag", "", Used, "Build a model divided already, for programs that ask; a training of ours always does"),
+    Key::flag(Text, "zero3_init_flag", "", Used, "Build the model sharded, for programs that ask for it; an Oarlock run always does"),
     Key::flag(Text, "zero3_save_16bit_model", "", Used, "Write whole weights into every checkpoint"),
     Key::flag(Path, "deepspeed_hostfile", "", Used, "Hostfile of the multi-node launchers"),
     Key::flag(Text, "deepspeed_exclusion_filter", "", Used, "Machines and GPUs that they leave out"),
@@ -153,7 +153,7 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Text, "aws_secret_access_key", "", AWS, "SageMaker"),
     Key::flag(Path, "mpirun_hostfile", "", MPI, "Start by mpirun on these machines"),
     Key::flag(Int(1), "parallelism_config_dp_replicate_size", "1", Used, "Groups of ranks that hold the same"),
-    Key::flag(Int(1), "parallelism_config_dp_shard_size", "1", Used, "Ranks among which states are divided"),
+    Key::flag(Int(1), "parallelism_config_dp_shard_size", "1", Used, "Ranks that shard the state"),
     Key::flag(Int(1), "parallelism_config_tp_size", "1", Used, "Tensor parallel ranks, for programs that have them"),
     Key::flag(Int(1), "parallelism_config_cp_size", "1", Used, "Context parallel ranks, for programs that have them"),
     Key::flag(Text, "parallelism_config_cp_backend", "torch", Used, "Library of context parallel ranks"),

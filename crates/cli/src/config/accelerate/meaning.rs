@@ -57,14 +57,14 @@ pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) ->
 /// The precision that somebody wrote, as entries of ours.
 ///
 /// # Errors
-/// If it is none that a training of ours computes in.
+/// If an Oarlock run cannot compute in it.
 pub fn precision(settings: &Settings) -> Result<Vec<Entry>, Problem> {
     let Some((setting, place)) = settings.said("mixed_precision").and_then(|s| Some((s, s.place()?))) else {
         return Ok(Vec::new());
     };
     let name = setting.value.to_string();
     if name == "fp8" {
-        let problem = Problem::new("a training of ours does not compute in fp8").at(place, "");
+        let problem = Problem::new("an Oarlock run does not compute in fp8").at(place, "");
         return Err(problem.help("write bf16"));
     }
     let on = |key: &str| if name == key { "true" } else { "false" };

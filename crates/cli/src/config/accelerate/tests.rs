@@ -119,7 +119,7 @@ fn what_is_handed_on_must_agree_with_the_training() {
         (
             "",
             &[("ACCELERATE_MIXED_PRECISION", "fp8")],
-            "ACCELERATE_MIXED_PRECISION: a training of ours does not compute in fp8 (write bf16)",
+            "ACCELERATE_MIXED_PRECISION: an Oarlock run does not compute in fp8 (write bf16)",
         ),
         (
             "",

@@ -150,7 +150,7 @@ fn every_wrong_fsdp_block_says_where_and_what_to_do() {
         (
             "activation_checkpointing: some",
             "t.yaml:4:27: `activation_checkpointing` takes none, full, every-N, attention or mlp, not `some` (every-2 \
-             computes every second unit anew)",
+             recomputes every second unit)",
         ),
     ] {
         let problems = bad(text, &[], &[]);

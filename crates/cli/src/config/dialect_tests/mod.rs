@@ -283,8 +283,8 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"zero_optimization\": {\"stage\": 4}}",
-            "ds.json:1:33: there is no stage 4 (stages are 0 (all is whole), 1 (states are divided), 2 (and gradients), \
-             3 (and parameters))",
+            "ds.json:1:33: there is no stage 4 (stages are 0 (replicated), 1 (optimizer state sharded), 2 (also gradients), \
+             3 (also parameters))",
         ),
         (
             "{\"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}",

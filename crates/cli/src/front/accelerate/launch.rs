@@ -36,7 +36,7 @@ pub(super) struct Machine<'a> {
 pub(super) struct Resolved {
     pub launch: Launch,
     pub script: Script,
-    /// What is said about a training of ours.
+    /// The settings of an Oarlock run.
     pub said: Vec<Layer>,
     pub notes: Vec<String>,
     /// Nobody said how many ranks there are.
@@ -286,7 +286,7 @@ fn threads(
     Some(said.unwrap_or(1).max(1))
 }
 
-/// What is said about a training of ours.
+/// The settings of an Oarlock run.
 fn layers(
     asked: &Asked,
     strategy: &Strategy,
@@ -298,7 +298,7 @@ fn layers(
     let (all, file) = (asked.all, asked.file);
     if strategy.kind == Kind::Megatron {
         let problem = Problem::new(
-            "Megatron-LM divides layers and matrices, and ranks of a training of ours hold whole ones",
+            "Megatron-LM divides layers and matrices, and the ranks of an Oarlock run hold complete ones",
         );
         let problem = strategy.place.iter().fold(problem, |problem, place| problem.at(place, ""));
         problems.push(problem.help("choose DEEPSPEED or FSDP to divide states, gradients and parameters"));
@@ -377,7 +377,7 @@ fn parallel(all: &Settings, ranks: &Ranks, problems: &mut Problems) {
         if size(name) > 1 {
             let name = format!("parallelism_config_{name}_size");
             let message =
-                format!("`{name}` divides {what}, and ranks of a training of ours are data parallel");
+                format!("`{name}` divides {what}, and the ranks of an Oarlock run are data parallel");
             problems
                 .push(all.problem(message, &[&name]).help("write 1, and ask for more data parallel ranks"));
         }

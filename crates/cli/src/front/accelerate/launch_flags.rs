@@ -8,7 +8,7 @@ pub(super) const LAUNCH: Flags = Flags {
     command: "accelerate launch",
     bare_switches: false,
     operands: "SCRIPT [arguments]",
-    about: "Starts a training of ours, or any program, on several processes.",
+    about: "Starts an Oarlock run, or any program, on several processes.",
     keys: FLAGS,
     aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
     abbreviations: Abbreviations::None,

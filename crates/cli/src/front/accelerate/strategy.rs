@@ -34,7 +34,7 @@ pub(super) struct Strategy {
 }
 
 impl Strategy {
-    /// What divides the states of a training of ours.
+    /// The sharding of an Oarlock run.
     pub fn engine(&self) -> Engine {
         match (self.kind, &self.place) {
             (Kind::DeepSpeed, Some(place)) => Engine::DeepSpeed(place.clone()),

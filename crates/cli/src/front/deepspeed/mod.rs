@@ -1,4 +1,4 @@
-//! `deepspeed`: starts a program, or a training of ours, on this machine or on those of a hostfile, as DeepSpeed's
+//! `deepspeed`: starts a program, or an Oarlock run, on this machine or on those of a hostfile, as DeepSpeed's
 //! launcher does; and `ds_report`.
 
 mod exports;
@@ -301,7 +301,7 @@ impl Found {
         let is_training = matches!(script, Script::Training(_));
         let launch_of = |node: usize| {
             launch::launch(settings, &self.slots, node, &master, self.cpu).map(|mut launch| {
-                // A training of ours reads its place from the environment.
+                // An Oarlock run reads its rank from the environment.
                 launch.local_rank_argument &= !is_training;
                 launch
             })

@@ -145,7 +145,7 @@ fn several_machines_resolve_and_are_missing_when_started() {
     let job = made("", &both, &CPU).unwrap();
     let missing = job.missing(config(&job));
     assert_eq!(missing.len(), 1, "{missing}");
-    assert!(missing.to_string().contains("a training of ours on 2 machines needs MPI"), "{missing}");
+    assert!(missing.to_string().contains("an Oarlock run on 2 machines needs MPI"), "{missing}");
     assert!(made("", &both[1..], &CPU).is_ok_and(|job| job.missing(config(&job)).is_empty()));
 }
 

@@ -15,7 +15,7 @@ pub use agent::Agent;
 pub use error::{AgentsError, Difference};
 pub use meeting::{Meeting, endpoint, nodes};
 
-/// The world of one round, as one node sees it. Ranks are numbered anew in every round.
+/// The world of one round, as one node sees it. Ranks are renumbered in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
     /// Restarts so far that a failure caused.

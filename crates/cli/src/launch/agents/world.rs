@@ -195,14 +195,14 @@ impl World {
         }
     }
 
-    /// A node can take part in a round. Where there is a place for it in a round that runs, all begin anew, and that
+    /// A node can take part in a round. Where there is a place for it in a round that runs, all restart, and that
     /// costs no restart.
     pub(super) fn ready(&mut self, id: Id, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let before = std::mem::replace(&mut member.state, State::Ready);
         let name = member.name.clone();
         if matches!((&self.phase, before), (Phase::Working { .. }, State::Works(_) | State::Done(_))) {
-            return self.gather(format!("{name} begins anew"), true, now);
+            return self.gather(format!("{name} restarts"), true, now);
         }
         if let Phase::Working { nodes, .. } = &self.phase
             && nodes.len() < self.terms.max

@@ -232,7 +232,7 @@ fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i
     if stage > 3 {
         problems.push(
             block.settings.problem(format!("there is no stage {stage}"), &["zero_optimization.stage"]).help(
-                "stages are 0 (all is whole), 1 (states are divided), 2 (and gradients), 3 (and parameters)",
+                "stages are 0 (replicated), 1 (optimizer state sharded), 2 (also gradients), 3 (also parameters)",
             ),
         );
     }

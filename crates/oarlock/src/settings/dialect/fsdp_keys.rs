@@ -13,7 +13,7 @@ const XLA: Status = Later("ranks are CPU processes");
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     Key::flag(Text, "sharding_strategy", "", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2, or its number from 1"),
-    Key::flag(Text, "reshard_after_forward", "", Used, "true: FULL_SHARD; false: SHARD_GRAD_OP; a number: ranks that keep a second divided copy; or a strategy"),
+    Key::flag(Text, "reshard_after_forward", "", Used, "true: FULL_SHARD; false: SHARD_GRAD_OP; a number: ranks that shard a second copy; or a strategy"),
     Key::flag(Int(1), "version", "2", NoEffect("there is one engine"), "Version of FSDP"),
     Key::flag(Bool, "offload_params", "false", Used, "States and parameters in main memory, where CPU ranks have them anyway"),
     Key::flag(Bool, "cpu_offload", "false", Used, "The same"),

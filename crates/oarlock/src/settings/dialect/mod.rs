@@ -80,7 +80,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
     dialects
 }
 
-/// What is divided over the ranks, and how the loss is scaled.
+/// What is sharded across the ranks, and how the loss is scaled.
 pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (ShardArgs, LossScale) {
     let notes = &mut dialects.notes;
     match (&dialects.deepspeed, &dialects.fsdp) {

@@ -280,12 +280,7 @@ const FSDP: &[Item] = &[
             menu("fsdp_config.fsdp_version", "Which version of FSDP?", &[number("1", 1), number("2", 2)], 1),
             When(
                 first_version,
-                &[menu(
-                    "fsdp_config.fsdp_reshard_after_forward",
-                    "What is divided, among whom?",
-                    STRATEGIES,
-                    0,
-                )],
+                &[menu("fsdp_config.fsdp_reshard_after_forward", "Which sharding strategy?", STRATEGIES, 0)],
             ),
             When(
                 |a| !first_version(a),

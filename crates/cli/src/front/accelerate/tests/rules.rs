@@ -119,7 +119,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
             "",
             "--cpu --mpirun_hostfile h env.py",
             "the command line: `mpirun_hostfile: h` is not supported yet (start it with `mpirun -n RANKS \
-             --hostfile FILE`; a training of ours then needs a build with `--features mpi`)",
+             --hostfile FILE`; an Oarlock run then needs a build with `--features mpi`)",
         ),
         (
             "",
@@ -161,18 +161,18 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--mixed_precision fp8 src/train.py train.yaml",
-            "the command line: a training of ours does not compute in fp8 (write bf16)",
+            "the command line: an Oarlock run does not compute in fp8 (write bf16)",
         ),
         (
             "distributed_type: MEGATRON_LM\nnum_processes: 2\n",
             "src/train.py train.yaml",
-            "c.yaml:1:19: Megatron-LM divides layers and matrices, and ranks of a training of ours hold whole ones \
+            "c.yaml:1:19: Megatron-LM divides layers and matrices, and the ranks of an Oarlock run hold complete ones \
              (choose DEEPSPEED or FSDP to divide states, gradients and parameters)",
         ),
         (
             "distributed_type: FSDP\nnum_processes: 2\nparallelism_config: {parallelism_config_tp_size: 2}\n",
             "src/train.py train.yaml",
-            "c.yaml:3:50: `parallelism_config_tp_size` divides matrices, and ranks of a training of ours are data \
+            "c.yaml:3:50: `parallelism_config_tp_size` divides matrices, and the ranks of an Oarlock run are data \
              parallel (write 1, and ask for more data parallel ranks)",
         ),
         (
