@@ -38,6 +38,7 @@ const LIBRARY: Edges = &[
         "accelerator",
         &[
             "checkpoint",
+            "config",
             "data",
             "error",
             "lr_scheduler",
@@ -84,7 +85,6 @@ const LIBRARY: Edges = &[
             "optim",
             "settings",
             "shard",
-            "train",
         ],
     ),
 ];

@@ -320,7 +320,10 @@ fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
         let told = told.replace("load_checkpoint failed on rank 0: ", "");
         Ok(told.replace(&path.display().to_string(), "…"))
     });
-    assert!(told.contains("saved as deepspeed::Client and cannot be read as alloc::vec::Vec<"), "{told}");
+    assert!(
+        told.contains("saved as suite::deepspeed::Client and cannot be read as alloc::vec::Vec<"),
+        "{told}"
+    );
 }
 
 /// All weights of a model.

@@ -10,6 +10,7 @@ mod model;
 mod monitor;
 mod optimizer;
 mod schedules;
+mod values;
 mod wrong;
 
 /// What every configuration needs.

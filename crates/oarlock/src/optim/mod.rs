@@ -197,8 +197,8 @@ impl Optim {
         }
         if self.lr_state.lrs().len() != self.groups.len() + 1 {
             return Err(Error::Usage(
-                "prepare: an optimizer and a clone of it got groups, and clones share their learning rates; make each \
-                 optimizer anew"
+                "prepare: an optimizer and a clone of it got groups, and clones share their learning rates; create \
+                 each optimizer separately"
                     .to_owned(),
             ));
         }

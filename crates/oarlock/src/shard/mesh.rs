@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(ranks_per_machine(&[0, 0, 1, 1, 2, 2]).unwrap(), 2);
         for wrong in [&[0, 1, 0, 1][..], &[0, 0, 1], &[0, 1, 1]] {
             let error = ranks_per_machine(wrong).unwrap_err().to_string();
-            assert!(error.contains("as many neighbouring ranks"), "{error}");
+            assert!(error.contains("the same number of consecutive ranks"), "{error}");
         }
     }
 }

@@ -123,7 +123,10 @@ fn a_process_that_dies_inside_of_a_save_leaves_the_former() {
     }
     let folder = tempfile::tempdir().unwrap();
     let died = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "project::a_process_that_dies_inside_of_a_save_leaves_the_former"])
+        .args([
+            "--exact",
+            "accelerator_state::project::a_process_that_dies_inside_of_a_save_leaves_the_former",
+        ])
         .env(PROJECT, folder.path())
         .output()
         .unwrap();

@@ -144,8 +144,8 @@ fn every_wrong_fsdp_block_says_where_and_what_to_do() {
         ),
         (
             "gradient_checkpointing: true\ndisable_gradient_checkpointing: true",
-            "t.yaml:4:25: `gradient_checkpointing` and `disable_gradient_checkpointing` differ (both say which \
-             activations are computed anew; keep one of them)",
+            "t.yaml:4:25: `gradient_checkpointing` and `disable_gradient_checkpointing` differ (both select the \
+             recomputed activations; keep one of them)",
         ),
         (
             "activation_checkpointing: some",

@@ -144,7 +144,8 @@ fn an_update_borrows_what_the_estimate_says() {
             let size = ModelSize::of(&model, dtype);
             let told = estimate(&size, settings, Some(&dry), 0);
 
-            let optimizer = optim::Optim::new(&model, rule, 1e-3, 0.0);
+            // Its two groups are those of a run, which the estimate assumes.
+            let optimizer = optim::Optim::new(&model, rule, 1e-3, 0.0).no_decay_of_vectors(&model);
             let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
             let window = vec![batch(rows, len, false)];
             for _ in 0..3 {
