@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use oarlock::model::{Decoder, DecoderConfig};
+use oarlock::nn::functional::Labels;
 use oarlock::nn::{
     self, Activation, Embedding, Forward, LayerNorm, Linear, Mask, Mlp, Module, MultiHeadAttention, Rope,
     RopeScaling, RopeStyle, Unit,
@@ -140,6 +141,7 @@ fn main() -> Result<()> {
             let model = decoder(dim, layers, len)?;
             let optimizer = optim::adamw(&model).lr(LR);
             let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+            let labels = Labels::from_tensor(&labels)?;
             timed(&accelerator, &settings, || {
                 let loss = model.loss(&ids, |model, ids| model.loss(ids, &labels, &Mask::Causal))?;
                 update(&accelerator, &optimizer, &loss)

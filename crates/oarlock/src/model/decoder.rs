@@ -67,15 +67,14 @@ impl Decoder {
         &self.body.config
     }
 
-    /// ids `[B, S]`, labels `[B, S]` (shifted already, -100 ignored) → the summed cross-entropy.
+    /// ids `[B, S]` and a label for each of them (shifted already, -100 ignored) → the summed cross-entropy.
     ///
     /// # Errors
     /// A token outside the vocabulary, or a sequence longer than the model's.
-    pub fn loss(&self, ids: &Tensor, labels: &Tensor, mask: &Mask) -> Result<HeadLoss> {
+    pub fn loss(&self, ids: &Tensor, labels: &Labels, mask: &Mask) -> Result<HeadLoss> {
         in_scope(self, ids.device(), || {
-            let labels = Labels::from_tensor(labels)?;
             let x = self.body.hidden(ids, mask)?;
-            self.head.run(&x, |head| head.loss(&x, &labels))
+            self.head.run(&x, |head| head.loss(&x, labels))
         })
     }
 

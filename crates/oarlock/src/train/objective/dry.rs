@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use oarlock_tensor::ops::Mask;
+use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, Device, Tape, Tensor};
 
 use super::{Inputs, Objective};
@@ -15,7 +15,8 @@ pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass
     let waiting = RefCell::new(None);
     move |model, device, pass| {
         let tensor = || Tensor::zeros([pass.rows, pass.len], DType::I32, device);
-        let (ids, labels) = (tensor()?, tensor()?);
+        // Every token has a label.
+        let (ids, labels) = (tensor()?, Labels::new(vec![0; pass.rows * pass.len]));
         let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
         let inputs = Inputs { ids, labels, mask };
         if !pass.trains {

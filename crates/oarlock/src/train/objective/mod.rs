@@ -8,7 +8,7 @@ mod dry;
 mod metric;
 mod pretrain;
 
-use oarlock_tensor::ops::{HeadLoss, Mask};
+use oarlock_tensor::ops::{HeadLoss, Labels, Mask};
 use oarlock_tensor::{Device, Tensor};
 
 pub use self::dry::dry_pass;
@@ -52,7 +52,7 @@ pub struct Inputs {
     /// Token ids `[rows, len]`.
     pub ids: Tensor,
     /// The target of each token `[rows, len]`, shifted already; -100 for none.
-    pub labels: Tensor,
+    pub labels: Labels,
     /// Which positions see which.
     pub mask: Mask,
 }
@@ -70,7 +70,7 @@ impl Inputs {
         };
         Ok(Inputs {
             ids: Tensor::from_slice(&batch.input_ids, shape, device)?,
-            labels: Tensor::from_slice(&batch.labels, shape, device)?,
+            labels: Labels::new(batch.labels.as_slice()),
             mask,
         })
     }
