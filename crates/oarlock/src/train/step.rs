@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
-//! unit of the model calls its engine there (`nn/unit.rs`, then `shard/hooks.rs`, then `shard/passes.rs`).
+//! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
 
 use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer};
 use crate::data::Batch;
