@@ -19,13 +19,11 @@ fn main() -> Result<()> {
 pub fn train(root: &Path, out: &Path, max_steps: Option<u64>) -> Result<()> {
     let config = AcceleratorConfig { mixed_precision: Some(DType::BF16), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::new(&config)?;
-
     let folder = root.join("recipes/minimind-small");
     let tokenizer = Tokenizer::open(&folder)?;
     let texts = Source::resolve("pretrain.jsonl", &root.join("recipes/corpus"), None)?;
-    let cache = out.join("cache");
-    accelerator.main_process_first(|| Ok(TokenCache::build(&cache, &texts, &tokenizer, &mut |_| ())?))?;
-    let cache = Arc::new(TokenCache::open(&TokenCache::path(&cache, &texts, &tokenizer))?);
+    let tokens = || Ok(TokenCache::build(&out.join("cache"), &texts, &tokenizer, &mut |_| ())?);
+    let cache = Arc::new(TokenCache::open(&accelerator.main_process_first(tokens)?.path)?);
     let settings = RowSettings { packing: Packing::ConcatDocuments, len: 256, special: tokenizer.special() };
     let rows = Arc::new(Rows::new(cache, &settings)?);
     let loader = TokenLoader { rows, shuffle: true, seed: 42, micro_batch: 4, accumulation: 1 };
@@ -36,14 +34,13 @@ pub fn train(root: &Path, out: &Path, max_steps: Option<u64>) -> Result<()> {
     let adamw = optim::adamw(&model).lr(3e-3).betas(0.9, 0.95).weight_decay(0.1);
     let adamw = adamw.no_decay_of_vectors(&model);
     let n_steps = max_steps.unwrap_or(6 * loader.sampler().steps_per_epoch());
-    let warmup = (0.05 * n_steps as f64).ceil() as u64;
-    let cosine = lr_scheduler::cosine(&adamw, warmup, n_steps);
+    let cosine = lr_scheduler::cosine(&adamw, (0.05 * n_steps as f64).ceil() as u64, n_steps);
     let (model, optimizer, scheduler) = accelerator.prepare((model, adamw, cosine))?;
 
     for step in 1..=n_steps {
         let window = loader.next_step()?;
         let n_targets: usize = window.batches.iter().map(|batch| batch.n_targets).sum();
-        let all_targets = accelerator.accumulation_window(&optimizer, n_targets as f64)?;
+        accelerator.accumulation_window(&optimizer, n_targets as f64)?;
         for batch in &window.batches {
             let inputs = Inputs::new(batch, accelerator.device())?;
             let loss = model.loss(&inputs.ids, |m, ids| m.loss(ids, &inputs.labels, &inputs.mask))?;
@@ -52,11 +49,8 @@ pub fn train(root: &Path, out: &Path, max_steps: Option<u64>) -> Result<()> {
         let norm = accelerator.clip_grad_norm(&optimizer, 1.0)?;
         optimizer.step()?;
         scheduler.step();
-        accelerator.print(format_args!("step {step}: {all_targets} targets, norm {norm:?}"));
-        loader.give_back(window);
+        accelerator.print(format_args!("step {step}: norm {norm:?}"));
     }
-    let dtype = accelerator.dtype();
-    let options =
-        SaveOptions { dtype, max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, side_files_from: Some(&folder) };
+    let options = SaveOptions::new(accelerator.dtype(), Some(&folder));
     accelerator.save_pretrained(&model, out, ModelFiles::of_model(&hf, model.module(), &options)?)
 }

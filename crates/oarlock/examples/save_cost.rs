@@ -73,11 +73,7 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
     let data = Batch { input_ids, labels, doc_start: None, rows, len, n_targets: rows * (len - 1) };
     let main = accelerator.is_main_process();
     let mut saver = Saver::default();
-    let options = SaveOptions {
-        dtype: DType::BF16,
-        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-        side_files_from: None,
-    };
+    let options = SaveOptions::new(DType::BF16, None);
     let contents = || -> Result<Contents> {
         let model = Some(ModelFiles::of_model(&hf, model.module(), &options)?);
         Ok(Contents { model, ..Contents::state(ClientState::default()) })

@@ -6,17 +6,21 @@
 
 mod cache;
 mod encode;
+#[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
+mod engine;
 mod error;
 mod example;
 mod hash;
 mod loader;
 mod pack;
+#[cfg(feature = "tokenizers")]
 mod pieces;
 mod sampler;
 mod shards;
 mod source;
 mod template;
 mod tokenizer;
+#[cfg(feature = "tokenizers")]
 mod train_bpe;
 
 pub use cache::{Build, Progress, TokenCache};
@@ -31,4 +35,5 @@ pub(crate) use shards::{randperm, room};
 pub use source::{Content, Record, Records, Source};
 pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
+#[cfg(feature = "tokenizers")]
 pub use train_bpe::{MINIMIND_RESERVED, SpecialToken, TrainSettings, train_bpe};

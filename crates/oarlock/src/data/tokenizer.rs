@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
-use super::pieces::Pieces;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,9 +28,7 @@ pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
     special: SpecialIds,
-    /// The short way, where there is one.
-    pieces: Option<Pieces>,
-    engine: OnceLock<std::result::Result<tokenizers::Tokenizer, String>>,
+    engine: OnceLock<std::result::Result<Engine, String>>,
 }
 
 /// What is read of `tokenizer.json` without building it.
@@ -38,13 +36,6 @@ pub struct Tokenizer {
 struct Outline {
     #[serde(default)]
     added_tokens: Vec<Added>,
-    #[serde(default)]
-    normalizer: Value,
-    #[serde(default)]
-    pre_tokenizer: Value,
-    /// Read because the library that builds it takes for granted that its strings are whole.
-    #[serde(default, rename = "decoder")]
-    _decoder: Value,
 }
 
 #[derive(Deserialize)]
@@ -66,18 +57,17 @@ impl Tokenizer {
             path: path.clone(),
             cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
         })?;
-        let outline: Outline = serde_json::from_slice(&json).map_err(|e| broken(&path, &e.to_string()))?;
-        let added = outline.added_tokens.iter().map(|a| a.content.clone()).collect();
-        let pieces = Pieces::of(&outline.normalizer, &outline.pre_tokenizer, added);
+        let outline: Outline = serde_json::from_slice(&json)
+            .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
         let special = SpecialIds::default();
-        let mut tokenizer = Tokenizer { path, json, special, pieces, engine: OnceLock::new() };
+        let mut tokenizer = Tokenizer { path, json, special, engine: OnceLock::new() };
         let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(&named[&format!("{what}_token")]) {
                 let added = outline.added_tokens.iter().find(|a| a.content == token).map(|a| a.id);
                 let id = match added {
                     Some(id) => Some(id),
-                    None => tokenizer.engine()?.token_to_id(token),
+                    None => tokenizer.engine()?.id_of(token),
                 };
                 return id.map(Some).ok_or_else(|| Error::Tokenizer {
                     path: dir.join("tokenizer_config.json"),
@@ -101,10 +91,7 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn vocab_size(&self) -> Result<usize> {
-        let engine = self.engine()?;
-        // Ids may have gaps, so the largest decides.
-        let largest = engine.get_vocab(true).into_values().max();
-        Ok(largest.map_or(0, |id| id as usize + 1))
+        Ok(self.engine()?.vocab_size())
     }
 
     /// The id of a token, such as `<|im_start|>`.
@@ -112,7 +99,7 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn id_of(&self, token: &str) -> Result<Option<u32>> {
-        Ok(self.engine()?.token_to_id(token))
+        Ok(self.engine()?.id_of(token))
     }
 
     /// The ids of `text`, without any added beginning or end. Special tokens written out in it become their ids.
@@ -120,17 +107,7 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let engine = self.engine()?;
-        match self.pieces.as_ref().and_then(|pieces| pieces.encode(engine.get_model(), text)) {
-            Some(ids) => Ok(ids),
-            None => self.encode_by_engine(text),
-        }
-    }
-
-    fn encode_by_engine(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding =
-            self.engine()?.encode_fast(text, false).map_err(|e| broken(&self.path, &e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.engine()?.encode(text).map_err(|cause| broken(&self.path, &cause))
     }
 
     /// The ids of `text`, and for each of the ascending places `cuts` in it (bytes) how many of the ids stand before
@@ -141,12 +118,12 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn encode_with_cuts(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
-        if self.pieces.is_none() {
-            let encoding =
-                self.engine()?.encode(text, false).map_err(|e| broken(&self.path, &e.to_string()))?;
-            let offsets = encoding.get_offsets();
-            let before = |cut: &usize| offsets.partition_point(|(begin, _)| begin < cut);
-            return Ok((encoding.get_ids().to_vec(), cuts.iter().map(before).collect()));
+        let engine = self.engine()?;
+        if !engine.is_byte_level_bpe() {
+            let (ids, begins) =
+                engine.encode_with_begins(text).map_err(|cause| broken(&self.path, &cause))?;
+            let before = |cut: &usize| begins.partition_point(|begin| begin < cut);
+            return Ok((ids, cuts.iter().map(before).collect()));
         }
         let (mut ids, mut begin, mut n_before) = (Vec::new(), 0, Vec::with_capacity(cuts.len()));
         for &cut in cuts {
@@ -171,7 +148,7 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.engine()?.decode(ids, skip_special_tokens).map_err(|e| broken(&self.path, &e.to_string()))
+        self.engine()?.decode(ids, skip_special_tokens).map_err(|cause| broken(&self.path, &cause))
     }
 
     /// A decoder for ids that come one by one.
@@ -184,23 +161,14 @@ impl Tokenizer {
         hash_bytes(&self.json)
     }
 
-    fn engine(&self) -> Result<&tokenizers::Tokenizer> {
-        let built = self.engine.get_or_init(|| {
-            // Some broken files end the library in a panic instead of an error.
-            let built = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(&self.json));
-            let built = built.map_err(|_| "a part of it is not what its type asks for".to_string())?;
-            let mut engine = built.map_err(|e| e.to_string())?;
-            // Rows are cut and filled here; what the file says about it would hide tokens.
-            engine.with_truncation(None).map_err(|e| e.to_string())?;
-            engine.with_padding(None);
-            Ok(engine)
-        });
+    fn engine(&self) -> Result<&Engine> {
+        let built = self.engine.get_or_init(|| Engine::build(&self.json));
         built.as_ref().map_err(|cause| broken(&self.path, cause))
     }
 }
 
 fn broken(path: &Path, cause: &str) -> Error {
-    Error::Tokenizer { path: path.into(), cause: format!("{cause}; is it a whole tokenizer.json?") }
+    Error::Tokenizer { path: path.into(), cause: cause.into() }
 }
 
 /// A JSON file that may be missing.
@@ -366,7 +334,7 @@ pub(super) mod tests {
                 {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}]});
             std::fs::write(&path, json.to_string()).unwrap();
             let tokenizer = Tokenizer::open(dir.path()).unwrap();
-            assert!(tokenizer.pieces.is_some());
+            assert!(tokenizer.engine().unwrap().is_byte_level_bpe());
             for text in [
                 "",
                 " the  end \n\n of\tWE'LL don't 12345 日本 🙂!? \r\n ",
@@ -375,18 +343,18 @@ pub(super) mod tests {
             ] {
                 assert_eq!(
                     tokenizer.encode(text).unwrap(),
-                    tokenizer.encode_by_engine(text).unwrap(),
+                    tokenizer.engine().unwrap().encode_whole(text).unwrap(),
                     "{text:?}"
                 );
             }
         }
         json["normalizer"] = serde_json::json!({"type": "Lowercase"});
         std::fs::write(&path, json.to_string()).unwrap();
-        assert!(Tokenizer::open(dir.path()).unwrap().pieces.is_none());
+        assert!(!Tokenizer::open(dir.path()).unwrap().engine().unwrap().is_byte_level_bpe());
         json["normalizer"] = serde_json::json!({"type": "NFC"});
         std::fs::write(&path, json.to_string()).unwrap();
         let tokenizer = Tokenizer::open(dir.path()).unwrap();
-        assert!(tokenizer.pieces.is_some());
+        assert!(tokenizer.engine().unwrap().is_byte_level_bpe());
         assert_eq!(tokenizer.encode("e\u{301}").unwrap(), tokenizer.encode("é").unwrap());
     }
 
@@ -433,7 +401,7 @@ pub(super) mod tests {
             thread_local!(static TOKENIZER: (TempDir, Tokenizer) = small());
             TOKENIZER.with(|(_, tokenizer)| {
                 let ids = tokenizer.encode(&text).unwrap();
-                prop_assert_eq!(&ids, &tokenizer.encode_by_engine(&text).unwrap());
+                prop_assert_eq!(&ids, &tokenizer.engine().unwrap().encode_whole(&text).unwrap());
                 prop_assert_eq!(&tokenizer.decode(&ids, false).unwrap(), &text);
                 let mut stream = tokenizer.stream(false);
                 let mut shown: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();

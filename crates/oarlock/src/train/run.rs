@@ -386,11 +386,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     }
 
     fn model_files(&self) -> Result<ModelFiles> {
-        let options = SaveOptions {
-            dtype: self.accelerator.dtype(),
-            max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-            side_files_from: Some(&self.config.model.tokenizer),
-        };
+        let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
         ModelFiles::of_model(&self.hf, self.model.module(), &options)
     }
 

@@ -223,11 +223,7 @@ fn a_checkpoint_with_the_model_alone_counts_but_is_not_resumed() {
     save_pattern(&dir(1), 1, 1);
     on_ranks(2, |comm| {
         let (config, model, mut engine) = prepared("qwen2", comm, Placements::GRADIENTS, DType::F32);
-        let options = SaveOptions {
-            dtype: DType::F32,
-            max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-            side_files_from: None,
-        };
+        let options = SaveOptions::new(DType::F32, None);
         for n in [2, 3] {
             let files = ModelFiles::of_model(&config, &model, &options).unwrap();
             let contents = Contents { state: false, model: Some(files), ..Contents::state(client(n)) };

@@ -239,7 +239,7 @@ fn open(path: &Path, column: Option<&str>, content: Content) -> Records {
 #[cfg(not(all(feature = "csv", feature = "parquet")))]
 fn without(path: &Path, format: &str, feature: &str) -> Error {
     let remedy = format!("build oarlock with its feature `{feature}`, or give a .jsonl, .json or .txt file");
-    Error::file(path, &format!("this build reads no {format}"), &remedy)
+    Error::file(path, format!("this build reads no {format}"), &remedy)
 }
 
 fn unknown_format(path: &Path) -> Error {

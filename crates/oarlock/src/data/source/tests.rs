@@ -31,7 +31,6 @@ fn error(name: &str, content: &[u8]) -> String {
     error.replace(&format!("{}/", dir.path().display()), "")
 }
 
-#[cfg(feature = "parquet")]
 fn parquet_file(column: &str, texts: &[Option<&str>], compression: ::parquet::basic::Compression) -> Vec<u8> {
     use ::parquet::data_type::{ByteArray, ByteArrayType};
     use ::parquet::file::{properties::WriterProperties, writer::SerializedFileWriter};
@@ -98,13 +97,10 @@ fn json_arrays() {
 #[test]
 fn plain_text_and_csv() {
     assert_eq!(texts("a.txt", "one\r\n\n two \nthree".as_bytes()), ["one", " two ", "three"]);
-    #[cfg(feature = "csv")]
     assert_eq!(texts("a.csv", "id,text\n1,\"a,\nb\"\n2,日本\n".as_bytes()), ["a,\nb", "日本"]);
-    #[cfg(feature = "csv")]
     assert_eq!(texts("a.csv", b"\xef\xbb\xbftext\nx\n"), ["x"]);
 }
 
-#[cfg(feature = "parquet")]
 #[test]
 fn parquet_in_every_compression() {
     use ::parquet::basic::Compression;
@@ -176,18 +172,14 @@ fn bad_records_name_file_line_cause_and_remedy() {
         &["a.json:1: the file ends inside the array", "close the array"],
     );
     check(error("a.json", b"[{\"text\": \"a\"}]\nx"), &["a.json:2: something follows the array"]);
-    #[cfg(feature = "csv")]
     check(error("a.csv", b"id,text\n1,a\n2\n"), &["a.csv:3: 1 fields where the header has 2"]);
-    #[cfg(feature = "csv")]
     check(error("a.csv", b"id,text\n1,\xff\n"), &["a.csv:2: invalid UTF-8 in field 2"]);
-    #[cfg(feature = "csv")]
     check(
         error("a.csv", b"id,body\n1,a\n"),
         &["a.csv:1: no column \"text\" or \"content\"; the columns are \"id\", \"body\""],
     );
 }
 
-#[cfg(feature = "parquet")]
 #[test]
 fn bad_parquet_is_explained() {
     use ::parquet::basic::Compression::UNCOMPRESSED;
@@ -206,15 +198,10 @@ fn bad_parquet_is_explained() {
 
 #[test]
 fn nothing_to_read_is_an_error() {
-    let names: &[&str] = match cfg!(all(feature = "csv", feature = "parquet")) {
-        true => &["a.jsonl", "a.json", "a.txt", "a.csv", "a.parquet"],
-        false => &["a.jsonl", "a.json", "a.txt"],
-    };
-    for name in names {
+    for name in ["a.jsonl", "a.json", "a.txt", "a.csv", "a.parquet"] {
         assert!(error(name, b"").contains("holds no record; give a file with text in it"), "{name}");
     }
     assert!(error("a.json", b"[]").contains("holds no record"));
-    #[cfg(feature = "csv")]
     assert!(error("a.csv", b"text\n").contains("holds no record"));
     assert!(error("a.xml", b"<a/>").contains("unknown data format; give a .jsonl"));
     assert!(
@@ -329,7 +316,6 @@ proptest! {
         }
     }
 
-    #[cfg(feature = "parquet")]
     #[test]
     fn damaged_parquet_never_panics(at in 0usize..2000, byte in any::<u8>(), cut in 0usize..2000) {
         let values: Vec<Option<&str>> = vec![Some("some text"); 60];

@@ -43,9 +43,15 @@ pub struct SaveOptions<'a> {
     pub side_files_from: Option<&'a Path>,
 }
 
-impl SaveOptions<'_> {
+impl<'a> SaveOptions<'a> {
     /// The size that LLaMA-Factory writes (`export_size: 5`).
     pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
+
+    /// Weights in `dtype`, in files of at most [`MAX_SHARD_BYTES`](Self::MAX_SHARD_BYTES), beside the tokenizer and the
+    /// generation settings of a folder.
+    pub fn new(dtype: DType, side_files_from: Option<&'a Path>) -> SaveOptions<'a> {
+        SaveOptions { dtype, max_shard_bytes: Self::MAX_SHARD_BYTES, side_files_from }
+    }
 }
 
 /// The working copies of a prepared model, in whatever dtype they are.

@@ -53,8 +53,7 @@ fn slices_join_to_the_whole_in_every_dtype() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let model = load(&golden("qwen2"), DType::F32);
         let dir = tempfile::tempdir().unwrap();
-        let options =
-            SaveOptions { dtype, max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, side_files_from: None };
+        let options = SaveOptions::new(dtype, None);
         let mut copies = WorkingCopies::of(&model.decoder);
         save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &options).unwrap();
         let mut source = open(dir.path()).unwrap();
@@ -226,11 +225,7 @@ fn a_full_disk_is_a_clean_error() {
     // What is written under this name goes to a device that is always full.
     let part = dir.path().join(format!(".model.safetensors.{}.part", std::process::id()));
     std::os::unix::fs::symlink("/dev/full", &part).unwrap();
-    let options = SaveOptions {
-        dtype: DType::F32,
-        max_shard_bytes: SaveOptions::MAX_SHARD_BYTES,
-        side_files_from: None,
-    };
+    let options = SaveOptions::new(DType::F32, None);
     let mut copies = WorkingCopies::of(&model.decoder);
     let error = message(save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &options));
     assert!(error.contains("cannot write") && error.contains("model.safetensors: No space left"), "{error}");
