@@ -1,22 +1,28 @@
-//! The fence around the crate `tokenizers`: what is asked of it, and its failures as messages, panics included.
+//! The fence around the crate `tokenizers`: what is asked of it, with its panics as messages, a limit to the growth of
+//! a text, and an error where it would silently stop at a pattern that backtracks without end.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
+use fancy_regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::fence::fenced;
 use super::pieces::Pieces;
 
 type Result<T> = std::result::Result<T, String>;
+
+/// How many times longer the replacements of a tokenizer may make a text; that of SentencePiece's space is 3.
+const MAX_GROWTH: usize = 64;
 
 /// A built `tokenizer.json`.
 pub(super) struct Engine {
     tokenizer: tokenizers::Tokenizer,
     /// The short way, where there is one.
     pieces: Option<Pieces>,
+    /// The patterns that may backtrack.
+    patterns: Vec<Regex>,
 }
 
-/// The parts that decide whether the short way can be taken.
+/// The parts that are looked at here.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
@@ -25,9 +31,8 @@ struct Parts {
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
-    /// Read because the library that builds it takes for granted that its strings are whole.
-    #[serde(default, rename = "decoder")]
-    _decoder: Value,
+    #[serde(default)]
+    decoder: Value,
 }
 
 #[derive(Deserialize)]
@@ -40,12 +45,29 @@ impl Engine {
     pub(super) fn build(json: &[u8]) -> Result<Engine> {
         let whole = |cause: String| format!("{cause}; is it a whole tokenizer.json?");
         let parts: Parts = serde_json::from_slice(json).map_err(|e| whole(e.to_string()))?;
-        let mut tokenizer = fenced(|| tokenizers::Tokenizer::from_bytes(json)).map_err(whole)?;
+        let growing = [
+            (&parts.normalizer, "normalizer"),
+            (&parts.pre_tokenizer, "pre_tokenizer"),
+            (&parts.decoder, "decoder"),
+        ];
+        for (part, name) in growing {
+            if growth(part) > MAX_GROWTH {
+                return Err(format!(
+                    "its {name} can make a text more than {MAX_GROWTH} times as long; repair the file"
+                ));
+            }
+        }
+        let mut patterns = Vec::new();
+        for part in [&parts.normalizer, &parts.pre_tokenizer] {
+            collect_patterns(part, &mut patterns)?;
+        }
+        let mut tokenizer = fence(|| tokenizers::Tokenizer::from_bytes(json)).map_err(whole)?;
         // Rows are cut and filled here; what the file says about it would hide tokens.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         let added = parts.added_tokens.into_iter().map(|added| added.content).collect();
-        Ok(Engine { tokenizer, pieces: Pieces::of(&parts.normalizer, &parts.pre_tokenizer, added) })
+        let pieces = Pieces::of(&parts.normalizer, &parts.pre_tokenizer, added);
+        Ok(Engine { tokenizer, pieces, patterns })
     }
 
     /// Whether a token never depends on the text before it.
@@ -63,7 +85,8 @@ impl Engine {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match self.pieces.as_ref().and_then(|pieces| pieces.encode(self.tokenizer.get_model(), text)) {
+        let short = self.pieces.as_ref().map(|pieces| pieces.encode(self.tokenizer.get_model(), text));
+        match short.transpose()?.flatten() {
             Some(ids) => Ok(ids),
             None => self.encode_whole(text),
         }
@@ -71,23 +94,146 @@ impl Engine {
 
     /// As [`encode`](Self::encode), without the short way.
     pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(fenced(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
+        self.check_patterns(text)?;
+        Ok(fence(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
     /// The ids of `text`, and the byte of it at which each begins.
     pub(super) fn encode_with_begins(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>)> {
-        let encoding = fenced(|| self.tokenizer.encode(text, false))?;
+        self.check_patterns(text)?;
+        let encoding = fence(|| self.tokenizer.encode(text, false))?;
         let begins = encoding.get_offsets().iter().map(|(begin, _)| *begin).collect();
         Ok((encoding.get_ids().to_vec(), begins))
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        fenced(|| self.tokenizer.decode(ids, skip_special_tokens))
+        fence(|| self.tokenizer.decode(ids, skip_special_tokens))
+    }
+
+    /// The library takes a search that was given up for the end of the text, which would give other tokens.
+    fn check_patterns(&self, text: &str) -> Result<()> {
+        let broken = |regex: &Regex| {
+            regex.find_iter(text).find_map(|found| found.err().map(|e| gave_up(regex.as_str(), &e)))
+        };
+        self.patterns.iter().find_map(broken).map_or(Ok(()), Err)
     }
 }
 
-/// Runs foreign code that answers some broken files with a panic instead of an error.
-fn fenced<T>(body: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    let done = catch_unwind(AssertUnwindSafe(body));
-    done.map_err(|_| "a part of it is not what its type asks for".to_string())?.map_err(|e| e.to_string())
+/// What to say of a pattern that backtracks too long.
+pub(super) fn gave_up(pattern: &str, error: &fancy_regex::Error) -> String {
+    format!(
+        "its pattern {pattern:?} does not come to an end with this text ({error}); write it without nested repeats"
+    )
+}
+
+/// Runs the library; its errors and its panics become messages.
+fn fence<T>(body: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    fenced(body).ok_or("a part of it is not what its type asks for")?.map_err(|e| e.to_string())
+}
+
+/// How many times longer a part can make a text: the product over its replacements. Saturates.
+fn growth(part: &Value) -> usize {
+    match part {
+        Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "Replace") => {
+            // A pattern matches at least one byte; an empty one matches everywhere.
+            let shortest = part["pattern"]["String"].as_str().map_or(1, str::len);
+            let content = part["content"].as_str().map_or(0, str::len);
+            if shortest == 0 { content.saturating_add(1) } else { content.div_ceil(shortest).max(1) }
+        }
+        // Each byte beyond ASCII becomes a letter of two bytes.
+        Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "ByteLevel") => 2,
+        Value::Object(fields) => fields.values().map(growth).fold(1, usize::saturating_mul),
+        Value::Array(parts) => parts.iter().map(growth).fold(1, usize::saturating_mul),
+        _ => 1,
+    }
+}
+
+/// The regular expressions of a part that can look around or back, and so backtrack.
+fn collect_patterns(part: &Value, found: &mut Vec<Regex>) -> Result<()> {
+    match part {
+        Value::Object(fields) => {
+            if let Some(Value::String(pattern)) = fields.get("Regex") {
+                let regex =
+                    Regex::new(pattern).map_err(|e| format!("its pattern {pattern:?} is broken: {e}"))?;
+                let hard = ["(?=", "(?!", "(?<", "(?>", "\\"].iter().any(|mark| pattern.contains(mark));
+                found.extend(hard.then_some(regex));
+            }
+            fields.values().try_for_each(|part| collect_patterns(part, found))
+        }
+        Value::Array(parts) => parts.iter().try_for_each(|part| collect_patterns(part, found)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tokenizer::{Tokenizer, tests::small};
+
+    /// A working tokenizer of which `damage` has changed a part.
+    fn damaged(damage: impl FnOnce(&mut serde_json::Value)) -> Result<Vec<u32>, String> {
+        let (dir, _) = small();
+        let path = dir.path().join("tokenizer.json");
+        let mut json = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        damage(&mut json);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path()).map_err(|e| e.to_string())?;
+        let ids = tokenizer.encode("the end ﷺ of aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa the day");
+        let ids = ids.map_err(|e| e.to_string());
+        ids.inspect_err(|e| assert!(e.contains("tokenizer.json: "), "{e}"))
+    }
+
+    fn replace(pattern: serde_json::Value, content: &str) -> serde_json::Value {
+        json!({"type": "Replace", "pattern": pattern, "content": content})
+    }
+
+    #[test]
+    fn damaged_files_end_in_messages() {
+        assert!(damaged(|_| ()).is_ok());
+        // Each of these ends the library in a panic.
+        let message = damaged(|json| json["normalizer"] = replace(json!({"String": ""}), "x")).unwrap_err();
+        assert!(message.contains("a part of it is not what its type asks for"), "{message}");
+        let charsmap = json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAAA"});
+        let message = damaged(|json| json["normalizer"] = charsmap).unwrap_err();
+        assert!(message.contains("a part of it is not what its type asks for"), "{message}");
+        let message =
+            damaged(|json| json["model"]["continuing_subword_prefix"] = json!("#######")).unwrap_err();
+        assert!(message.contains("is it a whole tokenizer.json?"), "{message}");
+        let message = damaged(|json| json["normalizer"] = replace(json!({"Regex": "(a"}), "x")).unwrap_err();
+        assert!(message.contains("its pattern \"(a\" is broken"), "{message}");
+    }
+
+    #[test]
+    fn a_text_does_not_grow_without_end() {
+        for (part, n) in [(replace(json!({"String": "a"}), "aa"), 40), (json!({"type": "ByteLevel"}), 40)] {
+            let sequence = json!({"type": "Sequence", "normalizers": vec![part; n]});
+            let message = damaged(|json| json["normalizer"] = sequence).unwrap_err();
+            assert!(
+                message.contains("its normalizer can make a text more than 64 times as long"),
+                "{message}"
+            );
+        }
+        let spaces = replace(json!({"String": " "}), "▁");
+        assert!(damaged(|json| json["normalizer"] = spaces).is_ok());
+    }
+
+    #[test]
+    fn a_pattern_that_backtracks_without_end_is_named() {
+        let split = |pattern: &str, behavior: &str| {
+            json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": false},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}]})
+        };
+        // Both ways: the short one takes only isolated pieces.
+        for behavior in ["Isolated", "MergedWithNext"] {
+            let pattern = r"(?:a+)+(?=!)|\S+|\s+";
+            let message = damaged(|json| json["pre_tokenizer"] = split(pattern, behavior)).unwrap_err();
+            assert!(
+                message.contains(&format!("its pattern {pattern:?} does not come to an end")),
+                "{message}"
+            );
+            assert!(damaged(|json| json["pre_tokenizer"] = split(r"\S+(?=\s)|\S+|\s+", behavior)).is_ok());
+        }
+    }
 }

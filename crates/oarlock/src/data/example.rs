@@ -117,6 +117,10 @@ impl Record {
                 let remedy = format!("repair or remove the record, or change {}", path.display());
                 self.error(cause, &remedy)
             }
+            Error::Tokenizer { path, cause } => {
+                let cause = format!("{cause}; the record is {}:{}", self.file.display(), self.line);
+                Error::Tokenizer { path, cause }
+            }
             error => error,
         }
     }

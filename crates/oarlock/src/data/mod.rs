@@ -10,6 +10,8 @@ mod encode;
 mod engine;
 mod error;
 mod example;
+#[cfg(any(feature = "tokenizers", feature = "parquet"))]
+mod fence;
 mod hash;
 mod loader;
 mod pack;

@@ -13,6 +13,8 @@ use fancy_regex::Regex;
 use serde_json::Value;
 use tokenizers::{Model, ModelWrapper};
 
+use super::engine::gave_up;
+
 /// The pieces of GPT-2, which `ByteLevel` cuts by itself.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
@@ -79,11 +81,14 @@ impl Pieces {
     }
 
     /// The ids of `text`; `None` when the engine must look at it.
-    pub(super) fn encode(&self, model: &ModelWrapper, text: &str) -> Option<Vec<u32>> {
+    ///
+    /// # Errors
+    /// A pattern that backtracks without end.
+    pub(super) fn encode(&self, model: &ModelWrapper, text: &str) -> Result<Option<Vec<u32>>, String> {
         if self.composes && !text.is_ascii() || self.added.iter().any(|token| text.contains(token.as_str())) {
-            return None;
+            return Ok(None);
         }
-        let regex = self.regex.get_or_init(|| Regex::new(&self.pattern).ok()).as_ref()?;
+        let Some(regex) = self.regex.get_or_init(|| Regex::new(&self.pattern).ok()) else { return Ok(None) };
         SEEN.with_borrow_mut(|(key, seen)| {
             if *key != self.key {
                 (*key, *seen) = (self.key, HashMap::new());
@@ -91,15 +96,16 @@ impl Pieces {
             let mut ids = Vec::with_capacity(text.len() / 3);
             let mut end = 0;
             for piece in regex.find_iter(text) {
-                let piece = piece.ok()?;
+                let piece = piece.map_err(|e| gave_up(&self.pattern, &e))?;
                 // What no alternative matches is a piece of its own.
                 for piece in [&text[end..piece.start()], piece.as_str()] {
-                    self.append(model, piece, seen, &mut ids)?;
+                    if self.append(model, piece, seen, &mut ids).is_none() {
+                        return Ok(None);
+                    }
                 }
                 end = piece.end();
             }
-            self.append(model, &text[end..], seen, &mut ids)?;
-            Some(ids)
+            Ok(self.append(model, &text[end..], seen, &mut ids).map(|()| ids))
         })
     }
 

@@ -1,7 +1,6 @@
 //! Parquet: the strings of one column, a row group at a time.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::super::error::{Error, Result};
+use super::super::fence::fenced;
 use super::text::utf8;
 use super::{Record, Records, missing_column, wrong_type};
 
@@ -57,10 +57,10 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
 /// Runs the decoder; its errors and its panics on damaged input become ours.
 fn guarded<T>(path: &Path, f: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T> {
     let remedy = "write the file again; snappy, zstd, gzip and no compression can be read";
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(e)) => Err(Error::file(path, format!("broken Parquet: {e}"), remedy)),
-        Err(_) => Err(Error::file(path, "broken Parquet: the decoder gave up", remedy)),
+    match fenced(f) {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(e)) => Err(Error::file(path, format!("broken Parquet: {e}"), remedy)),
+        None => Err(Error::file(path, "broken Parquet: the decoder gave up", remedy)),
     }
 }
 
