@@ -47,6 +47,23 @@ fn a_killed_rank_ends_all_and_is_named() {
 }
 
 #[test]
+fn a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on() {
+    let site = Site::new();
+    let (running, ranks) = endless(&site);
+    let second = run(site.training("out", &["max_steps=1"]));
+    assert_eq!(second.code, Some(1), "{second:?}");
+    assert!(second.stderr.contains("is written by another run (process "), "{second:?}");
+    assert!(ranks.iter().any(|rank| second.stderr.contains(&format!("(process {rank} on "))), "{second:?}");
+    let before = site.log("out").len();
+    until("another step", || (site.log("out").len() > before).then_some(()));
+    // The lock ends with its holder, however that ends.
+    kill_process(pid(ranks[0]), Signal::KILL).unwrap();
+    ended(running, &ranks, Instant::now());
+    let third = run(site.training("out", &["max_steps=1"]));
+    assert_eq!(third.code, Some(0), "{third:?}");
+}
+
+#[test]
 fn a_rank_that_does_not_answer_ends_with_the_others() {
     let site = Site::new();
     let (running, ranks) = endless(&site);

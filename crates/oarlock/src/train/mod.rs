@@ -5,6 +5,7 @@
 mod data;
 mod flops;
 mod journal;
+mod lock;
 mod model;
 mod monitors;
 pub mod objective;

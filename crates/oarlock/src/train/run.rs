@@ -27,6 +27,7 @@ use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
 use crate::train::journal::{Journal, StepLog};
+use crate::train::lock::OutputLock;
 use crate::train::model;
 use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
@@ -73,6 +74,8 @@ struct Run<'a, O> {
     started: SystemTime,
     timer: PhaseTimer,
     saver: Saver,
+    /// Held by rank 0 until everything else has ended.
+    _lock: Option<OutputLock>,
 }
 
 impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
@@ -86,6 +89,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(comms) = &config.monitor.engine.comms_logger {
             accelerator.communicator().record(comms.recorded.clone());
         }
+        let lock = match accelerator.is_main_process() {
+            true => Some(OutputLock::take(&config.save.output_dir)?),
+            false => None,
+        };
         let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(config.train.recompute);
@@ -167,6 +174,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             started,
             timer: PhaseTimer::new(),
             saver: Saver::default(),
+            _lock: lock,
         })
     }
 

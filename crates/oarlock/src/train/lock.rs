@@ -1,0 +1,114 @@
+//! One run at a time writes an output folder.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// The right to write an output folder. The kernel takes it back when the process ends, however it ends; the file
+/// `run.lock` then says nothing any more, and the next run takes it over.
+#[derive(Debug)]
+pub struct OutputLock {
+    path: PathBuf,
+    /// Locked as long as it is open. `None` where the file system has no locks.
+    file: Option<File>,
+}
+
+impl OutputLock {
+    /// Takes the folder, which is made where it is missing.
+    ///
+    /// # Errors
+    /// Another process holds it, which the message names; a folder that cannot be written.
+    pub fn take(folder: &Path) -> Result<OutputLock> {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+        let path = folder.join("run.lock");
+        loop {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+            let mut file = file.map_err(Error::io("create", &path))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(held(folder, &mut file)),
+                // Some network file systems have no locks.
+                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {
+                    return Ok(OutputLock { path, file: None });
+                }
+                Err(cause) => return Err(Error::io("lock", &path)(cause.into())),
+            }
+            // Its last holder may have removed it between opening and locking: then it is not this one that counts.
+            let (ours, named) = (file.metadata(), fs::metadata(&path));
+            match (ours, named) {
+                (Ok(ours), Ok(named)) if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) => {
+                    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+                    let write = file.set_len(0).and_then(|()| {
+                        file.write_all(format!("process {} on {host}\n", std::process::id()).as_bytes())
+                    });
+                    write.map_err(Error::io("write", &path))?;
+                    return Ok(OutputLock { path, file: Some(file) });
+                }
+                (Err(cause), _) => return Err(Error::io("read", &path)(cause)),
+                (_, Err(cause)) if cause.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io("read", &path)(cause));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for OutputLock {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // Removed before it is unlocked. A folder that is gone needs no lock.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The error of a folder that another process writes.
+fn held(folder: &Path, file: &mut File) -> Error {
+    let mut holder = String::new();
+    // A holder that has not written its name yet is still one.
+    let _ = file.take(1000).read_to_string(&mut holder);
+    let holder = if holder.trim().is_empty() { "another process" } else { holder.trim() };
+    Error::Usage(format!(
+        "output_dir {} is written by another run ({holder}); wait for its end, or give another output_dir",
+        folder.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_writer_and_nothing_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("out");
+        let first = OutputLock::take(&folder).unwrap();
+        let error = OutputLock::take(&folder).unwrap_err().to_string();
+        let process = format!("is written by another run (process {} on ", std::process::id());
+        assert!(error.contains(&process), "{error}");
+        drop(first);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        OutputLock::take(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_a_crash_leaves_behind_locks_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("run.lock"), "process 4194999 on a longer name than the next one has\n")
+            .unwrap();
+        let lock = OutputLock::take(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join("run.lock")).unwrap();
+        assert!(
+            text.starts_with(&format!("process {} on ", std::process::id())) && text.lines().count() == 1
+        );
+        drop(lock);
+    }
+}
