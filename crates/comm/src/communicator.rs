@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::operation::{Operation, Scalar};
 use crate::ownership::Ownership;
+use crate::patience::LongWait;
 use crate::ready::Ready;
 use crate::reduce::tree_fold;
 use crate::region::{Region, Sharing};
@@ -307,7 +308,13 @@ impl Communicator {
 
     /// How long to wait for a rank that is alive but does not enter a collective.
     pub fn set_timeout(&self, limit: Duration) {
-        self.0.transport.set_timeout(limit);
+        self.0.transport.patience().set_limit(limit);
+    }
+
+    /// Reports waits in collectives that last longer than `after`, and again each time they have lasted twice as long. Of
+    /// the ranks that wait the lowest reports. What a rank does alone, such as building a cache, makes the others wait.
+    pub fn on_long_wait(&self, after: Duration, report: impl Fn(&LongWait) + Send + Sync + 'static) {
+        self.0.transport.patience().set_report(after, Arc::new(report));
     }
 
     /// Says what this rank is doing ("step 12: forward"), for the error messages of others.

@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 
 use crate::call::Call;
-use crate::ledger::RankStatus;
+use crate::ledger::{RankStatus, list};
 
 /// The result of an operation between ranks.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -110,8 +110,4 @@ fn through_mpi() -> &'static str {
 
 fn variable(name: &str, value: &Option<String>) -> String {
     value.as_ref().map_or_else(|| format!("{name} is not set"), |value| format!("{name}={value}"))
-}
-
-fn list(missing: &[RankStatus]) -> String {
-    missing.iter().map(RankStatus::to_string).collect::<Vec<_>>().join("; ")
 }

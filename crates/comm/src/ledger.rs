@@ -75,3 +75,8 @@ impl fmt::Display for RankStatus {
         write!(f, "{})", self.doing())
     }
 }
+
+/// Several ranks in a message.
+pub(crate) fn list(statuses: &[RankStatus]) -> String {
+    statuses.iter().map(RankStatus::to_string).collect::<Vec<_>>().join("; ")
+}

@@ -16,6 +16,7 @@ mod memory;
 mod mpi;
 mod operation;
 mod ownership;
+mod patience;
 mod process;
 mod procfs;
 mod ready;
@@ -40,6 +41,7 @@ pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory};
 pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
+pub use patience::{LongWait, Patience, Wait};
 pub use process::{
     Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
 };

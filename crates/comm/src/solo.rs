@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use crate::call::Request;
 use crate::error::Result;
 use crate::ledger::{RankState, RankStatus};
 use crate::ownership::Ownership;
+use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{PrivateBuffer, Region, Sharing};
 use crate::transport::Transport;
@@ -15,11 +15,13 @@ use crate::transport::Transport;
 /// The transport of a single rank: sums are the values themselves, and gathers and broadcasts find everything in place.
 pub(crate) struct Solo {
     phase: Mutex<String>,
+    /// Never needed.
+    patience: Patience,
 }
 
 impl Solo {
     pub(crate) fn new() -> Solo {
-        Solo { phase: Mutex::new(String::new()) }
+        Solo { phase: Mutex::default(), patience: Patience::default() }
     }
 }
 
@@ -70,7 +72,9 @@ impl Transport for Solo {
         Ok(Arc::new(Solo::new()))
     }
 
-    fn set_timeout(&self, _: Duration) {}
+    fn patience(&self) -> &Patience {
+        &self.patience
+    }
 
     fn set_phase(&self, note: &str) {
         note.clone_into(&mut self.phase.lock().unwrap_or_else(PoisonError::into_inner));

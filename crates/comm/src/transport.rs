@@ -2,17 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::call::Request;
 use crate::error::Result;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
+use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
-
-/// How long to wait for a rank that is alive but does not enter a collective, unless told otherwise.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// An engine that carries bytes between ranks: shared memory, MPI, or a world of one.
 ///
@@ -106,7 +103,7 @@ pub trait Transport: Send + Sync {
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>>;
 
     /// How long to wait for a rank that is alive but does not enter a collective.
-    fn set_timeout(&self, limit: Duration);
+    fn patience(&self) -> &Patience;
     /// Says what this rank is doing, for the error messages of others.
     fn set_phase(&self, note: &str);
     /// What each rank was last doing.

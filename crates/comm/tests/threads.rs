@@ -378,6 +378,27 @@ fn who_does_not_come_is_named_with_what_it_does() {
     }
 }
 
+/// Invariant 8.
+#[test]
+fn a_long_wait_is_reported_by_the_lowest_rank_that_waits() {
+    let reported: Vec<Vec<String>> = ranks(3, |comm| {
+        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let to = said.clone();
+        comm.on_long_wait(Duration::from_millis(200), move |wait| to.lock().unwrap().push(wait.to_string()));
+        if comm.rank() == 0 {
+            comm.set_phase("building the token cache");
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        comm.barrier().unwrap();
+        comm.finish();
+        said.lock().unwrap().clone()
+    });
+    assert_eq!([reported[0].len(), reported[2].len()], [0, 0], "{reported:?}");
+    let first = &reported[1][0];
+    assert!(first.starts_with("rank 1 has waited 0 s for rank 0 (running, pid "), "{first}");
+    assert!(first.contains("in \"building the token cache\""), "{first}");
+}
+
 /// Invariant 11.
 #[test]
 fn the_last_holder_gives_the_memory_back() {

@@ -7,6 +7,7 @@ use super::member::Group;
 use super::notice::Notice;
 use crate::error::Result;
 use crate::ledger::RankState;
+use crate::patience::Wait;
 use crate::region::{Memory, PrivateBuffer, Region};
 use crate::stamp::Stamp;
 
@@ -91,16 +92,16 @@ impl<'a> Exchange<'a> {
 
     /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
-        let mut since = Instant::now();
-        let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, since + CHECK);
+        let mut wait = Wait::begin();
+        let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
         loop {
             let moved = self.progress()?;
             if is_done(self) {
                 return Ok(());
             }
             if moved {
-                since = Instant::now();
-                (spins, sleep, check_at) = (0, SLEEP.0, since + CHECK);
+                wait = Wait::begin();
+                (spins, sleep, check_at) = (0, SLEEP.0, Instant::now() + CHECK);
                 continue;
             }
             self.group.member.world.check()?;
@@ -113,7 +114,7 @@ impl<'a> Exchange<'a> {
             sleep = SLEEP.1.min(sleep * 2);
             let now = Instant::now();
             if now >= check_at {
-                self.check_peers(now - since)?;
+                self.check_peers(&mut wait)?;
                 check_at = now + CHECK;
             }
         }
@@ -159,7 +160,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Fails if a rank is dead or has left, this rank was asked to end, or the time limit is over.
-    fn check_peers(&mut self, waited: Duration) -> Result<()> {
+    fn check_peers(&mut self, wait: &mut Wait) -> Result<()> {
         let member = &self.group.member;
         let statuses: Vec<_> = self.group.ranks.iter().map(|&rank| member.world.status(rank)).collect();
         // Done after reading the states: a rank that has finished sends nothing more.
@@ -183,8 +184,10 @@ impl<'a> Exchange<'a> {
             let cause = "it was asked to end (SIGTERM) by its launcher or a user";
             return Err(member.world.fail(Notice::peer(me, cause)));
         }
-        if !missing.is_empty() && waited >= member.timeout() {
-            return Err(member.world.fail(Notice::timeout(me, &self.stamp, waited, &missing)));
+        // The others that wait are not missing, as their messages are here.
+        let is_lowest = (0..me).all(|lower| missing.iter().any(|status| status.rank == lower));
+        if !missing.is_empty() && member.patience.is_over(wait, me, is_lowest, || missing.clone()) {
+            return Err(member.world.fail(Notice::timeout(me, &self.stamp, wait.waited(), &missing)));
         }
         Ok(())
     }

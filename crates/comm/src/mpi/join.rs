@@ -9,7 +9,7 @@ use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE, join_limit};
 use crate::operation::Operation;
-use crate::transport::TIMEOUT;
+use crate::patience::Patience;
 
 /// Joins the ranks that MPI started, as `place` says; the group of all of them.
 pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Group> {
@@ -47,6 +47,6 @@ pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Group> {
     let channel = infos.iter().map(|info| info.next_channel).max().unwrap_or(1) as usize;
     World::take_channel(channel);
     world.set_infos(infos);
-    first.member.set_timeout(TIMEOUT);
+    first.member.patience.set_limit(Patience::LIMIT);
     Ok(Group { channel, ..first })
 }

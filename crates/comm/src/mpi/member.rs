@@ -1,12 +1,12 @@
 //! This process as a rank, and the groups that it is in.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::notice::{LEFT, Notice};
 use super::world::World;
 use crate::error::{Error, Result};
+use crate::patience::Patience;
 use crate::region::PrivateBuffer;
 
 /// Tags are at least so many, of which notices have one.
@@ -15,24 +15,16 @@ pub(super) const CHANNELS: usize = 32_000;
 /// This rank in one session; dropped with the last communicator of the rank.
 pub(super) struct Member {
     pub(super) world: &'static World,
-    timeout_ms: AtomicU64,
+    pub(super) patience: Patience,
     /// Buffers of earlier exchanges.
     free: Mutex<Vec<PrivateBuffer>>,
 }
 
 impl Member {
     pub(super) fn new(world: &'static World, limit: Duration) -> Member {
-        let member = Member { world, timeout_ms: AtomicU64::new(0), free: Mutex::default() };
-        member.set_timeout(limit);
-        member
-    }
-
-    pub(super) fn timeout(&self) -> Duration {
-        Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn set_timeout(&self, limit: Duration) {
-        self.timeout_ms.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let patience = Patience::default();
+        patience.set_limit(limit);
+        Member { world, patience, free: Mutex::default() }
     }
 
     /// Reports a failure that only this rank has seen; returns the first failure of the run.

@@ -256,8 +256,8 @@ impl Transport for Mpi {
         Ok(Arc::new(Mpi { group: Group { member: self.group.member.clone(), channel, ranks, me } }))
     }
 
-    fn set_timeout(&self, limit: Duration) {
-        self.group.member.set_timeout(limit);
+    fn patience(&self) -> &Patience {
+        &self.group.member.patience
     }
 
     fn set_phase(&self, note: &str) {

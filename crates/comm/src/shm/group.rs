@@ -14,9 +14,9 @@ use super::segment::Segment;
 use super::socket::Listener;
 use super::status::{self, state};
 use crate::error::{Error, Result};
+use crate::patience::{Patience, Wait};
 use crate::procfs::stat;
 use crate::stamp::{STAMP_WORDS, Stamp};
-use crate::transport::TIMEOUT;
 
 /// The longest that a waiting rank sleeps before it checks the others.
 const SLICE: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) struct Member {
     pub(super) segment: Arc<Segment>,
     pub(super) rank: usize,
-    pub(super) timeout_ms: AtomicU64,
+    pub(super) patience: Patience,
     /// The first channel that no group of this rank uses.
     pub(super) next_channel: AtomicUsize,
     /// The socket where the ranks of another launcher met, kept open by the first of them.
@@ -43,11 +43,10 @@ impl Member {
         let pid = std::process::id();
         cell.start_time.store(stat(pid).map_or(0, |(_, start)| start), Ordering::Relaxed);
         cell.pid.store(pid, Ordering::Release);
-        let timeout_ms = AtomicU64::new(TIMEOUT.as_millis() as u64);
         Ok(Member {
             segment,
             rank,
-            timeout_ms,
+            patience: Patience::default(),
             next_channel: AtomicUsize::new(1),
             listener: None,
             ledger: Default::default(),
@@ -176,9 +175,9 @@ impl Group {
             }
             std::hint::spin_loop();
         }
-        let began = Instant::now();
+        let mut wait = Wait::begin();
         let mut slice = Duration::from_millis(5);
-        let mut check_at = began + slice;
+        let mut check_at = Instant::now() + slice;
         loop {
             // Counted before the generation is read, as the last to enter sets it before it reads the count (invariant 2).
             lead.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -193,7 +192,7 @@ impl Group {
             }
             let now = Instant::now();
             if now >= check_at {
-                self.check_peers(round, stamp, now - began)?;
+                self.check_peers(round, stamp, &mut wait)?;
                 if over() {
                     return Ok(());
                 }
@@ -204,10 +203,10 @@ impl Group {
     }
 
     /// Fails if the run has failed, a rank called something else, a rank is dead, or the time limit is over.
-    fn check_peers(&self, round: u64, stamp: &Stamp, waited: Duration) -> Result<()> {
+    fn check_peers(&self, round: u64, stamp: &Stamp, wait: &mut Wait) -> Result<()> {
         self.member.check_failure()?;
         self.compare(round)?;
-        let mut missing = Vec::new();
+        let (mut missing, mut first_here) = (Vec::new(), None);
         for (index, &rank) in self.ranks.iter().enumerate() {
             let state = state(self.segment(), rank);
             // Read after the state: a rank that has finished posts no further entry.
@@ -215,14 +214,15 @@ impl Group {
             let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
             match state.failure(pid, !is_here) {
                 Some(cause) => return Err(self.member.fail(&Failure::Peer { rank, cause })),
-                None if is_here => {}
+                None if is_here => first_here = first_here.or(Some(rank)),
                 None => missing.push(rank),
             }
         }
-        if !missing.is_empty()
-            && waited >= Duration::from_millis(self.member.timeout_ms.load(Ordering::Relaxed))
+        let rank = self.member.rank;
+        let statuses = || missing.iter().map(|&rank| status::status(self.segment(), rank)).collect();
+        if !missing.is_empty() && self.member.patience.is_over(wait, rank, first_here == Some(rank), statuses)
         {
-            let rank = self.member.rank;
+            let waited = wait.waited();
             return Err(self.member.fail(&Failure::Timeout { rank, stamp: *stamp, waited, missing }));
         }
         Ok(())

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::buffer::SharedBuffer;
 use super::failure::Failure;
@@ -14,6 +13,7 @@ use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
+use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::reduce::sum_range;
 use crate::region::{Memory, Region, Sharing};
@@ -226,9 +226,8 @@ impl Transport for SharedMemory {
         Ok(Arc::new(SharedMemory { group: Group::new(self.group.member.clone(), channel, ranks, me) }))
     }
 
-    fn set_timeout(&self, limit: Duration) {
-        let ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        self.group.member.timeout_ms.store(ms, Ordering::Relaxed);
+    fn patience(&self) -> &Patience {
+        &self.group.member.patience
     }
 
     fn set_phase(&self, note: &str) {
