@@ -3,14 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-pub(crate) mod checkpoint;
+mod checkpoint;
+mod loss_scale;
+mod memory;
 mod spawn;
 
 pub use checkpoint::{CheckpointError, Missing, Problem};
+pub use loss_scale::ScaleAtMinimum;
+pub use memory::{Limit, NotEnoughMemory, readable};
 pub use spawn::SpawnError;
-
-/// An error of a part of this crate that is told and not looked into.
-type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -71,13 +72,13 @@ pub enum Error {
     },
     /// A training that would not fit into memory.
     #[error(transparent)]
-    Memory(Cause),
+    Memory(#[from] NotEnoughMemory),
     /// Ranks that were launched from code.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
-    LossScale(Cause),
+    LossScale(#[from] ScaleAtMinimum),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

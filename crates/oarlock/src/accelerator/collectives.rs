@@ -9,7 +9,7 @@ use oarlock_tensor::{DType, Element, Tensor, bf16, f16};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Accelerator;
+use super::handle::Accelerator;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 

@@ -7,8 +7,9 @@ use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
 use super::collectives::{decode, encode};
+use super::handle::Accelerator;
+use super::prepared::Prepared;
 use super::prepared_state::PreparedState;
-use super::{Accelerator, Prepared};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 

@@ -1,7 +1,7 @@
 //! Memory: giving back what was prepared, and finding the batch size that fits.
 
-use super::Accelerator;
 use super::collectives::{decode, encode};
+use super::handle::Accelerator;
 use crate::error::{Error, Result};
 
 /// Where the search for a batch size begins in Accelerate.

@@ -4,8 +4,8 @@ use oarlock_tensor::{Tensor, ops};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Accelerator;
 use super::collectives::{self, Leaf, decode, encode, leaves};
+use super::handle::Accelerator;
 use crate::error::Result;
 use crate::nested::Nested;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::{Tape, Tensor};
 
-use super::Inner;
+use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
@@ -108,8 +108,32 @@ impl Loss for HeadLoss {
     }
 }
 
+impl Accelerator {
+    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
+    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
+    /// ranks, or over the targets of all of them.
+    ///
+    /// What [`Accelerator::accumulate`] runs is a micro-batch, in which losses add up. Outside of it each call is one where
+    /// accumulation steps are configured; else all until the step are one, so that gradients add up as in torch.
+    ///
+    /// # Errors
+    /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
+    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        backward(&self.inner, loss.value(), loss.weight(), loss.is_sum())
+    }
+
+    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
+    /// mean or every loss is a sum.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
+        backward(&self.inner, loss, n as f64, true)
+    }
+}
+
 /// Runs a backward pass from a loss that weighs `weight`: a mean, or a sum over as many targets.
-pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
+fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"

@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
-use super::ClientState;
-use super::error::{CheckpointError, Problem};
 use super::folder::{parent_of, recover};
 use super::job::in_manifest;
-use super::manifest::{FileEntry, Manifest, ParameterEntry};
+use super::manifest::{ClientState, FileEntry, Manifest, ParameterEntry};
 use super::outcome::share;
 use super::read::{Reader, verify};
 use crate::disk::Sum;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Problem, Result};
 use crate::shard::{Engine, Slice};
 
 /// Elements that are read at once.

@@ -6,10 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use oarlock_comm::Communicator;
 
-use super::error::CheckpointError;
 use super::job::write_slice;
 use super::outcome::share;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
 

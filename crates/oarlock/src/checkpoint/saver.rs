@@ -20,14 +20,12 @@ use std::time::{Duration, Instant};
 use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
-use super::ClientState;
-use super::error::CheckpointError;
 use super::folder::{TempFolder, temporary};
 use super::job::{Job, RankFiles, entry_of};
-use super::manifest::{FileEntry, Manifest, ModelEntry, PlanEntry};
+use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
 use super::outcome::share;
 use super::publish::{await_report, publish, report, write_rest};
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::ModelFiles;
 use crate::shard::{Engine, Placement, Placements};
 

@@ -6,13 +6,14 @@ use std::path::{Component, Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
-use super::error::{CheckpointError, Missing};
 use super::folder::new_token;
 use super::load::load;
+use super::manifest::{ClientState, Manifest};
+use super::outcome::share;
+use super::retain::newest;
 use super::saver::{Contents, Saver};
-use super::{ClientState, Manifest};
 use crate::disk::sync_folder;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Missing, Result};
 use crate::shard::Engine;
 
 /// The file that holds the last tag.
@@ -64,7 +65,7 @@ pub fn load_checkpoint(
         _ => Ok(None),
     };
     let looked = looked.map_err(|error| error.to_string());
-    let found = super::outcome::share(comm, looked)?.map_err(|(_, cause)| CheckpointError::Tag(cause))?;
+    let found = share(comm, looked)?.map_err(|(_, cause)| CheckpointError::Tag(cause))?;
     let Some(tag) = found.into_iter().next().flatten() else { return Ok(None) };
     let path = dir.join(&tag);
     let client = load(&path, comm, engine)?;
@@ -87,7 +88,7 @@ pub fn find(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
     match read_latest(path)? {
         Some(tag) if path.join(&tag).is_dir() => Ok(path.join(tag)),
         Some(tag) => Err(missing(Missing::Tag(tag)).into()),
-        None => Ok(super::newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
+        None => Ok(newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
     }
 }
 

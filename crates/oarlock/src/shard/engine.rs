@@ -15,12 +15,13 @@ use oarlock_tensor::{Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
-use crate::shard::group::{Grads, GroupBuilder, Home, Kind, Weights, offload_file};
+use crate::shard::group::{Grads, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::layout::BLOCK;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
+use crate::shard::reduce::Home;
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};

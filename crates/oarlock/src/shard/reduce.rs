@@ -1,10 +1,14 @@
 //! How gradients become sums over the ranks: unit by unit during the backward pass where they are sharded, all before the
 //! step where they are whole.
 
+use std::sync::{Arc, Weak};
+
 use oarlock_comm::Region;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, FlatBuffer, Store};
+use oarlock_tensor::{
+    DType, FlatBuffer, FlatParams, GradSlot, ParamHome, Result as TensorResult, Store, Tensor,
+};
 
 use crate::error::Result;
 use crate::shard::group::{Grads, Group};
@@ -129,5 +133,32 @@ impl Core {
     /// As [`Core::reduce_all`] for a rank that steps by itself: what no backward pass has touched has a zero gradient.
     pub fn complete_all(&self) -> Result<()> {
         self.groups.iter().try_for_each(|group| Ok(group.params.zero_untouched()?))
+    }
+}
+
+/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
+pub(super) struct Home {
+    pub core: Weak<Core>,
+    pub group: usize,
+    pub params: Arc<FlatParams>,
+}
+
+impl ParamHome for Home {
+    fn weight(&self, index: usize) -> TensorResult<Tensor> {
+        self.params.weight(index)
+    }
+
+    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
+        if self.params.trainable(index)
+            && self.params.grads().is_none()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.open_slot(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+        }
+        self.params.grad(index)
+    }
+
+    fn trainable(&self, index: usize) -> bool {
+        self.params.trainable(index)
     }
 }
