@@ -121,3 +121,9 @@ impl Error {
         Error::BadFile { path: path.as_ref().to_path_buf(), problem: problem.into() }
     }
 }
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
+}

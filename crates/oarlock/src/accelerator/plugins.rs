@@ -42,9 +42,7 @@ impl Accelerator {
 
     /// For a DeepSpeed engine: the same process group and device, and no plugin.
     pub(crate) fn without_plugins(&self, config: &AcceleratorConfig) -> Result<Accelerator> {
-        let config =
-            AcceleratorConfig { deepspeed_plugin: None, deepspeed_plugins: Vec::new(), ..config.clone() };
-        Accelerator::build(self.comm.clone(), self.device.clone(), &config, Arc::default())
+        Accelerator::build(self.comm.clone(), self.device.clone(), &without_plugins(config), Arc::default())
     }
 
     /// A second accelerator on the same process group and device, with the same plugins: Python's `Accelerator()` when
@@ -53,12 +51,7 @@ impl Accelerator {
     /// # Errors
     /// None but those of the first.
     pub fn another(&self) -> Result<Accelerator> {
-        let config = AcceleratorConfig {
-            deepspeed_plugin: None,
-            deepspeed_plugins: Vec::new(),
-            ..self.inner.config.clone()
-        };
-        self.another_with(&config)
+        self.another_with(&without_plugins(&self.inner.config))
     }
 
     /// As [`Accelerator::another`], with settings of its own. Threads and CPU path are those of the first.
@@ -75,6 +68,10 @@ impl Accelerator {
         }
         Accelerator::build(self.comm.clone(), self.device.clone(), config, self.inner.plugins.clone())
     }
+}
+
+fn without_plugins(config: &AcceleratorConfig) -> AcceleratorConfig {
+    AcceleratorConfig { deepspeed_plugin: None, deepspeed_plugins: Vec::new(), ..config.clone() }
 }
 
 impl Plan {

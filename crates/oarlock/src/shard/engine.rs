@@ -453,8 +453,7 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn read_state(&self, slice: &Slice, out: &mut [f32]) -> Result<()> {
-        let found = self.core.groups.iter().find_map(|group| group.state.find(slice));
-        let (column, range) = found.ok_or_else(|| state::not_here(slice))?;
+        let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
         column.read(range.start, out)
     }
 
@@ -463,8 +462,8 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn write_state(&mut self, slice: &Slice, values: &[f32]) -> Result<()> {
-        let groups: Vec<_> = self.core.groups.iter().map(|group| &group.state).collect();
-        state::write(&groups, &self.core.device, slice, values)
+        let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
+        column.write(&self.core.device, range.start, values)
     }
 
     /// After all state was written: working copies from master weights, and the number of steps done.
