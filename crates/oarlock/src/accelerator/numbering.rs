@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::handle::Accelerator;
-use crate::checkpoint::{self, CheckpointError, Missing, share};
+use crate::checkpoint::{self, CheckpointError, Missing, by_root};
 use crate::error::{Error, Result};
 
 impl Accelerator {
@@ -24,11 +24,7 @@ impl Accelerator {
         let iteration = self.save_iteration();
         let folder = self.inner.config.project.checkpoints("save_state")?;
         let dir = folder.join(format!("checkpoint_{iteration}"));
-        let free = match self.is_main_process() {
-            true => is_free(&folder, &dir, iteration).map_err(|error| error.to_string()),
-            false => Ok(()),
-        };
-        share(&self.comm, free)?.map_err(|(_, cause)| Error::Usage(cause))?;
+        by_root(&self.comm, || is_free(&folder, &dir, iteration))?.map_err(Error::Usage)?;
         Ok(dir)
     }
 
@@ -36,13 +32,10 @@ impl Accelerator {
     #[track_caller]
     pub(super) fn newest_checkpoint(&self) -> Result<PathBuf> {
         let folder = self.inner.config.project.checkpoints("load_state")?;
-        let newest = match self.is_main_process() {
-            true => checkpoint::newest(&folder).map(|newest| newest.path).map_err(|error| error.to_string()),
-            false => Ok(None),
-        };
-        let found = share(&self.comm, newest)?.map_err(|(_, cause)| Error::Usage(cause))?;
+        let newest = || Ok(checkpoint::newest(&folder)?.path);
+        let found = by_root(&self.comm, newest)?.map_err(Error::Usage)?;
         let missing = CheckpointError::NotFound { path: folder, problem: Missing::Checkpoint };
-        Ok(found.into_iter().flatten().next().ok_or(missing)?)
+        Ok(found.ok_or(missing)?)
     }
 
     /// After a checkpoint was loaded: one of the project's is followed by the number after its last.
@@ -52,14 +45,8 @@ impl Accelerator {
         if loaded.parent() != Some(&folder) {
             return Ok(());
         }
-        let last = match self.is_main_process() {
-            true => checkpoint::list(&folder)
-                .map(|listed| listed.last().map(|last| last.step))
-                .map_err(|error| error.to_string()),
-            false => Ok(None),
-        };
-        let last = share(&self.comm, last)?.map_err(|(_, cause)| Error::Usage(cause))?;
-        if let Some(last) = last.into_iter().flatten().next() {
+        let last = || Ok(checkpoint::list(&folder)?.last().map(|last| last.step));
+        if let Some(last) = by_root(&self.comm, last)?.map_err(Error::Usage)? {
             self.set_save_iteration(self.save_iteration().max(last.saturating_add(1)));
         }
         Ok(())

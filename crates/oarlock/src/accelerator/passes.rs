@@ -71,25 +71,17 @@ pub trait Loss {
     /// The one number.
     fn value(&self) -> &Tensor;
 
-    /// What it weighs beside others in a step: 1 for a mean over a micro-batch, the number of targets for a sum.
-    fn weight(&self) -> f64;
-
-    /// Whether it is a sum over targets, and no mean.
-    fn is_sum(&self) -> bool;
+    /// What a sum weighs beside others in a step: its number of targets. `None` for a mean over a micro-batch, which
+    /// weighs 1.
+    fn weight(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// A mean.
 impl Loss for Tensor {
     fn value(&self) -> &Tensor {
         self
-    }
-
-    fn weight(&self) -> f64 {
-        1.0
-    }
-
-    fn is_sum(&self) -> bool {
-        false
     }
 }
 
@@ -99,12 +91,8 @@ impl Loss for HeadLoss {
         &self.loss
     }
 
-    fn weight(&self) -> f64 {
-        self.n_targets as f64
-    }
-
-    fn is_sum(&self) -> bool {
-        true
+    fn weight(&self) -> Option<f64> {
+        Some(self.n_targets as f64)
     }
 }
 
@@ -119,7 +107,7 @@ impl Accelerator {
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
     pub fn backward(&self, loss: &impl Loss) -> Result<()> {
-        backward(&self.inner, loss.value(), loss.weight(), loss.is_sum())
+        backward(&self.inner, loss.value(), loss.weight())
     }
 
     /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
@@ -128,12 +116,12 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::backward`].
     pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        backward(&self.inner, loss, n as f64, true)
+        backward(&self.inner, loss, Some(n as f64))
     }
 }
 
-/// Runs a backward pass from a loss that weighs `weight`: a mean, or a sum over as many targets.
-fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
+/// Runs a backward pass from a mean, or from a sum that weighs `weight`.
+fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -161,7 +149,7 @@ fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Res
     }
     let scale = loss_scale(&passes)?;
     for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
-        model.check_open(is_sum)?;
+        model.check_open(weight.is_some())?;
         if *version != model.version() {
             return Err(Error::Usage(format!(
                 "backward: the weights of {} have changed since the forward pass of this loss, so its gradients would be \
@@ -178,7 +166,7 @@ fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Res
     };
     for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
         model.optimizer()?.set_window_scale(scale);
-        model.add(micro_batch, weight, is_sum);
+        model.add(micro_batch, weight);
     }
     Ok(())
 }

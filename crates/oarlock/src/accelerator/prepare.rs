@@ -157,8 +157,7 @@ impl<M: Module> Prepare for M {
         }
         let config = optim.as_ref().map_or_else(OptimizerConfig::default, |optim| optim.config);
         let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
-        let param_groups =
-            optim.as_ref().map_or_else(|| config.param_groups(0.0), |optim| optim.param_groups());
+        let param_groups = optim.as_ref().map(Optim::param_groups).unwrap_or_default();
         let module = Arc::new(self);
         let mut engine = Engine::new(
             &*module,

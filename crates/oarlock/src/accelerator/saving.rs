@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ use super::stateful::Stateful;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
 use crate::error::{Error, Result};
 use crate::nn::{self, Module};
-use crate::optim::{LossScalerState, Optimizer};
+use crate::optim::Optimizer;
 use crate::shard::Engine;
 
 /// Where the state of the loop lies in a checkpoint's `client`.
@@ -182,21 +183,19 @@ impl Accelerator {
             checkpoint::check(dir, &self.comm, &engines)?
         };
         let client = checked.client_state().clone();
-        let state = read_loop(&client).map_err(refused)?;
+        let state: Option<LoopState> = read(&client, LOOP, "the state of the loop").map_err(refused)?;
         if state.is_none() {
             without_loop.map_err(refused)?;
         }
         let modules = modules_of(&models)?;
         let buffers = buffers::read(dir, modules.iter().map(|module| &**module));
-        let (ours, buffers) = match buffers {
-            Ok(buffers) => (Ok(()), buffers),
-            Err(problem) => (Err(problem), Vec::new()),
-        };
+        let ours = buffers.as_ref().map(|_| ()).map_err(Problem::clone);
         share(&self.comm, ours)?.map_err(|(_, problem)| refused(problem))?;
+        let buffers = buffers.map_err(refused)?;
         match &state {
             Some(state) => self.restore_parts(&self.inner.stateful(), &state.parts)?.map_err(refused)?,
             None => {
-                if let Some(scale) = read_loss_scale(&client).map_err(refused)? {
+                if let Some(scale) = read(&client, LOSS_SCALE, "the loss scale").map_err(refused)? {
                     models.iter().try_for_each(|prepared| {
                         prepared.optimizer().map(|mut optimizer| optimizer.resume_loss_scale(scale))
                     })?;
@@ -340,15 +339,14 @@ fn lock_all(models: &[Arc<PreparedState>]) -> Result<Vec<MutexGuard<'_, Optimize
     models.iter().map(|prepared| prepared.optimizer()).collect()
 }
 
-fn read_loop(client: &ClientState) -> std::result::Result<Option<LoopState>, Problem> {
-    let read = client.client.get(LOOP).map(LoopState::deserialize).transpose();
-    read.map_err(|error| Problem::Part { what: "the state of the loop".to_owned(), cause: error.to_string() })
-}
-
-/// The loss scale of a checkpoint without a loop, if it has one.
-fn read_loss_scale(client: &ClientState) -> std::result::Result<Option<LossScalerState>, Problem> {
-    let read = client.client.get(LOSS_SCALE).map(LossScalerState::deserialize).transpose();
-    read.map_err(|error| Problem::Part { what: "the loss scale".to_owned(), cause: error.to_string() })
+/// What a checkpoint keeps for a loop under a key, if it has that.
+fn read<T: DeserializeOwned>(
+    client: &ClientState,
+    key: &str,
+    what: &str,
+) -> std::result::Result<Option<T>, Problem> {
+    let read = client.client.get(key).map(T::deserialize).transpose();
+    read.map_err(|error| Problem::Part { what: what.to_owned(), cause: error.to_string() })
 }
 
 /// Whether as many parts of each kind were saved.

@@ -69,6 +69,11 @@ impl LogWith {
         (LogWith::Wandb, "wandb"),
     ];
 
+    /// Its name.
+    pub(super) fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
     /// The trackers that it stands for.
     pub(super) fn each(self) -> Vec<LogWith> {
         let single = Self::NAMES.iter().map(|(kind, _)| *kind).filter(|kind| *kind != LogWith::All);
@@ -78,8 +83,7 @@ impl LogWith {
 
 impl fmt::Display for LogWith {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(kind, _)| kind == self);
-        f.write_str(name.map_or("", |(_, name)| name))
+        f.write_str(self.name())
     }
 }
 
@@ -151,7 +155,6 @@ pub(crate) enum Phase {
 
 /// A monitor as a tracker.
 pub(super) struct BuiltIn {
-    pub name: String,
     pub kind: LogWith,
     pub folder: PathBuf,
     pub options: TrackerOptions,
@@ -182,7 +185,7 @@ impl BuiltIn {
 
 impl Tracker for BuiltIn {
     fn name(&self) -> &str {
-        &self.name
+        self.kind.name()
     }
 
     fn start(&mut self, project: &str, config: &Map<String, Value>) -> Result<()> {

@@ -25,7 +25,7 @@ impl Accelerator {
             ));
         }
         let name = tracker.name().to_owned();
-        let built_in = self.chosen().iter().any(|kind| kind.to_string() == name);
+        let built_in = self.chosen().iter().any(|kind| kind.name() == name);
         if built_in || trackers.trackers.iter().any(|(other, _)| *other == name) {
             return Err(Error::Usage(format!("add_tracker: there is a tracker {name:?} already")));
         }
@@ -58,14 +58,13 @@ impl Accelerator {
         let mut begun: Vec<(String, Shared)> = Vec::new();
         for kind in self.chosen() {
             let built_in = BuiltIn {
-                name: kind.to_string(),
                 kind,
                 folder: self.folder_of(kind, project, options)?,
                 options: options.clone(),
                 monitor: None,
             };
             if self.is_main_process() {
-                begun.push((built_in.name.clone(), Arc::new(Mutex::new(built_in))));
+                begun.push((kind.to_string(), Arc::new(Mutex::new(built_in))));
             }
         }
         begun.extend(self.trackers().trackers.clone());

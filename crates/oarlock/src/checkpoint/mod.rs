@@ -48,7 +48,7 @@ pub use manifest::{
     ClientState, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry,
 };
 pub use model::{save_model, shard_size};
-pub(crate) use outcome::share;
+pub(crate) use outcome::{by_root, share};
 pub use retain::{Listed, Newest, list, newest, remove_later, retain};
 pub use saver::{Begun, Contents, Deed, Saver, save};
 pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};

@@ -9,7 +9,7 @@ use oarlock_comm::Communicator;
 use super::folder::new_token;
 use super::load::load;
 use super::manifest::{ClientState, Manifest};
-use super::outcome::share;
+use super::outcome::by_root;
 use super::retain::newest;
 use super::saver::{Contents, Saver};
 use crate::disk::sync_folder;
@@ -59,14 +59,8 @@ pub fn load_checkpoint(
 ) -> Result<Option<(PathBuf, ClientState)>> {
     same_everywhere(comm, tag.unwrap_or_default())?;
     // One rank looks: the file may change between two looks.
-    let looked = match (comm.rank(), tag) {
-        (0, Some(tag)) => Ok(Some(tag.to_string())),
-        (0, None) => read_latest(dir),
-        _ => Ok(None),
-    };
-    let looked = looked.map_err(|error| error.to_string());
-    let found = share(comm, looked)?.map_err(|(_, cause)| CheckpointError::Tag(cause))?;
-    let Some(tag) = found.into_iter().next().flatten() else { return Ok(None) };
+    let look = || tag.map_or_else(|| read_latest(dir), |tag| Ok(Some(tag.to_string())));
+    let Some(tag) = by_root(comm, look)?.map_err(CheckpointError::Tag)? else { return Ok(None) };
     let path = dir.join(&tag);
     let client = load(&path, comm, engine)?;
     Ok(Some((path, client)))

@@ -16,7 +16,7 @@ use oarlock_tensor::{Device, FlatBuffer, UnitHook};
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
 use crate::shard::group::{Grads, GroupBuilder, Kind, Weights, offload_file};
-use crate::shard::layout::BLOCK;
+use crate::shard::layout::{BLOCK, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
@@ -159,8 +159,7 @@ impl Engine {
                 if !source.has(&param.name) {
                     continue;
                 }
-                for start in part.clone().step_by(CHUNK) {
-                    let flat = start..part.end.min(start + CHUNK);
+                for flat in runs(part, CHUNK) {
                     let elements = flat.start - param.place.first..flat.end - param.place.first;
                     values.resize(flat.len(), 0.0f32);
                     source.read(

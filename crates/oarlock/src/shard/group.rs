@@ -13,7 +13,7 @@ use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation}
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::column::{Column, Store};
-use crate::shard::layout::{BLOCK, Grain, Layout};
+use crate::shard::layout::{BLOCK, Grain, Layout, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::state::{GroupState, MASTER};
@@ -309,10 +309,9 @@ fn span((file, end): &mut (Arc<File>, u64), bytes: usize) -> Result<Store> {
 /// Cuts what the ranks own into reductions of at most `bucket` elements.
 fn cut(ranges: &[Range<usize>], n_elems: usize, bucket: usize) -> Result<Vec<Ownership>> {
     let mut buckets = Vec::new();
-    for first in (0..n_elems).step_by(bucket) {
-        let end = n_elems.min(first.saturating_add(bucket));
+    for Range { start, end } in runs(0..n_elems, bucket) {
         let inside = |range: &Range<usize>| {
-            let part = range.start.clamp(first, end)..range.end.clamp(first, end);
+            let part = range.start.clamp(start, end)..range.end.clamp(start, end);
             if part.is_empty() { Vec::new() } else { vec![part] }
         };
         buckets.push(Ownership::new(ranges.iter().map(inside).collect())?);

@@ -13,6 +13,7 @@ use oarlock_tensor::{
 
 use crate::error::Result;
 use crate::shard::group::{Grads, Group};
+use crate::shard::layout::runs;
 use crate::shard::order::{ready, settle};
 use crate::shard::passes::{Core, PassState};
 use crate::shard::placement::Placement;
@@ -64,8 +65,7 @@ impl Core {
     fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
         let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
         self.in_reduce_dtype(group, region, flat, 0..end, &|region, dtype, flat| {
-            (0..end).step_by(bucket).try_for_each(|first| {
-                let chunk = first..end.min(first.saturating_add(bucket));
+            runs(0..end, bucket).try_for_each(|chunk| {
                 Ok(self.mesh.shard.all_reduce(region, dtype, chunk, ready(flat))?.wait()?)
             })
         })
