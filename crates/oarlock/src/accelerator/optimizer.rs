@@ -34,8 +34,6 @@ impl PreparedOptimizer {
     /// A window without any backward pass, a failed rank, 16-bit gradients that overflow at the least loss scale.
     /// Otherwise gradients that are not finite go into the weights, as in torch; [`Accelerator::clip_grad_norm`] reports
     /// them.
-    ///
-    /// [`Accelerator::clip_grad_norm`]: crate::Accelerator::clip_grad_norm
     #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.close()? {

@@ -11,8 +11,9 @@ pub struct ProjectConfiguration {
     pub project_dir: Option<PathBuf>,
     /// The folder of logs; by default that of the project.
     pub logging_dir: Option<PathBuf>,
-    /// [`Accelerator::save_state`] without a folder writes `checkpoints/checkpoint_0`, `checkpoint_1` … in the project's,
-    /// and [`Accelerator::load_state`] without one takes the newest whole one.
+    /// [`Accelerator::save_state`](crate::Accelerator::save_state) without a folder writes `checkpoints/checkpoint_0`,
+    /// `checkpoint_1` … in the project's, and [`Accelerator::load_state`](crate::Accelerator::load_state) without one
+    /// takes the newest whole one.
     pub automatic_checkpoint_naming: bool,
     /// How many of these are kept, at least one. The oldest is removed when the new one is whole; Accelerate removes it
     /// before it writes, and a crash in between leaves one too few.
@@ -22,8 +23,9 @@ pub struct ProjectConfiguration {
     pub iteration: u64,
     /// Without effect: all ranks are on one machine, and write one checkpoint together.
     pub save_on_each_node: bool,
-    /// Let [`Accelerator::save_state`] save while gradients accumulate, as Accelerate does. The gradients are not kept:
-    /// a loop that resumes makes the step of that window from the rest of its micro-batches.
+    /// Let [`Accelerator::save_state`](crate::Accelerator::save_state) save while gradients accumulate, as Accelerate
+    /// does. The gradients are not kept: a loop that resumes makes the step of that window from the rest of its
+    /// micro-batches.
     pub save_inside_window: bool,
 }
 

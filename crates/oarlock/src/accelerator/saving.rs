@@ -231,7 +231,7 @@ impl Accelerator {
 
     /// Has [`Accelerator::save_state`] keep the state of an object, and [`Accelerator::load_state`] give it back. A loop
     /// that loads registers as many objects as the one that saved, in the same order. Any serde value can be registered
-    /// as a [`Checkpointed`].
+    /// as a [`Checkpointed`](super::Checkpointed).
     pub fn register_for_checkpointing<T: Stateful + 'static>(&self, object: Arc<T>) {
         self.inner.add_stateful("custom", object);
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 
 /// A part of a loop that a checkpoint keeps: optimizers, schedules and loaders are from the moment in which they are
-/// prepared, and what [`Accelerator::register_for_checkpointing`] is given.
+/// prepared, and what [`register_for_checkpointing`](crate::Accelerator::register_for_checkpointing) is given.
 pub trait Stateful: Send + Sync {
     /// What is to be kept. Every rank gets back what rank 0 gave. Numbers come back to the bit, if they are finite.
     ///

@@ -16,12 +16,12 @@ use crate::report::monitor::tensorboard::TensorBoard;
 use crate::report::monitor::wandb::{Belongs, Wandb};
 
 /// A place that figures go to. The built-in ones are chosen with `log_with`; a custom one implements this trait and
-/// goes to [`Accelerator::add_tracker`].
+/// goes to [`Accelerator::add_tracker`](crate::Accelerator::add_tracker).
 pub trait Tracker: Send {
-    /// Its name, for [`Accelerator::get_tracker`].
+    /// Its name, for [`Accelerator::get_tracker`](crate::Accelerator::get_tracker).
     fn name(&self) -> &str;
 
-    /// Begins, when [`Accelerator::init_trackers`] is called, with the settings of the run.
+    /// Begins, when [`init_trackers`](crate::Accelerator::init_trackers) is called, with the settings of the run.
     ///
     /// # Errors
     /// When it cannot begin.

@@ -61,8 +61,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         let wrong = |what: &str| {
             Error::Usage(format!("save_checkpoint: the client state {} {what}", type_name::<T>()))
         };
-        let kept =
-            serde_json::to_value(client_state).map_err(|error| wrong(&format!("is no JSON: {error}")));
+        let kept = serde_json::to_value(client_state).map_err(|error| wrong(&format!("is no JSON: {error}")));
         let packed = rmp_serde::to_vec_named(client_state)
             .map_err(|error| wrong(&format!("cannot be packed: {error}")));
         let kept = kept.and_then(|kept| match self.model().state.has_gradients() {
