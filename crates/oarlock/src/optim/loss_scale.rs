@@ -208,5 +208,6 @@ mod tests {
                         true instead of fp16, or lower fp16.min_loss_scale";
         assert_eq!(found, expected);
         assert!(error.to_string().contains("minimum (1); the training"), "{error}");
+        assert!(matches!(crate::Error::from(error), crate::Error::LossScale(cause) if cause.scale == 1.0));
     }
 }
