@@ -3,14 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-pub(crate) mod checkpoint;
+mod checkpoint;
+mod loss_scale;
+mod memory;
 mod spawn;
 
 pub use checkpoint::{CheckpointError, Missing, Problem};
+pub use loss_scale::ScaleAtMinimum;
+pub use memory::{Limit, NotEnoughMemory, readable};
 pub use spawn::SpawnError;
-
-/// An error of a part of this crate that is told and not looked into.
-type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -71,13 +72,13 @@ pub enum Error {
     },
     /// A training that would not fit into memory.
     #[error(transparent)]
-    Memory(Cause),
+    Memory(#[from] NotEnoughMemory),
     /// Ranks that were launched from code.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
-    LossScale(Cause),
+    LossScale(#[from] ScaleAtMinimum),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),
@@ -119,4 +120,10 @@ impl Error {
     pub fn bad_file(path: impl AsRef<Path>, problem: impl Into<String>) -> Error {
         Error::BadFile { path: path.as_ref().to_path_buf(), problem: problem.into() }
     }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
 }

@@ -225,7 +225,7 @@ fn a_step_that_overflows_is_skipped_and_leaves_schedule_and_moments() {
     let counts = same(2, move |comm| {
         let accelerator = accelerator(comm, AcceleratorConfig::default())?;
         let engine = engine(&accelerator, &value)?;
-        assert_eq!(engine.cur_scale()?, 2f64.powi(40));
+        assert_eq!(engine.loss_scale()?, 2f64.powi(40));
         let before = whole(engine.model())?;
         let mut skipped = 0;
         loop {

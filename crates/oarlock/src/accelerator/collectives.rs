@@ -5,11 +5,11 @@
 
 use std::panic::Location;
 
-use oarlock_tensor::{DType, Element, Tensor, bf16, f16};
+use oarlock_tensor::{DType, Element, Tensor, bf16, f16, ops};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Accelerator;
+use super::handle::Accelerator;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 
@@ -43,12 +43,9 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    /// The same with so many rows.
-    pub fn with_rows(mut self, rows: usize) -> Leaf {
-        if let Some(first) = self.sizes.first_mut() {
-            *first = rows;
-        }
-        self
+    /// Whether it may be joined with another along dim 0.
+    pub fn has_rows_like(&self, other: &Leaf) -> bool {
+        self.dtype == other.dtype && self.sizes.get(1..) == other.sizes.get(1..)
     }
 }
 
@@ -113,7 +110,7 @@ impl Accelerator {
     pub fn pad_across_processes<T: Nested>(&self, value: &T, pad: Pad) -> Result<T> {
         let tensors = value.tensors();
         let brought = self.meet(&format!("pad_across_processes ({pad:?})"), &tensors)?;
-        check("pad_across_processes", &brought, "one dtype and number of dims", |a, b| {
+        check("pad_across_processes", &brought, "one dtype and number of dims", |_, a, b| {
             a.dtype == b.dtype && a.sizes.len() == b.sizes.len()
         })?;
         let padded = tensors.iter().enumerate().map(|(index, tensor)| {
@@ -189,8 +186,7 @@ impl Accelerator {
     #[track_caller]
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, values: &[T]) -> Result<Vec<T>> {
         let said = self.exchange("gather_object", encode(&values))?;
-        let lists = said.iter().enumerate().map(|(rank, bytes)| decode("gather_object", rank, bytes));
-        Ok(lists.collect::<Result<Vec<Vec<T>>>>()?.into_iter().flatten().collect())
+        Ok(decode_all::<Vec<T>>("gather_object", &said)?.into_iter().flatten().collect())
     }
 
     /// What each rank brings to a call. All ranks see the same, so they fail alike.
@@ -237,9 +233,8 @@ impl Accelerator {
     #[track_caller]
     pub(super) fn meet(&self, call: &str, tensors: &[Tensor]) -> Result<Vec<Vec<Leaf>>> {
         let said = self.exchange(call, encode(&leaves(tensors)))?;
-        let brought: Vec<Vec<Leaf>> =
-            said.iter().enumerate().map(|(rank, bytes)| decode(call, rank, bytes)).collect::<Result<_>>()?;
-        check_number(call, &brought)?;
+        let brought: Vec<Vec<Leaf>> = decode_all(call, &said)?;
+        check_number(call, brought.iter().map(Vec::len))?;
         Ok(brought)
     }
 
@@ -275,10 +270,15 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> std::result::Result<Ve
     rmp_serde::to_vec_named(value).map_err(|error| error.to_string())
 }
 
-pub(super) fn decode<T: DeserializeOwned>(call: &str, rank: usize, bytes: &[u8]) -> Result<T> {
+fn decode<T: DeserializeOwned>(call: &str, rank: usize, bytes: &[u8]) -> Result<T> {
     rmp_serde::from_slice(bytes).map_err(|error| {
         Error::Usage(format!("{call}: what process {rank} gave is of another type than here: {error}"))
     })
+}
+
+/// What each rank gave.
+pub(super) fn decode_all<T: DeserializeOwned>(call: &str, said: &[Vec<u8>]) -> Result<Vec<T>> {
+    said.iter().enumerate().map(|(rank, bytes)| decode(call, rank, bytes)).collect()
 }
 
 pub(super) fn leaves(tensors: &[Tensor]) -> Vec<Leaf> {
@@ -287,12 +287,12 @@ pub(super) fn leaves(tensors: &[Tensor]) -> Vec<Leaf> {
 }
 
 /// Whether all ranks bring as many tensors.
-pub(super) fn check_number(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
-    if brought.iter().all(|leaves| leaves.len() == brought[0].len()) {
+pub(super) fn check_number(call: &str, mut numbers: impl Iterator<Item = usize> + Clone) -> Result<()> {
+    let lines = numbers.clone().enumerate().map(|(rank, n)| format!("\n  - Process {rank}: {n}"));
+    let first = numbers.next();
+    if numbers.all(|n| Some(n) == first) {
         return Ok(());
     }
-    let lines =
-        brought.iter().enumerate().map(|(rank, leaves)| format!("\n  - Process {rank}: {}", leaves.len()));
     Err(Error::Usage(format!(
         "{call}: the ranks bring different numbers of tensors, and all must bring as many:{}",
         lines.collect::<String>()
@@ -300,18 +300,19 @@ pub(super) fn check_number(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
 }
 
 fn check_equal(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
-    check(call, brought, "one shape and dtype (`pad_across_processes` makes shapes equal)", |a, b| a == b)
+    check(call, brought, "one shape and dtype (`pad_across_processes` makes shapes equal)", |_, a, b| a == b)
 }
 
-/// Whether each tensor is on all ranks what it is on rank 0.
+/// Whether each tensor fits on all ranks to that of rank 0.
 pub(super) fn check(
     call: &str,
     brought: &[Vec<Leaf>],
     expected: &str,
-    fits: impl Fn(&Leaf, &Leaf) -> bool,
+    fits: impl Fn(usize, &Leaf, &Leaf) -> bool,
 ) -> Result<()> {
     let n = brought[0].len();
-    let Some(index) = (0..n).find(|&i| brought.iter().any(|leaves| !fits(&leaves[i], &brought[0][i]))) else {
+    let Some(index) = (0..n).find(|&i| brought.iter().any(|leaves| !fits(i, &leaves[i], &brought[0][i])))
+    else {
         return Ok(());
     };
     let lines = brought.iter().enumerate().map(|(rank, leaves)| {
@@ -440,18 +441,10 @@ fn padded(tensor: &Tensor, pad: Pad, most: usize, to: &Accelerator) -> Result<Te
             )));
         }
     };
-    let inner = sizes[pad.dim + 1..].iter().product::<usize>();
-    let missing = fill.repeat((most - sizes[pad.dim]) * inner);
-    let source = to_bytes(std::slice::from_ref(tensor))?;
-    let part = sizes[pad.dim] * inner * dtype.size();
-    let n_parts = sizes[..pad.dim].iter().product::<usize>();
-    let mut bytes = Vec::with_capacity(n_parts * (part + missing.len()));
-    for index in 0..n_parts {
-        let own = &source[index * part..][..part];
-        let both: [&[u8]; 2] = if pad.pad_first { [&missing, own] } else { [own, &missing] };
-        both.into_iter().for_each(|piece| bytes.extend_from_slice(piece));
-    }
-    let mut grown = sizes.to_vec();
-    grown[pad.dim] = most;
-    from_bytes(dtype, &bytes, &grown, to)
+    let mut missing = sizes.to_vec();
+    missing[pad.dim] = most - sizes[pad.dim];
+    let fill = fill.repeat(missing.iter().product());
+    let (own, fill) = (tensor.detach().to_device(to.device())?, from_bytes(dtype, &fill, &missing, to)?);
+    let both = if pad.pad_first { [&fill, &own] } else { [&own, &fill] };
+    Ok(ops::concat(&both, pad.dim)?)
 }

@@ -3,9 +3,9 @@
 use oarlock_tensor::cpu::Path;
 use oarlock_tensor::{DType, DeviceKind};
 
-use super::plugins::DeepSpeedPlugin;
+use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
-use super::tracking::LogWith;
+use super::trackers::LogWith;
 use crate::shard::Options;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.

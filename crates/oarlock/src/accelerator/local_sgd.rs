@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
-use super::collectives::{decode, encode};
+use super::collectives::{decode_all, encode};
+use super::handle::Accelerator;
+use super::prepared::Prepared;
 use super::prepared_state::PreparedState;
-use super::{Accelerator, Prepared};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 
@@ -92,9 +93,7 @@ impl Alone {
     fn meet(&self, place: &LoopPosition) -> Result<()> {
         self.state.check_whole()?;
         let told = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
-        let told =
-            told.iter().enumerate().map(|(rank, bytes)| decode::<LoopPosition>("local_sgd", rank, bytes));
-        let told = told.collect::<Result<Vec<LoopPosition>>>()?;
+        let told: Vec<LoopPosition> = decode_all("local_sgd", &told)?;
         let Some(inside) = told.iter().position(|place| matches!(place, LoopPosition::Inside)) else {
             return Ok(());
         };

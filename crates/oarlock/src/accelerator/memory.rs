@@ -1,7 +1,7 @@
 //! Memory: giving back what was prepared, and finding the batch size that fits.
 
-use super::Accelerator;
-use super::collectives::{decode, encode};
+use super::collectives::{decode_all, encode};
+use super::handle::Accelerator;
 use crate::error::{Error, Result};
 
 /// Where the search for a batch size begins in Accelerate.
@@ -50,8 +50,7 @@ impl Accelerator {
                 // What happened here is nearer to the cause.
                 Err(error) => return result.and(Err(error)),
             };
-            let outcomes = said.iter().enumerate().map(|(rank, bytes)| decode(&call, rank, bytes));
-            let outcomes = outcomes.collect::<Result<Vec<Outcome>>>()?;
+            let outcomes: Vec<Outcome> = decode_all(&call, &said)?;
             for (rank, outcome) in outcomes.iter().enumerate() {
                 if let Outcome::Failed(cause) = outcome {
                     let cause = cause.clone();

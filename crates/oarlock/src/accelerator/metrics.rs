@@ -4,8 +4,8 @@ use oarlock_tensor::{Tensor, ops};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Accelerator;
-use super::collectives::{self, Leaf, decode, encode, leaves};
+use super::collectives::{self, Leaf, decode_all, encode, leaves};
+use super::handle::Accelerator;
 use crate::error::Result;
 use crate::nested::Nested;
 
@@ -40,36 +40,30 @@ impl Accelerator {
     pub fn gather_for_metrics<T: Nested>(&self, value: &T) -> Result<T> {
         let tensors = value.tensors();
         let said = self.bring("gather_for_metrics", encode(&self.with_counts(leaves(&tensors))))?;
-        let mut brought = Vec::new();
-        let mut kept = tensors.clone();
         let is_rows: Vec<bool> = (0..tensors.len())
             .map(|index| {
                 said.iter()
                     .all(|said| said.values[index].sizes.first().is_some_and(|&n| said.real(n).is_some()))
             })
             .collect();
-        for said in &said {
+        // What each rank gives: of rows the real ones.
+        let real = |said: &Brought<Vec<Leaf>>| {
             let mut leaves = said.values.clone();
             for (leaf, _) in leaves.iter_mut().zip(&is_rows).filter(|(_, is_rows)| **is_rows) {
                 leaf.sizes[0] = said.real(leaf.sizes[0]).unwrap_or(leaf.sizes[0]);
             }
-            brought.push(leaves);
-        }
-        let own: &[Leaf] = &brought[self.process_index()];
+            leaves
+        };
+        let brought: Vec<Vec<Leaf>> = said.iter().map(real).collect();
+        let expected = "one shape and dtype, but for the batch's rows";
+        collectives::check("gather_for_metrics", &brought, expected, |index, a, b| {
+            a == b || is_rows[index] && a.has_rows_like(b)
+        })?;
+        let mut kept = tensors.clone();
+        let own = &brought[self.process_index()];
         for ((tensor, leaf), _) in kept.iter_mut().zip(own).zip(&is_rows).filter(|(_, is_rows)| **is_rows) {
             *tensor = ops::narrow(&tensor.detach(), 0, 0..leaf.sizes[0])?;
         }
-        let rows_may_differ = brought.iter().map(|leaves| {
-            let but_rows = leaves.iter().zip(&is_rows).map(|(leaf, is_rows)| match is_rows {
-                true => leaf.clone().with_rows(0),
-                false => leaf.clone(),
-            });
-            but_rows.collect::<Vec<_>>()
-        });
-        let expected = "one shape and dtype, but for the batch's rows";
-        collectives::check("gather_for_metrics", &rows_may_differ.collect::<Vec<_>>(), expected, |a, b| {
-            a == b
-        })?;
         let parts = self.exchange_tensors(&kept, &brought)?;
         collectives::rebuild(value, collectives::join(&kept, &parts, self)?)
     }
@@ -85,9 +79,7 @@ impl Accelerator {
         values: Vec<T>,
     ) -> Result<Vec<T>> {
         let said = self.exchange("gather_for_metrics_object", encode(&self.with_counts(values)))?;
-        let lists =
-            said.iter().enumerate().map(|(rank, bytes)| decode("gather_for_metrics_object", rank, bytes));
-        let lists = lists.collect::<Result<Vec<Brought<Vec<T>>>>>()?;
+        let lists: Vec<Brought<Vec<T>>> = decode_all("gather_for_metrics_object", &said)?;
         let is_rows = lists.iter().all(|list| list.real(list.values.len()).is_some());
         let kept = lists.into_iter().flat_map(|list| {
             let n = list.values.len();
@@ -129,10 +121,8 @@ impl Accelerator {
         mine: std::result::Result<Vec<u8>, String>,
     ) -> Result<Vec<Brought<Vec<Leaf>>>> {
         let said = self.exchange(call, mine)?;
-        let said = said.iter().enumerate().map(|(rank, bytes)| decode(call, rank, bytes));
-        let said = said.collect::<Result<Vec<Brought<Vec<Leaf>>>>>()?;
-        let numbers: Vec<Vec<Leaf>> = said.iter().map(|said| said.values.clone()).collect();
-        collectives::check_number(call, &numbers)?;
+        let said: Vec<Brought<Vec<Leaf>>> = decode_all(call, &said)?;
+        collectives::check_number(call, said.iter().map(|said| said.values.len()))?;
         Ok(said)
     }
 }

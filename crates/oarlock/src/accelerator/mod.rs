@@ -4,14 +4,21 @@ mod accumulation;
 mod buffers;
 mod collectives;
 mod config;
+mod deepspeed_plugin;
+mod dummies;
 mod environment;
+mod gradient_state;
+mod handle;
+mod hooks;
 pub(crate) mod loaders;
 mod local_sgd;
 mod memory;
 mod metrics;
+mod numbering;
 mod optimizer;
 mod options;
 mod passes;
+mod plan;
 mod plugins;
 mod prepare;
 mod prepared;
@@ -19,323 +26,43 @@ pub(crate) mod prepared_state;
 mod processes;
 mod profile;
 mod project;
+mod resolved;
 mod save_model;
 mod saving;
 mod scheduler;
 mod seed;
-mod state;
+mod stateful;
 mod token_loader;
+mod trackers;
 mod tracking;
 mod weights;
 
-pub use accumulation::GradientState;
 pub use collectives::{Pad, Reduction};
 pub use config::{
     AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
 };
+pub use deepspeed_plugin::{DeepSpeedPlugin, OffloadDevice};
+pub use dummies::{DummyOptim, DummyScheduler};
 pub(crate) use environment::MIXED_PRECISION;
+pub use gradient_state::GradientState;
+pub use handle::Accelerator;
+pub use hooks::HookHandle;
 pub use local_sgd::{LocalSgd, LocalSteps};
 pub use memory::STARTING_BATCH_SIZE;
 pub use optimizer::PreparedOptimizer;
 pub(crate) use options::engine_options;
 pub use passes::Loss;
-pub use plugins::{DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice};
-pub(crate) use plugins::{Resolved, hidden_size_of};
-pub use prepare::{Plan, Prepare};
+pub use plan::Plan;
+pub use prepare::Prepare;
 pub use prepared::Prepared;
 pub use processes::ApplyPadding;
 pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
+pub use project::ProjectConfiguration;
+pub(crate) use resolved::{Resolved, hidden_size_of};
+pub use save_model::{SaveModel, ShardSize};
 pub use scheduler::PreparedScheduler;
 pub use seed::DeviceSpecific;
-
-pub use project::ProjectConfiguration;
-pub use save_model::{SaveModel, ShardSize};
-pub use saving::HookHandle;
-pub use state::{Checkpointed, Stateful};
+pub use stateful::{Checkpointed, Stateful};
 pub use token_loader::{PreparedTokenLoader, TokenLoader};
-pub use tracking::{LogWith, Tracker, TrackerOptions, WandbRun};
-
-use std::fmt::Arguments;
-use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use oarlock_comm::{Communicator, Scalar};
-use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par, Tensor};
-
-use self::loaders::{Loaders, Seen};
-use self::plugins::Plugins;
-use self::prepared_state::PreparedState;
-use self::saving::Saving;
-use self::seed::Seed;
-use self::tracking::Trackers;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
-use crate::rank;
-use crate::shard::Options;
-
-/// One rank of a training run. Cloning gives another handle to the same rank.
-#[derive(Clone)]
-pub struct Accelerator {
-    comm: Communicator,
-    device: Device,
-    options: Options,
-    pub(crate) inner: Arc<Inner>,
-}
-
-/// What everything that an accelerator prepared has in common.
-pub(crate) struct Inner {
-    pub comm: Communicator,
-    pub device: Device,
-    pub config: AcceleratorConfig,
-    plugins: Arc<Plugins>,
-    /// The micro-batches of a step that a DeepSpeed configuration asks for; 0: what the accelerator was told.
-    num_steps: AtomicUsize,
-    gradients: Mutex<GradientState>,
-    loaders: Mutex<Loaders>,
-    /// The micro-batch that runs; 0 outside of any.
-    micro_batch: AtomicU64,
-    n_micro_batches: AtomicU64,
-    models: Mutex<Vec<Arc<PreparedState>>>,
-    /// What checkpoints keep besides, by what it is.
-    stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
-    /// Raised by `set_trigger` until the next check.
-    trigger: AtomicBool,
-    seed: Seed,
-    saving: Saving,
-    trackers: Mutex<Trackers>,
-}
-
-impl Inner {
-    /// Where the loop stands in its window; locked for a moment only.
-    pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
-        // Numbers, whole at every moment.
-        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes what a loader does, and what the loop knows of its batch then.
-    pub fn with_loaders<R>(&self, note: impl FnOnce(&mut Loaders) -> R) -> R {
-        // Lists of numbers, whole at every moment.
-        let mut loaders = self.loaders.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = note(&mut loaders);
-        let Seen { is_last, rows, real } = loaders.seen();
-        let mut gradients = self.gradients();
-        (gradients.end_of_dataloader, gradients.rows, gradients.real) = (is_last, rows, real);
-        result
-    }
-
-    /// How micro-batches make a step.
-    pub fn accumulation(&self) -> GradientAccumulation {
-        match self.num_steps.load(Relaxed) {
-            0 => self.config.gradient_accumulation,
-            num_steps => GradientAccumulation { num_steps, ..self.config.gradient_accumulation },
-        }
-    }
-
-    /// Makes a step of so many micro-batches.
-    pub fn set_num_steps(&self, num_steps: usize) {
-        self.num_steps.store(num_steps, Relaxed);
-    }
-
-    /// The models that were prepared, in their order.
-    pub fn models(&self) -> Vec<Arc<PreparedState>> {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// What checkpoints keep besides, by what it is, in the order in which it came.
-    pub fn stateful(&self) -> Vec<(&'static str, Arc<dyn Stateful>)> {
-        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Has checkpoints keep it.
-    pub fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
-        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
-    }
-
-    /// Brings the tensors of a value to this rank's device, unless the loop does that.
-    pub fn placed<I: Nested>(&self, value: &I) -> Result<I> {
-        value.map_tensors(&mut |tensor| match self.config.device_placement {
-            DevicePlacement::Automatic => Ok(tensor.to_device(&self.device)?),
-            DevicePlacement::ByHand => Ok(tensor.clone()),
-        })
-    }
-
-    /// Releases everything that was prepared.
-    fn forget(&self) {
-        // Taken out first: what is dropped here may look at these lists.
-        let models = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
-        let stateful = std::mem::take(&mut *self.stateful.lock().unwrap_or_else(PoisonError::into_inner));
-        drop((models, stateful));
-        *self.gradients() = GradientState::default();
-    }
-
-    fn add_model(&self, state: Arc<PreparedState>) {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(state);
-    }
-}
-
-impl Accelerator {
-    /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
-    /// of this process: one of a group that was launched, or a world of one. A second accelerator shares the group.
-    ///
-    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, FSDP's variables
-    /// where it divides nothing of its own, and, as in the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it
-    /// names a number of steps.
-    ///
-    /// # Errors
-    /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
-    pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
-        let comm = rank::join()?;
-        let config = environment::apply(config, comm.world_size())?;
-        Accelerator::over(comm, &config)
-    }
-
-    /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.
-    ///
-    /// # Errors
-    /// As [`Accelerator::new`].
-    pub fn over(comm: Communicator, config: &AcceleratorConfig) -> Result<Accelerator> {
-        let isa = match config.cpu_path {
-            None => Isa::detect(),
-            Some(path) => Isa::force(path).ok_or_else(|| {
-                let found: Vec<_> = Isa::available().into_iter().map(|isa| isa.path().to_string()).collect();
-                Error::Usage(format!("this CPU cannot run the path {path}; it can run {}", found.join(", ")))
-            })?,
-        };
-        let threads = match config.threads {
-            Some(n) => n,
-            None => rank::default_threads(&comm),
-        };
-        let device = Device::open(config.device, isa, Par::threads(threads)?);
-        Accelerator::build(comm, device, config, Plugins::of(config)?)
-    }
-
-    fn build(
-        comm: Communicator,
-        device: Device,
-        config: &AcceleratorConfig,
-        plugins: Arc<Plugins>,
-    ) -> Result<Accelerator> {
-        let mut options = config.shard.clone();
-        options.dtype = config.mixed_precision.unwrap_or(options.dtype);
-        options.check(comm.world_size())?;
-        let inner = Inner {
-            comm: comm.clone(),
-            device: device.clone(),
-            config: config.clone(),
-            plugins,
-            num_steps: AtomicUsize::new(0),
-            gradients: Mutex::default(),
-            loaders: Mutex::default(),
-            micro_batch: AtomicU64::new(0),
-            n_micro_batches: AtomicU64::new(0),
-            models: Mutex::default(),
-            stateful: Mutex::default(),
-            trigger: AtomicBool::new(false),
-            seed: Seed::new(config.seed),
-            saving: Saving::new(&config.project),
-            trackers: Mutex::default(),
-        };
-        Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
-    }
-
-    /// The number of this process, from 0.
-    pub fn process_index(&self) -> usize {
-        self.comm.rank()
-    }
-
-    /// The number of processes.
-    pub fn num_processes(&self) -> usize {
-        self.comm.world_size()
-    }
-
-    /// Whether this is process 0.
-    pub fn is_main_process(&self) -> bool {
-        self.comm.rank() == 0
-    }
-
-    /// The device of this rank.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// The process group.
-    pub fn communicator(&self) -> &Communicator {
-        &self.comm
-    }
-
-    /// The dtype of the arithmetic; with DeepSpeed plugins that of the active one.
-    pub fn dtype(&self) -> DType {
-        self.plugin_dtype().unwrap_or(self.options.dtype)
-    }
-
-    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
-    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
-    /// ranks, or over the targets of all of them.
-    ///
-    /// What [`Accelerator::accumulate`] runs is a micro-batch, in which losses add up. Outside of it each call is one where
-    /// accumulation steps are configured; else all until the step are one, so that gradients add up as in torch.
-    ///
-    /// # Errors
-    /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
-    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
-        passes::backward(&self.inner, loss.value(), loss.weight(), loss.is_sum())
-    }
-
-    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
-    /// mean or every loss is a sum.
-    ///
-    /// # Errors
-    /// As [`Accelerator::backward`].
-    pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        passes::backward(&self.inner, loss, n as f64, true)
-    }
-
-    /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and
-    /// returns the norm before that; `None` while gradients accumulate.
-    ///
-    /// # Errors
-    /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
-    #[track_caller]
-    pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
-        optimizer.clip_grad_norm(max_norm)
-    }
-
-    /// Cuts every element of the coming step's averaged gradients off at `-value` and `value`: torch's
-    /// `clip_grad_value_`, which Accelerate refuses with DeepSpeed and FSDP; here it is right in every placement, to the
-    /// same bits. Returns whether it did: gradients that accumulate stay as they are.
-    ///
-    /// # Errors
-    /// A `value` below 0 or NaN, a failed rank, a window without any backward pass.
-    #[track_caller]
-    pub fn clip_grad_value(&self, optimizer: &PreparedOptimizer, value: f32) -> Result<bool> {
-        optimizer.clip_grad_value(value)
-    }
-
-    /// The sum of each value over all ranks.
-    ///
-    /// # Errors
-    /// When a rank failed, or the ranks gave different numbers of values.
-    #[track_caller]
-    pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
-        Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
-    }
-
-    /// Waits until all ranks are here.
-    ///
-    /// # Errors
-    /// When a rank failed.
-    #[track_caller]
-    pub fn wait_for_everyone(&self) -> Result<()> {
-        Ok(self.comm.barrier()?)
-    }
-
-    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
-    pub fn print(&self, line: Arguments<'_>) {
-        if self.is_main_process() {
-            let _ = writeln!(std::io::stdout(), "{line}");
-        }
-    }
-}
+pub use trackers::{LogWith, Tracker, TrackerOptions, WandbRun};

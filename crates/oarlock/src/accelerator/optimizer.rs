@@ -4,12 +4,14 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use oarlock_tensor::ops::optimizer::Rule;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::Inner;
+use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
+use super::stateful::Stateful;
 use crate::error::{Error, Result};
-use crate::optim::LrState;
-use crate::optim::Stepped;
+use crate::optim::{LossScalerState, LrState, Stepped};
 use crate::shard::Engine;
 
 /// A prepared optimizer. Cloning gives another handle.
@@ -32,14 +34,11 @@ impl PreparedOptimizer {
     /// A window without any backward pass, a failed rank, 16-bit gradients that overflow at the least loss scale.
     /// Otherwise gradients that are not finite go into the weights, as in torch; [`Accelerator::clip_grad_norm`] reports
     /// them.
-    ///
-    /// [`Accelerator::clip_grad_norm`]: crate::Accelerator::clip_grad_norm
     #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
-        if !self.inner.gradients().sync_gradients {
+        if !self.close()? {
             return Ok(None);
         }
-        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
         self.state.clip()?;
         let (lrs, betas) = (self.lr_state.lrs(), self.lr_state.betas());
         let stepped =
@@ -135,8 +134,7 @@ impl PreparedOptimizer {
     /// A window without any backward pass, a failed rank.
     #[track_caller]
     pub fn reduce_gradients(&self) -> Result<()> {
-        if self.inner.gradients().sync_gradients {
-            self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+        if self.close()? {
             self.state.optimizer()?.engine_mut().reduce_grads()?;
         }
         Ok(())
@@ -163,31 +161,92 @@ impl PreparedOptimizer {
         Ok(look(self.state.optimizer()?.engine()))
     }
 
-    /// Scales the gradients of the window down so that their global L2 norm is at most `max_norm` (0: never), and
-    /// returns the norm before that; `None` while gradients accumulate.
+    /// Closes the window where the coming step is one; whether it is.
     #[track_caller]
-    pub(super) fn clip_grad_norm(&self, max_norm: f64) -> Result<Option<f64>> {
+    fn close(&self) -> Result<bool> {
+        let steps = self.inner.gradients().sync_gradients;
+        if steps {
+            self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+        }
+        Ok(steps)
+    }
+}
+
+impl Accelerator {
+    /// Scales the gradients of the coming step down so that their global L2 norm is at most `max_norm` (0: never), and
+    /// returns the norm before that; `None` while gradients accumulate.
+    ///
+    /// # Errors
+    /// When a rank failed, or the gradients are not finite and there is no loss scale that could follow.
+    #[track_caller]
+    pub fn clip_grad_norm(&self, optimizer: &PreparedOptimizer, max_norm: f64) -> Result<Option<f64>> {
         check_bound(
             "clip_grad_norm: gradients are scaled down to a norm of more than 0, or with 0 not at all",
             max_norm,
         )?;
-        if !self.inner.gradients().sync_gradients {
+        if !optimizer.close()? {
             return Ok(None);
         }
-        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
-        self.state.optimizer()?.clip_grad_norm(max_norm).map(Some)
+        optimizer.state.optimizer()?.clip_grad_norm(max_norm).map(Some)
     }
 
-    /// Cuts the elements of the averaged gradients off at `value`; whether there is a step that they are for.
+    /// Cuts every element of the coming step's averaged gradients off at `-value` and `value`: torch's
+    /// `clip_grad_value_`, which Accelerate refuses with DeepSpeed and FSDP; here it is right in every placement, to the
+    /// same bits. Returns whether it did: gradients that accumulate stay as they are.
+    ///
+    /// # Errors
+    /// A `value` below 0 or NaN, a failed rank, a window without any backward pass.
     #[track_caller]
-    pub(super) fn clip_grad_value(&self, value: f32) -> Result<bool> {
+    pub fn clip_grad_value(&self, optimizer: &PreparedOptimizer, value: f32) -> Result<bool> {
         check_bound("clip_grad_value: elements are cut off at 0 or more", f64::from(value))?;
-        if !self.inner.gradients().sync_gradients {
+        if !optimizer.close()? {
             return Ok(false);
         }
-        self.state.close(&self.inner.comm, &self.inner.accumulation())?;
-        self.state.optimizer()?.clip_grad_value(value)?;
+        optimizer.state.optimizer()?.clip_grad_value(value)?;
         Ok(true)
+    }
+}
+
+/// What an optimizer keeps besides its engine's state.
+pub(super) struct Rate {
+    pub state: Arc<PreparedState>,
+    pub lr_state: LrState,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RateState {
+    /// Of group 0.
+    lr: f64,
+    /// Of the others; older checkpoints know one rate.
+    #[serde(default)]
+    group_lrs: Option<Vec<f64>>,
+    skipped: bool,
+    loss_scale: Option<LossScalerState>,
+}
+
+impl Stateful for Rate {
+    fn state_dict(&self) -> Result<Value> {
+        let loss_scale = self.state.optimizer()?.loss_scale_state();
+        let lrs = self.lr_state.lrs();
+        let group_lrs = Some(lrs.iter().skip(1).copied().collect());
+        let state =
+            RateState { lr: self.lr_state.lr(), group_lrs, skipped: self.lr_state.skipped(), loss_scale };
+        serde_json::to_value(state).map_err(|error| Error::Usage(format!("a learning rate: {error}")))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let RateState { lr, group_lrs, skipped, loss_scale } = RateState::deserialize(state)
+            .map_err(|error| Error::Usage(format!("an optimizer cannot go on from {state}: {error}")))?;
+        match group_lrs {
+            Some(others) => self.lr_state.resume(&[&[lr], &*others].concat())?,
+            None => self.lr_state.set_lrs(|_, _| lr),
+        }
+        self.lr_state.set_skipped(skipped);
+        // A run in another dtype has no scale, or begins with its own.
+        if let Some(loss_scale) = loss_scale {
+            self.state.optimizer()?.resume_loss_scale(loss_scale);
+        }
+        Ok(())
     }
 }
 
@@ -196,5 +255,37 @@ fn check_bound(what: &str, bound: f64) -> Result<()> {
     match bound.partial_cmp(&0.0) {
         Some(Ordering::Greater | Ordering::Equal) => Ok(()),
         _ => Err(Error::Usage(format!("{what}, and got {bound}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::nn::Linear;
+    use crate::{AcceleratorConfig, optim};
+
+    #[test]
+    fn a_state_of_one_rate_sets_it_for_all_groups() {
+        let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+        let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
+        let net = Linear::new(2, 3).unwrap();
+        let bias = optim::Parameters::of(&net).filter(|named| named.name == "bias");
+        let optimizer = optim::adamw(&net).group(bias, |group| group.lr(0.5));
+        let (_net, optimizer) = accelerator.prepare((net, optimizer)).unwrap();
+        let state = &accelerator.inner.stateful()[0].1;
+        let kept = state.state_dict().unwrap();
+        assert_eq!((&kept["lr"], &kept["group_lrs"]), (&json!(1e-3), &json!([0.5])));
+        // As checkpoints were before there were groups.
+        let one = json!({ "lr": 0.25, "skipped": true, "loss_scale": null });
+        state.load_state_dict(&one).unwrap();
+        assert_eq!((optimizer.group_lrs(), optimizer.step_was_skipped()), (vec![0.25; 2], true));
+        let other = json!({ "lr": 0.125, "group_lrs": [], "skipped": false, "loss_scale": null });
+        let told = state.load_state_dict(&other).unwrap_err().to_string();
+        assert!(told.contains("with 1 parameter groups, and this one has 2"), "{told}");
+        assert_eq!(optimizer.group_lrs(), [0.25; 2]);
+        state.load_state_dict(&kept).unwrap();
+        assert_eq!(optimizer.group_lrs(), [1e-3, 0.5]);
     }
 }

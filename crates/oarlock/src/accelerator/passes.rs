@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::{Tape, Tensor};
 
-use super::Inner;
+use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
@@ -71,25 +71,17 @@ pub trait Loss {
     /// The one number.
     fn value(&self) -> &Tensor;
 
-    /// What it weighs beside others in a step: 1 for a mean over a micro-batch, the number of targets for a sum.
-    fn weight(&self) -> f64;
-
-    /// Whether it is a sum over targets, and no mean.
-    fn is_sum(&self) -> bool;
+    /// What a sum weighs beside others in a step: its number of targets. `None` for a mean over a micro-batch, which
+    /// weighs 1.
+    fn weight(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// A mean.
 impl Loss for Tensor {
     fn value(&self) -> &Tensor {
         self
-    }
-
-    fn weight(&self) -> f64 {
-        1.0
-    }
-
-    fn is_sum(&self) -> bool {
-        false
     }
 }
 
@@ -99,17 +91,37 @@ impl Loss for HeadLoss {
         &self.loss
     }
 
-    fn weight(&self) -> f64 {
-        self.n_targets as f64
-    }
-
-    fn is_sum(&self) -> bool {
-        true
+    fn weight(&self) -> Option<f64> {
+        Some(self.n_targets as f64)
     }
 }
 
-/// Runs a backward pass from a loss that weighs `weight`: a mean, or a sum over as many targets.
-pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: bool) -> Result<()> {
+impl Accelerator {
+    /// Runs the backward pass from a loss: a tensor of one number, the mean over a micro-batch, or a summed loss that
+    /// knows its targets. Gradients add up until the optimizer steps, which takes their mean over micro-batches and
+    /// ranks, or over the targets of all of them.
+    ///
+    /// What [`Accelerator::accumulate`] runs is a micro-batch, in which losses add up. Outside of it each call is one where
+    /// accumulation steps are configured; else all until the step are one, so that gradients add up as in torch.
+    ///
+    /// # Errors
+    /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
+    pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        backward(&self.inner, loss.value(), loss.weight())
+    }
+
+    /// As [`Accelerator::backward`], from a tensor that is a sum over `n` targets. In one window either every loss is a
+    /// mean or every loss is a sum.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
+        backward(&self.inner, loss, Some(n as f64))
+    }
+}
+
+/// Runs a backward pass from a mean, or from a sum that weighs `weight`.
+fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -137,7 +149,7 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
     }
     let scale = loss_scale(&passes)?;
     for Pass { model, version, .. } in passes.iter().map(|pass| &**pass) {
-        model.check_open(is_sum)?;
+        model.check_open(weight.is_some())?;
         if *version != model.version() {
             return Err(Error::Usage(format!(
                 "backward: the weights of {} have changed since the forward pass of this loss, so its gradients would be \
@@ -154,7 +166,7 @@ pub(super) fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: f64, is_sum: b
     };
     for Pass { model, .. } in passes.iter().map(|pass| &**pass) {
         model.optimizer()?.set_window_scale(scale);
-        model.add(micro_batch, weight, is_sum);
+        model.add(micro_batch, weight);
     }
     Ok(())
 }

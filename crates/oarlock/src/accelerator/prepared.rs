@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_comm::Communicator;
 
-use super::Inner;
+use super::handle::Inner;
 use super::passes::{self, Loss};
 use super::prepared_state::PreparedState;
 use crate::error::Result;

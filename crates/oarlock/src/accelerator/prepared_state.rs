@@ -193,11 +193,11 @@ impl PreparedState {
 
     /// A backward pass of a micro-batch is over. A sum weighs its targets; the means of one micro-batch add up, as in
     /// torch, and weigh as much as one.
-    pub fn add(&self, micro_batch: u64, weight: f64, is_sum: bool) {
+    pub fn add(&self, micro_batch: u64, weight: Option<f64>) {
         let mut window = self.window();
-        window.is_sum = Some(is_sum);
-        if is_sum || window.counted.replace(micro_batch) != Some(micro_batch) {
-            window.weight += weight;
+        window.is_sum = Some(weight.is_some());
+        if weight.is_some() || window.counted.replace(micro_batch) != Some(micro_batch) {
+            window.weight += weight.unwrap_or(1.0);
         }
     }
 

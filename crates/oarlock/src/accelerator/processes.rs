@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use oarlock_comm::Scalar;
 use oarlock_tensor::{Tensor, ops};
 
-use super::{Accelerator, Prepared};
+use super::handle::Accelerator;
+use super::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 

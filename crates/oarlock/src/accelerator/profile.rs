@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::Accelerator;
+use super::handle::Accelerator;
 use crate::error::{Error, Result};
 
 /// How [`Accelerator::profile`] runs. The fields are those of Accelerate's `ProfileKwargs`.

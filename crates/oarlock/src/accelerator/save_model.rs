@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use oarlock_tensor::{DType, Tensor};
 
-use super::{Accelerator, Prepared};
+use super::handle::Accelerator;
+use super::prepared::Prepared;
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::model::Stored;

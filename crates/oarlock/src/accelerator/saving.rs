@@ -5,20 +5,22 @@
 //! go back to where they were.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::buffers;
+use super::handle::{Accelerator, Hook};
+use super::hooks::{HookHandle, Hooks};
 use super::prepared_state::PreparedState;
-use super::project::ProjectConfiguration;
-use super::state::Stateful;
-use super::{Accelerator, buffers};
+use super::stateful::Stateful;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
 use crate::error::{Error, Result};
 use crate::nn::{self, Module};
-use crate::optim::{LossScalerState, Optimizer};
+use crate::optim::Optimizer;
 use crate::shard::Engine;
 
 /// Where the state of the loop lies in a checkpoint's `client`.
@@ -61,61 +63,6 @@ struct Brought {
     open: Vec<String>,
     /// Of rank 0.
     parts: Vec<PartState>,
-}
-
-type Hook = Arc<dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync>;
-type Hooks = Arc<Mutex<Vec<(u64, Hook)>>>;
-
-/// What saving and loading remember.
-pub(crate) struct Saving {
-    iteration: AtomicU64,
-    before_save: Hooks,
-    before_load: Hooks,
-    n_hooks: AtomicU64,
-}
-
-impl Saving {
-    pub fn new(project: &ProjectConfiguration) -> Saving {
-        Saving {
-            iteration: AtomicU64::new(project.iteration),
-            before_save: Hooks::default(),
-            before_load: Hooks::default(),
-            n_hooks: AtomicU64::new(0),
-        }
-    }
-
-    pub fn iteration(&self) -> u64 {
-        self.iteration.load(Relaxed)
-    }
-
-    pub fn set_iteration(&self, iteration: u64) {
-        self.iteration.store(iteration, Relaxed);
-    }
-
-    fn add(&self, hooks: &Hooks, hook: Hook) -> HookHandle {
-        let id = self.n_hooks.fetch_add(1, Relaxed);
-        lock(hooks).push((id, hook));
-        HookHandle { hooks: Arc::downgrade(hooks), id }
-    }
-}
-
-/// A hook that was registered; it stays when this is dropped.
-pub struct HookHandle {
-    hooks: Weak<Mutex<Vec<(u64, Hook)>>>,
-    id: u64,
-}
-
-impl HookHandle {
-    /// Takes the hook away.
-    pub fn remove(self) {
-        if let Some(hooks) = self.hooks.upgrade() {
-            lock(&hooks).retain(|(id, _)| *id != self.id);
-        }
-    }
-}
-
-fn lock(hooks: &Mutex<Vec<(u64, Hook)>>) -> MutexGuard<'_, Vec<(u64, Hook)>> {
-    hooks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Accelerator {
@@ -184,7 +131,7 @@ impl Accelerator {
             extra(folder)
         });
         let begun = saver.create(dir, &self.comm, &contents)?;
-        let hooked = self.run_hooks(&self.inner.saving.before_save, begun.folder());
+        let hooked = self.run_hooks(&self.inner.before_save, begun.folder());
         share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(not_saved)?;
         let locked = lock_all(&models)?;
         let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
@@ -225,7 +172,7 @@ impl Accelerator {
     #[track_caller]
     fn load(&self, dir: &Path, without_loop: std::result::Result<(), Problem>) -> Result<ClientState> {
         let refused = |problem| CheckpointError::NotLoaded { path: dir.to_path_buf(), problem };
-        let hooked = self.run_hooks(&self.inner.saving.before_load, dir);
+        let hooked = self.run_hooks(&self.inner.before_load, dir);
         share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(|(_, cause)| {
             refused(Problem::Part { what: "a hook before the load".to_owned(), cause })
         })?;
@@ -236,21 +183,19 @@ impl Accelerator {
             checkpoint::check(dir, &self.comm, &engines)?
         };
         let client = checked.client_state().clone();
-        let state = read_loop(&client).map_err(refused)?;
+        let state: Option<LoopState> = read(&client, LOOP, "the state of the loop").map_err(refused)?;
         if state.is_none() {
             without_loop.map_err(refused)?;
         }
         let modules = modules_of(&models)?;
         let buffers = buffers::read(dir, modules.iter().map(|module| &**module));
-        let (ours, buffers) = match buffers {
-            Ok(buffers) => (Ok(()), buffers),
-            Err(problem) => (Err(problem), Vec::new()),
-        };
+        let ours = buffers.as_ref().map(|_| ()).map_err(Problem::clone);
         share(&self.comm, ours)?.map_err(|(_, problem)| refused(problem))?;
+        let buffers = buffers.map_err(refused)?;
         match &state {
             Some(state) => self.restore_parts(&self.inner.stateful(), &state.parts)?.map_err(refused)?,
             None => {
-                if let Some(scale) = read_loss_scale(&client).map_err(refused)? {
+                if let Some(scale) = read(&client, LOSS_SCALE, "the loss scale").map_err(refused)? {
                     models.iter().try_for_each(|prepared| {
                         prepared.optimizer().map(|mut optimizer| optimizer.resume_loss_scale(scale))
                     })?;
@@ -284,6 +229,13 @@ impl Accelerator {
         Ok(client)
     }
 
+    /// Has [`Accelerator::save_state`] keep the state of an object, and [`Accelerator::load_state`] give it back. A loop
+    /// that loads registers as many objects as the one that saved, in the same order. Any serde value can be registered
+    /// as a [`Checkpointed`](super::Checkpointed).
+    pub fn register_for_checkpointing<T: Stateful + 'static>(&self, object: Arc<T>) {
+        self.inner.add_stateful("custom", object);
+    }
+
     /// Has [`Accelerator::save_state`] call `hook` on every rank before it writes, with the folder in which the checkpoint
     /// comes into being: what the hook puts there belongs to the checkpoint, as all its files do. Hooks of different ranks
     /// write files of different names, or one of them writes. They may run collectives, all ranks the same. What a hook
@@ -292,7 +244,7 @@ impl Accelerator {
         &self,
         hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
     ) -> HookHandle {
-        self.inner.saving.add(&self.inner.saving.before_save, Arc::new(hook))
+        self.inner.before_save.add(Arc::new(hook))
     }
 
     /// Has [`Accelerator::load_state`] call `hook` on every rank before it reads, with the folder of the checkpoint.
@@ -300,13 +252,11 @@ impl Accelerator {
         &self,
         hook: impl Fn(&Accelerator, &Path) -> Result<()> + Send + Sync + 'static,
     ) -> HookHandle {
-        self.inner.saving.add(&self.inner.saving.before_load, Arc::new(hook))
+        self.inner.before_load.add(Arc::new(hook))
     }
 
-    fn run_hooks(&self, hooks: &Hooks, dir: &Path) -> Result<()> {
-        // A hook may register or remove hooks.
-        let hooks: Vec<Hook> = lock(hooks).iter().map(|(_, hook)| hook.clone()).collect();
-        hooks.iter().try_for_each(|hook| hook(self, dir))
+    fn run_hooks(&self, hooks: &Hooks<Hook>, dir: &Path) -> Result<()> {
+        hooks.all().iter().try_for_each(|hook| hook(self, dir))
     }
 
     fn brought(&self, models: &[Arc<PreparedState>]) -> Result<Brought> {
@@ -389,15 +339,14 @@ fn lock_all(models: &[Arc<PreparedState>]) -> Result<Vec<MutexGuard<'_, Optimize
     models.iter().map(|prepared| prepared.optimizer()).collect()
 }
 
-fn read_loop(client: &ClientState) -> std::result::Result<Option<LoopState>, Problem> {
-    let read = client.client.get(LOOP).map(LoopState::deserialize).transpose();
-    read.map_err(|error| Problem::Part { what: "the state of the loop".to_owned(), cause: error.to_string() })
-}
-
-/// The loss scale of a checkpoint without a loop, if it has one.
-fn read_loss_scale(client: &ClientState) -> std::result::Result<Option<LossScalerState>, Problem> {
-    let read = client.client.get(LOSS_SCALE).map(LossScalerState::deserialize).transpose();
-    read.map_err(|error| Problem::Part { what: "the loss scale".to_owned(), cause: error.to_string() })
+/// What a checkpoint keeps for a loop under a key, if it has that.
+fn read<T: DeserializeOwned>(
+    client: &ClientState,
+    key: &str,
+    what: &str,
+) -> std::result::Result<Option<T>, Problem> {
+    let read = client.client.get(key).map(T::deserialize).transpose();
+    read.map_err(|error| Problem::Part { what: what.to_owned(), cause: error.to_string() })
 }
 
 /// Whether as many parts of each kind were saved.

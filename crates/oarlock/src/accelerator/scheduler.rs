@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Inner;
+use serde_json::{Value, json};
+
 use super::config::SchedulerSteps;
+use super::handle::Inner;
+use super::stateful::Stateful;
+use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 
 /// A prepared schedule. Cloning gives another handle.
@@ -35,6 +39,19 @@ impl SchedulePosition {
     pub fn resume(&self, steps: u64) {
         self.steps.store(steps, Relaxed);
         self.scheduler.set_betas(steps);
+    }
+}
+
+impl Stateful for SchedulePosition {
+    fn state_dict(&self) -> Result<Value> {
+        Ok(json!({ "steps": self.steps() }))
+    }
+
+    fn load_state_dict(&self, state: &Value) -> Result<()> {
+        let steps = state.get("steps").and_then(Value::as_u64);
+        // The learning rates come back with the optimizer, also those that somebody else has set.
+        self.resume(steps.ok_or_else(|| Error::Usage(format!("a schedule cannot go on from {state}")))?);
+        Ok(())
     }
 }
 

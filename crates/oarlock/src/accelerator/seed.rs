@@ -1,23 +1,8 @@
 //! Seeds of everything that is drawn.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::Accelerator;
-
-/// The seed where none is given.
-const SEED: u64 = 42;
-
-/// The seed of an accelerator. Nothing here is global: another accelerator of the process has its own.
-pub(crate) struct Seed {
-    value: AtomicU64,
-    device_specific: AtomicBool,
-}
-
-impl Seed {
-    pub fn new(seed: Option<u64>) -> Seed {
-        Seed { value: AtomicU64::new(seed.unwrap_or(SEED)), device_specific: AtomicBool::new(false) }
-    }
-}
+use super::handle::Accelerator;
 
 /// Whether the ranks draw the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -41,18 +26,19 @@ impl Accelerator {
     /// afterwards, by rank 0. Accelerate seeds the global generators of
     /// Python, NumPy and torch; here there are none.
     pub fn set_seed(&self, seed: u64, device_specific: DeviceSpecific) {
-        self.inner.seed.value.store(seed, Relaxed);
-        self.inner.seed.device_specific.store(device_specific == DeviceSpecific::Yes, Relaxed);
+        self.inner.seed.store(seed, Relaxed);
+        self.inner.seed_is_device_specific.store(device_specific == DeviceSpecific::Yes, Relaxed);
     }
 
     /// The seed of initial weights, dropout and loaders' orders, the same on all ranks. By default 42.
     pub fn seed(&self) -> u64 {
-        self.inner.seed.value.load(Relaxed)
+        self.inner.seed.load(Relaxed)
     }
 
     /// The seed of what may differ by rank: with [`DeviceSpecific::Yes`] the number of this rank is added to it.
     pub fn rank_seed(&self) -> u64 {
-        let own = if self.inner.seed.device_specific.load(Relaxed) { self.process_index() as u64 } else { 0 };
+        let own =
+            if self.inner.seed_is_device_specific.load(Relaxed) { self.process_index() as u64 } else { 0 };
         self.seed().wrapping_add(own)
     }
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 
-use super::prepare::{Plan, Prepare};
-use super::state::Stateful;
+use super::plan::Plan;
+use super::prepare::Prepare;
+use super::stateful::Stateful;
 use crate::data::{Loader, Rows, Sampler, StepBatches};
 use crate::error::{Error, Result};
 

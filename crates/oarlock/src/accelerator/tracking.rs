@@ -1,156 +1,16 @@
-//! Trackers: where a loop logs its figures. Only the main process has any.
+//! Logging of a loop's figures to trackers. Only the main process has any.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::Accelerator;
+use super::handle::Accelerator;
+use super::trackers::{BuiltIn, LogWith, Phase, Shared, Tracker, TrackerOptions, Trackers};
 use crate::error::{Error, Result};
 use crate::nearest::nearest_of;
-use crate::report::monitor::Monitor;
-use crate::report::monitor::csv::Csv;
-use crate::report::monitor::jsonl::Jsonl;
-use crate::report::monitor::tensorboard::TensorBoard;
-use crate::report::monitor::wandb::{Belongs, Wandb};
-
-/// A place that figures go to. The built-in ones are chosen with `log_with`; a custom one implements this trait and
-/// goes to [`Accelerator::add_tracker`].
-pub trait Tracker: Send {
-    /// Its name, for [`Accelerator::get_tracker`].
-    fn name(&self) -> &str;
-
-    /// Begins, when [`Accelerator::init_trackers`] is called, with the settings of the run.
-    ///
-    /// # Errors
-    /// When it cannot begin.
-    fn start(&mut self, project: &str, config: &Map<String, Value>) -> Result<()> {
-        let _ = (project, config);
-        Ok(())
-    }
-
-    /// Takes figures by name, of a step.
-    ///
-    /// # Errors
-    /// When they cannot be written.
-    fn log(&mut self, values: &[(&str, f64)], step: u64) -> Result<()>;
-
-    /// Brings everything to where it belongs: the end of the training.
-    ///
-    /// # Errors
-    /// When that fails.
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// The trackers that are built in. Their names, as text, are those of Accelerate where it has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LogWith {
-    /// All of them.
-    All,
-    /// `jsonl`: lines of JSON, `<logging_dir>/<project>/metrics.jsonl`.
-    Jsonl,
-    /// `csv`: a file for each name, `<logging_dir>/<project>/<name>.csv`.
-    Csv,
-    /// `tensorboard`: event files in `<logging_dir>/<project>`.
-    TensorBoard,
-    /// `wandb`: an offline run for `wandb sync`.
-    Wandb,
-}
-
-impl LogWith {
-    const NAMES: [(LogWith, &str); 5] = [
-        (LogWith::All, "all"),
-        (LogWith::Jsonl, "jsonl"),
-        (LogWith::Csv, "csv"),
-        (LogWith::TensorBoard, "tensorboard"),
-        (LogWith::Wandb, "wandb"),
-    ];
-
-    /// The trackers that it stands for.
-    fn each(self) -> Vec<LogWith> {
-        let single = Self::NAMES.iter().map(|(kind, _)| *kind).filter(|kind| *kind != LogWith::All);
-        if self == LogWith::All { single.collect() } else { vec![self] }
-    }
-}
-
-impl fmt::Display for LogWith {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(kind, _)| kind == self);
-        f.write_str(name.map_or("", |(_, name)| name))
-    }
-}
-
-/// Accelerate's trackers that need a service or its client in Python.
-const OTHERS: [&str; 7] = ["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio"];
-
-impl FromStr for LogWith {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<LogWith> {
-        if let Some((kind, _)) = Self::NAMES.iter().find(|(_, name)| *name == text) {
-            return Ok(*kind);
-        }
-        let names = Self::NAMES.map(|(_, name)| name).join(", ");
-        Err(Error::Usage(if OTHERS.contains(&text) {
-            format!(
-                "log_with: {text} is not built in, as it needs its service; there are {names}, and \
-                 `Accelerator::add_tracker` takes one of your own"
-            )
-        } else {
-            let near = nearest_of(text, Self::NAMES.iter().map(|(_, name)| *name));
-            let near = near.map(|near| format!(" Did you mean {near:?}?")).unwrap_or_default();
-            format!("log_with: there is no tracker {text:?}; there are {names}.{near}")
-        }))
-    }
-}
-
-/// How trackers begin: what Accelerate's `init_kwargs` say.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TrackerOptions {
-    /// The run of Weights & Biases.
-    pub wandb: WandbRun,
-    /// Go on in the files of an earlier run after this step: what they hold beyond it will be logged again. Without it
-    /// they begin again from the start.
-    pub resume_after: Option<u64>,
-}
-
-/// Where a run of Weights & Biases belongs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WandbRun {
-    /// The team or user; by default that of whoever uploads it.
-    pub entity: Option<String>,
-    /// The group inside the project.
-    pub group: Option<String>,
-    /// The run's name.
-    pub name: Option<String>,
-    /// The folder of offline runs; by default `wandb`.
-    pub dir: Option<PathBuf>,
-}
-
-/// A tracker as several may hold it.
-type Shared = Arc<Mutex<dyn Tracker>>;
-
-/// The trackers of an accelerator.
-#[derive(Default)]
-pub(crate) struct Trackers {
-    phase: Phase,
-    trackers: Vec<(String, Shared)>,
-    /// The step of what is logged without one.
-    next: u64,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Phase {
-    #[default]
-    Before,
-    Running,
-    Ended,
-}
 
 impl Accelerator {
     /// Adds a custom tracker, before [`Accelerator::init_trackers`]. Processes but the main one drop it.
@@ -165,7 +25,7 @@ impl Accelerator {
             ));
         }
         let name = tracker.name().to_owned();
-        let built_in = self.chosen().iter().any(|kind| kind.to_string() == name);
+        let built_in = self.chosen().iter().any(|kind| kind.name() == name);
         if built_in || trackers.trackers.iter().any(|(other, _)| *other == name) {
             return Err(Error::Usage(format!("add_tracker: there is a tracker {name:?} already")));
         }
@@ -198,14 +58,13 @@ impl Accelerator {
         let mut begun: Vec<(String, Shared)> = Vec::new();
         for kind in self.chosen() {
             let built_in = BuiltIn {
-                name: kind.to_string(),
                 kind,
                 folder: self.folder_of(kind, project, options)?,
                 options: options.clone(),
                 monitor: None,
             };
             if self.is_main_process() {
-                begun.push((built_in.name.clone(), Arc::new(Mutex::new(built_in))));
+                begun.push((kind.to_string(), Arc::new(Mutex::new(built_in))));
             }
         }
         begun.extend(self.trackers().trackers.clone());
@@ -322,57 +181,5 @@ fn settings(config: &impl Serialize) -> Result<Map<String, Value>> {
             Err(Error::Usage(format!("init_trackers: settings are a struct or a map, and {other} is none")))
         }
         Err(error) => Err(Error::Usage(format!("init_trackers: the settings cannot be written: {error}"))),
-    }
-}
-
-/// A monitor as a tracker.
-struct BuiltIn {
-    name: String,
-    kind: LogWith,
-    folder: PathBuf,
-    options: TrackerOptions,
-    /// Once it has begun.
-    monitor: Option<Box<dyn Monitor>>,
-}
-
-impl BuiltIn {
-    fn open(&self, project: &str) -> Result<Box<dyn Monitor>> {
-        let (folder, after): (&Path, _) = (&self.folder, self.options.resume_after);
-        Ok(match self.kind {
-            LogWith::Csv => Box::new(Csv::open(folder, after)?),
-            LogWith::TensorBoard => Box::new(TensorBoard::open(folder, after)?),
-            LogWith::Wandb => {
-                let WandbRun { entity, group, name, .. } = self.options.wandb.clone();
-                let belongs = Belongs {
-                    project: project.to_owned(),
-                    entity: entity.unwrap_or_default(),
-                    group: group.unwrap_or_default(),
-                    name: name.unwrap_or_default(),
-                };
-                Box::new(Wandb::begin(folder, belongs, None)?)
-            }
-            LogWith::Jsonl | LogWith::All => Box::new(Jsonl::open(&folder.join("metrics.jsonl"), after)?),
-        })
-    }
-}
-
-impl Tracker for BuiltIn {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn start(&mut self, project: &str, config: &Map<String, Value>) -> Result<()> {
-        let mut monitor = self.open(project)?;
-        monitor.config(config)?;
-        self.monitor = Some(monitor);
-        Ok(())
-    }
-
-    fn log(&mut self, values: &[(&str, f64)], step: u64) -> Result<()> {
-        Ok(self.monitor.as_mut().map_or(Ok(()), |monitor| monitor.scalars(step, values))?)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        Ok(self.monitor.take().map_or(Ok(()), |mut monitor| monitor.finish())?)
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use oarlock_comm::Scalar;
 
-use super::{Accelerator, Prepared};
+use super::handle::Accelerator;
+use super::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::model::{Differences, SafetensorsSource, Strict};
 use crate::nn::Module;

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use oarlock_tensor::{DType, Shape};
 
-use super::ClientState;
 use super::export::lay_out;
 use super::folder::TempFolder;
 use super::job::{RankFiles, entry_of};
-use super::manifest::{FileEntry, Manifest, PlanEntry};
+use super::manifest::{ClientState, FileEntry, Manifest, PlanEntry};
 use super::publish::{publish, write_rest};
 use super::state_file::StateFile;
 use crate::error::{Error, Result};

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 
 use oarlock_tensor::DType;
 
-use super::error::{CheckpointError, Problem};
 use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Problem, Result};
 use crate::model::Stored;
 use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
 use crate::shard::MASTER;

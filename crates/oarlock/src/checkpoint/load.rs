@@ -5,16 +5,14 @@ use std::path::{Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
-use super::ClientState;
-use super::error::{CheckpointError, Problem};
 use super::folder::{parent_of, recover};
 use super::job::in_manifest;
-use super::manifest::{FileEntry, Manifest, ParameterEntry};
+use super::manifest::{ClientState, FileEntry, Manifest, ParameterEntry};
 use super::outcome::share;
 use super::read::{Reader, verify};
 use crate::disk::Sum;
-use crate::error::{Error, Result};
-use crate::shard::{Engine, Slice};
+use crate::error::{CheckpointError, Error, Problem, Result};
+use crate::shard::{Engine, Slice, runs};
 
 /// Elements that are read at once.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -203,19 +201,15 @@ fn share_of(files: &[FileEntry], rank: usize, world_size: usize) -> Vec<(&FileEn
 
 fn restore(reader: &mut Reader<'_>, index: usize, engine: &mut Engine, needed: &[Slice]) -> Result<()> {
     let mut values = Vec::new();
-    for slice in needed.iter().flat_map(chunks) {
+    let chunks = needed.iter().flat_map(|slice| {
+        let run = move |elements| Slice { elements, ..slice.clone() };
+        runs(slice.elements.clone(), CHUNK_ELEMS).map(run)
+    });
+    for slice in chunks {
         values.resize(slice.elements.len(), 0.0f32);
         let Slice { kind, name, elements, .. } = in_manifest(index, &slice);
         reader.read(kind, &name, &elements, &mut values)?;
         engine.write_state(&slice, &values)?;
     }
     Ok(())
-}
-
-/// A slice in parts that are moved at once.
-fn chunks(slice: &Slice) -> impl Iterator<Item = Slice> + '_ {
-    slice.elements.clone().step_by(CHUNK_ELEMS).map(move |start| Slice {
-        elements: start..slice.elements.end.min(start + CHUNK_ELEMS),
-        ..slice.clone()
-    })
 }

@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use twox_hash::XxHash64;
 
-use super::ClientState;
-use super::error::Problem;
 use crate::disk::{Algorithm, Sum};
+use crate::error::Problem;
 
 /// The version of the format that this version of Oarlock writes; it reads all up to it.
 ///
@@ -130,6 +129,21 @@ pub struct Piece {
     pub file: String,
     /// Where in the file they begin, in bytes.
     pub offset: u64,
+}
+
+/// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientState {
+    /// The steps of the loop that are done.
+    pub step: u64,
+    /// The epoch that the next sample belongs to, from 0.
+    pub epoch: u64,
+    /// The samples consumed so far, over all epochs and ranks.
+    pub consumed_samples: u64,
+    /// The seeds of the run, by what they are for.
+    pub seeds: BTreeMap<String, u64>,
+    /// Anything else: schedule, best metrics, history. Numbers come back to the bit.
+    pub client: serde_json::Map<String, serde_json::Value>,
 }
 
 /// The name of a parameter of the model `index` in a manifest.

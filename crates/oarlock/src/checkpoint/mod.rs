@@ -38,35 +38,17 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
-
 pub use crate::disk::Sum;
-use crate::error::checkpoint as error;
 pub use crate::error::{CheckpointError, Missing, Problem};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
-pub use manifest::{FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry};
+pub use manifest::{
+    ClientState, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry,
+};
 pub use model::{save_model, shard_size};
-pub(crate) use outcome::share;
+pub(crate) use outcome::{by_root, share};
 pub use retain::{Listed, Newest, list, newest, remove_later, retain};
 pub use saver::{Begun, Contents, Deed, Saver, save};
 pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};
-
-/// What a training loop keeps in a checkpoint besides the model's state. Every rank gets what rank 0 gave.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ClientState {
-    /// The steps of the loop that are done.
-    pub step: u64,
-    /// The epoch that the next sample belongs to, from 0.
-    pub epoch: u64,
-    /// The samples consumed so far, over all epochs and ranks.
-    pub consumed_samples: u64,
-    /// The seeds of the run, by what they are for.
-    pub seeds: BTreeMap<String, u64>,
-    /// Anything else: schedule, best metrics, history. Numbers come back to the bit.
-    pub client: serde_json::Map<String, serde_json::Value>,
-}

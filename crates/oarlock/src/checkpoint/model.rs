@@ -6,10 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use oarlock_comm::Communicator;
 
-use super::error::CheckpointError;
 use super::job::write_slice;
-use super::outcome::share;
-use crate::error::{Error, Result};
+use super::outcome::{by_root, share};
+use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
 
@@ -32,21 +31,14 @@ pub fn save_model(
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
     let files = Arc::new(files);
     let mut staged = None;
-    let created = match comm.rank() {
-        0 => {
-            let token = std::process::id().to_string();
-            Staged::new(dir, files.clone(), token.clone())
-                .and_then(|new| {
-                    let staged = staged.insert(new);
-                    files.create(&|name| staged.path_of(name))
-                })
-                .map(|_| token)
-        }
-        _ => Ok(String::new()),
+    let create = || {
+        let token = std::process::id().to_string();
+        let staged = staged.insert(Staged::new(dir, files.clone(), token.clone())?);
+        files.create(&|name| staged.path_of(name))?;
+        Ok(token)
     };
-    let tokens = share(comm, created.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+    let token = by_root(comm, create)?.map_err(|cause| not_saved((0, cause)))?;
 
-    let token = tokens[0].clone();
     let folder = dir.to_path_buf();
     let writer = files.clone().writer(move |name| staged_path(&folder, &token, name));
     let written = write_weights(engine.snapshot(), writer, |writer| match comm.rank() {
@@ -55,12 +47,11 @@ pub fn save_model(
     });
     share(comm, written.map_err(|error| error.to_string()))?.map_err(not_saved)?;
 
-    let published = match staged {
+    let publish = || match staged {
         Some(staged) => files.write_rest(&|name| staged.path_of(name)).and_then(|()| staged.publish()),
         None => Ok(()),
     };
-    share(comm, published.map_err(|error| error.to_string()))?.map_err(not_saved)?;
-    Ok(())
+    by_root(comm, publish)?.map_err(|cause| not_saved((0, cause)))
 }
 
 fn write_weights(

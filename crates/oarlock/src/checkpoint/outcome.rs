@@ -40,3 +40,17 @@ where
     }
     Ok(Ok(achieved))
 }
+
+/// What rank 0 has done or found, on all ranks, or why it failed. The outer result is that of the communication.
+#[track_caller]
+pub fn by_root<T>(
+    comm: &Communicator,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<std::result::Result<T, String>>
+where
+    T: Default + Serialize + DeserializeOwned,
+{
+    let mine = if comm.rank() == 0 { act().map_err(|error| error.to_string()) } else { Ok(T::default()) };
+    let all = share(comm, mine)?;
+    Ok(all.map(|all| all.into_iter().next().unwrap_or_default()).map_err(|(_, cause)| cause))
+}

@@ -69,20 +69,11 @@ pub fn write_rest(
 /// folder, and gives the folder its name.
 pub fn publish(
     mut manifest: Manifest,
-    folder: &mut TempFolder,
+    temporary: &mut TempFolder,
     others: Vec<FileEntry>,
     ranks: Vec<RankFiles>,
 ) -> Result<()> {
-    complete(&mut manifest, folder.path(), others, ranks)?;
-    folder.publish()
-}
-
-fn complete(
-    manifest: &mut Manifest,
-    folder: &Path,
-    others: Vec<FileEntry>,
-    ranks: Vec<RankFiles>,
-) -> Result<()> {
+    let folder = temporary.path();
     let (mut found, mut folders) = (Vec::new(), Vec::new());
     walk(folder, &mut found, &mut folders)?;
     let (mut parts, mut pieces) = (others, Vec::new());
@@ -115,7 +106,8 @@ fn complete(
     let mut file = SummedFile::create(&path)?;
     file.write_at(0, text.as_bytes())?;
     file.finish()?;
-    folders.iter().try_for_each(|folder| sync_folder(folder))
+    folders.iter().try_for_each(|folder| sync_folder(folder))?;
+    temporary.publish()
 }
 
 /// All files and folders in a folder, itself included.

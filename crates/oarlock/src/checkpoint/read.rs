@@ -7,10 +7,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::error::Problem;
 use super::manifest::{FileEntry, Manifest, Piece};
 use crate::disk::Sum;
-use crate::error::{Error, Result};
+use crate::error::{Error, Problem, Result};
 
 /// Verifies a run of bytes of a file.
 ///

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::Problem;
 use super::folder::{entries, recover, remove, step_of};
 use super::manifest::Manifest;
-use crate::error::Result;
+use crate::error::{Problem, Result};
 
 /// A folder `checkpoint-N` or `checkpoint_N`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,14 +20,12 @@ use std::time::{Duration, Instant};
 use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
-use super::ClientState;
-use super::error::CheckpointError;
 use super::folder::{TempFolder, temporary};
 use super::job::{Job, RankFiles, entry_of};
-use super::manifest::{FileEntry, Manifest, ModelEntry, PlanEntry};
-use super::outcome::share;
+use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
+use super::outcome::{by_root, share};
 use super::publish::{await_report, publish, report, write_rest};
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::ModelFiles;
 use crate::shard::{Engine, Placement, Placements};
 
@@ -158,14 +156,13 @@ impl Saver {
     pub fn create(&mut self, dir: &Path, comm: &Communicator, contents: &Contents) -> Result<Begun> {
         self.finish(comm)?;
         let mut begun = None;
-        let created = match comm.rank() {
-            0 => begin_folder(dir, contents.model.as_ref())
-                .map(|(folder, files)| begun.insert((folder, files)).0.token().to_string()),
-            _ => Ok(String::new()),
+        let create = || {
+            let (folder, _) = begun.insert(begin_folder(dir, contents.model.as_ref())?);
+            Ok(folder.token().to_string())
         };
-        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
-        let tokens = share(comm, created.map_err(|error| error.to_string()))?.map_err(not_saved)?;
-        Ok(Begun { dir: dir.to_path_buf(), folder: temporary(dir, &tokens[0]), begun })
+        let not_saved = |cause| CheckpointError::NotSaved { path: dir.to_path_buf(), rank: 0, cause };
+        let token = by_root(comm, create)?.map_err(not_saved)?;
+        Ok(Begun { dir: dir.to_path_buf(), folder: temporary(dir, &token), begun })
     }
 
     /// Begins to write the state of all models of a loop, the second half of [`Saver::begin`]; with the same contents as

@@ -6,13 +6,14 @@ use std::path::{Component, Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
-use super::error::{CheckpointError, Missing};
 use super::folder::new_token;
 use super::load::load;
+use super::manifest::{ClientState, Manifest};
+use super::outcome::by_root;
+use super::retain::newest;
 use super::saver::{Contents, Saver};
-use super::{ClientState, Manifest};
 use crate::disk::sync_folder;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Missing, Result};
 use crate::shard::Engine;
 
 /// The file that holds the last tag.
@@ -58,14 +59,8 @@ pub fn load_checkpoint(
 ) -> Result<Option<(PathBuf, ClientState)>> {
     same_everywhere(comm, tag.unwrap_or_default())?;
     // One rank looks: the file may change between two looks.
-    let looked = match (comm.rank(), tag) {
-        (0, Some(tag)) => Ok(Some(tag.to_string())),
-        (0, None) => read_latest(dir),
-        _ => Ok(None),
-    };
-    let looked = looked.map_err(|error| error.to_string());
-    let found = super::outcome::share(comm, looked)?.map_err(|(_, cause)| CheckpointError::Tag(cause))?;
-    let Some(tag) = found.into_iter().next().flatten() else { return Ok(None) };
+    let look = || tag.map_or_else(|| read_latest(dir), |tag| Ok(Some(tag.to_string())));
+    let Some(tag) = by_root(comm, look)?.map_err(CheckpointError::Tag)? else { return Ok(None) };
     let path = dir.join(&tag);
     let client = load(&path, comm, engine)?;
     Ok(Some((path, client)))
@@ -87,7 +82,7 @@ pub fn find(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
     match read_latest(path)? {
         Some(tag) if path.join(&tag).is_dir() => Ok(path.join(tag)),
         Some(tag) => Err(missing(Missing::Tag(tag)).into()),
-        None => Ok(super::newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
+        None => Ok(newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
     }
 }
 

@@ -6,7 +6,7 @@ use oarlock_comm::{Communicator, Scalar};
 
 use super::dispatch::Dispatch;
 use super::plan::Epoch;
-use super::prefetch::Prefetch;
+use super::prefetch::{Prefetch, RankBatch};
 use super::prepared::Core;
 use crate::accelerator::loaders::{Loaders, Seen};
 use crate::error::Result;
@@ -34,14 +34,6 @@ enum Reader<B> {
     },
     /// Rank 0, those of all ranks.
     Dispatch(Dispatch<B>),
-}
-
-/// A batch of this rank.
-pub(super) struct RankBatch<B> {
-    pub batch: B,
-    pub rows: usize,
-    pub real: Option<usize>,
-    pub is_last: bool,
 }
 
 impl<B: Send + 'static> Batches<B> {
@@ -79,9 +71,6 @@ fn read<B: Send + 'static>(
     together: Option<&Communicator>,
 ) -> Result<Option<Result<RankBatch<B>>>> {
     let next = batches.next();
-    let next = next.map(|made| {
-        made.map(|made| RankBatch { batch: made.batch, rows: made.rows, real: made.real, is_last: false })
-    });
     if let Some(comm) = together {
         let mut all_have = [f64::from(u8::from(next.is_some()))];
         comm.all_reduce_f64(&mut all_have, Scalar::Min)?;
@@ -124,12 +113,9 @@ impl<B: Send + 'static> Iterator for Batches<B> {
             Some(Ok(given)) => {
                 // Repeats count for nothing, and neither does what a short last batch lacks.
                 self.given = self.given.saturating_add(self.core.rule.round());
-                let len =
-                    if given.is_last { self.core.order.n_units(self.epoch).ok().flatten() } else { None };
-                self.core
-                    .order
-                    .position
-                    .advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
+                let order = &self.core.order;
+                let len = if given.is_last { order.n_units(self.epoch).ok().flatten() } else { None };
+                order.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
                 if let (Some(id), Some(accelerator)) = (self.running, &self.core.accelerator) {
                     let real = self.core.real(self.given, given.real);
                     let seen = Seen { is_last: given.is_last, rows: Some(given.rows), real };

@@ -2,10 +2,11 @@
 //!
 //! Who reads changes nothing about who gets what: these are the batches that the ranks would read themselves.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use oarlock_comm::Communicator;
 
-use super::batches::RankBatch;
-use super::prefetch::{Prefetch, Prefetched};
+use super::prefetch::{Prefetch, RankBatch};
 use super::prepared::Core;
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
@@ -18,12 +19,12 @@ pub(super) struct Dispatch<B> {
 
 struct Reading<B> {
     batches: Option<Prefetch<B>>,
-    ahead: Option<Result<Vec<Prefetched<B>>>>,
+    ahead: Option<Result<Vec<RankBatch<B>>>>,
 }
 
 impl<B: Send + 'static> Reading<B> {
     /// The batches of all ranks of the next round.
-    fn round(&mut self, world: usize) -> Option<Result<Vec<Prefetched<B>>>> {
+    fn round(&mut self, world: usize) -> Option<Result<Vec<RankBatch<B>>>> {
         let batches = self.batches.as_mut()?;
         let mut round = Vec::with_capacity(world);
         while round.len() < world {
@@ -71,7 +72,7 @@ impl<B: Send + 'static> Dispatch<B> {
                 Some(Ok(round)) => send(round, reading.ahead.is_none(), codec.pack, &mut parcel),
                 Some(Err(error)) => Err(error),
                 None => {
-                    let word: Word = (false, false, core.left_out(), None);
+                    let word: Word = (false, false, core.left_out.load(Relaxed), None);
                     word.pack(&mut parcel).map(|()| None)
                 }
             };
@@ -97,7 +98,7 @@ impl<B: Send + 'static> Dispatch<B> {
 
 /// Packs a round; what is rank 0's own stays.
 fn send<B>(
-    round: Vec<Prefetched<B>>,
+    round: Vec<RankBatch<B>>,
     is_last: bool,
     pack: fn(&B, &mut Parcel) -> Result<()>,
     parcel: &mut Parcel,
@@ -105,13 +106,13 @@ fn send<B>(
     let word: Word = (true, is_last, 0, None);
     word.pack(parcel)?;
     let mut own = None;
-    for Prefetched { rank, rows, real, batch } in round {
-        if rank == 0 {
-            own = Some(RankBatch { batch, rows, real, is_last });
+    for made in round {
+        if made.rank == 0 {
+            own = Some(RankBatch { is_last, ..made });
             continue;
         }
-        (rows, real).pack(parcel)?;
-        parcel.nest(|inner| pack(&batch, inner))?;
+        (made.rows, made.real).pack(parcel)?;
+        parcel.nest(|inner| pack(&made.batch, inner))?;
     }
     Ok(own)
 }
@@ -127,7 +128,7 @@ fn receive<B>(
         return Err(Error::Usage(format!("rank 0, which reads the batches of all ranks: {error}")));
     }
     if !follows {
-        core.set_left_out(left_out);
+        core.left_out.store(left_out, Relaxed);
         return Ok(None);
     }
     for _ in 1..rank {
@@ -136,5 +137,5 @@ fn receive<B>(
     }
     let (rows, real) = Counts::unpack(&mut parcel)?;
     parcel.enter()?;
-    Ok(Some(RankBatch { batch: unpack(&mut parcel)?, rows, real, is_last }))
+    Ok(Some(RankBatch { rank, rows, real, is_last, batch: unpack(&mut parcel)? }))
 }

@@ -1,19 +1,20 @@
 //! Threads that make batches ahead of the loop, and hand them over in order.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::plan::{EpochPlan, Planned};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_message};
 
-/// A batch with whom it is for.
-pub(super) struct Prefetched<B> {
+/// A batch of a rank.
+pub(super) struct RankBatch<B> {
     pub rank: usize,
     pub rows: usize,
     pub real: Option<usize>,
+    /// Whether it is the rank's last; whoever looks one batch ahead says so.
+    pub is_last: bool,
     pub batch: B,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Shared<B> {
 
 struct Queue<B> {
     /// By their numbers; `None` is the end.
-    waiting: BTreeMap<usize, Option<Result<Prefetched<B>>>>,
+    waiting: BTreeMap<usize, Option<Result<RankBatch<B>>>>,
     /// The number of the batch that the loop takes next.
     next: usize,
     /// Nobody takes any more.
@@ -75,7 +76,7 @@ impl<B: Send + 'static> Prefetch<B> {
     }
 
     /// The next batch.
-    pub fn next(&mut self) -> Option<Result<Prefetched<B>>> {
+    pub fn next(&mut self) -> Option<Result<RankBatch<B>>> {
         match self {
             Prefetch::Here(plan) => {
                 let made = plan.as_mut()?.next().map(|planned| planned.and_then(make));
@@ -102,9 +103,9 @@ impl<B> Drop for Prefetch<B> {
     }
 }
 
-fn make<B>(planned: Planned<B>) -> Result<Prefetched<B>> {
+fn make<B>(planned: Planned<B>) -> Result<RankBatch<B>> {
     let Planned { rank, rows, real, job } = planned;
-    Ok(Prefetched { rank, rows, real, batch: job()? })
+    Ok(RankBatch { rank, rows, real, is_last: false, batch: job()? })
 }
 
 impl<B> Shared<B> {
@@ -140,7 +141,7 @@ impl<B> Shared<B> {
         true
     }
 
-    fn take(&self) -> Option<Result<Prefetched<B>>> {
+    fn take(&self) -> Option<Result<RankBatch<B>>> {
         let mut queue = self.queue();
         let number = queue.next;
         loop {
@@ -162,11 +163,6 @@ impl<B> Shared<B> {
 fn caught<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     // What was being made is dropped, and nothing is asked of the plan again.
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        Err(Error::Usage(format!("a worker of the loader panicked: {}", told(&*panic))))
+        Err(Error::Usage(format!("a worker of the loader panicked: {}", panic_message(&*panic))))
     })
-}
-
-fn told(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
 }

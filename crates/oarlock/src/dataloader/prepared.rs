@@ -39,21 +39,13 @@ pub(super) struct Core<B> {
 }
 
 impl<B> Core<B> {
-    pub fn left_out(&self) -> usize {
-        self.left_out.load(Relaxed)
-    }
-
-    pub fn set_left_out(&self, n: usize) {
-        self.left_out.store(n, Relaxed);
-    }
-
     pub fn set_seen(&self, seen: Seen) {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
     /// Tells once, on rank 0, what no rank gets though nobody asked to drop it, or that there is no batch at all.
     pub fn tell_left_out(&self, is_empty: bool) {
-        let n = self.left_out();
+        let n = self.left_out.load(Relaxed);
         if n == 0 || self.rank != 0 || (self.rule.drop_last && !is_empty) || self.told.swap(true, Relaxed) {
             return;
         }
@@ -191,7 +183,7 @@ impl<B> PreparedLoader<B> {
     /// `drop_last` dropped, and those of a last round that did not reach all ranks. Of an iterable data set it is known
     /// at the end.
     pub fn left_out(&self) -> usize {
-        self.core.left_out()
+        self.core.left_out.load(Relaxed)
     }
 
     /// Goes to an epoch, whose order comes next. Without it each full iteration goes on to the next by itself; a loop

@@ -58,18 +58,12 @@ impl<M: Module> DeepSpeedEngine<M> {
         client_state: &T,
     ) -> Result<()> {
         let comm = self.accelerator().communicator();
-        let kept = serde_json::to_value(client_state).map_err(|error| {
-            Error::Usage(format!(
-                "save_checkpoint: the client state {} is no JSON: {error}",
-                type_name::<T>()
-            ))
-        });
-        let packed = rmp_serde::to_vec_named(client_state).map_err(|error| {
-            Error::Usage(format!(
-                "save_checkpoint: the client state {} cannot be packed: {error}",
-                type_name::<T>()
-            ))
-        });
+        let wrong = |what: &str| {
+            Error::Usage(format!("save_checkpoint: the client state {} {what}", type_name::<T>()))
+        };
+        let kept = serde_json::to_value(client_state).map_err(|error| wrong(&format!("is no JSON: {error}")));
+        let packed = rmp_serde::to_vec_named(client_state)
+            .map_err(|error| wrong(&format!("cannot be packed: {error}")));
         let kept = kept.and_then(|kept| match self.model().state.has_gradients() {
             true => Err(Error::Usage(
                 "save_checkpoint: a window of micro-batches is open, whose gradients no checkpoint holds; save behind the \

@@ -191,14 +191,6 @@ impl<M: Module> DeepSpeedEngine<M> {
         Ok(self.model.state.optimizer()?.loss_scale())
     }
 
-    /// Another name of [`DeepSpeedEngine::loss_scale`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn cur_scale(&self) -> Result<f64> {
-        self.loss_scale()
-    }
-
     /// Steps that were skipped because gradients overflowed.
     pub fn skipped_steps(&self) -> u64 {
         self.count().skipped_steps

@@ -95,32 +95,19 @@ impl<M: Module> InitializeArgs<M> {
             divide_by: DivideBy::default(),
         }
     }
-}
 
-impl<M: Module> InitializeArgs<M> {
     /// With a loader.
     pub fn training_data<L: Prepare>(self, training_data: L) -> InitializeArgs<M, L> {
-        let InitializeArgs {
-            model,
-            optimizer,
-            model_parameters,
-            lr_scheduler,
-            config,
-            accelerator,
-            hidden_size,
-            divide_by,
-            ..
-        } = self;
         InitializeArgs {
-            model,
-            optimizer,
-            model_parameters,
-            lr_scheduler,
+            model: self.model,
+            optimizer: self.optimizer,
+            model_parameters: self.model_parameters,
+            lr_scheduler: self.lr_scheduler,
             training_data,
-            config,
-            accelerator,
-            hidden_size,
-            divide_by,
+            config: self.config,
+            accelerator: self.accelerator,
+            hidden_size: self.hidden_size,
+            divide_by: self.divide_by,
         }
     }
 }

@@ -9,11 +9,12 @@ use oarlock_tensor::Shape;
 use super::Config;
 use crate::accelerator::Prepared;
 use crate::accelerator::prepared_state::PreparedState;
+use crate::checkpoint::share;
 use crate::error::{Error, Result};
 use crate::nearest::nearest_of;
 use crate::nn::{Module, NamedParam, parameters};
 use crate::optim::Parameters;
-use crate::shard::{Engine, MASTER, Slice};
+use crate::shard::{Engine, MASTER, Slice, runs};
 
 /// Elements that travel at once.
 const CHUNK: usize = 1 << 18;
@@ -181,24 +182,19 @@ fn choose<M: Module>(model: &Prepared<M>, params: &Parameters) -> Result<Vec<Nam
 }
 
 /// The outcome of a rank, or that of the first that failed.
+#[track_caller]
 pub(super) fn together<T>(comm: &Communicator, what: &str, mine: Result<T>) -> Result<T> {
-    let told = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let all = comm.all_gather_bytes(told.as_bytes())?;
+    let told = share(comm, mine.as_ref().map(|_| ()).map_err(ToString::to_string))?;
     let mine = mine?;
-    match all.iter().position(|told| !told.is_empty()) {
-        None => Ok(mine),
-        Some(rank) => Err(Error::Usage(format!(
-            "{what} failed on rank {rank}: {}",
-            String::from_utf8_lossy(&all[rank])
-        ))),
-    }
+    told.map_err(|(rank, cause)| Error::Usage(format!("{what} failed on rank {rank}: {cause}")))?;
+    Ok(mine)
 }
 
 /// The whole f32 values of a parameter: each rank gives what it updates.
 pub(super) fn read(engine: &Engine, comm: &Communicator, name: &str, out: &mut [f32]) -> Result<()> {
     let own = slices_of(engine, name);
     let mut values = Vec::new();
-    for chunk in chunks(out.len()) {
+    for chunk in runs(0..out.len(), CHUNK) {
         let mut bytes = Vec::new();
         for slice in own.iter().filter_map(|slice| inside(slice, &chunk)) {
             values.resize(slice.elements.len(), 0.0f32);
@@ -227,7 +223,7 @@ pub(super) fn read(engine: &Engine, comm: &Communicator, name: &str, out: &mut [
 /// Gives all ranks the values of a parameter on `root`; each writes what it updates.
 fn write(engine: &mut Engine, comm: &Communicator, name: &str, values: &[f32], root: usize) -> Result<()> {
     let own = slices_of(engine, name);
-    for chunk in chunks(values.len()) {
+    for chunk in runs(0..values.len(), CHUNK) {
         let given = if comm.rank() == root { bytemuck::cast_slice(&values[chunk.clone()]) } else { &[] };
         let given: Vec<f32> = bytemuck::pod_collect_to_vec(&comm.broadcast_bytes(root, given)?);
         for slice in own.iter().filter_map(|slice| inside(slice, &chunk)) {
@@ -244,10 +240,6 @@ fn write(engine: &mut Engine, comm: &Communicator, name: &str, values: &[f32], r
 fn slices_of(engine: &Engine, name: &str) -> Vec<Slice> {
     let slices = engine.needed_slices().into_iter();
     slices.filter(|slice| slice.kind == MASTER && slice.name == name).collect()
-}
-
-fn chunks(n: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n).step_by(CHUNK).map(move |start| start..n.min(start + CHUNK))
 }
 
 fn inside(slice: &Slice, chunk: &Range<usize>) -> Option<Slice> {

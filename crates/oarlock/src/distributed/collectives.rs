@@ -107,10 +107,6 @@ macro_rules! with_type {
     };
 }
 
-fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
-    Ok(tensor.to_bytes()?)
-}
-
 /// A tensor with these elements, in the shape of another.
 fn tensor_of(bytes: &[u8], like: &Tensor) -> Result<Tensor> {
     with_type!(like.dtype(), T => {
@@ -192,7 +188,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
         self.agree(&format!("all_gather of {}", shown(tensor)))?;
-        let all = self.comm.all_gather_bytes(&bytes_of(tensor)?)?;
+        let all = self.comm.all_gather_bytes(&tensor.to_bytes()?)?;
         all.iter().map(|bytes| tensor_of(bytes, tensor)).collect()
     }
 
@@ -204,7 +200,7 @@ impl ProcessGroup {
     pub fn gather(&self, tensor: &Tensor, dst: usize) -> Result<Option<Vec<Tensor>>> {
         let place = self.place_of(dst)?;
         self.agree(&format!("gather to rank {dst} of {}", shown(tensor)))?;
-        let all = self.comm.all_gather_bytes(&bytes_of(tensor)?)?;
+        let all = self.comm.all_gather_bytes(&tensor.to_bytes()?)?;
         if place != self.rank() {
             return Ok(None);
         }
@@ -219,7 +215,7 @@ impl ProcessGroup {
     pub fn broadcast(&self, tensor: &mut Tensor, src: usize) -> Result<()> {
         let place = self.place_of(src)?;
         self.agree(&format!("broadcast from rank {src} of {}", shown(tensor)))?;
-        let bytes = if place == self.rank() { bytes_of(tensor)? } else { Vec::new() };
+        let bytes = if place == self.rank() { tensor.to_bytes()? } else { Vec::new() };
         *tensor = tensor_of(&self.comm.broadcast_bytes(place, &bytes)?, tensor)?;
         Ok(())
     }
@@ -244,7 +240,7 @@ impl ProcessGroup {
         {
             bytes[0] = 1;
             for each in list {
-                bytes.extend(bytes_of(each)?);
+                bytes.extend(each.to_bytes()?);
             }
         }
         let bytes = self.comm.broadcast_bytes(place, &bytes)?;

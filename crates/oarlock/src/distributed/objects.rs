@@ -6,16 +6,11 @@ use serde::de::DeserializeOwned;
 use super::group::ProcessGroup;
 use crate::error::{Error, Result};
 
-/// The first byte of a value that could be written, before it; of one that could not, before the reason.
-const WRITTEN: u8 = 1;
-const REFUSED: u8 = 0;
-
-fn write<T: Serialize + ?Sized>(object: &T) -> Vec<u8> {
-    let (mark, text) = match serde_json::to_vec(object) {
-        Ok(text) => (WRITTEN, text),
-        Err(error) => (REFUSED, error.to_string().into_bytes()),
-    };
-    std::iter::once(mark).chain(text).collect()
+/// The value as JSON, or why it is none.
+fn write<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec(&Ok::<_, String>(object));
+    let text = text.or_else(|error| serde_json::to_vec(&Err::<(), _>(error.to_string())));
+    text.map_err(|error| Error::Usage(error.to_string()))
 }
 
 fn read<T: DeserializeOwned>(bytes: &[u8], rank: usize) -> Result<T> {
@@ -25,13 +20,9 @@ fn read<T: DeserializeOwned>(bytes: &[u8], rank: usize) -> Result<T> {
              (keys of maps are strings, and floats are finite)"
         ))
     };
-    match bytes.split_first() {
-        Some((&WRITTEN, text)) => {
-            serde_json::from_slice(text).map_err(|error| failed("read from", &error.to_string()))
-        }
-        Some((_, why)) => Err(failed("written as", &String::from_utf8_lossy(why))),
-        None => Err(failed("read from", "nothing came")),
-    }
+    serde_json::from_slice::<std::result::Result<T, String>>(bytes)
+        .map_err(|error| failed("read from", &error.to_string()))?
+        .map_err(|why| failed("written as", &why))
 }
 
 impl ProcessGroup {
@@ -42,7 +33,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         self.agree("all_gather_object")?;
-        let all = self.comm.all_gather_bytes(&write(object))?;
+        let all = self.comm.all_gather_bytes(&write(object)?)?;
         all.iter().zip(self.ranks()).map(|(bytes, &rank)| read(bytes, rank)).collect()
     }
 
@@ -58,7 +49,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let place = self.place_of(src)?;
         self.agree(&format!("broadcast_object_list from rank {src} of {} objects", objects.len()))?;
-        let bytes = if place == self.rank() { write(objects) } else { Vec::new() };
+        let bytes = if place == self.rank() { write(objects)? } else { Vec::new() };
         *objects = read(&self.comm.broadcast_bytes(place, &bytes)?, src)?;
         Ok(())
     }

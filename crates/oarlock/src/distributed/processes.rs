@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
-use super::threads::message_of;
-use crate::error::{Error, Result, SpawnError};
+use crate::error::{Error, Result, SpawnError, panic_message};
 use crate::launch::{Memory, Place, port};
 use crate::rank::{self, tell};
 
@@ -107,7 +106,7 @@ fn as_rank(f: impl FnOnce(usize) -> Result<()>) -> ! {
             FAILED
         }
         Err(panic) => {
-            comm.abort(&format!("panicked: {}", message_of(&*panic)));
+            comm.abort(&format!("panicked: {}", panic_message(&*panic)));
             PANICKED
         }
     };

@@ -6,7 +6,7 @@ use std::thread::Builder;
 
 use oarlock_comm::{Communicator, shm};
 
-use crate::error::{Error, Result, SpawnError};
+use crate::error::{Error, Result, SpawnError, panic_message};
 use crate::rank;
 
 /// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them. In each
@@ -81,17 +81,11 @@ fn one(
             (SpawnError::Failed { rank, error: Box::new(error) }, cause)
         }
         Err(panic) => {
-            let message = message_of(&*panic);
+            let message = panic_message(&*panic).to_owned();
             (SpawnError::Panicked { rank, message: message.clone() }, format!("panicked: {message}"))
         }
     };
     // Before the others hear of it, so that none of them is first.
     first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
     comm.abort(&cause);
-}
-
-/// What a panic said.
-pub(super) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("no message").to_owned()
 }

@@ -58,104 +58,30 @@ pub fn get_world_size() -> Result<usize> {
     Ok(world()?.world_size())
 }
 
-/// [`ProcessGroup::new_group`] of all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn new_group(ranks: &[usize]) -> Result<Option<ProcessGroup>> {
-    world()?.new_group(ranks)
+/// Methods of [`ProcessGroup`] as functions over the default group.
+macro_rules! over_all_ranks {
+    ($($name:ident $(<$type:ident>)? ($($arg:ident: $of:ty),*) -> $returned:ty;)*) => {$(
+        #[doc = concat!("[`ProcessGroup::", stringify!($name), "`] of the default process group: all ranks.")]
+        ///
+        /// # Errors
+        /// As the method; without a default process group.
+        #[track_caller]
+        pub fn $name $(<$type: Serialize + DeserializeOwned>)? ($($arg: $of),*) -> Result<$returned> {
+            world()?.$name($($arg),*)
+        }
+    )*};
 }
 
-/// [`ProcessGroup::barrier`] of all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn barrier() -> Result<()> {
-    world()?.barrier()
-}
-
-/// [`ProcessGroup::all_reduce`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn all_reduce(tensor: &mut Tensor, op: ReduceOp) -> Result<()> {
-    world()?.all_reduce(tensor, op)
-}
-
-/// [`ProcessGroup::reduce`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn reduce(tensor: &mut Tensor, dst: usize, op: ReduceOp) -> Result<()> {
-    world()?.reduce(tensor, dst, op)
-}
-
-/// [`ProcessGroup::reduce_scatter`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn reduce_scatter(tensors: &[Tensor], op: ReduceOp) -> Result<Tensor> {
-    world()?.reduce_scatter(tensors, op)
-}
-
-/// [`ProcessGroup::all_gather`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn all_gather(tensor: &Tensor) -> Result<Vec<Tensor>> {
-    world()?.all_gather(tensor)
-}
-
-/// [`ProcessGroup::gather`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn gather(tensor: &Tensor, dst: usize) -> Result<Option<Vec<Tensor>>> {
-    world()?.gather(tensor, dst)
-}
-
-/// [`ProcessGroup::broadcast`] to all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn broadcast(tensor: &mut Tensor, src: usize) -> Result<()> {
-    world()?.broadcast(tensor, src)
-}
-
-/// [`ProcessGroup::scatter`] to all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn scatter(tensor: &mut Tensor, tensors: Option<&[Tensor]>, src: usize) -> Result<()> {
-    world()?.scatter(tensor, tensors, src)
-}
-
-/// [`ProcessGroup::all_gather_object`] over all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn all_gather_object<T: Serialize + DeserializeOwned>(object: &T) -> Result<Vec<T>> {
-    world()?.all_gather_object(object)
-}
-
-/// [`ProcessGroup::broadcast_object_list`] to all ranks.
-///
-/// # Errors
-/// As the method; without a default process group.
-#[track_caller]
-pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
-    objects: &mut Vec<T>,
-    src: usize,
-) -> Result<()> {
-    world()?.broadcast_object_list(objects, src)
+over_all_ranks! {
+    new_group(ranks: &[usize]) -> Option<ProcessGroup>;
+    barrier() -> ();
+    all_reduce(tensor: &mut Tensor, op: ReduceOp) -> ();
+    reduce(tensor: &mut Tensor, dst: usize, op: ReduceOp) -> ();
+    reduce_scatter(tensors: &[Tensor], op: ReduceOp) -> Tensor;
+    all_gather(tensor: &Tensor) -> Vec<Tensor>;
+    gather(tensor: &Tensor, dst: usize) -> Option<Vec<Tensor>>;
+    broadcast(tensor: &mut Tensor, src: usize) -> ();
+    scatter(tensor: &mut Tensor, tensors: Option<&[Tensor]>, src: usize) -> ();
+    all_gather_object<T>(object: &T) -> Vec<T>;
+    broadcast_object_list<T>(objects: &mut Vec<T>, src: usize) -> ();
 }

@@ -1,17 +1,15 @@
 //! The forecast of a run: made and checked before anything is loaded, compared with what was used at the end.
 
-use std::fmt::Display;
-
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Arena, DType, Device};
 
 use super::{
-    DryRun, Estimate, Limit, Limits, MicroBatch, ModelSize, Offload, Optim, Settings, Stage, StepShape,
+    DryRun, Estimate, Limits, MicroBatch, ModelSize, Offload, Optim, Settings, Stage, StepShape,
     decoder_step, estimate, readable,
 };
 use crate::config::{Packing, Placement, Recompute, TrainConfig, When, Wrap};
-use crate::error::{Error, Result};
+use crate::error::{NotEnoughMemory, Result};
 use crate::model::Decoder;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
@@ -34,14 +32,6 @@ pub struct Forecast {
     peak: u64,
     /// Steps between lines on memory; 0 for none.
     every: u64,
-}
-
-/// A training that would not fit.
-#[derive(Debug)]
-pub struct Refusal {
-    limit: Limit,
-    estimate: Estimate,
-    fitting: Vec<(String, Estimate)>,
 }
 
 /// A training whose memory is to be foretold.
@@ -69,7 +59,7 @@ impl Forecast {
     /// refused.
     ///
     /// # Errors
-    /// [`Error::Memory`] with what would fit.
+    /// [`Error::Memory`](crate::Error::Memory) with what would fit.
     pub fn new(
         config: &TrainConfig,
         model: &Decoder,
@@ -96,7 +86,9 @@ impl Forecast {
             let limits = Limits::current()?;
             let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
             let fitting = training.proposals(&fits)?;
-            return Err(Refusal { limit, estimate, fitting }.into());
+            let fitting = fitting.into_iter().map(|(change, estimate)| (change, estimate.rank())).collect();
+            let (predicted, n_ranks) = (needs(&estimate), settings.ranks);
+            return Err(NotEnoughMemory { limit, predicted, n_ranks, fitting }.into());
         }
         let mut saved = 0;
         if config.train.recompute != Recompute::None {
@@ -295,32 +287,4 @@ fn needs(estimate: &Estimate) -> String {
         n => format!(", {} for all {n}", readable(estimate.machine())),
     };
     format!("{} a rank{ranks} ({})", readable(estimate.rank()), parts.join(", "))
-}
-
-impl Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "not enough memory to train: {}\n  predicted: {}", self.limit, needs(&self.estimate))?;
-        match self.fitting.as_slice() {
-            [] => write!(
-                f,
-                "\n  no smaller batch and no placement on {} rank(s) fits",
-                self.estimate.settings.ranks
-            )?,
-            fitting => {
-                write!(f, "\n  what would fit:")?;
-                for (what, estimate) in fitting {
-                    write!(f, "\n    {what} ({} a rank)", readable(estimate.rank()))?;
-                }
-            }
-        }
-        write!(f, "\n  `memory_check: false` starts all the same")
-    }
-}
-
-impl std::error::Error for Refusal {}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Error {
-        Error::Memory(Box::new(refusal))
-    }
 }

@@ -2,8 +2,8 @@
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 
-use super::{Estimate, readable};
-use crate::error::{Error, Result};
+use super::Estimate;
+use crate::error::{Error, Limit, Result};
 
 /// The limits that hold for this process and its like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +16,6 @@ pub struct Limits {
     pub address_space: Option<(u64, u64)>,
     /// RLIMIT_DATA, and what of it is in use.
     pub data: Option<(u64, u64)>,
-}
-
-/// A limit that a training would not keep.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// What it is called, and of what.
-    pub name: &'static str,
-    /// The bytes that it allows.
-    pub allows: u64,
-    /// The bytes that would be needed of it.
-    pub needs: u64,
 }
 
 impl Limits {
@@ -67,12 +56,6 @@ impl Limits {
         }
         let broken = limits.into_iter().find(|(_, allows, needs)| needs > allows);
         broken.map(|(name, allows, needs)| Limit { name, allows, needs })
-    }
-}
-
-impl std::fmt::Display for Limit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} needed, but {} is {}", readable(self.needs), self.name, readable(self.allows))
     }
 }
 

@@ -16,10 +16,11 @@ mod states;
 #[cfg(test)]
 mod tests;
 
+pub use crate::error::{Limit, NotEnoughMemory, readable};
 pub use activations::{DryRun, MicroBatch, Pass, StepShape, decoder_step, dry_run};
 pub use deepspeed::{zero2, zero3};
-pub use forecast::{Forecast, Refusal, Training, program_bytes};
-pub use limits::{Limit, Limits};
+pub use forecast::{Forecast, Training, program_bytes};
+pub use limits::Limits;
 pub use size::ModelSize;
 pub use states::model_states;
 
@@ -200,12 +201,4 @@ pub fn estimate(size: &ModelSize, settings: Settings, step: Option<&DryRun>, pro
         }
     }
     Estimate { settings, parts, complete: step.is_some() }
-}
-
-/// A size as people read it: decimal megabytes or gigabytes.
-pub fn readable(bytes: u64) -> String {
-    match bytes {
-        0..10_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),
-        _ => format!("{:.1} GB", bytes as f64 / 1e9),
-    }
 }

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::LossScale;
+use crate::error::ScaleAtMinimum;
 
 /// The scale of the loss and its history.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,37 +39,6 @@ pub enum Verdict {
         /// The line for the log.
         line: String,
     },
-}
-
-/// The scale cannot fall any further.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error(
-    "gradients overflow although the loss scale is at its minimum ({scale}){}; the training diverges: lower learning_rate, \
-     write bf16: true instead of fp16, or lower fp16.min_loss_scale", self.suffix()
-)]
-pub struct ScaleAtMinimum {
-    /// The scale.
-    pub scale: f64,
-    /// Where the first value that is not finite was found, such as a unit and a parameter, if somebody looked.
-    pub found_in: Option<String>,
-}
-
-impl From<ScaleAtMinimum> for crate::Error {
-    fn from(error: ScaleAtMinimum) -> crate::Error {
-        crate::Error::LossScale(Box::new(error))
-    }
-}
-
-impl ScaleAtMinimum {
-    /// Names where the first value that is not finite was found.
-    #[must_use]
-    pub fn found_in(self, place: impl Into<String>) -> Self {
-        ScaleAtMinimum { found_in: Some(place.into()), ..self }
-    }
-
-    fn suffix(&self) -> String {
-        self.found_in.as_ref().map(|place| format!(", first in {place}")).unwrap_or_default()
-    }
 }
 
 impl LossScaler {
@@ -238,5 +208,6 @@ mod tests {
                         true instead of fp16, or lower fp16.min_loss_scale";
         assert_eq!(found, expected);
         assert!(error.to_string().contains("minimum (1); the training"), "{error}");
+        assert!(matches!(crate::Error::from(error), crate::Error::LossScale(cause) if cause.scale == 1.0));
     }
 }

@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
 use crate::shard::ParamGroup;
 
-pub use loss_scale::{LossScaler, LossScalerState, ScaleAtMinimum, Verdict};
+pub use crate::error::ScaleAtMinimum;
+pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
 pub use optimizer::Stepped;
 pub(crate) use optimizer::{Optimizer, OptimizerConfig};

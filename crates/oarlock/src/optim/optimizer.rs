@@ -34,11 +34,6 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Two groups of these numbers, of which the second does not decay.
-    pub fn param_groups(&self, lr: f64) -> Vec<ParamGroup> {
-        [self.weight_decay, 0.0].map(|weight_decay| ParamGroup { rule: self.rule, lr, weight_decay }).to_vec()
-    }
-
     /// What a parameter is to the optimizer: embeddings and the head are no hidden matrices.
     pub fn role(param: &NamedParam) -> Role {
         let outer = ["embed", "lm_head"].iter().any(|word| param.name.contains(word));

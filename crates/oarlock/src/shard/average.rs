@@ -5,6 +5,7 @@ use oarlock_comm::Scalar;
 use crate::error::Result;
 use crate::shard::column::Column;
 use crate::shard::group::Group;
+use crate::shard::layout::runs;
 use crate::shard::passes::Core;
 
 /// Elements that are averaged at once.
@@ -29,14 +30,13 @@ impl Core {
         let n = comm.world_size() as f64;
         let mut values = Vec::new();
         for (index, param) in group.layout.params().iter().enumerate() {
-            let held = column.at(index, &param.range());
-            for first in held.clone().step_by(CHUNK) {
-                values.resize(held.end.min(first + CHUNK) - first, 0.0f32);
-                column.read(first, &mut values)?;
+            for run in runs(column.at(index, &param.range()), CHUNK) {
+                values.resize(run.len(), 0.0f32);
+                column.read(run.start, &mut values)?;
                 let mut sums: Vec<f64> = values.iter().copied().map(f64::from).collect();
                 comm.all_reduce_f64(&mut sums, Scalar::Sum)?;
                 values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / n) as f32);
-                column.write(&self.device, first, &values)?;
+                column.write(&self.device, run.start, &values)?;
             }
         }
         Ok(())

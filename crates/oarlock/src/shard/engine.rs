@@ -15,12 +15,13 @@ use oarlock_tensor::{Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
-use crate::shard::group::{Grads, GroupBuilder, Home, Kind, Weights, offload_file};
-use crate::shard::layout::BLOCK;
+use crate::shard::group::{Grads, GroupBuilder, Kind, Weights, offload_file};
+use crate::shard::layout::{BLOCK, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
+use crate::shard::reduce::Home;
 use crate::shard::source::WeightSource;
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
@@ -158,8 +159,7 @@ impl Engine {
                 if !source.has(&param.name) {
                     continue;
                 }
-                for start in part.clone().step_by(CHUNK) {
-                    let flat = start..part.end.min(start + CHUNK);
+                for flat in runs(part, CHUNK) {
                     let elements = flat.start - param.place.first..flat.end - param.place.first;
                     values.resize(flat.len(), 0.0f32);
                     source.read(
@@ -452,8 +452,7 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn read_state(&self, slice: &Slice, out: &mut [f32]) -> Result<()> {
-        let found = self.core.groups.iter().find_map(|group| group.state.find(slice));
-        let (column, range) = found.ok_or_else(|| state::not_here(slice))?;
+        let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
         column.read(range.start, out)
     }
 
@@ -462,8 +461,8 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn write_state(&mut self, slice: &Slice, values: &[f32]) -> Result<()> {
-        let groups: Vec<_> = self.core.groups.iter().map(|group| &group.state).collect();
-        state::write(&groups, &self.core.device, slice, values)
+        let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
+        column.write(&self.core.device, range.start, values)
     }
 
     /// After all state was written: working copies from master weights, and the number of steps done.

@@ -4,21 +4,17 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
-use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, GradSlot, Init, ParamHome, ParamLocation, Result as TensorResult,
-    Tensor,
-};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation};
 
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::column::{Column, Store};
-use crate::shard::layout::{BLOCK, Grain, Layout};
+use crate::shard::layout::{BLOCK, Grain, Layout, runs};
 use crate::shard::mesh::Mesh;
-use crate::shard::passes::Core;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::state::{GroupState, MASTER};
 
@@ -313,40 +309,12 @@ fn span((file, end): &mut (Arc<File>, u64), bytes: usize) -> Result<Store> {
 /// Cuts what the ranks own into reductions of at most `bucket` elements.
 fn cut(ranges: &[Range<usize>], n_elems: usize, bucket: usize) -> Result<Vec<Ownership>> {
     let mut buckets = Vec::new();
-    for first in (0..n_elems).step_by(bucket) {
-        let end = n_elems.min(first.saturating_add(bucket));
+    for Range { start, end } in runs(0..n_elems, bucket) {
         let inside = |range: &Range<usize>| {
-            let part = range.start.clamp(first, end)..range.end.clamp(first, end);
+            let part = range.start.clamp(start, end)..range.end.clamp(start, end);
             if part.is_empty() { Vec::new() } else { vec![part] }
         };
         buckets.push(Ownership::new(ranges.iter().map(inside).collect())?);
     }
     Ok(buckets)
-}
-
-/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
-pub(super) struct Home {
-    pub core: Weak<Core>,
-    pub group: usize,
-    pub params: Arc<FlatParams>,
-}
-
-impl ParamHome for Home {
-    fn weight(&self, index: usize) -> TensorResult<Tensor> {
-        self.params.weight(index)
-    }
-
-    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
-        if self.params.trainable(index)
-            && self.params.grads().is_none()
-            && let Some(core) = self.core.upgrade()
-        {
-            core.open_slot(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
-        }
-        self.params.grad(index)
-    }
-
-    fn trainable(&self, index: usize) -> bool {
-        self.params.trainable(index)
-    }
 }

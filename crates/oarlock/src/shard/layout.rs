@@ -20,6 +20,12 @@ pub const BLOCK: usize = oarlock_tensor::ops::update::NORM_BLOCK;
 /// Parameters start at multiples of this many elements: 64 bytes in f32.
 const ALIGN: usize = 16;
 
+/// A range in runs of at most `most` elements.
+pub(crate) fn runs(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(most).map(move |start| start..end.min(start.saturating_add(most)))
+}
+
 /// One parameter in a group's flat buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutParam {
@@ -138,10 +144,8 @@ impl Layout {
     ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
         let (whole, most) = (self.grain == Grain::Parameters, most.max(1));
         let cut = move |(param, part): (usize, Range<usize>)| {
-            let step = if whole { part.len() } else { most };
-            part.clone()
-                .step_by(step)
-                .map(move |start| (param, start..part.end.min(start.saturating_add(step))))
+            let most = if whole { part.len() } else { most };
+            runs(part, most).map(move |run| (param, run))
         };
         let step = Rc::new(step);
         let taken = step.clone();

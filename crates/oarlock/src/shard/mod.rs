@@ -23,6 +23,7 @@ mod step;
 mod tests;
 
 pub use engine::{Engine, GradNorm, Resident};
+pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{SeededInit, WeightSource};

@@ -1,25 +1,26 @@
 //! How gradients become sums over the ranks: unit by unit during the backward pass where they are sharded, all before the
 //! step where they are whole.
 
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
 use oarlock_comm::Region;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, FlatBuffer, Store};
+use oarlock_tensor::{
+    DType, FlatBuffer, FlatParams, GradSlot, ParamHome, Result as TensorResult, Store, Tensor,
+};
 
 use crate::error::Result;
 use crate::shard::group::{Grads, Group};
+use crate::shard::layout::runs;
 use crate::shard::order::{ready, settle};
 use crate::shard::passes::{Core, PassState};
 use crate::shard::placement::Placement;
 
 impl Core {
     /// A place for the gradients of a group, which an op is about to write.
-    pub(super) fn open_slot(&self, index: usize) -> Result<()> {
-        let mut pass = self.pass();
-        self.open_slot_in(&mut pass, index)
-    }
-
-    fn open_slot_in(&self, pass: &mut PassState, index: usize) -> Result<()> {
+    fn open_slot(&self, pass: &mut PassState, index: usize) -> Result<()> {
         if pass.groups[index].slot.is_none() && matches!(self.groups[index].grads, Grads::Sharded { .. }) {
             let group = &self.groups[index];
             let slot = pass.slots.take(group.layout.n_elems() * 4)?;
@@ -33,7 +34,7 @@ impl Core {
     pub(super) fn reduce(&self, pass: &mut PassState, index: usize) -> Result<()> {
         let group = &self.groups[index];
         let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
-        self.open_slot_in(pass, index)?;
+        self.open_slot(pass, index)?;
         pass.groups[index].note_touched(&group.params);
         group.params.zero_untouched()?;
         let here = &mut pass.groups[index];
@@ -52,43 +53,40 @@ impl Core {
     /// Each owner receives the sums of its elements.
     fn reduce_scatter(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
         let shard = &self.mesh.shard;
-        let Some(staging) = &self.staging else {
-            for bucket in &group.buckets {
-                shard.reduce_scatter(region, DType::F32, bucket, ready(flat))?.wait()?;
-            }
-            return Ok(());
-        };
-        let dtype = self.options.reduce_dtype;
-        let all = 0..group.layout.n_elems();
-        let (full, half) =
-            (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all.clone() });
-        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
-        for bucket in &group.buckets {
-            shard.reduce_scatter(&staging.region, dtype, bucket, ready(&staging.flat))?.wait()?;
-        }
         let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
-        let (full, half) = (Part { flat, range: owned.clone() }, Part { flat: &staging.flat, range: owned });
-        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+        self.in_reduce_dtype(group, region, flat, owned, &|region, dtype, flat| {
+            group.buckets.iter().try_for_each(|bucket| {
+                Ok(shard.reduce_scatter(region, dtype, bucket, ready(flat))?.wait()?)
+            })
+        })
     }
 
     /// Each rank receives the sums of all elements.
     fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
-        let shard = &self.mesh.shard;
-        let (all, bucket) = (0..group.layout.n_elems(), self.options.reduce_bucket_elems);
-        let end = all.end;
-        let chunks = all.clone().step_by(bucket).map(|first| first..end.min(first.saturating_add(bucket)));
-        let Some(staging) = &self.staging else {
-            for chunk in chunks {
-                shard.all_reduce(region, DType::F32, chunk, ready(flat))?.wait()?;
-            }
-            return Ok(());
-        };
+        let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
+        self.in_reduce_dtype(group, region, flat, 0..end, &|region, dtype, flat| {
+            runs(0..end, bucket).try_for_each(|chunk| {
+                Ok(self.mesh.shard.all_reduce(region, dtype, chunk, ready(flat))?.wait()?)
+            })
+        })
+    }
+
+    /// Sums gradients in the dtype in which they travel; the elements `summed` come back from it.
+    fn in_reduce_dtype(
+        &self,
+        group: &Group,
+        region: &Region,
+        flat: &FlatBuffer,
+        summed: Range<usize>,
+        sum: &dyn Fn(&Region, DType, &FlatBuffer) -> Result<()>,
+    ) -> Result<()> {
+        let Some(staging) = &self.staging else { return sum(region, DType::F32, flat) };
         let dtype = self.options.reduce_dtype;
-        let (full, half) = (Part { flat, range: all.clone() }, Part { flat: &staging.flat, range: all });
+        let range = 0..group.layout.n_elems();
+        let (full, half) = (Part { flat, range: range.clone() }, Part { flat: &staging.flat, range });
         transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
-        for chunk in chunks {
-            shard.all_reduce(&staging.region, dtype, chunk, ready(&staging.flat))?.wait()?;
-        }
+        sum(&staging.region, dtype, &staging.flat)?;
+        let (full, half) = (Part { range: summed.clone(), ..full }, Part { range: summed, ..half });
         Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
     }
 
@@ -129,5 +127,33 @@ impl Core {
     /// As [`Core::reduce_all`] for a rank that steps by itself: what no backward pass has touched has a zero gradient.
     pub fn complete_all(&self) -> Result<()> {
         self.groups.iter().try_for_each(|group| Ok(group.params.zero_untouched()?))
+    }
+}
+
+/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
+pub(super) struct Home {
+    pub core: Weak<Core>,
+    pub group: usize,
+    pub params: Arc<FlatParams>,
+}
+
+impl ParamHome for Home {
+    fn weight(&self, index: usize) -> TensorResult<Tensor> {
+        self.params.weight(index)
+    }
+
+    fn grad(&self, index: usize) -> TensorResult<Option<GradSlot>> {
+        if self.params.trainable(index)
+            && self.params.grads().is_none()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.open_slot(&mut core.pass(), self.group)
+                .map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+        }
+        self.params.grad(index)
+    }
+
+    fn trainable(&self, index: usize) -> bool {
+        self.params.trainable(index)
     }
 }

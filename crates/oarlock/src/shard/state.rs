@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, Device, Shape};
+use oarlock_tensor::{DType, Shape};
 
 use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
@@ -169,7 +169,7 @@ impl Snapshot {
     /// # Errors
     /// When it is not on this rank, or cannot be read.
     pub fn read(&self, slice: &Slice, out: &mut [f32]) -> Result<()> {
-        let (column, range) = self.find(slice)?;
+        let (column, range) = find(&self.groups, slice)?;
         column.read(range.start, out)
     }
 
@@ -178,7 +178,7 @@ impl Snapshot {
     /// # Errors
     /// When it is not on this rank, cannot be read, or `write` fails.
     pub fn with_bytes(&self, slice: &Slice, write: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
-        let (column, range) = self.find(slice)?;
+        let (column, range) = find(&self.groups, slice)?;
         let failed = |error| Error::io("write", "the slices of a checkpoint")(error);
         if let (Store::Memory(flat), DType::F32) = (&column.store, column.dtype) {
             let show = |values: &[f32]| write(bytemuck::cast_slice(values));
@@ -197,26 +197,18 @@ impl Snapshot {
     pub fn release(&mut self, unit: usize) {
         self.guards[unit] = None;
     }
-
-    fn find(&self, slice: &Slice) -> Result<(&Column, Range<usize>)> {
-        self.groups.iter().find_map(|group| group.find(slice)).ok_or_else(|| not_here(slice))
-    }
 }
 
-/// A slice that belongs to another rank.
-pub(super) fn not_here(slice: &Slice) -> Error {
-    let Slice { kind, name, elements, .. } = slice;
-    Error::Usage(format!("elements {elements:?} of {kind} of \"{name}\" are not on this rank"))
-}
-
-/// Writes values into a slice.
-pub(super) fn write(
-    groups: &[&Arc<GroupState>],
-    device: &Device,
+/// The column of a slice that one of these groups holds, and the slice's place in it.
+///
+/// # Errors
+/// When the slice belongs to another rank.
+pub(super) fn find<'a>(
+    groups: impl IntoIterator<Item = &'a Arc<GroupState>>,
     slice: &Slice,
-    values: &[f32],
-) -> Result<()> {
-    let found = groups.iter().find_map(|group| group.find(slice));
-    let (column, range) = found.ok_or_else(|| not_here(slice))?;
-    column.write(device, range.start, values)
+) -> Result<(&'a Column, Range<usize>)> {
+    groups.into_iter().find_map(|group| group.find(slice)).ok_or_else(|| {
+        let Slice { kind, name, elements, .. } = slice;
+        Error::Usage(format!("elements {elements:?} of {kind} of \"{name}\" are not on this rank"))
+    })
 }

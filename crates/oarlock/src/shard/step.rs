@@ -11,6 +11,7 @@ use oarlock_tensor::{Device, FlatBuffer};
 use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
+use crate::shard::layout::runs;
 use crate::shard::passes::Core;
 
 /// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
@@ -249,8 +250,7 @@ impl Core {
     pub fn refresh_working_copy(&self, device: &Device, group: &Group) -> Result<()> {
         let Some(master) = &group.state.master else { return Ok(()) };
         let mut values = Vec::new();
-        for start in group.state.updated.clone().step_by(CHUNK) {
-            let flat = start..group.state.updated.end.min(start + CHUNK);
+        for flat in runs(group.state.updated.clone(), CHUNK) {
             values.resize(flat.len(), 0.0f32);
             master.read(master.at(0, &flat).start, &mut values)?;
             group.state.weights.write(device, group.state.weights.at(0, &flat).start, &values)?;

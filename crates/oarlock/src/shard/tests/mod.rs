@@ -80,7 +80,7 @@ fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule)
 
 /// The numbers of the two parameter groups of a training.
 fn numbers(rule: Rule) -> Vec<ParamGroup> {
-    OptimizerConfig { rule, weight_decay: 0.1, ..OptimizerConfig::default() }.param_groups(1e-2)
+    [0.1, 0.0].map(|weight_decay| ParamGroup { rule, lr: 1e-2, weight_decay }).to_vec()
 }
 
 fn step(engine: &mut Engine) -> f64 {

@@ -93,12 +93,8 @@ impl Loss for ObjectiveLoss {
         &self.loss
     }
 
-    fn weight(&self) -> f64 {
-        self.weight
-    }
-
-    fn is_sum(&self) -> bool {
-        true
+    fn weight(&self) -> Option<f64> {
+        Some(self.weight)
     }
 }
 

@@ -1,0 +1,261 @@
+//! The handle of a training loop: one rank of a run, and what everything that it prepared has in common.
+
+use std::fmt::Arguments;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oarlock_comm::{Communicator, Scalar};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par};
+
+use super::config::{AcceleratorConfig, DevicePlacement, GradientAccumulation};
+use super::deepspeed_plugin::Plugins;
+use super::environment;
+use super::gradient_state::GradientState;
+use super::hooks::Hooks;
+use super::loaders::{Loaders, Seen};
+use super::prepared_state::PreparedState;
+use super::stateful::Stateful;
+use super::trackers::Trackers;
+use crate::error::{Error, Result};
+use crate::nested::Nested;
+use crate::rank;
+use crate::shard::Options;
+
+/// The seed where none is given.
+const SEED: u64 = 42;
+
+/// One rank of a training run. Cloning gives another handle to the same rank.
+#[derive(Clone)]
+pub struct Accelerator {
+    pub(super) comm: Communicator,
+    pub(super) device: Device,
+    pub(super) options: Options,
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// A function that is called with the folder of a checkpoint.
+pub(super) type Hook = dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync;
+
+/// What everything that an accelerator prepared has in common.
+pub(crate) struct Inner {
+    pub comm: Communicator,
+    pub device: Device,
+    pub config: AcceleratorConfig,
+    pub plugins: Arc<Plugins>,
+    /// The micro-batches of a step that a DeepSpeed configuration asks for; 0: what the accelerator was told.
+    num_steps: AtomicUsize,
+    gradients: Mutex<GradientState>,
+    loaders: Mutex<Loaders>,
+    /// The micro-batch that runs; 0 outside of any.
+    pub micro_batch: AtomicU64,
+    pub n_micro_batches: AtomicU64,
+    models: Mutex<Vec<Arc<PreparedState>>>,
+    /// What checkpoints keep besides, by what it is.
+    stateful: Mutex<Vec<(&'static str, Arc<dyn Stateful>)>>,
+    /// Raised by `set_trigger` until the next check.
+    pub trigger: AtomicBool,
+    /// Nothing is global: another accelerator of the process has a seed of its own.
+    pub seed: AtomicU64,
+    pub seed_is_device_specific: AtomicBool,
+    /// The number of the next checkpoint of the project.
+    pub save_iteration: AtomicU64,
+    pub before_save: Hooks<Hook>,
+    pub before_load: Hooks<Hook>,
+    pub trackers: Mutex<Trackers>,
+}
+
+impl Inner {
+    /// Where the loop stands in its window; locked for a moment only.
+    pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
+        // Numbers, whole at every moment.
+        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what a loader does, and what the loop knows of its batch then.
+    pub fn with_loaders<R>(&self, note: impl FnOnce(&mut Loaders) -> R) -> R {
+        // Lists of numbers, whole at every moment.
+        let mut loaders = self.loaders.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = note(&mut loaders);
+        let Seen { is_last, rows, real } = loaders.seen();
+        let mut gradients = self.gradients();
+        (gradients.end_of_dataloader, gradients.rows, gradients.real) = (is_last, rows, real);
+        result
+    }
+
+    /// How micro-batches make a step.
+    pub fn accumulation(&self) -> GradientAccumulation {
+        match self.num_steps.load(Relaxed) {
+            0 => self.config.gradient_accumulation,
+            num_steps => GradientAccumulation { num_steps, ..self.config.gradient_accumulation },
+        }
+    }
+
+    /// Makes a step of so many micro-batches.
+    pub fn set_num_steps(&self, num_steps: usize) {
+        self.num_steps.store(num_steps, Relaxed);
+    }
+
+    /// The models that were prepared, in their order.
+    pub fn models(&self) -> Vec<Arc<PreparedState>> {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What checkpoints keep besides, by what it is, in the order in which it came.
+    pub fn stateful(&self) -> Vec<(&'static str, Arc<dyn Stateful>)> {
+        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has checkpoints keep it.
+    pub fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
+        self.stateful.lock().unwrap_or_else(PoisonError::into_inner).push((what, part));
+    }
+
+    /// Brings the tensors of a value to this rank's device, unless the loop does that.
+    pub fn placed<I: Nested>(&self, value: &I) -> Result<I> {
+        value.map_tensors(&mut |tensor| match self.config.device_placement {
+            DevicePlacement::Automatic => Ok(tensor.to_device(&self.device)?),
+            DevicePlacement::ByHand => Ok(tensor.clone()),
+        })
+    }
+
+    /// Releases everything that was prepared.
+    pub fn forget(&self) {
+        // Taken out first: what is dropped here may look at these lists.
+        let models = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
+        let stateful = std::mem::take(&mut *self.stateful.lock().unwrap_or_else(PoisonError::into_inner));
+        drop((models, stateful));
+        *self.gradients() = GradientState::default();
+    }
+
+    pub fn add_model(&self, state: Arc<PreparedState>) {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(state);
+    }
+}
+
+impl Accelerator {
+    /// The rank that this thread is ([`distributed::spawn`](crate::distributed::spawn)), or that the environment makes
+    /// of this process: one of a group that was launched, or a world of one. A second accelerator shares the group.
+    ///
+    /// What `accelerate launch` says counts: `ACCELERATE_MIXED_PRECISION` where `config` names no precision, FSDP's variables
+    /// where it divides nothing of its own, and, as in the original, `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` even where it
+    /// names a number of steps.
+    ///
+    /// # Errors
+    /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
+    pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
+        let comm = rank::join()?;
+        let config = environment::apply(config, comm.world_size())?;
+        Accelerator::over(comm, &config)
+    }
+
+    /// A rank over a communicator that exists already, such as one of `oarlock_comm::shm::threads`.
+    ///
+    /// # Errors
+    /// As [`Accelerator::new`].
+    pub fn over(comm: Communicator, config: &AcceleratorConfig) -> Result<Accelerator> {
+        let isa = match config.cpu_path {
+            None => Isa::detect(),
+            Some(path) => Isa::force(path).ok_or_else(|| {
+                let found: Vec<_> = Isa::available().into_iter().map(|isa| isa.path().to_string()).collect();
+                Error::Usage(format!("this CPU cannot run the path {path}; it can run {}", found.join(", ")))
+            })?,
+        };
+        let threads = match config.threads {
+            Some(n) => n,
+            None => rank::default_threads(&comm),
+        };
+        let device = Device::open(config.device, isa, Par::threads(threads)?);
+        let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
+        Accelerator::build(comm, device, config, plugins)
+    }
+
+    pub(super) fn build(
+        comm: Communicator,
+        device: Device,
+        config: &AcceleratorConfig,
+        plugins: Arc<Plugins>,
+    ) -> Result<Accelerator> {
+        let mut options = config.shard.clone();
+        options.dtype = config.mixed_precision.unwrap_or(options.dtype);
+        options.check(comm.world_size())?;
+        let inner = Inner {
+            comm: comm.clone(),
+            device: device.clone(),
+            config: config.clone(),
+            plugins,
+            num_steps: AtomicUsize::new(0),
+            gradients: Mutex::default(),
+            loaders: Mutex::default(),
+            micro_batch: AtomicU64::new(0),
+            n_micro_batches: AtomicU64::new(0),
+            models: Mutex::default(),
+            stateful: Mutex::default(),
+            trigger: AtomicBool::new(false),
+            seed: AtomicU64::new(config.seed.unwrap_or(SEED)),
+            seed_is_device_specific: AtomicBool::new(false),
+            save_iteration: AtomicU64::new(config.project.iteration),
+            before_save: Hooks::default(),
+            before_load: Hooks::default(),
+            trackers: Mutex::default(),
+        };
+        Ok(Accelerator { comm, device, options, inner: Arc::new(inner) })
+    }
+
+    /// The number of this process, from 0.
+    pub fn process_index(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of processes.
+    pub fn num_processes(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// Whether this is process 0.
+    pub fn is_main_process(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The process group.
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The dtype of the arithmetic; with DeepSpeed plugins that of the active one.
+    pub fn dtype(&self) -> DType {
+        self.inner.plugins.dtype().unwrap_or(self.options.dtype)
+    }
+
+    /// The sum of each value over all ranks.
+    ///
+    /// # Errors
+    /// When a rank failed, or the ranks gave different numbers of values.
+    #[track_caller]
+    pub fn reduce_sum(&self, values: &mut [f64]) -> Result<()> {
+        Ok(self.comm.all_reduce_f64(values, Scalar::Sum)?)
+    }
+
+    /// Waits until all ranks are here.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    #[track_caller]
+    pub fn wait_for_everyone(&self) -> Result<()> {
+        Ok(self.comm.barrier()?)
+    }
+
+    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
+    pub fn print(&self, line: Arguments<'_>) {
+        if self.is_main_process() {
+            let _ = writeln!(std::io::stdout(), "{line}");
+        }
+    }
+}
