@@ -127,7 +127,9 @@ impl Job {
     /// Whether one process is all of the run, and needs nobody around it.
     fn is_alone(&self) -> bool {
         let launch = &self.launch;
-        launch.place(0, 0).world_size() == 1 && launch.restarts.max == 0 && launch.output == Output::default()
+        launch.worker(0, 0).world_size() == 1
+            && launch.restarts.max == 0
+            && launch.output == Output::default()
     }
 }
 
@@ -182,7 +184,7 @@ fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Err
 
 /// How many ranks a launch starts.
 pub(crate) fn would_start(launch: &Launch) -> String {
-    let first = launch.place(0, 0);
+    let first = launch.worker(0, 0);
     format!("would start {} rank(s) on {} machine(s)", first.world_size(), first.local_ranks.len())
 }
 
@@ -192,12 +194,12 @@ const SHOWN: usize = 256;
 /// The environment of each rank of each machine, given the launch of a machine: what all have in common, then what
 /// differs. Of very many ranks, the first ones.
 pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
-    let first = launch_of(0).place(0, 0);
+    let first = launch_of(0).worker(0, 0);
     let mut all = Vec::new();
     for (node, local_ranks) in first.local_ranks.iter().enumerate() {
         let launch = launch_of(node);
         let left = SHOWN.saturating_sub(all.len());
-        let places = (0..*local_ranks).take(left).map(|local| launch.place(node, local));
+        let places = (0..*local_ranks).take(left).map(|local| launch.worker(node, local));
         all.extend(places.map(|place| (environment::variables(&launch, &place), place)));
         if all.len() == SHOWN {
             break;

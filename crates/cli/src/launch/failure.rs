@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 use oarlock::launch::Memory;
 use oarlock_comm::{Ended, Exit, signal_name};
 
+use super::hostname;
 use super::logs::{ErrorFile, Message};
 
 /// The failure of a rank.
@@ -96,11 +97,6 @@ fn row(memory: &Memory, number: usize, failure: &Failure, out: &mut String) {
     if let Some(cause) = memory.explain(&failure.end) {
         line("likely", cause);
     }
-}
-
-/// The name of this machine.
-pub(super) fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// `2026-11-20 18:34:02Z`.

@@ -4,7 +4,6 @@
 pub mod agents;
 mod cores;
 pub use oarlock::launch::devices;
-mod elastic;
 pub mod environment;
 mod failure;
 mod lines;
@@ -38,4 +37,9 @@ pub fn is_our_rank() -> bool {
 pub fn restarts_of_this_rank() -> u32 {
     let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok().filter(|_| is_our_rank());
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+/// The name of this machine.
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

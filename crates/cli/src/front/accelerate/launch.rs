@@ -16,7 +16,7 @@ use crate::console::{Failure, Outcome, say};
 use crate::front::job::{Job, Program};
 use crate::front::script::{self, Call, Script};
 use crate::launch::devices::Devices;
-use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts, Streams};
+use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts};
 use crate::launch::{self, Launch};
 
 use super::launch_flags::LAUNCH;
@@ -119,7 +119,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         problems.push(problem.help("a module is run by Python"));
     }
     let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
-    let machines = launch.place(0, 0).local_ranks.len();
+    let machines = launch.worker(0, 0).local_ranks.len();
     let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
     let several = machines > 1 && strategy.kind == Kind::DeepSpeed;
     starters(&all, several.then_some(&command), &mut notes, &mut problems);
@@ -233,34 +233,12 @@ fn surroundings(all: &Settings, launch: &mut Launch, problems: &mut Problems) {
         launch.binding = Binding::Share;
     }
     let tee = all.text("tee").unwrap_or_default();
-    let tee =
-        streams(&tee).unwrap_or_else(|| {
-            let message = format!("`{tee}` says no streams");
-            problems.push(all.problem(message, &["tee"]).help(
-                "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1",
-            ));
-            PerRank::default()
-        });
+    let tee = PerRank::parse(&tee).unwrap_or_else(|| {
+        let help = "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1";
+        problems.push(all.problem(format!("`{tee}` says no streams"), &["tee"]).help(help));
+        PerRank::default()
+    });
     launch.output = Output { log_dir: all.text("log_dir").map(Into::into), tee, ..Output::default() };
-}
-
-/// `3`, or `0:3,1:1`.
-fn streams(text: &str) -> Option<PerRank> {
-    let one = |text: &str| match text.trim() {
-        "0" => Some(Streams::default()),
-        "1" => Some(Streams { out: true, err: false }),
-        "2" => Some(Streams { out: false, err: true }),
-        "3" => Some(Streams { out: true, err: true }),
-        _ => None,
-    };
-    if !text.contains(':') {
-        return Some(PerRank { all: one(text)?, ranks: Vec::new() });
-    }
-    let pair = |part: &str| {
-        let (rank, streams) = part.split_once(':')?;
-        Some((rank.trim().parse().ok()?, one(streams)?))
-    };
-    Some(PerRank { all: Streams::default(), ranks: text.split(',').map(pair).collect::<Option<_>>()? })
 }
 
 /// OMP_NUM_THREADS of a program: what is said, what the environment says, on the CPU the share of the cores, else one.

@@ -11,7 +11,7 @@ use crate::config::{MOST_RANKS, Problem, Problems};
 use crate::launch::Launch;
 use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
-use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts, Streams};
+use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts};
 
 /// Looks up a variable.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -189,29 +189,10 @@ fn conf(settings: &Settings, read: Read) -> Result<Vec<(String, String)>, Proble
     Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
 }
 
-/// `3`, or `0:1,1:2` by local rank.
+/// The streams that a flag names.
 fn streams(settings: &Settings, name: &str) -> Result<PerRank, Problem> {
     let text = settings.text(name).unwrap_or_default();
-    let number = |text: &str| match text.trim() {
-        "0" => Some(Streams { out: false, err: false }),
-        "1" => Some(Streams { out: true, err: false }),
-        "2" => Some(Streams { out: false, err: true }),
-        "3" => Some(Streams { out: true, err: true }),
-        _ => None,
-    };
-    let pair = |pair: &str| {
-        let (rank, streams) = pair.split_once(':')?;
-        Some((rank.trim().parse().ok()?, number(streams)?))
-    };
-    let read = match text.contains(':') {
-        false => number(&text).map(|all| PerRank { all, ranks: Vec::new() }),
-        true => {
-            let ranks: Option<Vec<_>> = text.split(',').map(pair).collect();
-            // Of a rank that stands twice the last counts.
-            ranks.map(|ranks| PerRank { all: Streams::default(), ranks: ranks.into_iter().rev().collect() })
-        }
-    };
-    read.ok_or_else(|| {
+    PerRank::parse(&text).ok_or_else(|| {
         let flag = name.replace('_', "-");
         settings
             .problem(format!("`--{flag} {text}` names no streams"), &[name])

@@ -54,7 +54,7 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     let said = (!launch::is_our_rank()).then(|| {
         let place = parsed.settings.get("nproc_per_node").place().cloned();
         let place = place.unwrap_or_else(|| words.place(words.len()));
-        let ranks = launch.place(0, 0).world_size().to_string();
+        let ranks = launch.worker(0, 0).world_size().to_string();
         Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &place)] }
     });
     Job::new(again, launch, script, said.into_iter().collect(), &parsed)

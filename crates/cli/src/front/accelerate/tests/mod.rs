@@ -107,5 +107,5 @@ impl Site {
 
 /// The variables of a rank of this machine.
 fn variables(resolved: &Resolved, rank: usize) -> Vec<(String, String)> {
-    environment::variables(&resolved.launch, &resolved.launch.place(0, rank))
+    environment::variables(&resolved.launch, &resolved.launch.worker(0, rank))
 }
