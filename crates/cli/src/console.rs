@@ -13,13 +13,16 @@ pub(crate) enum Failure {
     Error(Error),
     /// Everything that is wrong with what was written.
     Problems(Problems),
-    /// Already told; this is the exit code.
-    Told(u8),
+    /// Already reported; this is the exit code.
+    Reported(u8),
 }
 
 impl<E: Into<Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Error(error.into())
+        match error.into() {
+            Error::Library(oarlock::Error::Config(problems)) => Failure::Problems(problems),
+            error => Failure::Error(error),
+        }
     }
 }
 
@@ -30,7 +33,7 @@ pub(crate) type Outcome = Result<(), Failure>;
 pub(crate) fn exit(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Told(code)) => ExitCode::from(code),
+        Err(Failure::Reported(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
             tell(&render(&problems, colour, width));
@@ -47,7 +50,7 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
 pub(crate) fn say(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Reported(0)),
         result => Ok(result.map_err(Error::io("write to", "standard output"))?),
     }
 }

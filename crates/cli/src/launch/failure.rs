@@ -40,14 +40,6 @@ impl Failure {
         }
     }
 
-    /// The exit code of a process that passes this failure on, as a shell does.
-    pub fn exit_code(&self) -> u8 {
-        match self.end.exit {
-            Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
-            Exit::Signal(signal) => 128 | u8::try_from(signal & 0x7f).unwrap_or(0),
-        }
-    }
-
     /// By when it can have been the first: never, if the launcher ended the rank and it says nothing else.
     pub(super) fn began(&self) -> u64 {
         let says = self.message.as_ref().is_some_and(|message| message.seconds.is_some());
@@ -58,6 +50,14 @@ impl Failure {
     fn seconds(&self) -> u64 {
         let seen = self.end.at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         self.message.as_ref().and_then(|message| message.seconds).unwrap_or(seen)
+    }
+}
+
+/// The exit code of a process that passes a failure on, as a shell does.
+pub fn exit_code(exit: Exit) -> u8 {
+    match exit {
+        Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
+        Exit::Signal(signal) => 128 | u8::try_from(signal & 0x7f).unwrap_or(0),
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
         for (exit, code) in
             [(Exit::Code(3), 3), (Exit::Code(256), 1), (Exit::Signal(9), 137), (Exit::Signal(15), 143)]
         {
-            assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
+            assert_eq!(exit_code(exit), code, "{exit:?}");
         }
         assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);
     }

@@ -15,7 +15,7 @@ pub mod spec;
 
 use oarlock_comm::Launched;
 
-pub use failure::Failure;
+pub use failure::{Failure, exit_code};
 pub use logs::Message;
 pub use run::{Outcome, run, with_local_rank};
 pub use spec::Launch;

@@ -11,7 +11,7 @@ use super::STARTED;
 use super::agents::{Agent, Decision, Event, Round};
 use super::cores;
 use super::environment::variables;
-use super::failure::{self, Failure};
+use super::failure::{self, Failure, exit_code};
 use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
@@ -122,7 +122,7 @@ impl Run<'_> {
                     if let Decision::Abort { reason } = rounds.failed(&first)? {
                         let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
                         let message = message + &reason;
-                        let code = if self.own { 1 } else { first.exit_code() };
+                        let code = if self.own { 1 } else { exit_code(first.end.exit) };
                         return Ok(Outcome::Failed { message, code });
                     }
                     tell(&message);

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::config::accelerate::keys::FLAGS;
 use crate::config::accelerate::{File, meaning};
-use crate::config::flags::Parsed;
+use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::Status;
 use crate::config::resolve::{Settings, refuse};
 use crate::config::source::SourceKind;
@@ -12,17 +13,28 @@ use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, train_config_of};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, say};
+use crate::front::env_var;
 use crate::front::job::{Job, Program};
 use crate::front::script::{self, Call, Script};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts};
 use crate::launch::{self, Launch};
 
-use super::launch_flags::LAUNCH;
 use super::machines::{Asked, PORT, Ranks};
-use super::strategy::{self, Kind, Strategy};
-use super::{exported, file};
+use super::strategy::{self, DistributedType, Strategy};
+use super::{COMMAND, cluster, exported};
+
+/// The flags of the command.
+pub(super) const LAUNCH: Flags = Flags {
+    command: "accelerate launch",
+    operands: "SCRIPT [arguments]",
+    about: "Starts an Oarlock run, or any program, on several processes.",
+    keys: FLAGS,
+    aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
+    abbreviations: Abbreviations::None,
+    ..COMMAND
+};
 
 /// This machine, as far as a launch depends on it.
 pub(super) struct Machine<'a> {
@@ -49,10 +61,10 @@ pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
     if parsed.help {
         return say(&LAUNCH.help());
     }
-    let machine = Machine { devices: &Devices::here, environment: &|name| std::env::var(name).ok() };
-    let resolved = resolve(words, &machine).map_err(Failure::Problems)?;
+    let machine = Machine { devices: &Devices::here, environment: &env_var };
+    let resolved = resolve(words, &machine)?;
     let again = ["accelerate", "launch"].map(str::to_owned).into_iter().chain(words.to_vec());
-    job(again.collect(), resolved, &parsed).map_err(Failure::Problems)?.run(started)
+    job(again.collect(), resolved, &parsed)?.run(started)
 }
 
 /// The job of what was resolved.
@@ -79,11 +91,11 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut problems = Problems::default();
     let parsed = LAUNCH.parse(words, &mut problems);
     let flags = &parsed.settings;
-    let file =
-        file::read(flags.text("config_file").as_deref(), machine.environment).unwrap_or_else(|found| {
-            problems.append(found);
-            None
-        });
+    let file = cluster::launch_settings(flags.text("config_file").as_deref(), machine.environment);
+    let file = file.unwrap_or_else(|wrong| {
+        problems.append(wrong);
+        None
+    });
     let mut all = match &file {
         Some(file) => flags.clone().over(&file.settings),
         None => flags.clone(),
@@ -112,24 +124,13 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         }
     }
     surroundings(&all, &mut launch, &mut problems);
-    let call = Call { module: all.bool("module"), no_python: all.bool("no_python") };
-    if call.module && call.no_python {
-        let problem =
-            all.problem("`--module` and `--no_python` exclude each other", &["module", "no_python"]);
-        problems.push(problem.help("a module is run by Python"));
-    }
-    let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
+    let call = Call::read(&all, &mut problems);
+    let script = script::resolve(&parsed.rest, call, LAUNCH.command);
     let machines = launch.worker(0, 0).local_ranks.len();
     let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
-    let several = machines > 1 && strategy.kind == Kind::DeepSpeed;
+    let several = machines > 1 && strategy.kind == DistributedType::DeepSpeed;
     starters(&all, several.then_some(&command), &mut notes, &mut problems);
-    let script = match resolved {
-        Ok(script) => script,
-        Err(found) => {
-            problems.append(found);
-            return Err(problems);
-        }
-    };
+    let Some(script) = script.map_err(|wrong| problems.append(wrong)).ok() else { return Err(problems) };
     let mut said = Vec::new();
     match &script {
         Script::Training(training) => {
@@ -142,7 +143,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
                 all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
         }
         Script::Command(_) => {
-            launch.alone = strategy.kind == Kind::Alone && machines == 1 && each == 1;
+            launch.alone = strategy.kind == DistributedType::No && machines == 1 && each == 1;
             launch.threads = threads(&asked, &strategy, each, machine, &mut defaulted);
             let here = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
             let paths = (machine.environment)("PYTHONPATH");
@@ -173,10 +174,10 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
 
 /// Several ranks of which nobody said how they stand to each other are data parallel.
 fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
-    if ranks.count < 2 || strategy.kind != Kind::Alone {
+    if ranks.count < 2 || strategy.kind != DistributedType::No {
         return;
     }
-    strategy.kind = Kind::Ddp;
+    strategy.kind = DistributedType::Ddp;
     if strategy.cpu || ranks.place.as_ref().is_some_and(|place| place.source.kind == SourceKind::File) {
         notes.push(format!(
             "{} processes are asked for, so as many data parallel ranks start; Accelerate would start one process here",
@@ -252,7 +253,7 @@ fn threads(
     if asked.all.said("num_cpu_threads_per_process").is_some() {
         return Some(asked.all.usize("num_cpu_threads_per_process"));
     }
-    if strategy.kind == Kind::DeepSpeed && !strategy.cpu {
+    if strategy.kind == DistributedType::DeepSpeed && !strategy.cpu {
         return None;
     }
     let said = (machine.environment)("OMP_NUM_THREADS").and_then(|text| text.parse::<usize>().ok());
@@ -274,7 +275,7 @@ fn layers(
     problems: &mut Problems,
 ) -> Vec<Layer> {
     let (all, file) = (asked.all, asked.file);
-    if strategy.kind == Kind::Megatron {
+    if strategy.kind == DistributedType::MegatronLm {
         let problem = Problem::new(
             "Megatron-LM divides layers and matrices, and the ranks of an Oarlock run hold complete ones",
         );
@@ -299,7 +300,7 @@ fn layers(
     }
     let mut entries = meaning::entries(all, &strategy.engine(), problems);
     let of_deepspeed = ["gradient_accumulation_steps", "gradient_clipping"];
-    if strategy.kind != Kind::DeepSpeed {
+    if strategy.kind != DistributedType::DeepSpeed {
         let counted = entries_of(all, of_deepspeed);
         if !counted.is_empty() {
             notes.push(format!("with Accelerate only DeepSpeed reads {counted}; here it counts"));
@@ -386,7 +387,7 @@ fn programs(
     problems: &mut Problems,
 ) {
     let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).place().is_some());
-    if strategy.kind == Kind::Fsdp && from_file("fsdp_sync_module_states") {
+    if strategy.kind == DistributedType::Fsdp && from_file("fsdp_sync_module_states") {
         let is = |name: &str| all.text(name).as_deref().and_then(boolean) == Some(true);
         if is("fsdp_cpu_ram_efficient_loading") && !is("fsdp_sync_module_states") {
             let names = ["fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"];
@@ -396,7 +397,7 @@ fn programs(
             );
         }
     }
-    if strategy.kind == Kind::DeepSpeed && all.said("deepspeed_config_file").is_some() {
+    if strategy.kind == DistributedType::DeepSpeed && all.said("deepspeed_config_file").is_some() {
         let named =
             |name: &&str| file.is_some_and(|file| file.settings.get(name).is_written()) && from_file(name);
         let by_flag = all

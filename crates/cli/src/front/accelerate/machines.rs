@@ -8,7 +8,7 @@ use crate::front::job::too_few_gpus;
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
 
-use super::strategy::{Kind, Strategy};
+use super::strategy::{DistributedType, Strategy};
 
 /// The port on which rank 0 listens where none is said.
 pub(super) const PORT: u16 = 29500;
@@ -206,7 +206,7 @@ impl Asked<'_> {
     /// What is to be said where this machine has fewer GPUs than ranks.
     pub fn gpus(&self, each: usize, strategy: &Strategy) -> Option<Problem> {
         let there = self.devices.gpus;
-        if strategy.cpu || strategy.kind == Kind::Alone || each <= there {
+        if strategy.cpu || strategy.kind == DistributedType::No || each <= there {
             return None;
         }
         let problem = too_few_gpus(each, there, "add `--cpu`");

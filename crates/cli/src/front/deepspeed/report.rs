@@ -9,7 +9,7 @@ use crate::config::keys::Key;
 use crate::config::keys::Kind::Bool;
 use crate::config::keys::Status::Used;
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, say};
 use crate::launch::devices::Devices;
 
 pub(super) const FLAGS: Flags = Flags {
@@ -57,7 +57,7 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
     if let Some(word) = parsed.rest.get(0) {
         problems.push(Problem::new(format!("unexpected argument `{word}`")).at(&parsed.rest.place(0), ""));
     }
-    problems.into_result(|| ()).map_err(Failure::Problems)?;
+    problems.into_result(|| ())?;
     let hides = |name: &str| parsed.settings.bool(name);
     let mut out = String::new();
     if !hides("hide_operator_status") {

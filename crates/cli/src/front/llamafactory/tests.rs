@@ -1,6 +1,7 @@
 //! The environment of LLaMA-Factory's launcher, and files for what is not there yet.
 
 use super::*;
+use crate::front::job::Program;
 
 const MINIMUM: &str = "model_name_or_path=m dataset=d.jsonl output_dir=out";
 const CPU: Devices = Devices { gpus: 0, cores: 6 };

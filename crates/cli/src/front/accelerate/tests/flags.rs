@@ -1,7 +1,7 @@
 //! Every flag that `accelerate launch --help` lists, against the table.
 
+use super::super::launch::LAUNCH;
 use super::super::launch::Resolved;
-use super::super::launch_flags::LAUNCH;
 use super::Site;
 use crate::config::accelerate::keys::FLAGS;
 use crate::config::keys::Status;

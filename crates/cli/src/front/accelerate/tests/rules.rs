@@ -145,7 +145,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--module --no_python env.py",
-            "the command line: `--module` and `--no_python` exclude each other (a module is run by Python)",
+            "the command line: `--module` and `--no_python` exclude each other (a module is run by Python; keep one of them)",
         ),
         (
             "",
