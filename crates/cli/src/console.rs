@@ -36,18 +36,18 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
         Err(Failure::Reported(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
-            tell(&render(&problems, colour, width));
+            eprint(&render(&problems, colour, width));
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            tell(&format!("error: {error}\n"));
+            eprint(&format!("error: {error}\n"));
             ExitCode::FAILURE
         }
     }
 }
 
 /// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
-pub(crate) fn say(text: &str) -> Outcome {
+pub(crate) fn print(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Reported(0)),
@@ -56,7 +56,7 @@ pub(crate) fn say(text: &str) -> Outcome {
 }
 
 /// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn eprint(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 use crate::front;
 
@@ -22,7 +22,7 @@ pub(super) fn run(args: &LinkArgs) -> Outcome {
     link(&args.folder, &program, &names)?;
     let folder = args.folder.canonicalize().map_err(Error::io("read", &args.folder))?;
     let folder = folder.display();
-    say(&format!(
+    print(&format!(
         "{} links in {folder}: {}\nThe shell finds them first after\n    export PATH=\"{folder}:$PATH\"\n",
         names.len(),
         names.join(", ")

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
 use crate::config::{Problem, Problems, ResolvedConfig, Resume, TrainConfig, paths, train_config_of};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
 use crate::front::script::{Script, Training};
@@ -109,12 +109,12 @@ impl Job {
     /// What is missing to run it, unless it is only to be shown.
     pub(crate) fn examine(&self) -> Result<bool, Failure> {
         if !launch::is_rank() {
-            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+            self.notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
         }
         let shown = self.dry_run || self.print_config;
         if let Program::Training(config) = &self.program {
             if shown {
-                say(&config.table())?;
+                print(&config.table())?;
             }
             let mut missing = self.missing(config);
             let can_run = missing.is_empty();
@@ -123,7 +123,7 @@ impl Job {
                 // What cannot be run here can still be shown.
                 missing.into_result(|| ())?;
             } else {
-                missing.iter().for_each(|one| tell(&format!("missing to run it: {}\n", one.line())));
+                missing.iter().for_each(|one| eprint(&format!("missing to run it: {}\n", one.line())));
             }
         }
         Ok(!shown)
@@ -134,7 +134,7 @@ impl Job {
         let is_rank = launch::is_rank();
         let examined = self.examine();
         if self.dry_run && !is_rank {
-            say(&self.outline())?;
+            print(&self.outline())?;
         }
         if !examined? {
             return Ok(());
@@ -271,11 +271,11 @@ pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
         launch::Outcome::Done => Ok(()),
         launch::Outcome::Failed { message, code } => {
-            tell(&message);
+            eprint(&message);
             Err(Failure::Reported(code))
         }
         launch::Outcome::Stopped(signal) => {
-            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
+            eprint(&format!("stopped by signal {signal}; all ranks have ended\n"));
             Err(Failure::Reported(exit_code(Exit::Signal(signal))))
         }
     }
@@ -315,7 +315,7 @@ fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outc
             }
             comm.abort(&error.to_string());
             if !launch::is_our_rank() {
-                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+                eprint(&format!("rank {}: error: {error}\n", comm.rank()));
             }
             Err(Failure::Reported(1))
         }

@@ -11,7 +11,7 @@ use crate::config::value::boolean;
 use crate::config::written::{self, Authority, Layer};
 use crate::config::yaml::Node;
 use crate::config::{Problem, Problems, ResolvedConfig, Words, explain};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script;
@@ -41,11 +41,11 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     match command {
         "train" => train(rest, &["llamafactory-cli", "train"], started),
         "chat" => answers::chat(&Words::new(rest)),
-        "env" => say(&answers::environment(&Devices::visible())?),
-        "version" => say(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
-        "help" | "--help" | "-h" => say(USAGE),
+        "env" => print(&answers::environment(&Devices::visible())?),
+        "version" => print(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
+        "help" | "--help" | "-h" => print(USAGE),
         _ => {
-            tell(&answers::refusal(command));
+            eprint(&answers::refusal(command));
             Err(Failure::Reported(2))
         }
     }
@@ -56,7 +56,7 @@ pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> O
     let written = Words::new(words);
     let arguments = written::arguments(&written)?;
     if arguments.help || words.is_empty() {
-        say(&explain::help())?;
+        print(&explain::help())?;
         return if arguments.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
     let again = called.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();

@@ -14,7 +14,7 @@ use crate::config::value::{self, Value};
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Node;
 use crate::config::{Problem, Problems, ResolvedConfig, Words};
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script::Training;
@@ -83,7 +83,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let read = Words::new(words);
     let mut problems = Problems::default();
     if FLAGS.parse(&read, &mut problems).help {
-        return say(&FLAGS.help());
+        return print(&FLAGS.help());
     }
     let training = training(&read, &env_var)?;
     let again = std::iter::once(COMMAND.to_owned()).chain(words.iter().cloned()).collect();

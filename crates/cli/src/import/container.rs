@@ -117,7 +117,7 @@ impl TorchFile {
 
 /// Where the storages lie, and the bytes of the pickle.
 fn read(file: &File) -> std::result::Result<(Storages, Vec<u8>), ImportProblem> {
-    let bad = |why: String| ImportProblem::Container { why };
+    let bad = ImportProblem::Container;
     let file_bytes = file.metadata().map_err(|cause| bad(cause.to_string()))?.len();
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|cause| bad(cause.to_string()))?;
     let (mut storages, mut pickle) = (HashMap::new(), None);

@@ -10,7 +10,7 @@ use super::container::TorchFile;
 use super::deepspeed::{MODEL_STATES, Parameter, Parameters, Piece, cut, n_elems_of, share_of};
 use super::error::ImportProblem;
 use super::pickle::{Element, Value, View};
-use super::{need, refused, unexpected};
+use super::{need, refused, unexpected, unsupported};
 use crate::error::Result;
 use oarlock::shard::MASTER;
 
@@ -49,7 +49,7 @@ pub struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Whether data parallelism is all that divides the model.
+    /// Checks that the model is sharded by data parallelism alone.
     ///
     /// # Errors
     /// When it is not.
@@ -58,8 +58,8 @@ impl<'a> Model<'a> {
         let degree = |name: &str| dimensions.and_then(|dimensions| dimensions.get(name)?.count());
         let degrees = [self.count("mp_world_size").ok(), degree("pp_degree"), degree("tp_degree")];
         if degrees.into_iter().flatten().any(|degree| degree != 1) {
-            let told = "it was saved with tensor or pipeline parallelism, which is not imported";
-            return Err(refused(self.path, ImportProblem::Unsupported(told.into())));
+            let why = "it was saved with tensor or pipeline parallelism, which is not imported";
+            return Err(unsupported(self.path, why));
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Adds the parameters that are not trained, which the ranks divide in stage 3.
+    /// Adds the parameters that are not trained, which are sharded in stage 3.
     ///
     /// # Errors
     /// When a rank's part is missing.

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::lines::{LineBuffer, mark, marked};
 use super::logs::Attempt;
 use super::spec::Output;
-use crate::console::tell;
+use crate::console::eprint;
 use crate::error::{Error, Result};
 use oarlock::launch::WorkerEnv;
 
@@ -306,7 +306,7 @@ impl Sinks {
         if let Some((file, name)) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
-            tell(&format!("warning: cannot write to {name}: {error}; what follows is not in it\n"));
+            eprint(&format!("warning: cannot write to {name}: {error}; what follows is not in it\n"));
             self.file = None;
         }
         let lines = self.lines.push(bytes);

@@ -16,7 +16,7 @@ use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
-use crate::console::tell;
+use crate::console::eprint;
 use crate::error::{Error, Result};
 use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
@@ -90,7 +90,7 @@ struct Ended {
 impl Run<'_> {
     fn note(&self, text: &str) {
         if !self.launch.quiet {
-            tell(&format!("note: {text}\n"));
+            eprint(&format!("note: {text}\n"));
         }
     }
 
@@ -125,7 +125,7 @@ impl Run<'_> {
                         let code = if self.own { 1 } else { exit_code(first.end.exit) };
                         return Ok(Outcome::Failed { message, code });
                     }
-                    tell(&message);
+                    eprint(&message);
                     let restart = ended.workers.first().map_or(0, |worker| worker.restart) + 1;
                     let max = self.launch.restarts.max;
                     let from = if self.own { " from the newest checkpoint" } else { "" };

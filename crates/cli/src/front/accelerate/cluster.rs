@@ -13,7 +13,7 @@ use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::{Data, Node};
 use crate::config::{Problem, Problems};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 use crate::front::env_var;
 pub use oarlock::distributed::default_config_file as default_file;
@@ -293,10 +293,10 @@ pub fn save(path: &Path, text: &str) -> Result<(), Error> {
 /// Writes a file and says so; a dry run shows the text instead.
 pub(super) fn save_or_show(path: &Path, text: &str, dry_run: bool, done: &str) -> Outcome {
     if dry_run {
-        return say(text);
+        return print(text);
     }
     save(path, text).map_err(Failure::Error)?;
-    say(&format!("{done}\n"))
+    print(&format!("{done}\n"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::cluster::Cluster;
 use super::{ACCELERATE, COMMAND, CONFIG_FILE, parse};
 use crate::config::Words;
 use crate::config::flags::Flags;
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::front::script::program_in_path;
 
 pub(super) const ENV: Flags = Flags {
@@ -35,7 +35,7 @@ pub fn run(words: &Words) -> Outcome {
     for (name, value) in lines(memory) {
         out.push_str(&format!("- {name}: {value}\n"));
     }
-    say(&format!("{out}- {heading}\n{config}"))
+    print(&format!("{out}- {heading}\n{config}"))
 }
 
 /// The lines with a value.

@@ -8,7 +8,7 @@ use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::value::Value;
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::Result;
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig};
@@ -76,7 +76,7 @@ pub fn run(words: &Words) -> Outcome {
         .filter_map(|name| DTYPES.iter().find(|(known, ..)| known == name))
         .map(|dtype| sizes.row(*dtype))
         .collect();
-    say(&format!(
+    print(&format!(
         "{}\nWithout activations, and for one process; `oarlock estimate-memory {name}` says what a training takes\n",
         table(&format!("Memory Usage for loading `{name}`"), &rows)
     ))

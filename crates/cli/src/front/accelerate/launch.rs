@@ -13,7 +13,7 @@ use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, train_config_of};
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::front::env_var;
 use crate::front::job::{Job, Program};
 use crate::front::script::{self, Call, Script};
@@ -59,7 +59,7 @@ pub(super) struct Resolved {
 pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
     let parsed = LAUNCH.parse(words, &mut Problems::default());
     if parsed.help {
-        return say(&LAUNCH.help());
+        return print(&LAUNCH.help());
     }
     let machine = Machine { devices: &Devices::here, environment: &env_var };
     let resolved = resolve(words, &machine)?;

@@ -7,7 +7,7 @@ use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::Error;
 use oarlock::checkpoint::{MergeOptions, merge_weights};
 
@@ -60,17 +60,21 @@ pub fn run(words: &Words) -> Outcome {
     }
     if parsed.dry_run {
         let then = if remove { ", and remove the checkpoint" } else { "" };
-        return say(&format!("would write the model in {} to {to}{then}\n", from.display()));
+        return print(&format!("would write the model in {} to {to}{then}\n", from.display()));
     }
     let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES };
     let merged = merge_weights(from, Path::new(to), &options)?;
     let source = merged.checkpoint.display();
-    say(&format!("wrote the model of {source} in {} to {to}: {}\n", merged.dtype, merged.files.join(", ")))?;
+    print(&format!(
+        "wrote the model of {source} in {} to {to}: {}\n",
+        merged.dtype,
+        merged.files.join(", ")
+    ))?;
     if remove && merged.n_models > 1 {
-        say(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
+        print(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
     } else if remove {
         fs::remove_dir_all(&merged.checkpoint).map_err(Error::io("remove", &merged.checkpoint))?;
-        say(&format!("removed {source}\n"))?;
+        print(&format!("removed {source}\n"))?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::time::SystemTime;
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words, resolve};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use oarlock::nearest::nearest_of;
 
@@ -106,11 +106,11 @@ const CONFIG_FILE: Key = Key::flag(
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let words = Words::new(words);
     let Some(name) = words.get(0) else {
-        tell(&help());
+        eprint(&help());
         return Err(Failure::Reported(1));
     };
     if matches!(name, "-h" | "--help" | "help") {
-        return say(&help());
+        return print(&help());
     }
     let normal = name.replace('_', "-");
     match SUBCOMMANDS.iter().find(|command| command.name == normal) {
@@ -147,7 +147,7 @@ fn parse(flags: &Flags, words: &Words, operands: usize) -> Result<Option<Parsed>
     let mut problems = Problems::default();
     let mut parsed = flags.parse(&operands_last(flags, words), &mut problems);
     if parsed.help {
-        say(&flags.help())?;
+        print(&flags.help())?;
         return Ok(None);
     }
     resolve::refuse(&mut parsed.settings, &mut problems);

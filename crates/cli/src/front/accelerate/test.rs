@@ -12,7 +12,7 @@ use super::{COMMAND, CONFIG_FILE, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::{Error, Result};
 use crate::front::job::{ended, too_few_gpus};
 use crate::launch::devices::Devices;
@@ -60,7 +60,7 @@ pub fn run(words: &Words, started: SystemTime) -> Outcome {
     match parsed.rest.get(0) {
         Some(folder) => in_rank(Path::new(folder), &run),
         None if parsed.dry_run => {
-            say(&format!("would check {} rank(s) on the CPU of this machine\n", run.ranks))
+            print(&format!("would check {} rank(s) on the CPU of this machine\n", run.ranks))
         }
         None => start(words, &run, started),
     }
@@ -127,14 +127,14 @@ fn start(words: &Words, run: &TestRun, started: SystemTime) -> Outcome {
     let mut again = vec![this.to_string_lossy().into_owned(), "accelerate".to_owned(), "test".to_owned()];
     again.extend(words.to_vec());
     again.extend(["--".to_owned(), folder.path().display().to_string()]);
-    say(&format!("checking {} rank(s) on the CPU of this machine\n", run.ranks))?;
+    print(&format!("checking {} rank(s) on the CPU of this machine\n", run.ranks))?;
     ended(launch::run(&Launch::local(run.ranks), &again, true, started)?)?;
     let verdict = fs::read_to_string(folder.path().join(VERDICT))
         .map_err(Error::io("read", "the verdict of rank 0"))?;
     if verdict.is_empty() {
-        return say("Test is a success! You are ready for your distributed training!\n");
+        return print("Test is a success! You are ready for your distributed training!\n");
     }
-    tell(&format!("error: not as it should be: {verdict}\n"));
+    eprint(&format!("error: not as it should be: {verdict}\n"));
     Err(Failure::Reported(1))
 }
 
@@ -167,7 +167,7 @@ fn all_checks(site: &Site) -> Result<()> {
         let said = checks::together(&site.comm, found).map_err(named)?;
         if site.comm.rank() == 0 {
             // A reader that went away is no reason to stop.
-            let _ = say(&format!(
+            let _ = print(&format!(
                 "{}: {}\n",
                 check.name,
                 said.as_ref().map_or_else(|wrong| wrong.clone(), |well| format!("ok{well}"))

@@ -9,7 +9,7 @@ use super::{COMMAND, dump, parse, refuse};
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problems, Words, written};
-use crate::console::{Outcome, tell};
+use crate::console::{Outcome, eprint};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
@@ -89,7 +89,7 @@ pub fn run(words: &Words) -> Outcome {
     let before =
         entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, is_json(&from)))).collect();
     let (after, notes) = converted(before);
-    notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+    notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
     save_or_show(&to, &dump::yaml(&after), parsed.dry_run, &format!("wrote {}", to.display()))
 }
 

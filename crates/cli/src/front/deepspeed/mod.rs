@@ -31,7 +31,7 @@ use crate::config::resolve::{self, Settings};
 use crate::config::source::Place;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Failure, Outcome, print};
 use crate::front::env_var;
 use crate::front::job::{Job, too_few_gpus};
 use crate::front::script::{self, Call, Script};
@@ -54,7 +54,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let mut problems = Problems::default();
     let parsed = FLAGS.parse(&Words::new(words), &mut problems);
     if parsed.help || words.is_empty() {
-        say(&FLAGS.help())?;
+        print(&FLAGS.help())?;
         return if parsed.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
     let program = std::env::current_exe().map_err(crate::error::Error::io("find", "this program"))?;

@@ -12,7 +12,7 @@ use super::exports::{Machine, shell};
 use super::hostfile::Pool;
 use super::multinode::{Launcher, ssh_port};
 use crate::config::{Problem, Problems};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::job::{self, Job};
 use crate::front::script::program_in_path;
@@ -46,7 +46,7 @@ impl Remote {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let goes_on = self.job.examine()?;
         if self.job.dry_run {
-            say(&self.outline())?;
+            print(&self.outline())?;
         }
         if !goes_on {
             return Ok(());
@@ -62,14 +62,14 @@ impl Remote {
                 // Where nothing is left to end, it says so, and that is well.
                 let _ = self.command(words, machine).stdout(Stdio::null()).stderr(Stdio::null()).status();
             }
-            tell(&format!("stopped by signal {signal}\n"));
+            eprint(&format!("stopped by signal {signal}\n"));
             return Err(Failure::Reported(exit_code(Exit::Signal(signal))));
         }
         match ending.failed.map(|failed| failed.end.exit) {
             None => Ok(()),
             Some(exit) => {
                 let program = self.launcher.program();
-                tell(&format!("error: {program} failed: {exit}\n"));
+                eprint(&format!("error: {program} failed: {exit}\n"));
                 Err(Failure::Reported(exit_code(exit)))
             }
         }

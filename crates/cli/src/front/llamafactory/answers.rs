@@ -9,7 +9,7 @@ use oarlock_tensor::cpu::Isa;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Outcome, tell};
+use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
 use crate::launch::devices::Devices;
 
@@ -41,7 +41,7 @@ pub(super) fn chat(words: &Words) -> Outcome {
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
     let words = chat_words(&entries)?;
-    tell(&format!("note: this is `oarlock {}`\n", words.join(" ")));
+    eprint(&format!("note: this is `oarlock {}`\n", words.join(" ")));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
     // It does not return unless it fails.
     let error = Command::new(&program).arg0("oarlock").args(words).exec();

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problems, Words, resolve};
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script::{self, Call};
@@ -20,7 +20,7 @@ use flags::FLAGS;
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let list = Words::new(words);
     if FLAGS.parse(&list, &mut Problems::default()).help {
-        return say(&FLAGS.help());
+        return print(&FLAGS.help());
     }
     let again = std::iter::once("torchrun".to_owned()).chain(words.iter().cloned()).collect();
     job(again, &list, &env_var)?.run(started)

@@ -20,7 +20,7 @@ use super::{COMMAND, CONFIG_FILE, parse};
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::launch::devices::Devices;
 
@@ -85,7 +85,7 @@ fn ask(words: &Words) -> Outcome {
     };
     let cluster = answered.map_err(|error| match error {
         PromptError::Interrupted => {
-            tell(&format!("{error}\n"));
+            eprint(&format!("{error}\n"));
             Failure::Reported(130)
         }
         error => Failure::Error(Error::Usage(error.to_string())),
@@ -106,7 +106,7 @@ fn default(words: &Words) -> Outcome {
     let Some(parsed) = parse(&DEFAULT, words, 0)? else { return Ok(()) };
     let path = config_file(&parsed.settings);
     if path.exists() && !parsed.dry_run {
-        return say(&format!(
+        return print(&format!(
             "Configuration already exists at {0}, will not override. Run `accelerate config`, or name another file with \
              `--config_file`\n",
             path.display()
