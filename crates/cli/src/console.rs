@@ -1,4 +1,4 @@
-//! What a command tells, and how it ends.
+//! The output of a command, and how it ends.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ impl<E: Into<Error>> From<E> for Failure {
 /// How a command ends.
 pub(crate) type Outcome = Result<(), Failure>;
 
-/// Tells what went wrong, and turns it into the code of the process.
+/// Prints what went wrong, and returns the exit code of the process.
 pub(crate) fn exit(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,7 +55,7 @@ pub(crate) fn print(text: &str) -> Outcome {
     }
 }
 
-/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
+/// Writes to standard error. If that fails, only the exit code reports the failure.
 pub(crate) fn eprint(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -47,7 +47,7 @@ fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
         let new = folder.join(format!(".{name}.{}", std::process::id()));
         symlink(program, &new).map_err(Error::io("create", &new))?;
         fs::rename(&new, &path).map_err(|cause| {
-            // Where this fails too there is nothing more to do; the cause is told.
+            // If this fails as well, the first error is still the one to report.
             let _ = fs::remove_file(&new);
             Error::io("create", &path)(cause)
         })?;

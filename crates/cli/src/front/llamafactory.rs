@@ -111,7 +111,7 @@ struct Ranks {
 impl LauncherEnv {
     /// Reads the variables of LLaMA-Factory's launcher.
     fn read(read: &dyn Fn(&str) -> Option<String>, devices: &Devices) -> Result<LauncherEnv, Problems> {
-        // Under a launcher all is said by it.
+        // A launcher has set all of them.
         let launched = environment::said_in("WORLD_SIZE", read).is_some();
         let mut variables = Variables {
             read: &|name| if launched { None } else { read(name) },

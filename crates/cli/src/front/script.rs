@@ -127,7 +127,7 @@ pub fn llama_factory(words: &Words) -> Result<Training, Problems> {
 /// The training that arguments describe.
 ///
 /// # Errors
-/// If the file cannot be read, or DeepSpeed is asked for without its configuration.
+/// If the file cannot be read, or DeepSpeed is chosen without its configuration.
 pub fn training(arguments: &Arguments) -> Result<Training, Problems> {
     let mut layers = arguments.layers()?;
     for layer in &mut layers {

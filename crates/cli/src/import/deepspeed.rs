@@ -89,9 +89,6 @@ struct Rank {
 }
 
 /// Reads what the files of the folder `dir` say; their elements are read later.
-///
-/// # Errors
-/// When it is no such checkpoint, is incomplete, or holds what is not imported.
 pub fn open(dir: &Path) -> Result<DeepSpeedCheckpoint> {
     if ["", "pytorch_model_fsdp_0", "optimizer_0"].iter().any(|of| dir.join(of).join(".metadata").is_file()) {
         let why = "it is of torch.distributed.checkpoint (FSDP, Accelerate), which is not imported yet";
@@ -242,8 +239,8 @@ fn check_kinds(path: &Path, state: View<'_>) -> Result<()> {
     let known = |key: &str| key == "step" || KINDS.contains(&key);
     let other = state.items().into_iter().flatten().filter_map(|(key, _)| key.text()).find(|key| !known(key));
     other.map_or(Ok(()), |key| {
-        let told = format!("its optimizer keeps {key}; only the states of Adam and AdamW are imported");
-        Err(refused(path, ImportProblem::Unsupported(told)))
+        let why = format!("its optimizer keeps {key}; only the states of Adam and AdamW are imported");
+        Err(unsupported(path, why))
     })
 }
 

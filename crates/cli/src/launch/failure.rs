@@ -92,8 +92,8 @@ fn row(memory: &Memory, number: usize, failure: &Failure, out: &mut String) {
     line("rank", format!("{} (local_rank: {})", failure.rank, failure.local_rank));
     line("exitcode", format!("{} (pid: {}){signal}", failure.code(), failure.end.pid));
     line("error_file", file);
-    let said = failure.message.as_ref().map(|message| message.text.clone());
-    line("traceback", said.unwrap_or_else(|| "<N/A>".to_owned()));
+    let text = failure.message.as_ref().map(|message| message.text.clone());
+    line("traceback", text.unwrap_or_else(|| "<N/A>".to_owned()));
     if let Some(cause) = memory.explain(&failure.end) {
         line("likely", cause);
     }
@@ -110,18 +110,18 @@ mod tests {
 
     use super::*;
 
-    fn end(exit: Exit, told: bool) -> Ended {
+    fn end(exit: Exit, asked_to_end: bool) -> Ended {
         Ended {
             pid: 41,
             exit,
             at: UNIX_EPOCH + Duration::from_secs(86_400),
             resident: Some(3 << 29),
-            asked_to_end: told,
+            asked_to_end,
         }
     }
 
-    fn failure(rank: usize, exit: Exit, told: bool) -> Failure {
-        Failure { rank, local_rank: rank, end: end(exit, told), message: None, error_file: None }
+    fn failure(rank: usize, exit: Exit, asked_to_end: bool) -> Failure {
+        Failure { rank, local_rank: rank, end: end(exit, asked_to_end), message: None, error_file: None }
     }
 
     #[test]

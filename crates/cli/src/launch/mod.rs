@@ -20,7 +20,7 @@ pub use logs::Message;
 pub use run::{Outcome, run, with_local_rank};
 pub use spec::Launch;
 
-/// The variable that tells a rank when the command began, in microseconds since 1970.
+/// The variable with the time at which the command began, for its ranks, in microseconds since 1970.
 pub const STARTED: &str = "OARLOCK_STARTED";
 
 /// Whether this process is a rank that a launcher started, ours or another.
@@ -28,7 +28,7 @@ pub fn is_rank() -> bool {
     is_our_rank() || matches!(Launched::from_env(), Ok(Some(_)))
 }
 
-/// Whether this process is a rank that this program started, which then tells of its failure.
+/// Whether this process is a rank that this program started, whose launcher reports its failure.
 pub fn is_our_rank() -> bool {
     std::env::var_os(STARTED).is_some()
 }

@@ -23,7 +23,7 @@ use oarlock::launch::WorkerEnv;
 /// How often a reader looks whether the writers have ended.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// How long output is still shown after a signal has ended the run, if nobody reads it.
+/// How long output is still shown after a signal has ended the run, if it is not read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The output of the ranks of a round.
@@ -164,9 +164,6 @@ fn shows(output: &Output, local_rank: usize) -> bool {
 impl Outputs {
     /// Outputs of ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
     /// unless somebody asks.
-    ///
-    /// # Errors
-    /// If a file cannot be made.
     pub(super) fn new(
         output: &Output,
         role: &str,
@@ -207,9 +204,6 @@ impl Outputs {
     }
 
     /// Begins to read what the ranks write.
-    ///
-    /// # Errors
-    /// If a thread cannot be started.
     pub(super) fn read(&mut self, group: &mut RankGroup) -> Result<()> {
         for rank in 0..self.destinations.len() {
             let (out, err) = group.take_output(rank);

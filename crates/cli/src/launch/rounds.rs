@@ -27,9 +27,6 @@ pub(super) struct Known {
 
 impl Known {
     /// The machines of a launch.
-    ///
-    /// # Errors
-    /// If this machine is none of them.
     pub(super) fn new(launch: &Launch) -> Result<Known> {
         let Nodes::Static { ranks, this } = &launch.nodes else {
             return Err(Error::Usage(
@@ -75,9 +72,6 @@ impl Rounds for Known {
 }
 
 /// The meeting that a launch describes; `None` if its machines are known.
-///
-/// # Errors
-/// If one of its settings makes no sense.
 pub(super) fn meeting(launch: &Launch) -> Result<Option<Meeting>> {
     let Nodes::Elastic { ranks, count, endpoint, conf } = &launch.nodes else { return Ok(None) };
     let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());

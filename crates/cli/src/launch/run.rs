@@ -27,7 +27,7 @@ pub enum Outcome {
     Done,
     /// A rank failed first; the others were ended.
     Failed {
-        /// What to tell.
+        /// The message for the user.
         message: String,
         /// The code to exit with: that of the rank.
         code: u8,
@@ -38,10 +38,7 @@ pub enum Outcome {
 
 /// Runs a program as the ranks of this machine, and waits until all have ended. Nothing is left of them, whatever
 /// happens to any of them or to this process. `own` is a training of this program, which meets in shared memory, ends
-/// quickly, and tells by itself why; `started` is when the command began.
-///
-/// # Errors
-/// When the ranks cannot be started.
+/// quickly, and reports errors itself; `started` is when the command began.
 pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
     let signals = StopSignals::these(&launch.signals)?;
     let run = Run {
@@ -135,8 +132,7 @@ impl Run<'_> {
         }
     }
 
-    /// What to tell about failures. A training of our own says itself what was wrong; of another program the table
-    /// that its users know.
+    /// The message about failures: the error of a training of our own, and torchrun's table for another program.
     fn message(&self, ended: &Ended, first: &Failure, others: &[Failure]) -> String {
         if self.own {
             let cause = ended.ending.failed.as_ref().map(|failed| failed.cause.to_string());
@@ -261,7 +257,7 @@ impl Ended {
         let mut all = all.into_iter();
         let mut first = all.next()?;
         if let Some(failed) = self.ending.failed.as_ref().filter(|_| first.end.exit.is_success()) {
-            // Its end does not tell what the others missed.
+            // Its exit does not say what the other ranks waited for.
             first.message.get_or_insert_with(|| Message { text: failed.cause.to_string(), seconds: None });
         }
         Some((first, all.collect()))

@@ -29,7 +29,7 @@ pub struct Launch {
     pub env: Vec<(String, String)>,
     /// The variables that DeepSpeed's launcher sets, too (`LOCAL_SIZE`, `CROSS_RANK`, `CROSS_SIZE`).
     pub deepspeed_env: bool,
-    /// One process that is told nothing of ranks.
+    /// One process without the variables of ranks.
     pub alone: bool,
     /// Each rank gets `--local_rank=N` as its first argument.
     pub local_rank_argument: bool,
@@ -199,7 +199,7 @@ impl Launch {
         WorkerEnv { local_rank, node_rank, local_ranks, restart: 0, master }
     }
 
-    /// So many ranks on this machine, and nothing else said.
+    /// So many ranks on this machine, with defaults for everything else.
     pub fn local(n_ranks: usize) -> Launch {
         Launch {
             nodes: Nodes::Static { ranks: vec![n_ranks], this: 0 },

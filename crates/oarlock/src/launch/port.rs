@@ -1,4 +1,4 @@
-//! The port at which rank 0 of a program listens: free, or told to be taken before the ranks trip over it.
+//! The port of rank 0: chooses a free one, or reports that it is taken before the ranks start.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};

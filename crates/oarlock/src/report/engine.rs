@@ -14,7 +14,7 @@ pub enum Momentum {
     Two(f64, f64),
 }
 
-/// A step as the engine tells it.
+/// A step as the engine reports it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineStep {
     /// Steps so far, skipped ones included.

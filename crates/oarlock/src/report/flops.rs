@@ -1,4 +1,4 @@
-//! The profile of a model: parameters, multiply-accumulates and times of its modules, as DeepSpeed's profiler tells it.
+//! The profile of a model: parameters, multiply-accumulates and times of its modules, as DeepSpeed's profiler prints them.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -56,7 +56,7 @@ pub struct EvalRecord {
     pub steps: u64,
 }
 
-/// What is said at the end of a training.
+/// The results of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Mean loss over all steps of this run.

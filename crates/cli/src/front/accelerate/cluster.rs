@@ -90,15 +90,15 @@ const OLD: [&str; 2] = ["fp16", "dynamo_backend"];
 pub struct Cluster(Map<String, Value>);
 
 impl Cluster {
-    /// What was said, with the defaults of the rest.
-    pub fn of(mut said: Map<String, Value>) -> Cluster {
+    /// The configuration with these values, and the defaults of the other keys.
+    pub fn of(mut values: Map<String, Value>) -> Cluster {
         let says = |value: &Value| match value {
             Value::Null => false,
             Value::Object(map) => !map.is_empty(),
             _ => true,
         };
         let field = |(name, default): &(&str, Literal)| {
-            let value = said.shift_remove(*name).unwrap_or_else(|| default.value());
+            let value = values.shift_remove(*name).unwrap_or_else(|| default.value());
             says(&value).then(|| ((*name).to_owned(), value))
         };
         Cluster(FIELDS.iter().filter_map(field).collect())
@@ -120,9 +120,9 @@ impl Cluster {
     /// Everything that is wrong with it, with the places.
     pub fn read(path: &Path) -> Result<Cluster, Problems> {
         let entries = written::file(path)?.entries;
-        let (mut said, mut problems) = (Map::new(), Problems::default());
+        let (mut values, mut problems) = (Map::new(), Problems::default());
         for entry in &entries {
-            if said.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
+            if values.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
                 problems.push(
                     Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.place, "again"),
                 );
@@ -131,10 +131,10 @@ impl Cluster {
                 problems.push(unknown(entry));
             }
         }
-        if let Err(problem) = check(path, &entries, &said) {
+        if let Err(problem) = check(path, &entries, &values) {
             problems.push(problem);
         }
-        problems.into_result(|| modernised(said))
+        problems.into_result(|| modernised(values))
     }
 
     /// A word.
@@ -204,16 +204,17 @@ fn unknown(entry: &Entry) -> Problem {
 }
 
 /// What the file as a whole must say.
-fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<(), Problem> {
+fn check(path: &Path, entries: &[Entry], values: &Map<String, Value>) -> Result<(), Problem> {
     let place = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.place);
-    if let (Some(environment), Some(place)) = (said.get("compute_environment"), place("compute_environment"))
+    if let (Some(environment), Some(place)) =
+        (values.get("compute_environment"), place("compute_environment"))
         && environment != "LOCAL_MACHINE"
     {
         let message =
             format!("the compute environment {environment} is a service, and nothing is started there");
         return Err(Problem::new(message).at(place, "").help("write LOCAL_MACHINE"));
     }
-    match (said.get("distributed_type"), place("distributed_type")) {
+    match (values.get("distributed_type"), place("distributed_type")) {
         (Some(Value::String(name)), _) if DISTRIBUTED_TYPES.contains(&name.as_str()) => Ok(()),
         // `NO` without quotes is false in YAML; its meaning is plain.
         (Some(Value::Bool(false)), _) => Ok(()),
@@ -225,22 +226,22 @@ fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<()
 }
 
 /// A file of any age, as files are written today.
-fn modernised(mut said: Map<String, Value>) -> Cluster {
-    if said.get("distributed_type") == Some(&Value::Bool(false)) {
-        said.insert("distributed_type".to_owned(), Value::from("NO"));
+fn modernised(mut values: Map<String, Value>) -> Cluster {
+    if values.get("distributed_type") == Some(&Value::Bool(false)) {
+        values.insert("distributed_type".to_owned(), Value::from("NO"));
     }
-    if said.get("distributed_type").is_some_and(|name| name == "NO") {
-        said.entry("num_processes").or_insert(Value::from(1));
+    if values.get("distributed_type").is_some_and(|name| name == "NO") {
+        values.entry("num_processes").or_insert(Value::from(1));
     }
-    if said.shift_remove("fp16") == Some(Value::Bool(true)) {
-        said.entry("mixed_precision").or_insert(Value::from("fp16"));
+    if values.shift_remove("fp16") == Some(Value::Bool(true)) {
+        values.entry("mixed_precision").or_insert(Value::from("fp16"));
     }
-    if let Some(backend) = said.shift_remove("dynamo_backend") {
+    if let Some(backend) = values.shift_remove("dynamo_backend") {
         let named = backend.as_str().is_some_and(|name| name != "NO");
         let config = if named { serde_json::json!({ "dynamo_backend": backend }) } else { Value::Null };
-        said.insert("dynamo_config".to_owned(), config);
+        values.insert("dynamo_config".to_owned(), config);
     }
-    Cluster::of(said)
+    Cluster::of(values)
 }
 
 /// The value of a node. In JSON a word without quotes is JSON's, in YAML it is resolved as the originals do.

@@ -57,7 +57,7 @@ fn lines(memory: f64) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// The name of the first GPU, as its driver tells it.
+/// The name of the first GPU, as its driver reports it.
 fn gpu(folder: &Path) -> Option<String> {
     let mut gpus: Vec<PathBuf> =
         fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();

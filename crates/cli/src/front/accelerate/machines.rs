@@ -10,14 +10,14 @@ use crate::launch::spec::{Master, Nodes};
 
 use super::strategy::{DistributedType, Strategy};
 
-/// The port on which rank 0 listens where none is said.
+/// The default port of rank 0.
 pub(super) const PORT: u16 = 29500;
 
 /// More ranks than any run has; it bounds what is made of a slip.
 const MAX_RANKS: i64 = 1 << 20;
 
-/// What is asked for.
-pub(super) struct Asked<'a> {
+/// The settings of a launch, and the devices for it.
+pub(super) struct LaunchSettings<'a> {
     /// The flags alone.
     pub flags: &'a Settings,
     /// Flags over the file.
@@ -33,28 +33,28 @@ pub(super) struct Asked<'a> {
 pub(super) struct Ranks {
     /// How many.
     pub count: usize,
-    /// Where that is said.
+    /// Where the number is written.
     pub place: Option<Place>,
 }
 
-impl Asked<'_> {
-    /// The ranks of all machines together; `defaulted` takes what was not said.
+impl LaunchSettings<'_> {
+    /// The ranks of all machines together; `defaulted` collects the values that nobody has set.
     pub fn ranks(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> Ranks {
         let setting = self.all.get("num_processes");
         let place = setting.place().filter(|_| setting.is_written()).cloned();
         if place.is_some() && setting.broken {
             return Ranks { count: 1, place: None };
         }
-        let Some(said) = place else {
-            return Ranks { count: self.unsaid(strategy, defaulted, problems), place: None };
+        let Some(written_at) = place else {
+            return Ranks { count: self.default_ranks(strategy, defaulted, problems), place: None };
         };
         let count = self.all.int("num_processes");
         if count < 1 {
             problems.push(
                 Problem::new(format!(
-                    "`num_processes` is {count}, so the number of ranks is still to be said"
+                    "`num_processes` is {count}, so the number of ranks is still to be written_at"
                 ))
-                .at(&said, "")
+                .at(&written_at, "")
                 .help("add `--num_processes N`"),
             );
             // What the training says is no second mistake.
@@ -70,15 +70,20 @@ impl Asked<'_> {
         if count > MAX_RANKS {
             problems.push(
                 Problem::new(format!("`num_processes` is {count}, and nothing has so many devices"))
-                    .at(&said, "")
+                    .at(&written_at, "")
                     .help("it counts the ranks of all machines together"),
             );
         }
-        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(said) }
+        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(written_at) }
     }
 
-    /// The ranks where nobody said how many: of a file one, if nothing is distributed; else one for each GPU.
-    fn unsaid(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> usize {
+    /// The ranks where nobody written_at how many: of a file one, if nothing is distributed; else one for each GPU.
+    fn default_ranks(
+        &self,
+        strategy: &Strategy,
+        defaulted: &mut Vec<String>,
+        problems: &mut Problems,
+    ) -> usize {
         if let Some(file) = self.file {
             if file.own.text("distributed_type").as_deref() != Some("NO") {
                 problems.push(
@@ -203,7 +208,7 @@ impl Asked<'_> {
         out
     }
 
-    /// What is to be said where this machine has fewer GPUs than ranks.
+    /// What is to be written_at where this machine has fewer GPUs than ranks.
     pub fn gpus(&self, each: usize, strategy: &Strategy) -> Option<Problem> {
         let there = self.devices.gpus;
         if strategy.cpu || strategy.kind == DistributedType::No || each <= there {

@@ -142,7 +142,7 @@ fn help() -> String {
     )
 }
 
-/// The flags of a command that takes at most so many operands, wherever they stand; `None` if it was only asked for help.
+/// The flags of a command with at most so many operands, in any order; `None` if the command only showed its help.
 fn parse(flags: &Flags, words: &Words, operands: usize) -> Result<Option<Parsed>, Failure> {
     let mut problems = Problems::default();
     let mut parsed = flags.parse(&operands_last(flags, words), &mut problems);

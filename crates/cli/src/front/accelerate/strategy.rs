@@ -27,7 +27,7 @@ pub(super) enum DistributedType {
 pub(super) struct Strategy {
     /// How the ranks are parallel.
     pub kind: DistributedType,
-    /// Where that is said.
+    /// Where it is written.
     pub place: Option<Place>,
     /// They run on the CPU.
     pub cpu: bool,

@@ -161,19 +161,19 @@ fn all_checks(site: &Site) -> Result<()> {
     let mut failed = Vec::new();
     for check in CHECKS {
         site.comm.set_phase(check.name);
-        // An error of a check is told with its name.
+        // An error of a check names the check.
         let named = |error| Error::Usage(format!("{}: {error}", check.name));
         let found = (check.run)(site).map_err(named)?;
-        let said = checks::together(&site.comm, found).map_err(named)?;
+        let result = checks::together(&site.comm, found).map_err(named)?;
         if site.comm.rank() == 0 {
             // A reader that went away is no reason to stop.
             let _ = print(&format!(
                 "{}: {}\n",
                 check.name,
-                said.as_ref().map_or_else(|wrong| wrong.clone(), |well| format!("ok{well}"))
+                result.as_ref().map_or_else(|wrong| wrong.clone(), |well| format!("ok{well}"))
             ));
         }
-        failed.extend(said.is_err().then_some(check.name));
+        failed.extend(result.is_err().then_some(check.name));
     }
     if site.comm.rank() == 0 {
         let path = site.folder.join(VERDICT);
@@ -189,8 +189,9 @@ mod tests {
     use super::*;
 
     fn cluster(kind: &str, processes: i64, machines: i64) -> Cluster {
-        let said = json!({ "distributed_type": kind, "num_processes": processes, "num_machines": machines });
-        Cluster::of(said.as_object().unwrap().clone())
+        let result =
+            json!({ "distributed_type": kind, "num_processes": processes, "num_machines": machines });
+        Cluster::of(result.as_object().unwrap().clone())
     }
 
     #[test]

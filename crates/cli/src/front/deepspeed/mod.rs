@@ -82,13 +82,13 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     }
 }
 
-/// The first address that a machine names, asked by ssh.
+/// The first address of a machine, which `hostname -I` prints there through ssh.
 fn address(host: &str, port: Option<i64>) -> Option<String> {
     let mut command = Command::new("ssh");
     let output =
         command.args(ssh_port(port)).args([host, "hostname", "-I"]).stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8(output.stdout).ok()?;
-    said.split_whitespace().next().filter(|_| output.status.success()).map(str::to_owned)
+    let addresses = String::from_utf8(output.stdout).ok()?;
+    addresses.split_whitespace().next().filter(|_| output.status.success()).map(str::to_owned)
 }
 
 /// What the flags, the script and the machine come to; `problems` are those of the flags.
@@ -208,13 +208,13 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
             }
             let specs = filter::specs(&include).map_err(|error| wrong(settings, error))?;
             let named = specs.iter().flat_map(|(_, slots)| slots);
-            let asked = match usize::try_from(num_gpus) {
+            let needed = match usize::try_from(num_gpus) {
                 Ok(gpus @ 1..) => gpus,
                 _ => named.clone().count(),
             };
             let gpus = machine.devices.gpus;
-            if !cpu && (gpus == 0 && asked > 0 || num_gpus > gpus as i64) {
-                return Err(too_few_gpus(asked, gpus, "add --cpu, or set DS_ACCELERATOR=cpu"));
+            if !cpu && (gpus == 0 && needed > 0 || num_gpus > gpus as i64) {
+                return Err(too_few_gpus(needed, gpus, "add --cpu, or set DS_ACCELERATOR=cpu"));
             }
             cpu |= gpus == 0;
             let last = named.max().and_then(|slot| usize::try_from(*slot).ok());
@@ -288,9 +288,9 @@ impl Found {
         let argv = argv(&script, &parsed.rest, &machine.program);
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
         let ranks = Entry::new("num_processes", total.to_string(), &self.place);
-        let said = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
+        let layer = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
-        let mut job = Job::new(again, launch_of(node)?, script, vec![said], parsed)?;
+        let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;
         job.notes.append(&mut self.notes);
         if !elsewhere {
             return Ok(Action::Local(Box::new(job)));

@@ -39,7 +39,7 @@ impl Launcher {
         ("slurm", Launcher::Slurm),
     ];
 
-    /// The launcher that is asked for.
+    /// The launcher that the flag names.
     pub fn of(settings: &Settings) -> Result<Launcher, Problem> {
         let name = settings.text("launcher").unwrap_or_default().to_ascii_lowercase();
         Launcher::ALL.iter().find(|(other, _)| *other == name).map(|(_, launcher)| *launcher).ok_or_else(
@@ -154,7 +154,7 @@ impl Start<'_> {
         })
     }
 
-    /// What ends the ranks of other machines when this process is told to end; where the launcher program does that
+    /// What ends the ranks of other machines when this process is to end; where the launcher program does that
     /// by itself, nothing.
     pub fn ending(&self, launcher: Launcher) -> Vec<Vec<String>> {
         let pattern = format!("world_info={} ", filter::world(self.slots));
@@ -343,7 +343,7 @@ impl Start<'_> {
         command
     }
 
-    /// What MPICH and its relatives are told of the contract.
+    /// The variables of the run for MPICH and its relatives.
     fn contract(&self) -> Vec<String> {
         let pairs = [
             ("MASTER_ADDR", self.master.addr.clone()),

@@ -38,12 +38,12 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     let call = if parsed.settings.bool("run_path") { Call::default() } else { call };
     let script = script::resolve(&parsed.rest, call, "torchrun").map_err(|wrong| problems.append(wrong)).ok();
     let (Some(script), true) = (script, problems.is_empty()) else { return Err(problems) };
-    // A rank is told by its launcher, which may have bound it to fewer cores than --nproc-per-node counted.
-    let said = (!launch::is_our_rank()).then(|| {
+    // The launcher sets the number for its ranks, which may be bound to fewer cores than --nproc-per-node counted.
+    let layer = (!launch::is_our_rank()).then(|| {
         let place = parsed.settings.get("nproc_per_node").place().cloned();
         let place = place.unwrap_or_else(|| words.place(words.len()));
         let ranks = launch.worker(0, 0).world_size().to_string();
         Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &place)] }
     });
-    Job::new(again, launch, script, said.into_iter().collect(), &parsed)
+    Job::new(again, launch, script, layer.into_iter().collect(), &parsed)
 }

@@ -73,9 +73,6 @@ pub struct Pickle {
 
 impl Pickle {
     /// Reads a pickle.
-    ///
-    /// # Errors
-    /// [`PickleProblem`].
     pub fn read(bytes: &[u8]) -> Result<Pickle, PickleProblem> {
         unpickler::run(bytes).map(|(values, root)| Pickle { values, root })
     }

@@ -22,7 +22,7 @@ const EXIT_BARRIER: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(10);
 const LOOK_MS: u32 = 200;
 
-/// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes it first tells the others.
+/// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes, it first informs the others.
 pub struct Agent {
     link: Arc<Link>,
     beat: Option<JoinHandle<()>>,
@@ -188,7 +188,7 @@ impl Agent {
             wake: Condvar::new(),
             endpoint,
         });
-        // Often enough to hear the end while the store still tells it.
+        // Often enough to learn of the end before the store stops.
         let (its, every) = (link.clone(), meeting.keep_alive.min(Duration::from_secs(1)));
         let beat = std::thread::Builder::new().name("agent's sign of life".into());
         let beat = beat.spawn(move || its.beat(every)).map_err(|e| AgentsError::System {
@@ -289,7 +289,7 @@ impl Drop for Agent {
             // It has nothing to return.
             let _ = beat.join();
         }
-        // Where it does not arrive, the end of the connection says nearly the same.
+        // If the message is lost, the end of the connection has the same effect.
         let _ = locked(&self.link.channel).send(&message::write(&Request::Leave));
         drop(self.store.take());
     }

@@ -114,7 +114,7 @@ impl Meeting {
         }
     }
 
-    /// What to tell the user about the secret, where it is weak.
+    /// A note for the user if the secret is weak.
     pub fn note(&self) -> Option<String> {
         let weak = self.token.is_none() && *self.nodes.end() > 1;
         weak.then(|| {

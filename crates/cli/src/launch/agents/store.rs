@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(10);
 const STRANGERS: usize = 64;
 /// The longest that a look waits for news.
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
-/// How long the store stays to tell all how the run ended.
+/// How long the store waits until all nodes know how the run ended.
 const PARTING: Duration = Duration::from_secs(5);
 
 /// The store of a run; it ends with the value.
@@ -36,7 +36,7 @@ pub(super) struct Store {
 
 struct Shared {
     world: Mutex<World>,
-    /// Told whenever the world may have changed.
+    /// Notified whenever the world may have changed.
     changed: Condvar,
     stop: AtomicBool,
     /// The address from which the agent that made this store connects.
@@ -59,9 +59,6 @@ impl Shared {
 
 impl Store {
     /// Listens at the meeting's endpoint; `None` where that is another machine's, or somebody listens there already.
-    ///
-    /// # Errors
-    /// When the system refuses for another reason.
     pub(super) fn bind(meeting: &Meeting) -> Result<Option<Store>, AgentsError> {
         let (host, port) = (meeting.endpoint.0.as_str(), meeting.endpoint.1);
         // A name that cannot be looked up is not ours; connecting says what is wrong with it.
@@ -124,7 +121,7 @@ impl Drop for Store {
         let deadline = Instant::now() + PARTING;
         self.shared.world().abort("the agent that keeps the list of nodes has left");
         self.shared.changed.notify_all();
-        while !self.shared.world().all_told() && Instant::now() < deadline {
+        while !self.shared.world().all_know_end() && Instant::now() < deadline {
             std::thread::sleep(TICK);
         }
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -168,7 +165,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     }
                 }
             }
-            // Nobody waits, or who did has gone, or there are no more files for now: all pass.
+            // No connection waits, or it has closed, or no file descriptor is free: try again later.
             Err(_) => std::thread::sleep(TICK),
         }
         shared.world().tick(Instant::now());
@@ -186,7 +183,7 @@ fn connection(stream: TcpStream, shared: &Shared) {
     let busy = shared.known.fetch_add(1, Ordering::Relaxed) >= MOST;
     let opened = Channel::accept(stream, &shared.secret, busy, &|| shared.goes_on());
     shared.strangers.fetch_sub(1, Ordering::Relaxed);
-    // Who fails to open has been told why, as far as there is something to tell.
+    // A failed handshake has already sent its reason, if there is one.
     if let Ok(mut channel) = opened {
         let keeper = *shared.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         talk(&mut channel, shared, peer.is_some() && peer == keeper);

@@ -54,18 +54,18 @@ impl Answers {
 
     /// The configuration that they make.
     pub fn cluster(self) -> Cluster {
-        let mut said = Map::new();
+        let mut values = Map::new();
         for (key, value) in self.0.into_iter().filter(|(key, _)| !key.starts_with('?')) {
             match key.split_once('.') {
-                None => drop(said.insert(key.to_owned(), value)),
+                None => drop(values.insert(key.to_owned(), value)),
                 Some((outer, inner)) => {
-                    let map = said.entry(outer).or_insert_with(|| Value::Object(Map::new()));
+                    let map = values.entry(outer).or_insert_with(|| Value::Object(Map::new()));
                     if let Value::Object(map) = map {
                         map.insert(inner.to_owned(), value);
                     }
                 }
             }
         }
-        Cluster::of(said)
+        Cluster::of(values)
     }
 }

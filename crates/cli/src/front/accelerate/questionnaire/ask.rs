@@ -11,9 +11,6 @@ use crate::front::accelerate::cluster::expand_home;
 use crate::front::env_var;
 
 /// Asks all questions that the answers call for.
-///
-/// # Errors
-/// When an answer does not come, or the answers cannot be kept.
 pub fn ask_all(
     items: &'static [Item],
     prompter: &mut dyn Prompter,
@@ -84,8 +81,8 @@ fn answer(
         _ => {}
     }
     loop {
-        let said = prompter.input(&format!("{text}{} ", hint(answer_type)))?;
-        match read(answer_type, &said) {
+        let answer_text = prompter.input(&format!("{text}{} ", hint(answer_type)))?;
+        match read(answer_type, &answer_text) {
             Ok(value) => return Ok(value),
             Err(expected) => prompter.message(&format!("please answer with {expected}"))?,
         }
@@ -105,47 +102,51 @@ fn hint(answer_type: AnswerType) -> String {
 }
 
 /// The value of an answer, or what is expected instead.
-fn read(answer_type: AnswerType, said: &str) -> Result<Value, String> {
+fn read(answer_type: AnswerType, answer_text: &str) -> Result<Value, String> {
     match answer_type {
-        AnswerType::YesNo(default) => match said.to_lowercase().as_str() {
+        AnswerType::YesNo(default) => match answer_text.to_lowercase().as_str() {
             "" => Ok(Value::Bool(default)),
             "yes" | "y" => Ok(Value::Bool(true)),
             "no" | "n" => Ok(Value::Bool(false)),
             _ => Err("yes or no".to_owned()),
         },
         AnswerType::Words(default) => {
-            Ok(Value::from(if said.is_empty() { default.unwrap_or_default() } else { said }))
+            Ok(Value::from(if answer_text.is_empty() { default.unwrap_or_default() } else { answer_text }))
         }
-        AnswerType::Pieces => Ok(said.split(',').map(Value::from).collect()),
+        AnswerType::Pieces => Ok(answer_text.split(',').map(Value::from).collect()),
         AnswerType::FromHome(default) => {
-            let path = if said.is_empty() { default } else { said.trim() };
+            let path = if answer_text.is_empty() { default } else { answer_text.trim() };
             Ok(Value::from(expand_home(Path::new(path), &env_var).display().to_string()))
         }
         AnswerType::Absolute => {
-            let path = std::path::absolute(said).map_err(|_| "the path of a file".to_owned())?;
+            let path = std::path::absolute(answer_text).map_err(|_| "the path of a file".to_owned())?;
             Ok(Value::from(path.display().to_string()))
         }
-        AnswerType::Whole { default: Some(default), .. } if said.is_empty() => Ok(Value::from(default)),
+        AnswerType::Whole { default: Some(default), .. } if answer_text.is_empty() => {
+            Ok(Value::from(default))
+        }
         AnswerType::Whole { least, most, .. } => {
-            match plain_number(said).and_then(|digits| digits.parse::<i64>().ok()) {
+            match plain_number(answer_text).and_then(|digits| digits.parse::<i64>().ok()) {
                 Some(number) if (least..=most).contains(&number) => Ok(Value::from(number)),
                 _ if most == i64::MAX => Err(format!("a whole number, at least {least}")),
                 _ => Err(format!("a whole number from {least} to {most}")),
             }
         }
-        AnswerType::Real(default) if said.is_empty() => Ok(Value::from(default)),
-        AnswerType::Real(_) => match plain_number(said).and_then(|digits| digits.parse::<f64>().ok()) {
-            Some(number) if number.is_finite() => Ok(Value::from(number)),
-            _ => Err("a number".to_owned()),
-        },
+        AnswerType::Real(default) if answer_text.is_empty() => Ok(Value::from(default)),
+        AnswerType::Real(_) => {
+            match plain_number(answer_text).and_then(|digits| digits.parse::<f64>().ok()) {
+                Some(number) if number.is_finite() => Ok(Value::from(number)),
+                _ => Err("a number".to_owned()),
+            }
+        }
         // Chosen by number, above.
         AnswerType::Menu(..) | AnswerType::Below(_) => Err("the number of a choice".to_owned()),
     }
 }
 
 /// A number without the blanks around it and the `_` between its digits.
-fn plain_number(said: &str) -> Option<String> {
-    let said = said.trim();
-    let loose = said.starts_with('_') || said.ends_with('_') || said.contains("__");
-    (!loose && !said.is_empty()).then(|| said.replace('_', ""))
+fn plain_number(answer_text: &str) -> Option<String> {
+    let answer_text = answer_text.trim();
+    let loose = answer_text.starts_with('_') || answer_text.ends_with('_') || answer_text.contains("__");
+    (!loose && !answer_text.is_empty()).then(|| answer_text.replace('_', ""))
 }

@@ -120,10 +120,10 @@ fn default(words: &Words) -> Outcome {
 /// The configuration of one machine: all its GPUs, or its CPU.
 fn basic(devices: &Devices, precision: &str) -> Cluster {
     let (gpus, kind) = (devices.gpus, if devices.gpus > 1 { "MULTI_GPU" } else { "NO" });
-    let said = json!({
+    let values = json!({
         "distributed_type": kind, "mixed_precision": precision, "use_cpu": gpus == 0, "num_processes": gpus.max(1),
     });
-    Cluster::of(said.as_object().cloned().unwrap_or_default())
+    Cluster::of(values.as_object().cloned().unwrap_or_default())
 }
 
 fn update(words: &Words) -> Outcome {

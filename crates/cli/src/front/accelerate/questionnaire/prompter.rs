@@ -8,21 +8,12 @@ use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex, Termi
 /// Asks a user.
 pub trait Prompter {
     /// Asks for a line of text.
-    ///
-    /// # Errors
-    /// When no answer comes.
     fn input(&mut self, question: &str) -> Result<String, PromptError>;
 
     /// Asks for one of several choices; returns its index.
-    ///
-    /// # Errors
-    /// When no answer comes.
     fn select(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, PromptError>;
 
     /// Shows why the question is repeated.
-    ///
-    /// # Errors
-    /// When it cannot be shown.
     fn message(&mut self, message: &str) -> Result<(), PromptError>;
 }
 
@@ -57,13 +48,13 @@ impl<R: BufRead, W: Write> Prompter for LinePrompter<R, W> {
     fn input(&mut self, question: &str) -> Result<String, PromptError> {
         self.output.write_all(question.as_bytes())?;
         self.output.flush()?;
-        match line(&mut self.input, question) {
+        match read_line(&mut self.input, question) {
             // The error begins a line of its own.
             Err(PromptError::Ended(question)) => {
                 writeln!(self.output)?;
                 Err(PromptError::Ended(question))
             }
-            said => said,
+            line => line,
         }
     }
 
@@ -73,13 +64,13 @@ impl<R: BufRead, W: Write> Prompter for LinePrompter<R, W> {
             writeln!(self.output, "  {i}  {choice}")?;
         }
         loop {
-            let said = match self.input(&format!("A number [{default}] ")) {
+            let line = match self.input(&format!("A number [{default}] ")) {
                 Err(PromptError::Ended(_)) => return Err(PromptError::Ended(question.to_owned())),
-                said => said?,
+                line => line?,
             };
-            let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(said.trim()));
-            match said.trim().parse::<usize>() {
-                _ if said.trim().is_empty() => return Ok(default),
+            let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(line.trim()));
+            match line.trim().parse::<usize>() {
+                _ if line.trim().is_empty() => return Ok(default),
                 Ok(i) if i < choices.len() => return Ok(i),
                 Err(_) if let Some(i) = named() => return Ok(i),
                 _ => self.message(&format!("please answer with a number from 0 to {}", choices.len() - 1))?,
@@ -92,12 +83,12 @@ impl<R: BufRead, W: Write> Prompter for LinePrompter<R, W> {
     }
 }
 
-fn line(input: &mut impl BufRead, question: &str) -> Result<String, PromptError> {
-    let mut said = String::new();
-    if input.read_line(&mut said)? == 0 {
+fn read_line(input: &mut impl BufRead, question: &str) -> Result<String, PromptError> {
+    let mut line = String::new();
+    if input.read_line(&mut line)? == 0 {
         return Err(PromptError::Ended(question.trim().to_owned()));
     }
-    Ok(said.trim_end_matches(['\n', '\r']).to_owned())
+    Ok(line.trim_end_matches(['\n', '\r']).to_owned())
 }
 
 /// A terminal with keys: arrows and digits move in a menu.
@@ -238,15 +229,15 @@ fn show(output: &mut impl Write, choices: &[&str], at: usize) -> io::Result<()> 
 mod tests {
     use super::*;
 
-    fn chosen(said: &str) -> Result<usize, PromptError> {
-        let mut prompter = LinePrompter { input: said.as_bytes(), output: Vec::new() };
+    fn chosen(line: &str) -> Result<usize, PromptError> {
+        let mut prompter = LinePrompter { input: line.as_bytes(), output: Vec::new() };
         prompter.select("Which?", &["no", "fp16", "bf16"], 1)
     }
 
     #[test]
     fn a_line_chooses_by_number_or_name() {
-        for (said, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
-            assert_eq!(chosen(said).unwrap(), expected, "{said:?}");
+        for (line, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
+            assert_eq!(chosen(line).unwrap(), expected, "{line:?}");
         }
         assert!(matches!(chosen("9\n"), Err(PromptError::Ended(question)) if question == "Which?"));
     }

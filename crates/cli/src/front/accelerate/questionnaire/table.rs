@@ -8,7 +8,8 @@ use super::item::{
 };
 use crate::front::accelerate::cluster::Literal;
 
-/// All of it. A key with a dot is one inside another; one that begins with `?` is asked for what follows from it alone.
+/// All questions. A key with a dot is one inside another. A key that begins with `?` is not written; it only decides
+/// which questions follow.
 pub const QUESTIONS: &[Item] = &[
     Set("compute_environment", Literal::Text("LOCAL_MACHINE")),
     menu("?environment", "Where will the training run?", ENVIRONMENTS, 0),

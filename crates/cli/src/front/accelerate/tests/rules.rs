@@ -385,7 +385,7 @@ fn the_default_file_is_found_and_flags_stand_alone_without_it() {
         assert!(note.contains(line), "{note}");
     }
     // A training that says how many ranks it has keeps them.
-    assert!(Site::new(0).resolve("src/train.py train.yaml").is_unsaid);
+    assert!(Site::new(0).resolve("src/train.py train.yaml").ranks_are_default);
     assert_eq!(Site::new(0).resolve("env.py").launch.local_ranks(), 1);
 }
 
