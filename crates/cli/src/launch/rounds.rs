@@ -77,8 +77,7 @@ pub(super) fn meeting(launch: &Launch) -> Result<Option<Meeting>> {
     let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
     meeting.local_ranks = *ranks;
     meeting.max_restarts = launch.restarts.max;
-    let conf: Vec<String> = conf.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    meeting.configure(&conf.join(","), &|name| std::env::var(name).ok())?;
+    meeting.configure(conf, &|name| std::env::var(name).ok())?;
     Ok(Some(meeting))
 }
 

@@ -61,8 +61,8 @@ pub enum Nodes {
         count: RangeInclusive<usize>,
         /// Host and port of the store.
         endpoint: (String, u16),
-        /// Further settings of the rendezvous (`--rdzv-conf`).
-        conf: Vec<(String, String)>,
+        /// Further settings of the rendezvous (`--rdzv-conf`): `KEY=VALUE,…`.
+        conf: String,
     },
 }
 

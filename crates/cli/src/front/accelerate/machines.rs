@@ -52,7 +52,7 @@ impl LaunchSettings<'_> {
         if count < 1 {
             problems.push(
                 Problem::new(format!(
-                    "`num_processes` is {count}, so the number of ranks is still to be written_at"
+                    "`num_processes` is {count}, so the number of ranks is still to be said"
                 ))
                 .at(&written_at, "")
                 .help("add `--num_processes N`"),
@@ -77,7 +77,7 @@ impl LaunchSettings<'_> {
         Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(written_at) }
     }
 
-    /// The ranks where nobody written_at how many: of a file one, if nothing is distributed; else one for each GPU.
+    /// The default number of ranks: one with a file that distributes nothing, else one for each GPU.
     fn default_ranks(
         &self,
         strategy: &Strategy,
@@ -191,24 +191,17 @@ impl LaunchSettings<'_> {
     }
 
     /// `key=value,key=value`.
-    fn conf(&self, problems: &mut Problems) -> Vec<(String, String)> {
+    fn conf(&self, problems: &mut Problems) -> String {
         let text = self.all.text("rdzv_conf").unwrap_or_default();
-        let mut out = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            match part.split_once('=') {
-                Some((name, value)) => out.push((name.trim().to_owned(), value.trim().to_owned())),
-                None => {
-                    let message = format!("`{part}` in `rdzv_conf` is no `key=value`");
-                    problems.push(
-                        self.all.problem(message, &["rdzv_conf"]).help("as in timeout=900,join_timeout=60"),
-                    );
-                }
-            }
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
+            let problem =
+                self.all.problem(format!("`{part}` in `rdzv_conf` is no `key=value`"), &["rdzv_conf"]);
+            problems.push(problem.help("as in timeout=900,join_timeout=60"));
         }
-        out
+        text
     }
 
-    /// What is to be written_at where this machine has fewer GPUs than ranks.
+    /// The problem if this machine has fewer GPUs than ranks.
     pub fn gpus(&self, each: usize, strategy: &Strategy) -> Option<Problem> {
         let there = self.devices.gpus;
         if strategy.cpu || strategy.kind == DistributedType::No || each <= there {

@@ -136,7 +136,9 @@ fn meeting(
             };
             let endpoint = place(&endpoint)?;
             let mut conf = conf(settings, read)?;
-            conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
+            if let Some(addr) = settings.text("local_addr") {
+                conf.push_str(&format!(",local_addr={addr}"));
+            }
             let master = Master { addr: endpoint.0.clone(), port: 0 };
             return Ok((Nodes::Elastic { ranks, count: machines, endpoint, conf }, master));
         }
@@ -180,13 +182,12 @@ fn meeting(
     Ok((Nodes::Static { ranks: vec![ranks; *machines.end()], this }, master))
 }
 
-/// `KEY=VALUE,…`.
-fn conf(settings: &Settings, read: Read) -> Result<Vec<(String, String)>, Problem> {
+/// `KEY=VALUE,…`, as a meeting accepts it.
+fn conf(settings: &Settings, read: Read) -> Result<String, Problem> {
     let text = settings.text("rdzv_conf").unwrap_or_default();
-    let mut any = Meeting::new((String::new(), 1), String::new(), 1..=1);
-    any.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
-    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
-    Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
+    let mut meeting = Meeting::new((String::new(), 1), String::new(), 1..=1);
+    meeting.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    Ok(text)
 }
 
 /// The streams that a flag names.

@@ -421,7 +421,7 @@ fn machines_meet_as_they_are_told() {
             ranks: 2,
             count: 2..=2,
             endpoint: ("h".to_owned(), 29500),
-            conf: vec![("timeout".to_owned(), "9".to_owned()), ("join_timeout".to_owned(), "5".to_owned())],
+            conf: "timeout=9,join_timeout=5".to_owned(),
         }
     );
     let said = site.wrong(&format!("{line} --rdzv_backend etcd env.py"));
