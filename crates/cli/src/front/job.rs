@@ -155,7 +155,7 @@ impl Job {
         }
     }
 
-    /// Whether one process is all of the run, and needs nobody around it.
+    /// Whether the run is one process that needs no launcher.
     fn is_alone(&self) -> bool {
         let launch = &self.launch;
         launch.worker(0, 0).world_size() == 1

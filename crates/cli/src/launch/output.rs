@@ -225,7 +225,7 @@ impl Outputs {
         let (ended, done) = (self.ended.clone(), self.done.0.clone());
         let read = move || {
             forward(pipe, sinks, &ended);
-            // Nobody waits for it any longer after a signal.
+            // After a signal, no thread waits for it.
             let _ = done.send(());
         };
         let thread = std::thread::Builder::new().name("output".into()).spawn(read);
@@ -254,8 +254,8 @@ impl Outputs {
     }
 }
 
-/// Reads until the writers have ended, or nobody wants to have it: then they learn that by the pipe, as they would
-/// without this process between.
+/// Reads until the writers have ended, or all outputs are closed: then the pipe breaks for the writers, as it would without
+/// this process.
 fn forward(mut pipe: impl Read + AsFd, mut sinks: Sinks, ended: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
     // What was in the pipe when all had ended. Something that left its group may keep the pipe and write for ever.
@@ -322,7 +322,7 @@ impl Sinks {
         if let Some(shown) = &self.shown
             && shown.write(lines).is_err()
         {
-            // Nobody reads it, as after `head`.
+            // The reader has closed the stream, as `head` does.
             self.shown = None;
         }
         if let Some(filter) = &self.filter {

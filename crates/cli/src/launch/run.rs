@@ -239,7 +239,7 @@ impl Run<'_> {
 }
 
 impl Ended {
-    /// The rank that failed first, and the others that did not end as they should. The ranks of a training of our own
+    /// The rank that failed first, and the other ranks that failed. The ranks of a training of our own
     /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
     /// that has failed may end before it.
     fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {

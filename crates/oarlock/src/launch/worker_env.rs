@@ -31,7 +31,7 @@ impl WorkerEnv {
         self.local_ranks.get(self.node_rank).copied().unwrap_or(0)
     }
 
-    /// The variables of the rank in a run of this name whose ranks start again at most so often, in this role.
+    /// The variables of the rank, for a run with this name, role and maximum of restarts.
     pub fn variables(&self, max_restarts: u32, run_id: &str, role: &str) -> Vec<(String, String)> {
         [
             ("RANK", self.rank().to_string()),

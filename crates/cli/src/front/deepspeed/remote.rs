@@ -133,7 +133,7 @@ impl Remote {
 
 /// A file with one machine a line, which is removed when the value is dropped.
 fn machine_file(path: &Path, pool: &Pool) -> Result<TempPath, Error> {
-    // Nobody else may have put a file or a link there.
+    // Another user may have put a file or a link there.
     let mut file = std::fs::File::create_new(path).map_err(Error::io("create", path))?;
     let own = TempPath::try_from_path(path).map_err(Error::io("find", path))?;
     let lines: String = pool.iter().map(|(host, _)| format!("{host}\n")).collect();

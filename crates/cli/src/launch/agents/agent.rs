@@ -84,7 +84,7 @@ impl Link {
                 return;
             }
             drop(gone);
-            // Kept in the link for whoever asks next.
+            // The link keeps the result for the next request.
             if self.ask(&Request::Look { wait_ms: 0 }).is_err() {
                 return;
             }
@@ -103,7 +103,7 @@ impl Agent {
     /// Joins the meeting: listens at its endpoint if that is this machine's and free, and connects to it.
     ///
     /// # Errors
-    /// When nobody answers in time, what answers is no store of this run, or this node does not fit the run.
+    /// When there is no answer in time, the endpoint is no store of this run, or this node does not fit the run.
     pub fn join(meeting: &Meeting, stop: &dyn Fn() -> bool) -> Result<Agent, AgentsError> {
         meeting.check()?;
         let deadline = Instant::now() + meeting.join_timeout;

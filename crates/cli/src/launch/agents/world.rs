@@ -72,7 +72,7 @@ pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemberState {
-    /// Its ranks still end, or it has not asked for a round yet.
+    /// Its ranks are still ending, or it has not requested a round yet.
     Busy,
     /// It can take part.
     Ready,
