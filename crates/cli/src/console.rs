@@ -1,4 +1,4 @@
-//! What a command tells, and how it ends.
+//! The output of a command, and how it ends.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -13,47 +13,50 @@ pub(crate) enum Failure {
     Error(Error),
     /// Everything that is wrong with what was written.
     Problems(Problems),
-    /// Already told; this is the exit code.
-    Told(u8),
+    /// Already reported; this is the exit code.
+    Reported(u8),
 }
 
 impl<E: Into<Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Error(error.into())
+        match error.into() {
+            Error::Library(oarlock::Error::Config(problems)) => Failure::Problems(problems),
+            error => Failure::Error(error),
+        }
     }
 }
 
 /// How a command ends.
 pub(crate) type Outcome = Result<(), Failure>;
 
-/// Tells what went wrong, and turns it into the code of the process.
+/// Prints what went wrong, and returns the exit code of the process.
 pub(crate) fn exit(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Told(code)) => ExitCode::from(code),
+        Err(Failure::Reported(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
-            tell(&render(&problems, colour, width));
+            eprint(&render(&problems, colour, width));
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            tell(&format!("error: {error}\n"));
+            eprint(&format!("error: {error}\n"));
             ExitCode::FAILURE
         }
     }
 }
 
 /// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
-pub(crate) fn say(text: &str) -> Outcome {
+pub(crate) fn print(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Told(0)),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Reported(0)),
         result => Ok(result.map_err(Error::io("write to", "standard output"))?),
     }
 }
 
-/// Tells standard error. Where that fails there is nobody to tell; the exit code still says it.
-pub(crate) fn tell(text: &str) {
+/// Writes to standard error. If that fails, only the exit code reports the failure.
+pub(crate) fn eprint(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

@@ -47,9 +47,6 @@ pub fn smooth(values: &[f64]) -> Vec<f64> {
 }
 
 /// Draws the curves of a run into its folder.
-///
-/// # Errors
-/// If a file cannot be written.
 pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
     let evals = state.series("eval_loss");
@@ -59,9 +56,6 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
 
 /// Draws values over steps into a PNG file: `training_loss.png`, `training_eval_loss.png`. Values that are no
 /// numbers are left out. `false` if there is nothing to draw.
-///
-/// # Errors
-/// If the file cannot be written.
 pub fn draw(path: &Path, title: &str, label: &str, points: &[(u64, f64)]) -> Result<bool> {
     let points: Vec<(f64, f64)> =
         points.iter().filter(|(_, y)| y.is_finite()).map(|(x, y)| (*x as f64, *y)).collect();

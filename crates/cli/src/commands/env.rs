@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 
 pub(super) fn run() -> Outcome {
     let paths: Vec<String> = Isa::available().iter().map(|isa| isa.path().to_string()).collect();
@@ -26,5 +26,5 @@ pub(super) fn run() -> Outcome {
         lines.push(format!("Memory limit of this process: {:.2} GB", limit as f64 / 1e9));
     }
     lines.push("GPU: none used (this version trains on CPU ranks)".to_string());
-    say(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())
+    print(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())
 }

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::console::{Outcome, say};
+use super::dtypes;
+use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 use oarlock::estimate::{
     self, DryRun, Estimate, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step,
@@ -16,15 +17,8 @@ use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::train::objective::{Pretrain, dry_pass};
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-    Fp16,
-}
-
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Place {
+enum OffloadDevice {
     None,
     Cpu,
     Nvme,
@@ -86,8 +80,8 @@ pub(super) struct EstimateArgs {
     #[arg(long, default_value_t = 2048)]
     cutoff_len: usize,
     /// The dtype of the arithmetic
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
-    dtype: Precision,
+    #[arg(long, value_parser = dtypes(["f32", "bf16", "fp16"]), default_value = "bf16")]
+    dtype: DType,
     /// Only this stage of ZeRO; 0 is plain data parallelism
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3))]
     stage: Option<u8>,
@@ -98,11 +92,11 @@ pub(super) struct EstimateArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
     /// Where optimizer state is kept; for ranks on CPU, none and cpu are the same
-    #[arg(long, value_enum, default_value_t = Place::None)]
-    offload_optimizer: Place,
+    #[arg(long, value_enum, default_value_t = OffloadDevice::None)]
+    offload_optimizer: OffloadDevice,
     /// Where parameters are kept; stage 3 only
-    #[arg(long, value_enum, default_value_t = Place::None)]
-    offload_param: Place,
+    #[arg(long, value_enum, default_value_t = OffloadDevice::None)]
+    offload_param: OffloadDevice,
     /// Keep only the input of each layer, and compute its activations again in the backward pass
     #[arg(long)]
     gradient_checkpointing: bool,
@@ -143,10 +137,10 @@ fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
 }
 
 fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings> {
-    let kept = |place| if place == Place::Nvme { Offload::Nvme } else { Offload::Memory };
-    if args.offload_param == Place::Nvme && args.stage != Some(3) {
+    let kept = |place| if place == OffloadDevice::Nvme { Offload::Nvme } else { Offload::Memory };
+    if args.offload_param == OffloadDevice::Nvme && args.stage != Some(3) {
         return Err(Error::Usage(
-            "--offload-param nvme needs --stage 3: only it divides parameters".to_owned(),
+            "--offload-param nvme needs --stage 3: only it shards parameters".to_owned(),
         ));
     }
     let optim = match args.optim {
@@ -166,11 +160,7 @@ fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings>
 }
 
 pub(super) fn run(args: &EstimateArgs) -> Outcome {
-    let dtype = match args.dtype {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-        Precision::Fp16 => DType::F16,
-    };
+    let dtype = args.dtype;
     let config = match (&args.model, args.hidden, args.layers) {
         (Some(dir), ..) => Some(HfConfig::read(dir)?.decoder().clone()),
         (None, Some(hidden), Some(layers)) => Some(llama(args, hidden, layers)),
@@ -209,5 +199,5 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
         text.push_str(&format!("ZeRO-2: {}", estimate::zero2(n, ranks)));
         text.push_str(&format!("ZeRO-3: {}", estimate::zero3(n, size.largest_layer() as u64, ranks)));
     }
-    say(&text)
+    print(&text)
 }

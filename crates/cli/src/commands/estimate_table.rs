@@ -14,21 +14,16 @@ const WIDTH: usize = 11;
 pub fn table(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) -> String {
     let Some(first) = estimates.first() else { return String::new() };
     let settings = first.settings;
+    let largest = match size.is_known() {
+        true => format!(" ({:.2} M)", size.largest_unit() as f64 / 1e6),
+        false => String::new(),
+    };
     let mut text = format!(
-        "{:.2} M parameters in {}, {} rank(s) of one machine; P parameters, N ranks, U the largest unit ({:.2} M)\n\n",
+        "{:.2} M parameters in {}, {} rank(s) of one machine; P parameters, N ranks, U the largest unit{largest}\n\n",
         size.n_params() as f64 / 1e6,
         settings.dtype,
         settings.ranks,
-        size.largest_unit() as f64 / 1e6,
     );
-    if !size.is_known() {
-        text = format!(
-            "{:.2} M parameters in {}, {} rank(s) of one machine; P parameters, N ranks, U the largest unit\n\n",
-            size.n_params() as f64 / 1e6,
-            settings.dtype,
-            settings.ranks,
-        );
-    }
     let mut names: Vec<&str> = Vec::new();
     for part in estimates.iter().flat_map(|estimate| &estimate.parts) {
         if !names.contains(&part.name) {

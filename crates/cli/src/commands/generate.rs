@@ -5,22 +5,17 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use crate::console::{Outcome, tell};
+use super::dtypes;
+use crate::console::{Outcome, eprint};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
 use oarlock::model::hf::load_for_inference;
 use oarlock::{Error, Result};
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-}
 
 /// What both commands take.
 #[derive(Args)]
@@ -47,8 +42,8 @@ struct ModelArgs {
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// The dtype of the arithmetic
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    dtype: Precision,
+    #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
+    dtype: DType,
     /// Threads; by default all cores
     #[arg(long)]
     threads: Option<usize>,
@@ -67,7 +62,7 @@ pub(super) struct GenerateArgs {
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// What the model is told before the conversation
+    /// The system prompt of the conversation
     #[arg(long)]
     system: Option<String>,
 }
@@ -76,12 +71,8 @@ pub(super) struct ChatArgs {
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
     let device = Device::cpu(Isa::detect(), par);
-    let dtype = match args.dtype {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    };
     let tokenizer = Tokenizer::open(&args.model)?;
-    let generator = Generator::new(load_for_inference(&args.model, &device, dtype, usize::MAX)?);
+    let generator = Generator::new(load_for_inference(&args.model, &device, args.dtype, usize::MAX)?);
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,
@@ -111,7 +102,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     })?;
     let _: ControlFlow<()> = print(&format!("{}\n", prompt.unwrap_or_default()))?;
     let seconds = begin.elapsed().as_secs_f64();
-    tell(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
+    eprint(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
     Ok(())
 }
 

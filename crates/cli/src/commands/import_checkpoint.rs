@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::import::import_checkpoint;
 
 #[derive(Args)]
@@ -24,7 +24,7 @@ pub(super) fn run(args: &ImportArgs) -> Outcome {
         true => "",
         false => "there is no config.json beside it: add the model's before generating from this folder\n",
     };
-    say(&format!(
+    print(&format!(
         "imported {} (ZeRO-{} of {} ranks, {}, step {}): {} parameters of {:.2} M elements to {}\n{config}",
         imported.from.display(),
         imported.stage,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 use crate::front;
 
@@ -22,7 +22,7 @@ pub(super) fn run(args: &LinkArgs) -> Outcome {
     link(&args.folder, &program, &names)?;
     let folder = args.folder.canonicalize().map_err(Error::io("read", &args.folder))?;
     let folder = folder.display();
-    say(&format!(
+    print(&format!(
         "{} links in {folder}: {}\nThe shell finds them first after\n    export PATH=\"{folder}:$PATH\"\n",
         names.len(),
         names.join(", ")
@@ -47,7 +47,7 @@ fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
         let new = folder.join(format!(".{name}.{}", std::process::id()));
         symlink(program, &new).map_err(Error::io("create", &new))?;
         fs::rename(&new, &path).map_err(|cause| {
-            // Where this fails too there is nothing more to do; the cause is told.
+            // If this fails as well, the first error is still the one to report.
             let _ = fs::remove_file(&new);
             Error::io("create", &path)(cause)
         })?;

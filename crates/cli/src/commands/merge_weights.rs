@@ -2,19 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use oarlock_tensor::DType;
 
-use crate::console::{Outcome, say};
+use super::dtypes;
+use crate::console::{Outcome, print};
 use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
-
-/// What a weight is written as.
-#[derive(Clone, Copy, ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-    F16,
-}
 
 #[derive(Args)]
 pub(super) struct MergeArgs {
@@ -26,8 +19,8 @@ pub(super) struct MergeArgs {
     #[arg(long)]
     model: Option<usize>,
     /// The dtype of the weights; by default that in which the model was trained
-    #[arg(long)]
-    dtype: Option<Precision>,
+    #[arg(long, value_parser = dtypes(["f32", "bf16", "f16"]))]
+    dtype: Option<DType>,
     /// The most that one file of weights holds, such as 500MB or 4GiB
     #[arg(long, default_value = "5GB", value_parser = shard_size, alias = "max_shard_size")]
     max_shard_size: u64,
@@ -37,19 +30,14 @@ pub(super) struct MergeArgs {
 }
 
 pub(super) fn run(args: &MergeArgs) -> Outcome {
-    let dtype = args.dtype.map(|precision| match precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-        Precision::F16 => DType::F16,
-    });
     let options = MergeOptions {
         tag: args.tag.as_deref(),
         model: args.model,
-        dtype,
+        dtype: args.dtype,
         max_shard_bytes: args.max_shard_size,
     };
     let merged = merge_weights(&args.checkpoint, &args.out, &options)?;
-    say(&format!(
+    print(&format!(
         "wrote {:.2} M parameters of {} in {} to {}: {}\n",
         merged.n_elems as f64 / 1e6,
         merged.checkpoint.display(),

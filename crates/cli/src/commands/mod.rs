@@ -15,7 +15,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use oarlock_tensor::DType;
 
 use crate::console;
 use crate::front;
@@ -62,6 +64,15 @@ enum Command {
     Env,
 }
 
+/// Parses the name of a dtype, of which an argument takes only these.
+fn dtypes<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(names).map(|name| match name.as_str() {
+        "bf16" => DType::BF16,
+        "f16" | "fp16" => DType::F16,
+        _ => DType::F32,
+    })
+}
+
 /// The commands of other programs, for the help.
 fn front_ends() -> String {
     let lines = front::ALL.iter().map(|one| format!("  {:17}  {}\n", one.names[0], one.about));
@@ -82,7 +93,7 @@ pub fn main() -> ExitCode {
     if let Some((front_end, words)) = front_end(&words) {
         // A program must get its arguments as they are, or not be started.
         if let Some(word) = arguments.iter().skip(1).find(|word| word.to_str().is_none()) {
-            console::tell(&format!(
+            console::eprint(&format!(
                 "error: the argument {word:?} is not valid UTF-8; rename what it names\n"
             ));
             return ExitCode::from(2);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::console::{Outcome, say};
+use crate::console::{Outcome, print};
 use oarlock::data::{Source, TrainSettings, train_bpe};
 
 #[derive(Subcommand)]
@@ -34,5 +34,5 @@ pub(super) fn run(command: &TokenizerCommand) -> Outcome {
     let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
     train_bpe(&source, output_dir, &TrainSettings::minimind(*vocab_size))?;
     let [json, config] = ["tokenizer.json", "tokenizer_config.json"].map(|name| output_dir.join(name));
-    say(&format!("wrote {} and {}\n", json.display(), config.display()))
+    print(&format!("wrote {} and {}\n", json.display(), config.display()))
 }

@@ -6,16 +6,18 @@ use std::time::SystemTime;
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
 use crate::config::{Problem, Problems, ResolvedConfig, Resume, TrainConfig, paths, train_config_of};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
-use crate::front::script::Script;
+use crate::front::env_var;
+use crate::front::script::{Script, Training};
 use crate::launch::spec::Output;
-use crate::launch::{self, Launch, STARTED, environment};
+use crate::launch::{self, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
 use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
+use oarlock_comm::Exit;
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -46,8 +48,8 @@ pub enum Program {
 }
 
 impl Job {
-    /// The job that starts a script. Of a training, `said` is what the front end itself says about it; it weighs
-    /// after the training's own words.
+    /// The job that starts a script. `layers` are what the front end itself says about a training; they weigh after the
+    /// training's own words.
     ///
     /// # Errors
     /// Everything that is wrong with the training.
@@ -55,21 +57,50 @@ impl Job {
         words: Vec<String>,
         launch: Launch,
         script: Script,
-        said: Vec<Layer>,
+        layers: Vec<Layer>,
         flags: &Parsed,
     ) -> Result<Job, Problems> {
-        let (mut dry_run, mut print_config) = (flags.dry_run, flags.print_config);
-        let (program, notes) = match script {
-            Script::Command(argv) => (Program::Command(argv), Vec::new()),
-            Script::Training(training) => {
-                dry_run |= training.dry_run;
-                print_config |= training.print_config;
-                let layers = training.layers.into_iter().chain(said).collect();
-                let config = train_config_of(layers, &|name| std::env::var(name).ok())?;
-                (Program::Training(Box::new(config)), training.notes)
+        let mut job = match script {
+            Script::Command(argv) => Job {
+                words,
+                launch,
+                program: Program::Command(argv),
+                notes: Vec::new(),
+                dry_run: false,
+                print_config: false,
+                through_mpi: false,
+            },
+            Script::Training(mut training) => {
+                training.layers.extend(layers);
+                Job::of_training(words, training, &env_var, |_| Ok(launch))?
             }
         };
-        Ok(Job { words, launch, program, notes, dry_run, print_config, through_mpi: false })
+        job.dry_run |= flags.dry_run;
+        job.print_config |= flags.print_config;
+        Ok(job)
+    }
+
+    /// The job of a training, whose configuration describes the launch. `environment` looks up a variable.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the training.
+    pub fn of_training(
+        words: Vec<String>,
+        training: Training,
+        environment: &dyn Fn(&str) -> Option<String>,
+        launch: impl FnOnce(&ResolvedConfig) -> Result<Launch, Problem>,
+    ) -> Result<Job, Problems> {
+        let Training { layers, notes, dry_run, print_config } = training;
+        let config = train_config_of(layers, environment)?;
+        Ok(Job {
+            words,
+            launch: launch(&config)?,
+            program: Program::Training(Box::new(config)),
+            notes,
+            dry_run,
+            print_config,
+            through_mpi: false,
+        })
     }
 
     /// Says what is known before anything is started, and whether it is to be started.
@@ -78,21 +109,21 @@ impl Job {
     /// What is missing to run it, unless it is only to be shown.
     pub(crate) fn examine(&self) -> Result<bool, Failure> {
         if !launch::is_rank() {
-            self.notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+            self.notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
         }
         let shown = self.dry_run || self.print_config;
         if let Program::Training(config) = &self.program {
             if shown {
-                say(&config.table())?;
+                print(&config.table())?;
             }
             let mut missing = self.missing(config);
             let can_run = missing.is_empty();
             missing.append(paths::check(config).err().unwrap_or_default());
             if can_run || !shown {
                 // What cannot be run here can still be shown.
-                missing.into_result(|| ()).map_err(Failure::Problems)?;
+                missing.into_result(|| ())?;
             } else {
-                missing.iter().for_each(|one| tell(&format!("missing to run it: {}\n", one.line())));
+                missing.iter().for_each(|one| eprint(&format!("missing to run it: {}\n", one.line())));
             }
         }
         Ok(!shown)
@@ -103,7 +134,7 @@ impl Job {
         let is_rank = launch::is_rank();
         let examined = self.examine();
         if self.dry_run && !is_rank {
-            say(&self.outline())?;
+            print(&self.outline())?;
         }
         if !examined? {
             return Ok(());
@@ -124,10 +155,12 @@ impl Job {
         }
     }
 
-    /// Whether one process is all of the run, and needs nobody around it.
+    /// Whether the run is one process that needs no launcher.
     fn is_alone(&self) -> bool {
         let launch = &self.launch;
-        launch.place(0, 0).world_size() == 1 && launch.restarts.max == 0 && launch.output == Output::default()
+        launch.worker(0, 0).world_size() == 1
+            && launch.restarts.max == 0
+            && launch.output == Output::default()
     }
 }
 
@@ -182,7 +215,7 @@ fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Err
 
 /// How many ranks a launch starts.
 pub(crate) fn would_start(launch: &Launch) -> String {
-    let first = launch.place(0, 0);
+    let first = launch.worker(0, 0);
     format!("would start {} rank(s) on {} machine(s)", first.world_size(), first.local_ranks.len())
 }
 
@@ -192,13 +225,13 @@ const SHOWN: usize = 256;
 /// The environment of each rank of each machine, given the launch of a machine: what all have in common, then what
 /// differs. Of very many ranks, the first ones.
 pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
-    let first = launch_of(0).place(0, 0);
+    let first = launch_of(0).worker(0, 0);
     let mut all = Vec::new();
     for (node, local_ranks) in first.local_ranks.iter().enumerate() {
         let launch = launch_of(node);
         let left = SHOWN.saturating_sub(all.len());
-        let places = (0..*local_ranks).take(left).map(|local| launch.place(node, local));
-        all.extend(places.map(|place| (environment::variables(&launch, &place), place)));
+        let workers = (0..*local_ranks).take(left).map(|local| launch.worker(node, local));
+        all.extend(workers.map(|worker| (environment::variables(&launch, &worker), worker)));
         if all.len() == SHOWN {
             break;
         }
@@ -214,9 +247,9 @@ pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
     if let Some((variables, _)) = all.first() {
         out.push_str(&format!("  every rank:{}\n", line(&same, variables)));
     }
-    for (variables, place) in all.iter().filter(|_| all.len() > 1) {
+    for (variables, worker) in all.iter().filter(|_| all.len() > 1) {
         let own = line(&|name, value| !same(name, value), variables);
-        out.push_str(&format!("  machine {}, rank {}:{own}\n", place.node_rank, place.rank()));
+        out.push_str(&format!("  machine {}, rank {}:{own}\n", worker.node_rank, worker.rank()));
     }
     if first.world_size() > all.len() {
         out.push_str(&format!("  … and {} more\n", first.world_size() - all.len()));
@@ -224,31 +257,32 @@ pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
     out
 }
 
-/// What to say where GPUs are asked for and the machine has none (or fewer).
-pub fn too_few_gpus(asked: usize, there: usize, instead: &str) -> Problem {
+/// The problem of a launch that needs more GPUs than the machine has.
+pub fn too_few_gpus(needed: usize, there: usize, instead: &str) -> Problem {
     let many = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
     let has = if there == 0 { "none".to_owned() } else { there.to_string() };
-    let are = if asked == 1 { "is" } else { "are" };
-    Problem::new(format!("{} {are} asked for, and this machine has {has}", many(asked, "GPU")))
-        .help(format!("to run the same on {}: {instead}", many(asked, "CPU rank")))
+    let are = if needed == 1 { "is" } else { "are" };
+    Problem::new(format!("{} {are} asked for, and this machine has {has}", many(needed, "GPU")))
+        .help(format!("to run the same on {}: {instead}", many(needed, "CPU rank")))
 }
 
-fn ended(outcome: launch::Outcome) -> Outcome {
+/// Reports how a launch ended.
+pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
         launch::Outcome::Done => Ok(()),
         launch::Outcome::Failed { message, code } => {
-            tell(&message);
-            Err(Failure::Told(code))
+            eprint(&message);
+            Err(Failure::Reported(code))
         }
         launch::Outcome::Stopped(signal) => {
-            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
-            Err(Failure::Told(128 + (signal & 0x7f) as u8))
+            eprint(&format!("stopped by signal {signal}; all ranks have ended\n"));
+            Err(Failure::Reported(exit_code(Exit::Signal(signal))))
         }
     }
 }
 
-/// One rank of the run. A failure is told to the other ranks and, among several, reported by the launcher alone if it
-/// is ours; another's knows exit codes only, so there each rank says what it knows.
+/// Runs one rank. A failure goes to the other ranks. Our launcher reports it; another launcher knows exit codes only, so
+/// each rank then reports it itself.
 fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
     let result: Result<(), Error> = (|| {
@@ -281,9 +315,9 @@ fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outc
             }
             comm.abort(&error.to_string());
             if !launch::is_our_rank() {
-                tell(&format!("rank {}: error: {error}\n", comm.rank()));
+                eprint(&format!("rank {}: error: {error}\n", comm.rank()));
             }
-            Err(Failure::Told(1))
+            Err(Failure::Reported(1))
         }
     }
 }

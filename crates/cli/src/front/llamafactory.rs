@@ -10,9 +10,10 @@ use crate::config::environment;
 use crate::config::value::boolean;
 use crate::config::written::{self, Authority, Layer};
 use crate::config::yaml::Node;
-use crate::config::{Problem, Problems, ResolvedConfig, Words, explain, train_config_of};
-use crate::console::{Failure, Outcome, say, tell};
-use crate::front::job::{Job, Program};
+use crate::config::{Problem, Problems, ResolvedConfig, Words, explain};
+use crate::console::{Failure, Outcome, eprint, print};
+use crate::front::env_var;
+use crate::front::job::Job;
 use crate::front::script;
 use crate::launch::Launch;
 use crate::launch::devices::Devices;
@@ -40,12 +41,12 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     match command {
         "train" => train(rest, &["llamafactory-cli", "train"], started),
         "chat" => answers::chat(&Words::new(rest)),
-        "env" => say(&answers::environment(&Devices::here(variable("CUDA_VISIBLE_DEVICES").as_deref()))?),
-        "version" => say(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
-        "help" | "--help" | "-h" => say(USAGE),
+        "env" => print(&answers::environment(&Devices::visible())?),
+        "version" => print(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
+        "help" | "--help" | "-h" => print(USAGE),
         _ => {
-            tell(&answers::refusal(command));
-            Err(Failure::Told(2))
+            eprint(&answers::refusal(command));
+            Err(Failure::Reported(2))
         }
     }
 }
@@ -53,18 +54,14 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
 /// Trains: a file, flags and `key=value`. `called` is how this command is called again, for the ranks.
 pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> Outcome {
     let written = Words::new(words);
-    let arguments = written::arguments(&written).map_err(Failure::Problems)?;
+    let arguments = written::arguments(&written)?;
     if arguments.help || words.is_empty() {
-        say(&explain::help())?;
-        return if arguments.help { Ok(()) } else { Err(Failure::Told(2)) };
+        print(&explain::help())?;
+        return if arguments.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
     let again = called.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
-    let devices = Devices::here(variable("CUDA_VISIBLE_DEVICES").as_deref());
-    job(&arguments, again, &devices, &variable).map_err(Failure::Problems)?.run(started)
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    let devices = Devices::visible();
+    job(&arguments, again, &devices, &env_var)?.run(started)
 }
 
 /// The training that arguments and the environment describe; `words` lead to it again.
@@ -74,33 +71,25 @@ fn job(
     devices: &Devices,
     read: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Job, Problems> {
-    let training = script::training(arguments)?;
-    let asked = Asked::read(read, devices)?;
-    let layers = asked.before.into_iter().chain(training.layers).chain(asked.after).collect();
-    let config = train_config_of(layers, read)?;
-    let launch = asked.ranks.launch(&config)?;
-    let mut notes = training.notes;
-    if asked.is_distributed {
-        notes.extend(told(&launch));
+    let mut training = script::training(arguments)?;
+    let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed } =
+        LauncherEnv::read(read, devices)?;
+    training.layers.splice(0..0, default_ranks);
+    training.layers.extend(required_ranks);
+    let mut job = Job::of_training(words, training, read, |config| ranks.launch(config))?;
+    if is_distributed {
+        job.notes.extend(notes(&job.launch));
     }
-    Ok(Job {
-        words,
-        launch,
-        program: Program::Training(Box::new(config)),
-        notes,
-        dry_run: training.dry_run,
-        print_config: training.print_config,
-        through_mpi: false,
-    })
+    Ok(job)
 }
 
-/// What the environment asks for.
-struct Asked {
-    /// The number of ranks where nobody writes another.
-    before: Option<Layer>,
-    /// The number of ranks that must be written everywhere.
-    after: Option<Layer>,
-    /// Where they are.
+/// What the variables of LLaMA-Factory's launcher say.
+struct LauncherEnv {
+    /// The number of ranks where the configuration names none.
+    default_ranks: Option<Layer>,
+    /// The number of ranks with which the configuration must agree.
+    required_ranks: Option<Layer>,
+    /// Where the ranks are.
     ranks: Ranks,
     /// Whether LLaMA-Factory would start them by torchrun.
     is_distributed: bool,
@@ -119,10 +108,10 @@ struct Ranks {
     max_restarts: u32,
 }
 
-impl Asked {
+impl LauncherEnv {
     /// Reads the variables of LLaMA-Factory's launcher.
-    fn read(read: &dyn Fn(&str) -> Option<String>, devices: &Devices) -> Result<Asked, Problems> {
-        // Under a launcher all is said by it.
+    fn read(read: &dyn Fn(&str) -> Option<String>, devices: &Devices) -> Result<LauncherEnv, Problems> {
+        // A launcher has set all of them.
         let launched = environment::said_in("WORLD_SIZE", read).is_some();
         let mut variables = Variables {
             read: &|name| if launched { None } else { read(name) },
@@ -167,7 +156,7 @@ impl Asked {
         let layer = |authority, value: Node| {
             Some(Layer { authority, entries: vec![environment::number_of_ranks(value)] })
         };
-        let (before, after) = match per_machine {
+        let (default_ranks, required_ranks) = match per_machine {
             Some(n) => (None, layer(Authority::MustAgree, total("NPROC_PER_NODE", n))),
             None if launched => (None, None),
             None if forced => (layer(Authority::Replaces, total("FORCE_TORCHRUN", devices.count())), None),
@@ -175,11 +164,16 @@ impl Asked {
             None if count > 1 => (layer(Authority::Replaces, total("one rank each", 1)), None),
             None => (None, None),
         };
-        let is_distributed = before.is_some() || after.is_some();
+        let is_distributed = default_ranks.is_some() || required_ranks.is_some();
         let master = Master { addr, port: port.map_or(29500, |port| port as u16) };
         let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
         let ranks = Ranks { machines: range, this, master, elastic, max_restarts };
-        variables.problems.into_result(|| Asked { before, after, ranks, is_distributed })
+        variables.problems.into_result(|| LauncherEnv {
+            default_ranks,
+            required_ranks,
+            ranks,
+            is_distributed,
+        })
     }
 }
 
@@ -226,15 +220,20 @@ impl Ranks {
             Some(run_id) => {
                 launch.run_id = run_id;
                 let endpoint = (launch.master.addr.clone(), launch.master.port);
-                Nodes::Elastic { ranks: total / machines, count: self.machines, endpoint, conf: Vec::new() }
+                Nodes::Elastic {
+                    ranks: total / machines,
+                    count: self.machines,
+                    endpoint,
+                    conf: String::new(),
+                }
             }
         };
         Ok(launch)
     }
 }
 
-/// What LLaMA-Factory's launcher tells.
-fn told(launch: &Launch) -> Vec<String> {
+/// The messages of LLaMA-Factory's launcher.
+fn notes(launch: &Launch) -> Vec<String> {
     let Master { addr, port } = &launch.master;
     let mut notes =
         vec![format!("Initializing {} distributed tasks at: {addr}:{port}", launch.local_ranks())];

@@ -13,9 +13,10 @@ use crate::config::source::{Place, Source, SourceKind};
 use crate::config::value::{self, Value};
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Node;
-use crate::config::{Problem, Problems, Words, train_config_of};
-use crate::console::{Failure, Outcome, say};
-use crate::front::job::{Job, Program};
+use crate::config::{Problem, Problems, ResolvedConfig, Words};
+use crate::console::{Outcome, print};
+use crate::front::env_var;
+use crate::front::job::Job;
 use crate::front::script::Training;
 use crate::launch::Launch;
 
@@ -82,22 +83,12 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let read = Words::new(words);
     let mut problems = Problems::default();
     if FLAGS.parse(&read, &mut problems).help {
-        return say(&FLAGS.help());
+        return print(&FLAGS.help());
     }
-    let environment = |name: &str| std::env::var(name).ok();
-    let training = training(&read, &environment).map_err(Failure::Problems)?;
-    let config = train_config_of(training.layers, &environment).map_err(Failure::Problems)?;
-    let again = std::iter::once(COMMAND.to_owned()).chain(words.iter().cloned());
-    let job = Job {
-        words: again.collect(),
-        launch: Launch::local(config.ranks.num_processes),
-        program: Program::Training(Box::new(config)),
-        notes: training.notes,
-        dry_run: training.dry_run,
-        print_config: training.print_config,
-        through_mpi: false,
-    };
-    job.run(started)
+    let training = training(&read, &env_var)?;
+    let again = std::iter::once(COMMAND.to_owned()).chain(words.iter().cloned()).collect();
+    let launch = |config: &ResolvedConfig| Ok(Launch::local(config.ranks.num_processes));
+    Job::of_training(again, training, &env_var, launch)?.run(started)
 }
 
 /// The training that MiniMind's flags ask for. `environment` looks up a variable: of ACCELERATE_MIXED_PRECISION, which
@@ -260,19 +251,19 @@ impl Reader<'_> {
 
     fn intervals(&mut self) {
         let accumulation = self.count("accumulation_steps").max(1);
-        let mut told = Vec::new();
+        let mut rounded = Vec::new();
         for (name, key) in INTERVALS {
             let Some((value, place)) = self.value(name) else { continue };
             let steps = ((self.count(name) as f64 / accumulation as f64).round() as u64).max(1);
             self.put(key, &steps.to_string(), place);
             if name != "profile_interval" || self.parsed.settings.bool("profile") {
-                told.push(format!("--{name} {value} is every {steps}"));
+                rounded.push(format!("--{name} {value} is every {steps}"));
             }
         }
         if accumulation > 1 {
             self.notes.push(format!(
                 "MiniMind's intervals count micro-steps, {accumulation} of which make an optimizer step: {}",
-                told.join(", ")
+                rounded.join(", ")
             ));
         }
     }

@@ -58,6 +58,11 @@ pub const ALL: &[FrontEnd] = &[
     },
 ];
 
+/// The value of an environment variable.
+fn env_var(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {
     ALL.iter().find(|front_end| front_end.names.contains(&name))

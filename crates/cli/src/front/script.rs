@@ -3,12 +3,14 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
+use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Arguments, Problem, Problems, Words};
-use crate::front::minimind;
+use crate::front::{env_var, minimind};
 
 /// What is to be started.
 #[derive(Clone, Debug)]
@@ -39,6 +41,19 @@ pub struct Call {
     pub module: bool,
     /// It is a program of its own (`--no_python`).
     pub no_python: bool,
+}
+
+impl Call {
+    /// Reads the flags `--module` and `--no_python`, which exclude each other.
+    pub fn read(settings: &Settings, problems: &mut Problems) -> Call {
+        let call = Call { module: settings.bool("module"), no_python: settings.bool("no_python") };
+        if call.module && call.no_python {
+            let message = "`--module` and `--no_python` exclude each other";
+            let problem = settings.problem(message, &["module", "no_python"]);
+            problems.push(problem.help("a module is run by Python; keep one of them"));
+        }
+        call
+    }
 }
 
 /// The names of LLaMA-Factory's training script.
@@ -98,7 +113,7 @@ fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
         return Some(llama_factory(words));
     }
     let file = Path::new(name).file_name()?.to_str()?;
-    minimind::SCRIPTS.contains(&file).then(|| minimind::training(words, &|name| std::env::var(name).ok()))
+    minimind::SCRIPTS.contains(&file).then(|| minimind::training(words, &env_var))
 }
 
 /// LLaMA-Factory's training: a file, flags and `key=value`.
@@ -112,7 +127,7 @@ pub fn llama_factory(words: &Words) -> Result<Training, Problems> {
 /// The training that arguments describe.
 ///
 /// # Errors
-/// If the file cannot be read, or DeepSpeed is asked for without its configuration.
+/// If the file cannot be read, or DeepSpeed is chosen without its configuration.
 pub fn training(arguments: &Arguments) -> Result<Training, Problems> {
     let mut layers = arguments.layers()?;
     for layer in &mut layers {
@@ -147,10 +162,15 @@ fn join_deepspeed_flags(layer: &mut Layer) -> Result<(), Problem> {
 
 /// The Python that runs scripts: the one that PYTHON_EXEC names, as in torchrun, else the first in PATH.
 fn python() -> String {
-    let there = |name: &&str| {
-        std::env::var_os("PATH")
-            .is_some_and(|paths| std::env::split_paths(&paths).any(|folder| folder.join(name).is_file()))
-    };
-    let found = || ["python3", "python"].iter().find(|name| there(name)).unwrap_or(&"python3").to_string();
+    let is_there = |name: &&str| program_in_path(name).is_some();
+    let found = || ["python3", "python"].into_iter().find(is_there).unwrap_or("python3").to_owned();
     std::env::var("PYTHON_EXEC").unwrap_or_else(|_| found())
+}
+
+/// Where a shell finds a program.
+pub fn program_in_path(program: &str) -> Option<PathBuf> {
+    let can_run =
+        |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    let paths = std::env::var_os("PATH")?;
+    std::env::split_paths(&paths).map(|folder| folder.join(program)).find(can_run)
 }

@@ -51,9 +51,6 @@ impl Run {
 
 impl TorchFile {
     /// Opens a file and reads its pickle.
-    ///
-    /// # Errors
-    /// When it is no such file, or its pickle is refused.
     pub fn open(path: &Path) -> Result<(TorchFile, Pickle)> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         let (storages, pickle) = read(&file).map_err(|problem| refused(path, problem))?;
@@ -62,9 +59,6 @@ impl TorchFile {
     }
 
     /// The elements of a tensor, `what` for messages, and its sizes.
-    ///
-    /// # Errors
-    /// When it is none, does not lie in a row, or not inside of its storage.
     pub fn tensor(&self, what: &str, view: View<'_>) -> Result<(Run, Vec<u64>)> {
         let bad =
             |why: &str| refused(&self.path, ImportProblem::Tensor { what: what.into(), why: why.into() });
@@ -91,9 +85,6 @@ impl TorchFile {
     }
 
     /// Reads the first elements of a run, as many as there is room for, as f32.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or these are no floats.
     pub fn read(&self, run: Run, out: &mut [f32]) -> Result<()> {
         let failed = Error::io("read", &self.path);
         if run.element == Element::F32 {
@@ -117,7 +108,7 @@ impl TorchFile {
 
 /// Where the storages lie, and the bytes of the pickle.
 fn read(file: &File) -> std::result::Result<(Storages, Vec<u8>), ImportProblem> {
-    let bad = |why: String| ImportProblem::Container { why };
+    let bad = ImportProblem::Container;
     let file_bytes = file.metadata().map_err(|cause| bad(cause.to_string()))?.len();
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|cause| bad(cause.to_string()))?;
     let (mut storages, mut pickle) = (HashMap::new(), None);

@@ -6,9 +6,9 @@
 //! TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt     f32 weights and moments of rank R, flat
 //! ```
 //!
-//! Stages 1 and 2: all parameters of a group lie behind each other, with paddings, and the ranks divide the whole; the
-//! padding at the end is there in the moments and not in the weights. Stage 3: the ranks divide each parameter, rounded
-//! up, and a rank's parts lie behind each other through all of its groups.
+//! Stages 1 and 2: all parameters of a group lie behind each other, with paddings, and the whole is sharded over the ranks; the
+//! padding at the end is there in the moments and not in the weights. Stage 3: each parameter is sharded over the
+//! ranks, rounded up, and a rank's parts lie behind each other through all of its groups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::container::{Run, TorchFile};
 use super::error::ImportProblem;
 use super::model_states::Model;
 use super::pickle::{Value, View};
-use super::{need, refused, unexpected};
+use super::{missing, need, refused, unexpected, unsupported};
 use crate::error::{Error, Result};
 use oarlock::shard::MASTER;
 
@@ -34,7 +34,7 @@ const OPTIM_STATES: &str = "_optim_states.pt";
 /// Elements of a rank's file.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Which of [`Source::files`].
+    /// Which of [`DeepSpeedCheckpoint::files`].
     pub file: usize,
     /// Where in it.
     pub run: Run,
@@ -50,7 +50,7 @@ pub struct Parameter {
 }
 
 /// A checkpoint of DeepSpeed.
-pub struct Source {
+pub struct DeepSpeedCheckpoint {
     /// The files that hold elements.
     pub files: Vec<TorchFile>,
     /// By their names in transformers.
@@ -89,13 +89,10 @@ struct Rank {
 }
 
 /// Reads what the files of the folder `dir` say; their elements are read later.
-///
-/// # Errors
-/// When it is no such checkpoint, is incomplete, or holds what is not imported.
-pub fn open(dir: &Path) -> Result<Source> {
+pub fn open(dir: &Path) -> Result<DeepSpeedCheckpoint> {
     if ["", "pytorch_model_fsdp_0", "optimizer_0"].iter().any(|of| dir.join(of).join(".metadata").is_file()) {
-        let told = "it is of torch.distributed.checkpoint (FSDP, Accelerate), which is not imported yet";
-        return Err(refused(dir, ImportProblem::Unsupported(told.into())));
+        let why = "it is of torch.distributed.checkpoint (FSDP, Accelerate), which is not imported yet";
+        return Err(unsupported(dir, why));
     }
     let mut files = Vec::new();
     let mut ranks = Vec::new();
@@ -104,8 +101,8 @@ pub fn open(dir: &Path) -> Result<Source> {
         ranks.push(rank_of(&file, pickle.root())?);
         files.push(file);
     }
-    let missing = |what: &str| refused(dir, ImportProblem::Missing { what: what.into() });
-    let first = ranks.first().ok_or_else(|| missing("zero_pp_rank_0_mp_rank_00_optim_states.pt"))?;
+    let missing = || missing(dir, "zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    let first = ranks.first().ok_or_else(missing)?;
     if first.n_ranks != ranks.len() as u64 {
         return Err(refused(dir, ImportProblem::Ranks { found: ranks.len(), expected: first.n_ranks }));
     }
@@ -137,7 +134,7 @@ pub fn open(dir: &Path) -> Result<Source> {
         }
     }
     let (steps, skipped) = (model.count("global_steps")?, model.count("skipped_steps")?);
-    Ok(Source {
+    Ok(DeepSpeedCheckpoint {
         parameters: model.renamed(parameters)?,
         n_ranks: ranks.len(),
         stage: first.stage,
@@ -162,8 +159,8 @@ fn optimizer_files(dir: &Path) -> Result<Vec<PathBuf>> {
         let Some(stem) = name.strip_suffix(OPTIM_STATES) else { continue };
         let rank = stem.strip_suffix("_mp_rank_00").and_then(|stem| stem.rsplit_once("zero_pp_rank_"));
         let Some(rank) = rank.and_then(|(_, rank)| rank.parse::<u64>().ok()) else {
-            let told = "its name says tensor, pipeline or expert parallelism, which is not imported";
-            return Err(refused(&path, ImportProblem::Unsupported(told.into())));
+            let why = "its name says tensor, pipeline or expert parallelism, which is not imported";
+            return Err(unsupported(&path, why));
         };
         found.push((rank, path));
     }
@@ -183,8 +180,8 @@ fn rank_of(file: &TorchFile, root: View<'_>) -> Result<Rank> {
     let stage = stage.filter(|stage| (1..=3).contains(stage));
     let stage = stage.ok_or_else(|| unexpected(path, "zero_stage", "1, 2 or 3"))?;
     if zero.get("ds_zero_partition_groups").is_some() {
-        let told = "its parameters are sharded within groups of ranks (MiCS), which is not imported";
-        return Err(refused(path, ImportProblem::Unsupported(told.into())));
+        let why = "its parameters are sharded within groups of ranks (MiCS), which is not imported";
+        return Err(unsupported(path, why));
     }
     let counts = need(path, zero, "partition_count")?;
     let n_ranks = match counts.elements() {
@@ -198,17 +195,15 @@ fn rank_of(file: &TorchFile, root: View<'_>) -> Result<Rank> {
     };
     let base = need(path, zero, base)?;
     if base.elements().is_some() {
-        let told = "it was saved with elastic_checkpoint, which is not imported";
-        return Err(refused(path, ImportProblem::Unsupported(told.into())));
+        let why = "it was saved with elastic_checkpoint, which is not imported";
+        return Err(unsupported(path, why));
     }
     let (states, mut groups, mut optimizer_steps) = (need(path, base, "state")?, Vec::new(), None);
     let weights = need(path, zero, weights)?.elements();
     let weights = weights.ok_or_else(|| unexpected(path, "the f32 weights", "a list of groups"))?;
     for (index, weights) in weights.enumerate() {
         let state = states.at(index);
-        let state = state.ok_or_else(|| {
-            refused(path, ImportProblem::Missing { what: format!("the optimizer's state of group {index}") })
-        })?;
+        let state = state.ok_or_else(|| missing(path, format!("the optimizer's state of group {index}")))?;
         check_kinds(path, state)?;
         let steps = match need(path, state, "step") {
             Ok(step) => Some(steps_of(file, step)?),
@@ -244,8 +239,8 @@ fn check_kinds(path: &Path, state: View<'_>) -> Result<()> {
     let known = |key: &str| key == "step" || KINDS.contains(&key);
     let other = state.items().into_iter().flatten().filter_map(|(key, _)| key.text()).find(|key| !known(key));
     other.map_or(Ok(()), |key| {
-        let told = format!("its optimizer keeps {key}; only the states of Adam and AdamW are imported");
-        Err(refused(path, ImportProblem::Unsupported(told)))
+        let why = format!("its optimizer keeps {key}; only the states of Adam and AdamW are imported");
+        Err(unsupported(path, why))
     })
 }
 

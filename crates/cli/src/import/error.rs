@@ -22,20 +22,14 @@ impl From<ImportError> for crate::error::Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportProblem {
     /// Not the container that `torch.save` writes.
-    #[error("it is no file of torch.save: {why}")]
-    Container {
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error("it is no file of torch.save: {0}")]
+    Container(String),
     /// A pickle that is not taken.
     #[error("its pickle is refused: {0}")]
     Pickle(#[from] PickleProblem),
-    /// Something that every such file has.
-    #[error("it lacks {what}")]
-    Missing {
-        /// What it should hold, as DeepSpeed calls it.
-        what: String,
-    },
+    /// Something that every such file has, as DeepSpeed calls it.
+    #[error("it lacks {0}")]
+    Missing(String),
     /// Something that is not as it should be.
     #[error("{what} is not {expected}")]
     Unexpected {

@@ -78,8 +78,16 @@ fn unexpected(path: &Path, what: &str, expected: &str) -> Error {
     refused(path, ImportProblem::Unexpected { what: what.into(), expected: expected.into() })
 }
 
+fn unsupported(path: &Path, why: impl Into<String>) -> Error {
+    refused(path, ImportProblem::Unsupported(why.into()))
+}
+
+fn missing(path: &Path, what: impl Into<String>) -> Error {
+    refused(path, ImportProblem::Missing(what.into()))
+}
+
 fn need<'a>(path: &Path, view: View<'a>, name: &str) -> Result<View<'a>> {
-    view.get(name).ok_or_else(|| refused(path, ImportProblem::Missing { what: name.into() }))
+    view.get(name).ok_or_else(|| missing(path, name))
 }
 
 #[cfg(test)]

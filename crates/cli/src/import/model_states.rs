@@ -10,7 +10,7 @@ use super::container::TorchFile;
 use super::deepspeed::{MODEL_STATES, Parameter, Parameters, Piece, cut, n_elems_of, share_of};
 use super::error::ImportProblem;
 use super::pickle::{Element, Value, View};
-use super::{need, refused, unexpected};
+use super::{need, refused, unexpected, unsupported};
 use crate::error::Result;
 use oarlock::shard::MASTER;
 
@@ -49,34 +49,25 @@ pub struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// Whether data parallelism is all that divides the model.
-    ///
-    /// # Errors
-    /// When it is not.
+    /// Checks that the model is sharded by data parallelism alone.
     pub fn check(&self) -> Result<()> {
         let dimensions = self.view.get("checkpoint_parallel_dimensions");
         let degree = |name: &str| dimensions.and_then(|dimensions| dimensions.get(name)?.count());
         let degrees = [self.count("mp_world_size").ok(), degree("pp_degree"), degree("tp_degree")];
         if degrees.into_iter().flatten().any(|degree| degree != 1) {
-            let told = "it was saved with tensor or pipeline parallelism, which is not imported";
-            return Err(refused(self.path, ImportProblem::Unsupported(told.into())));
+            let why = "it was saved with tensor or pipeline parallelism, which is not imported";
+            return Err(unsupported(self.path, why));
         }
         Ok(())
     }
 
     /// A whole number from 0.
-    ///
-    /// # Errors
-    /// When there is none of that name.
     pub fn count(&self, name: &str) -> Result<u64> {
         let count = need(self.path, self.view, name)?.count();
         count.ok_or_else(|| unexpected(self.path, name, "a whole number from 0"))
     }
 
     /// The names and shapes of the trained parameters, by groups, as they lie behind each other.
-    ///
-    /// # Errors
-    /// When they are not there.
     pub fn groups(&self) -> Result<Vec<Shapes>> {
         let bad = || unexpected(self.path, "param_shapes", "a list of dictionaries of shapes");
         let groups = need(self.path, self.view, "param_shapes")?.elements().ok_or_else(bad)?;
@@ -84,9 +75,6 @@ impl<'a> Model<'a> {
     }
 
     /// The dtype of the working copies.
-    ///
-    /// # Errors
-    /// When it is none that weights have.
     pub fn dtype(&self, file: &TorchFile, parameters: &Parameters) -> Result<DType> {
         let module = self.view.get("module");
         let copy = parameters.keys().find_map(|name| Some((name, module?.get(name)?)));
@@ -101,9 +89,6 @@ impl<'a> Model<'a> {
     }
 
     /// Adds the parameters that are not trained: whatever is whole in the module and none of its buffers.
-    ///
-    /// # Errors
-    /// When a tensor is damaged.
     pub fn frozen_whole(&self, file: &TorchFile, at: usize, parameters: &mut Parameters) -> Result<()> {
         let buffers = self.view.get("buffer_names").and_then(View::elements);
         let buffers: Vec<&str> = buffers.into_iter().flatten().filter_map(View::text).collect();
@@ -123,10 +108,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Adds the parameters that are not trained, which the ranks divide in stage 3.
-    ///
-    /// # Errors
-    /// When a rank's part is missing.
+    /// Adds the parameters that are not trained, which are sharded in stage 3.
     pub fn frozen_of_stage_3(
         &self,
         dir: &Path,
@@ -160,9 +142,6 @@ impl<'a> Model<'a> {
 
     /// The parameters under the names of transformers: without what wrappers put before them, and a head that is the
     /// embedding under the embedding's name.
-    ///
-    /// # Errors
-    /// When two have the same name.
     pub fn renamed(&self, parameters: Parameters) -> Result<Parameters> {
         const EMBEDDING: &str = "model.embed_tokens.weight";
         let shared = self.view.get("shared_params").and_then(View::items);
@@ -180,9 +159,6 @@ impl<'a> Model<'a> {
     }
 
     /// The optimizer's rule. What `torch.optim` says of itself counts before the configuration.
-    ///
-    /// # Errors
-    /// When it is neither Adam nor AdamW.
     pub fn rule(&self, decoupled_decay: Option<bool>) -> Result<&'static str> {
         let optimizer = self.view.get("ds_config").and_then(|config| config.get("optimizer"));
         let kind = optimizer.and_then(|optimizer| optimizer.get("type")?.text()).unwrap_or("AdamW");
@@ -192,8 +168,8 @@ impl<'a> Model<'a> {
             ("adamw", _) | ("adam", true) => Ok("adamw"),
             ("adam", false) => Ok("adam"),
             _ => {
-                let told = format!("its optimizer is {kind}; only the states of Adam and AdamW are imported");
-                Err(refused(self.path, ImportProblem::Unsupported(told)))
+                let why = format!("its optimizer is {kind}; only the states of Adam and AdamW are imported");
+                Err(unsupported(self.path, why))
             }
         }
     }

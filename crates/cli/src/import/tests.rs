@@ -53,9 +53,9 @@ fn copy_of(case: &str) -> tempfile::TempDir {
 /// Why an import is refused; nothing is left of it.
 fn refusal(from: &Path) -> String {
     let to = tempfile::tempdir().unwrap();
-    let told = import_checkpoint(from, &to.path().join("out"), None).unwrap_err().to_string();
-    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "{told}");
-    told
+    let error = import_checkpoint(from, &to.path().join("out"), None).unwrap_err().to_string();
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "{error}");
+    error
 }
 
 #[test]
@@ -178,9 +178,9 @@ fn a_hostile_pickle_is_refused_by_its_name() {
     let file = fs::read(&path).unwrap();
     let system = b"\x80\x02cposix\nsystem\nX\x04\0\0\0true\x85R.";
     fs::write(&path, repacked(&file, system, stored())).unwrap();
-    let told = refusal(site.path());
-    assert!(told.contains("mp_rank_00_model_states.pt cannot be imported"), "{told}");
-    assert!(told.contains("posix.system, which is not on the list"), "{told}");
+    let error = refusal(site.path());
+    assert!(error.contains("mp_rank_00_model_states.pt cannot be imported"), "{error}");
+    assert!(error.contains("posix.system, which is not on the list"), "{error}");
 
     fs::write(&path, &file[..file.len() / 2]).unwrap();
     assert!(refusal(site.path()).contains("it is no file of torch.save"));

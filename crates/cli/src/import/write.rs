@@ -5,7 +5,7 @@ use std::path::Path;
 use oarlock::checkpoint::{Assembler, ClientState, PlanEntry};
 use serde_json::Value as Json;
 
-use super::deepspeed::{KINDS, Source};
+use super::deepspeed::{DeepSpeedCheckpoint, KINDS};
 use crate::error::Result;
 
 /// How far the run is and what it logged, for a training that goes on.
@@ -18,7 +18,7 @@ const CHUNK_ELEMS: usize = if cfg!(test) { 5 } else { 1 << 18 };
 ///
 /// # Errors
 /// When a file cannot be read or written; `to` is then as it was.
-pub fn write(source: &Source, beside: Option<&Path>, to: &Path) -> Result<()> {
+pub fn write(source: &DeepSpeedCheckpoint, beside: Option<&Path>, to: &Path) -> Result<()> {
     let parameters = source.parameters.iter().map(|(name, parameter)| {
         let kinds = KINDS.into_iter().filter(|kind| parameter.state.contains_key(kind)).collect();
         (name.as_str(), parameter.shape.as_slice(), kinds)
@@ -63,7 +63,7 @@ pub fn write(source: &Source, beside: Option<&Path>, to: &Path) -> Result<()> {
 }
 
 /// What the trainer of transformers left beside the checkpoint, or the step alone.
-fn trainer_state(source: &Source, beside: Option<&Path>) -> String {
+fn trainer_state(source: &DeepSpeedCheckpoint, beside: Option<&Path>) -> String {
     // One that cannot be read is a log that is lost, not a state.
     let text = beside.and_then(|folder| std::fs::read(folder.join(TRAINER_STATE)).ok());
     let found = text.and_then(|text| serde_json::from_slice::<serde_json::Map<String, Json>>(&text).ok());

@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 use oarlock::launch::Memory;
 use oarlock_comm::{Ended, Exit, signal_name};
 
+use super::hostname;
 use super::logs::{ErrorFile, Message};
 
 /// The failure of a rank.
@@ -39,14 +40,6 @@ impl Failure {
         }
     }
 
-    /// The exit code of a process that passes this failure on, as a shell does.
-    pub fn exit_code(&self) -> u8 {
-        match self.end.exit {
-            Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
-            Exit::Signal(signal) => 128 | u8::try_from(signal & 0x7f).unwrap_or(0),
-        }
-    }
-
     /// By when it can have been the first: never, if the launcher ended the rank and it says nothing else.
     pub(super) fn began(&self) -> u64 {
         let says = self.message.as_ref().is_some_and(|message| message.seconds.is_some());
@@ -57,6 +50,14 @@ impl Failure {
     fn seconds(&self) -> u64 {
         let seen = self.end.at.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         self.message.as_ref().and_then(|message| message.seconds).unwrap_or(seen)
+    }
+}
+
+/// The exit code of a process that passes a failure on, as a shell does.
+pub fn exit_code(exit: Exit) -> u8 {
+    match exit {
+        Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1).max(1),
+        Exit::Signal(signal) => 128 | u8::try_from(signal & 0x7f).unwrap_or(0),
     }
 }
 
@@ -91,16 +92,11 @@ fn row(memory: &Memory, number: usize, failure: &Failure, out: &mut String) {
     line("rank", format!("{} (local_rank: {})", failure.rank, failure.local_rank));
     line("exitcode", format!("{} (pid: {}){signal}", failure.code(), failure.end.pid));
     line("error_file", file);
-    let said = failure.message.as_ref().map(|message| message.text.clone());
-    line("traceback", said.unwrap_or_else(|| "<N/A>".to_owned()));
+    let text = failure.message.as_ref().map(|message| message.text.clone());
+    line("traceback", text.unwrap_or_else(|| "<N/A>".to_owned()));
     if let Some(cause) = memory.explain(&failure.end) {
         line("likely", cause);
     }
-}
-
-/// The name of this machine.
-pub(super) fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// `2026-11-20 18:34:02Z`.
@@ -114,18 +110,18 @@ mod tests {
 
     use super::*;
 
-    fn end(exit: Exit, told: bool) -> Ended {
+    fn end(exit: Exit, asked_to_end: bool) -> Ended {
         Ended {
             pid: 41,
             exit,
             at: UNIX_EPOCH + Duration::from_secs(86_400),
             resident: Some(3 << 29),
-            asked_to_end: told,
+            asked_to_end,
         }
     }
 
-    fn failure(rank: usize, exit: Exit, told: bool) -> Failure {
-        Failure { rank, local_rank: rank, end: end(exit, told), message: None, error_file: None }
+    fn failure(rank: usize, exit: Exit, asked_to_end: bool) -> Failure {
+        Failure { rank, local_rank: rank, end: end(exit, asked_to_end), message: None, error_file: None }
     }
 
     #[test]
@@ -133,7 +129,7 @@ mod tests {
         for (exit, code) in
             [(Exit::Code(3), 3), (Exit::Code(256), 1), (Exit::Signal(9), 137), (Exit::Signal(15), 143)]
         {
-            assert_eq!(failure(0, exit, false).exit_code(), code, "{exit:?}");
+            assert_eq!(exit_code(exit), code, "{exit:?}");
         }
         assert_eq!(failure(0, Exit::Signal(9), false).code(), -9);
     }

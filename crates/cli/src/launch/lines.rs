@@ -1,18 +1,18 @@
 //! What ranks write, as whole lines, each after the mark of its rank where several share a stream.
 
-use oarlock::launch::Place;
+use oarlock::launch::WorkerEnv;
 
 /// The longest line that is kept together.
 const LONGEST: usize = 64 << 10;
 
 /// Puts bytes together to lines. A carriage return ends one, too: progress bars have nothing else.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(super) struct LineBuffer {
     /// What of a line has come.
     begun: Vec<u8>,
 }
 
-impl Lines {
+impl LineBuffer {
     /// Takes bytes; the lines that are whole by now.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.begun.extend_from_slice(bytes);
@@ -32,21 +32,21 @@ impl Lines {
 }
 
 /// The mark of a rank before its lines: a template in which `${role_name}`, `${local_rank}` and `${rank}` stand for it.
-pub(super) fn mark(template: Option<&str>, role: &str, place: &Place, colour: bool) -> Vec<u8> {
+pub(super) fn mark(template: Option<&str>, role: &str, worker: &WorkerEnv, colour: bool) -> Vec<u8> {
     // Not red, which is for errors.
     const COLOURS: [u8; 5] = [36, 32, 33, 35, 34];
     let mark = template
         .unwrap_or("[${role_name}${local_rank}]:")
         .replace("${role_name}", role)
-        .replace("${local_rank}", &place.local_rank.to_string())
-        .replace("${rank}", &place.rank().to_string());
+        .replace("${local_rank}", &worker.local_rank.to_string())
+        .replace("${rank}", &worker.rank().to_string());
     match colour {
-        true => format!("\x1b[{}m{mark}\x1b[0m", COLOURS[place.local_rank % COLOURS.len()]).into_bytes(),
+        true => format!("\x1b[{}m{mark}\x1b[0m", COLOURS[worker.local_rank % COLOURS.len()]).into_bytes(),
         false => mark.into_bytes(),
     }
 }
 
-/// Lines with a mark before each.
+/// LineBuffer with a mark before each.
 pub(super) fn marked(mark: &[u8], lines: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(lines.len() + lines.len() / 8 + mark.len());
     for line in lines.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn shown(pieces: &[&str]) -> String {
-        let mut lines = Lines::default();
+        let mut lines = LineBuffer::default();
         let mut out = Vec::new();
         for piece in pieces {
             out.extend(marked(b"[0]:", &lines.push(piece.as_bytes())));
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_does_not_grow_for_ever() {
-        let mut lines = Lines::default();
+        let mut lines = LineBuffer::default();
         assert_eq!(lines.push(&[b'x'; LONGEST - 1]).len(), 0);
         assert_eq!(lines.push(b"x").len(), LONGEST);
         assert!(lines.end().is_empty());
@@ -93,15 +93,15 @@ mod tests {
 
     #[test]
     fn ranks_differ_by_colour_where_there_are_colours() {
-        let place = |local_rank| Place {
+        let worker = |local_rank| WorkerEnv {
             local_rank,
             node_rank: 1,
             local_ranks: vec![4, 4],
             restart: 0,
             master: (String::new(), 0),
         };
-        assert_eq!(mark(None, "default", &place(3), false), b"[default3]:");
-        assert_eq!(mark(Some("${rank}/${local_rank} "), "default", &place(3), false), b"7/3 ");
-        assert_ne!(mark(None, "r", &place(0), true)[..5], mark(None, "r", &place(1), true)[..5]);
+        assert_eq!(mark(None, "default", &worker(3), false), b"[default3]:");
+        assert_eq!(mark(Some("${rank}/${local_rank} "), "default", &worker(3), false), b"7/3 ");
+        assert_ne!(mark(None, "r", &worker(0), true)[..5], mark(None, "r", &worker(1), true)[..5]);
     }
 }

@@ -24,9 +24,6 @@ pub(super) struct Attempt {
 
 impl Logs {
     /// A new folder, if the output needs one.
-    ///
-    /// # Errors
-    /// If it cannot be made.
     pub(super) fn create(output: &Output, run_id: &str) -> Result<Option<Logs>> {
         let writes = |of: &PerRank| {
             let writes = |streams: &Streams| streams.out || streams.err;
@@ -52,9 +49,6 @@ impl Logs {
     }
 
     /// The folder of a round, with one for each rank.
-    ///
-    /// # Errors
-    /// If they cannot be made.
     pub(super) fn attempt(&self, restart: u32, n_ranks: usize) -> Result<Attempt> {
         let folder = self.0.join(format!("attempt_{restart}"));
         for rank in 0..n_ranks {
@@ -91,9 +85,6 @@ pub struct Message {
 
 impl ErrorFile {
     /// One for a rank.
-    ///
-    /// # Errors
-    /// If the system has no memory for it.
     pub(super) fn create(attempt: Option<&Attempt>, rank: usize) -> Result<ErrorFile> {
         if let Some(attempt) = attempt {
             return Ok(ErrorFile { path: attempt.log(rank, "error.json"), memory: None });
@@ -110,7 +101,7 @@ impl ErrorFile {
         &self.path
     }
 
-    /// Where a person finds it afterwards.
+    /// Where the user finds it afterwards.
     pub(super) fn kept(&self) -> Option<&Path> {
         self.memory.is_none().then_some(self.path.as_path())
     }

@@ -13,37 +13,37 @@ use std::time::{Duration, Instant};
 use oarlock_comm::{RankGroup, StopSignals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::lines::{Lines, mark, marked};
+use super::lines::{LineBuffer, mark, marked};
 use super::logs::Attempt;
 use super::spec::Output;
-use crate::console::tell;
+use crate::console::eprint;
 use crate::error::{Error, Result};
-use oarlock::launch::Place;
+use oarlock::launch::WorkerEnv;
 
 /// How often a reader looks whether the writers have ended.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// How long output is still shown after a signal has ended the run, if nobody reads it.
+/// How long output is still shown after a signal has ended the run, if it is not read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The output of the ranks of a round.
 pub(super) struct Outputs {
-    plans: Vec<[Plan; 2]>,
+    destinations: Vec<[Destination; 2]>,
     readers: Vec<JoinHandle<()>>,
     ended: Arc<AtomicBool>,
     done: (mpsc::Sender<()>, mpsc::Receiver<()>),
 }
 
-/// What becomes of one stream of one rank.
-enum Plan {
-    /// It is that of this process.
+/// Where one stream of one rank goes.
+enum Destination {
+    /// To the same stream of this process.
     Inherit,
-    /// A file, or nothing.
-    Direct(Stdio),
-    /// This process reads it.
-    Read(Sinks),
-    /// Handed over.
-    Taken,
+    /// To a file, or nowhere.
+    File(Stdio),
+    /// Through a pipe that this process reads.
+    Pipe(Sinks),
+    /// The rank's process already has it.
+    Attached,
 }
 
 /// Where what is read goes.
@@ -51,7 +51,7 @@ struct Sinks {
     /// As it comes.
     file: Option<(File, String)>,
     /// By lines.
-    lines: Lines,
+    lines: LineBuffer,
     shown: Option<Shown>,
     filter: Option<Arc<Filter>>,
 }
@@ -70,7 +70,7 @@ pub(super) struct Filter {
     file: Mutex<File>,
 }
 
-/// One stream of this process, and what all ranks' plans for it have in common.
+/// One stream of this process, and what is the same for all ranks that use it.
 struct Stream {
     /// The name of its files.
     log: &'static str,
@@ -81,7 +81,7 @@ struct Stream {
 }
 
 /// What decides where the streams of a rank go.
-struct Planner<'a> {
+struct Rules<'a> {
     output: &'a Output,
     role: &'a str,
     attempt: Option<&'a Attempt>,
@@ -91,7 +91,7 @@ struct Planner<'a> {
     several: bool,
 }
 
-impl Planner<'_> {
+impl Rules<'_> {
     /// A stream of this process, with its filter.
     fn stream(&self, which: usize) -> Result<Stream> {
         let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
@@ -115,9 +115,15 @@ impl Planner<'_> {
         })
     }
 
-    /// The plan for a stream of a rank.
-    fn plan(&self, place: &Place, stream: &Stream, redirect: bool, tee: bool) -> Result<Plan> {
-        let rank = place.local_rank;
+    /// Where a stream of a rank goes.
+    fn destination(
+        &self,
+        worker: &WorkerEnv,
+        stream: &Stream,
+        redirect: bool,
+        tee: bool,
+    ) -> Result<Destination> {
+        let rank = worker.local_rank;
         let path = self.attempt.filter(|_| redirect || tee).map(|attempt| attempt.log(rank, stream.log));
         let open = |path: &Path| File::create(path).map_err(Error::io("create", path));
         let show = shows(self.output, rank) && (tee || !redirect);
@@ -125,9 +131,9 @@ impl Planner<'_> {
         // Lines of several programs are kept whole; ours write whole ones.
         let by_line = marked || (self.several && !self.own);
         match (&path, stream.filter.is_some(), show) {
-            (Some(path), false, _) if !tee => return Ok(Plan::Direct(open(path)?.into())),
-            (None, false, false) => return Ok(Plan::Direct(Stdio::null())),
-            (None, false, true) if !by_line => return Ok(Plan::Inherit),
+            (Some(path), false, _) if !tee => return Ok(Destination::File(open(path)?.into())),
+            (None, false, false) => return Ok(Destination::File(Stdio::null())),
+            (None, false, true) if !by_line => return Ok(Destination::Inherit),
             _ => {}
         }
         let file = match path {
@@ -137,12 +143,17 @@ impl Planner<'_> {
         let shown = stream.shown.clone().filter(|_| show).map(|shared| {
             let colour = stream.is_terminal && std::env::var_os("NO_COLOR").is_none();
             let mark = match marked {
-                true => mark(self.output.mark.as_deref(), self.role, place, colour),
+                true => mark(self.output.mark.as_deref(), self.role, worker, colour),
                 false => Vec::new(),
             };
             Shown { stream: shared, mark, complete: self.several || marked }
         });
-        Ok(Plan::Read(Sinks { file, lines: Lines::default(), shown, filter: stream.filter.clone() }))
+        Ok(Destination::Pipe(Sinks {
+            file,
+            lines: LineBuffer::default(),
+            shown,
+            filter: stream.filter.clone(),
+        }))
     }
 }
 
@@ -151,40 +162,37 @@ fn shows(output: &Output, local_rank: usize) -> bool {
 }
 
 impl Outputs {
-    /// The plan for ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
+    /// Outputs of ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
     /// unless somebody asks.
-    ///
-    /// # Errors
-    /// If a file cannot be made.
-    pub(super) fn plan(
+    pub(super) fn new(
         output: &Output,
         role: &str,
-        places: &[Place],
+        workers: &[WorkerEnv],
         own: bool,
         attempt: Option<&Attempt>,
     ) -> Result<Outputs> {
-        let several = places.iter().filter(|place| shows(output, place.local_rank)).count() > 1;
-        let planner = Planner { output, role, attempt, own, several };
-        let streams = [planner.stream(0)?, planner.stream(1)?];
-        let mut plans = Vec::with_capacity(places.len());
-        for place in places {
-            let (redirects, tee) = (output.redirects.of(place.local_rank), output.tee.of(place.local_rank));
-            plans.push([
-                planner.plan(place, &streams[0], redirects.out, tee.out)?,
-                planner.plan(place, &streams[1], redirects.err, tee.err)?,
+        let several = workers.iter().filter(|worker| shows(output, worker.local_rank)).count() > 1;
+        let rules = Rules { output, role, attempt, own, several };
+        let streams = [rules.stream(0)?, rules.stream(1)?];
+        let mut destinations = Vec::with_capacity(workers.len());
+        for worker in workers {
+            let (redirects, tee) = (output.redirects.of(worker.local_rank), output.tee.of(worker.local_rank));
+            destinations.push([
+                rules.destination(worker, &streams[0], redirects.out, tee.out)?,
+                rules.destination(worker, &streams[1], redirects.err, tee.err)?,
             ]);
         }
-        Ok(Outputs { plans, readers: Vec::new(), ended: Arc::default(), done: mpsc::channel() })
+        Ok(Outputs { destinations, readers: Vec::new(), ended: Arc::default(), done: mpsc::channel() })
     }
 
     /// Gives a rank's command its streams.
     pub(super) fn attach(&mut self, rank: usize, command: &mut Command) {
-        for (stream, plan) in self.plans[rank].iter_mut().enumerate() {
-            let stdio = match plan {
-                Plan::Inherit | Plan::Taken => Stdio::inherit(),
-                Plan::Read(_) => Stdio::piped(),
-                Plan::Direct(_) => match std::mem::replace(plan, Plan::Taken) {
-                    Plan::Direct(stdio) => stdio,
+        for (stream, destination) in self.destinations[rank].iter_mut().enumerate() {
+            let stdio = match destination {
+                Destination::Inherit | Destination::Attached => Stdio::inherit(),
+                Destination::Pipe(_) => Stdio::piped(),
+                Destination::File(_) => match std::mem::replace(destination, Destination::Attached) {
+                    Destination::File(stdio) => stdio,
                     _ => Stdio::null(),
                 },
             };
@@ -196,17 +204,17 @@ impl Outputs {
     }
 
     /// Begins to read what the ranks write.
-    ///
-    /// # Errors
-    /// If a thread cannot be started.
     pub(super) fn read(&mut self, group: &mut RankGroup) -> Result<()> {
-        for rank in 0..self.plans.len() {
+        for rank in 0..self.destinations.len() {
             let (out, err) = group.take_output(rank);
-            let [out_plan, err_plan] = std::mem::replace(&mut self.plans[rank], [Plan::Taken, Plan::Taken]);
-            if let (Some(pipe), Plan::Read(sinks)) = (out, out_plan) {
+            let [stdout, stderr] = std::mem::replace(
+                &mut self.destinations[rank],
+                [Destination::Attached, Destination::Attached],
+            );
+            if let (Some(pipe), Destination::Pipe(sinks)) = (out, stdout) {
                 self.start(pipe, sinks)?;
             }
-            if let (Some(pipe), Plan::Read(sinks)) = (err, err_plan) {
+            if let (Some(pipe), Destination::Pipe(sinks)) = (err, stderr) {
                 self.start(pipe, sinks)?;
             }
         }
@@ -217,7 +225,7 @@ impl Outputs {
         let (ended, done) = (self.ended.clone(), self.done.0.clone());
         let read = move || {
             forward(pipe, sinks, &ended);
-            // Nobody waits for it any longer after a signal.
+            // After a signal, no thread waits for it.
             let _ = done.send(());
         };
         let thread = std::thread::Builder::new().name("output".into()).spawn(read);
@@ -246,8 +254,8 @@ impl Outputs {
     }
 }
 
-/// Reads until the writers have ended, or nobody wants to have it: then they learn that by the pipe, as they would
-/// without this process between.
+/// Reads until the writers have ended, or all outputs are closed: then the pipe breaks for the writers, as it would without
+/// this process.
 fn forward(mut pipe: impl Read + AsFd, mut sinks: Sinks, ended: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
     // What was in the pipe when all had ended. Something that left its group may keep the pipe and write for ever.
@@ -292,7 +300,7 @@ impl Sinks {
         if let Some((file, name)) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
-            tell(&format!("warning: cannot write to {name}: {error}; what follows is not in it\n"));
+            eprint(&format!("warning: cannot write to {name}: {error}; what follows is not in it\n"));
             self.file = None;
         }
         let lines = self.lines.push(bytes);
@@ -314,7 +322,7 @@ impl Sinks {
         if let Some(shown) = &self.shown
             && shown.write(lines).is_err()
         {
-            // Nobody reads it, as after `head`.
+            // The reader has closed the stream, as `head` does.
             self.shown = None;
         }
         if let Some(filter) = &self.filter {

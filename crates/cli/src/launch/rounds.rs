@@ -1,51 +1,20 @@
-//! Who takes part in a round of a run, and what the other machines want: nobody, in a run whose machines are known.
+//! The rounds of a run: which machines take part in each, and what the other machines decide. The machines are known from
+//! the start, or agents bring them together.
 
+use super::agents::{Agent, AgentsError, Decision, Event, Meeting, Round};
 use super::failure::Failure;
 use super::spec::{Launch, Nodes};
 use crate::error::{Error, Result};
 
-/// A start of the ranks of all machines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Round {
-    /// How often the ranks were started again.
-    pub(super) restart: u32,
-    /// This machine.
-    pub(super) node_rank: usize,
-    /// The ranks of each machine.
-    pub(super) local_ranks: Vec<usize>,
-    /// Where rank 0 listens.
-    pub(super) master: (String, u16),
-}
-
-/// What has come from the other machines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
-    /// Nothing.
-    Nothing,
-    /// All start again, for this reason.
-    Restart(String),
-    /// The run is over, for this reason.
-    Abort(String),
-}
-
-/// What follows from a failure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Decision {
-    /// All start again.
-    Restart,
-    /// The run is over, for this reason where it is another than the failure itself.
-    GiveUp(Option<String>),
-}
-
-/// The machines of a run. `stop` says whether this process is to end; a wait then ends, too.
+/// The rounds of a run. `stop` says whether this process is to end; a wait then ends, too.
 pub(super) trait Rounds {
     /// Waits until the machines of the next round are together; `None` if this process is to end.
     fn next(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Round>>;
-    /// What has come since.
+    /// What the other machines have decided since the last call.
     fn poll(&mut self) -> Result<Event>;
-    /// Ranks of this machine have failed.
+    /// Reports that ranks of this machine have failed.
     fn failed(&mut self, failure: &Failure) -> Result<Decision>;
-    /// The ranks of this machine have ended as they should. Waits for the others, whose failure may still come.
+    /// Reports that the ranks of this machine have succeeded. Waits for the others, which can still fail.
     fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event>;
 }
 
@@ -57,10 +26,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Those of a launch.
-    ///
-    /// # Errors
-    /// If this is none of them.
+    /// The machines of a launch.
     pub(super) fn new(launch: &Launch) -> Result<Known> {
         let Nodes::Static { ranks, this } = &launch.nodes else {
             return Err(Error::Usage(
@@ -71,8 +37,13 @@ impl Known {
             let problem = format!("this is machine {this}, but the run has {}, counted from 0", ranks.len());
             return Err(Error::Usage(problem));
         }
-        let master = (launch.master.addr.clone(), launch.master.port);
-        let round = Round { restart: 0, node_rank: *this, local_ranks: ranks.clone(), master };
+        let round = Round {
+            restart: 0,
+            node_rank: *this,
+            local_ranks: ranks.clone(),
+            master_addr: launch.master.addr.clone(),
+            master_port: launch.master.port,
+        };
         Ok(Known { round, begun: false, max_restarts: launch.restarts.max })
     }
 }
@@ -88,12 +59,51 @@ impl Rounds for Known {
         Ok(Event::Nothing)
     }
 
-    fn failed(&mut self, _: &Failure) -> Result<Decision> {
-        let left = self.round.restart < self.max_restarts;
-        Ok(if left { Decision::Restart } else { Decision::GiveUp(None) })
+    fn failed(&mut self, failure: &Failure) -> Result<Decision> {
+        Ok(match self.round.restart < self.max_restarts {
+            true => Decision::Restart { reason: failure.end.exit.to_string() },
+            false => Decision::Abort { reason: None },
+        })
     }
 
     fn done(&mut self, _: &dyn Fn() -> bool) -> Result<Event> {
-        Ok(Event::Nothing)
+        Ok(Event::AllDone)
+    }
+}
+
+/// The meeting that a launch describes; `None` if its machines are known.
+pub(super) fn meeting(launch: &Launch) -> Result<Option<Meeting>> {
+    let Nodes::Elastic { ranks, count, endpoint, conf } = &launch.nodes else { return Ok(None) };
+    let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
+    meeting.local_ranks = *ranks;
+    meeting.max_restarts = launch.restarts.max;
+    meeting.configure(conf, &|name| std::env::var(name).ok())?;
+    Ok(Some(meeting))
+}
+
+impl Rounds for Agent {
+    fn next(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Round>> {
+        unless_stopped(self.next_round(stop))
+    }
+
+    fn poll(&mut self) -> Result<Event> {
+        Ok(Agent::poll(self)?)
+    }
+
+    fn failed(&mut self, failure: &Failure) -> Result<Decision> {
+        Ok(Agent::failed(self, failure.rank, &failure.end.exit.to_string())?)
+    }
+
+    fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event> {
+        Ok(Agent::done(self, stop)?)
+    }
+}
+
+/// `None` if the wait ended because this process is to end.
+pub(super) fn unless_stopped<T>(result: std::result::Result<T, AgentsError>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(AgentsError::Stopped { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -8,18 +8,17 @@ use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 
 use super::STARTED;
+use super::agents::{Agent, Decision, Event, Round};
 use super::cores;
-use super::elastic::{self, Elastic};
-use super::environment::{threads, variables};
-use super::failure::{self, Failure};
+use super::environment::variables;
+use super::failure::{self, Failure, exit_code};
 use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
-use super::rounds::{Decision, Event, Known, Round, Rounds};
+use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
-use crate::console::tell;
-use oarlock::launch::{Memory, Place, port};
-
+use crate::console::eprint;
 use crate::error::{Error, Result};
+use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 /// How a launch ended.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ pub enum Outcome {
     Done,
     /// A rank failed first; the others were ended.
     Failed {
-        /// What to tell.
+        /// The message for the user.
         message: String,
         /// The code to exit with: that of the rank.
         code: u8,
@@ -39,10 +38,7 @@ pub enum Outcome {
 
 /// Runs a program as the ranks of this machine, and waits until all have ended. Nothing is left of them, whatever
 /// happens to any of them or to this process. `own` is a training of this program, which meets in shared memory, ends
-/// quickly, and tells by itself why; `started` is when the command began.
-///
-/// # Errors
-/// When the ranks cannot be started.
+/// quickly, and reports errors itself; `started` is when the command began.
 pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
     let signals = StopSignals::these(&launch.signals)?;
     let run = Run {
@@ -54,17 +50,17 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
         logs: Logs::create(&launch.output, &launch.run_id)?,
         memory: Memory::now(),
     };
-    if !own && launch.threads.is_none() && threads(launch, launch.local_ranks()).is_some() {
+    if !own && launch.threads.is_none() && default_omp_threads(launch.local_ranks()).is_some() {
         run.note("OMP_NUM_THREADS is 1 for each rank, since nobody has set it; more may be faster");
     }
     if let Some(logs) = &run.logs {
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
-    let Some(meeting) = elastic::meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
+    let Some(meeting) = meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
     meeting.waits().iter().chain(&meeting.note()).for_each(|note| run.note(note));
     let stop = || signals.received().is_some();
-    match Elastic::join(&meeting, &stop)? {
-        Some(mut rounds) => run.all(&mut rounds),
+    match unless_stopped(Agent::join(&meeting, &stop))? {
+        Some(mut agent) => run.all(&mut agent),
         None => Ok(Outcome::Stopped(signals.received().unwrap_or(0))),
     }
 }
@@ -82,7 +78,7 @@ struct Run<'a> {
 /// How a round ended.
 struct Ended {
     ending: Ending,
-    places: Vec<Place>,
+    workers: Vec<WorkerEnv>,
     errors: Vec<ErrorFile>,
     /// What the other machines wanted.
     event: Event,
@@ -91,7 +87,7 @@ struct Ended {
 impl Run<'_> {
     fn note(&self, text: &str) {
         if !self.launch.quiet {
-            tell(&format!("note: {text}\n"));
+            eprint(&format!("note: {text}\n"));
         }
     }
 
@@ -111,23 +107,23 @@ impl Run<'_> {
                 (event, _) => event.clone(),
             };
             match (event, failures) {
-                (Event::Restart(reason), _) => {
+                (Event::Restart { reason }, _) => {
                     self.note(&format!("{reason}; all ranks start again when enough nodes are here"))
                 }
-                (Event::Abort(reason), _) => {
+                (Event::Abort { reason }, _) => {
                     return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
                 }
-                (Event::Nothing, None) => return Ok(Outcome::Done),
-                (Event::Nothing, Some((first, others))) => {
+                (Event::Nothing | Event::AllDone, None) => return Ok(Outcome::Done),
+                (Event::Nothing | Event::AllDone, Some((first, others))) => {
                     let message = self.message(&ended, &first, &others);
-                    if let Decision::GiveUp(reason) = rounds.failed(&first)? {
+                    if let Decision::Abort { reason } = rounds.failed(&first)? {
                         let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
                         let message = message + &reason;
-                        let code = if self.own { 1 } else { first.exit_code() };
+                        let code = if self.own { 1 } else { exit_code(first.end.exit) };
                         return Ok(Outcome::Failed { message, code });
                     }
-                    tell(&message);
-                    let restart = ended.places.first().map_or(0, |place| place.restart) + 1;
+                    eprint(&message);
+                    let restart = ended.workers.first().map_or(0, |worker| worker.restart) + 1;
                     let max = self.launch.restarts.max;
                     let from = if self.own { " from the newest checkpoint" } else { "" };
                     self.note(&format!("all ranks start again{from}: restart {restart} of {max}"));
@@ -136,8 +132,7 @@ impl Run<'_> {
         }
     }
 
-    /// What to tell about failures. A training of our own says itself what was wrong; of another program the table
-    /// that its users know.
+    /// The message about failures: the error of a training of our own, and torchrun's table for another program.
     fn message(&self, ended: &Ended, first: &Failure, others: &[Failure]) -> String {
         if self.own {
             let cause = ended.ending.failed.as_ref().map(|failed| failed.cause.to_string());
@@ -159,7 +154,7 @@ impl Run<'_> {
                         your own";
             return Err(Error::Usage(text.to_owned()));
         }
-        let (addr, mut master_port) = round.master;
+        let mut master_port = round.master_port;
         let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
         if !self.own || master_port == 0 {
             master_port = chosen;
@@ -173,23 +168,23 @@ impl Run<'_> {
             _ => None,
         };
         let host = host.map(Arc::new);
-        let place = |local_rank| Place {
+        let worker = |local_rank| WorkerEnv {
             local_rank,
             node_rank: round.node_rank,
             local_ranks: round.local_ranks.clone(),
             restart: round.restart,
-            master: (addr.clone(), master_port),
+            master: (round.master_addr.clone(), master_port),
         };
-        let places: Vec<Place> = (0..n_ranks).map(place).collect();
+        let workers: Vec<WorkerEnv> = (0..n_ranks).map(worker).collect();
         let attempt = self.logs.as_ref().map(|logs| logs.attempt(round.restart, n_ranks)).transpose()?;
         let mut outputs =
-            Outputs::plan(&self.launch.output, &self.launch.role, &places, self.own, attempt.as_ref())?;
+            Outputs::new(&self.launch.output, &self.launch.role, &workers, self.own, attempt.as_ref())?;
         let mut errors = Vec::new();
         let mut commands = Vec::new();
-        for place in &places {
-            let file = ErrorFile::create(attempt.as_ref(), place.local_rank)?;
-            let mut command = self.command(place, &file)?;
-            outputs.attach(place.local_rank, &mut command);
+        for worker in &workers {
+            let file = ErrorFile::create(attempt.as_ref(), worker.local_rank)?;
+            let mut command = self.command(worker, &file)?;
+            outputs.attach(worker.local_rank, &mut command);
             commands.push(command);
             errors.push(file);
         }
@@ -205,27 +200,27 @@ impl Run<'_> {
                 break ending;
             }
             if event == Event::Nothing {
-                event = rounds.poll().unwrap_or_else(|error| Event::Abort(error.to_string()));
+                event = rounds.poll().unwrap_or_else(|error| Event::Abort { reason: error.to_string() });
                 if event != Event::Nothing {
                     group.stop();
                 }
             }
         };
         outputs.finish(self.signals, ending.signal.is_some());
-        Ok(Ended { ending, places, errors, event })
+        Ok(Ended { ending, workers, errors, event })
     }
 
-    fn command(&self, place: &Place, error_file: &ErrorFile) -> Result<Command> {
+    fn command(&self, worker: &WorkerEnv, error_file: &ErrorFile) -> Result<Command> {
         let launch = self.launch;
         let program = match launch.local_rank_argument && !self.own {
-            true => with_local_rank(self.program, &place.local_rank.to_string()),
+            true => with_local_rank(self.program, &worker.local_rank.to_string()),
             false => self.program.to_vec(),
         };
         let Some((name, arguments)) = program.split_first() else {
             return Err(Error::Usage("there is no program to start".to_owned()));
         };
         let mut command = Command::new(name);
-        command.args(arguments).envs(variables(launch, place));
+        command.args(arguments).envs(variables(launch, worker));
         if self.own {
             let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             command.env(STARTED, micros.to_string()).stdin(Stdio::null());
@@ -236,7 +231,7 @@ impl Run<'_> {
                 command.stdin(Stdio::null());
             }
         }
-        if let Some(cores) = cores::of(&launch.binding, place.local_rank, place.local_world_size()) {
+        if let Some(cores) = cores::of(&launch.binding, worker.local_rank, worker.local_world_size()) {
             bind(&mut command, &cores)?;
         }
         Ok(command)
@@ -244,16 +239,16 @@ impl Run<'_> {
 }
 
 impl Ended {
-    /// The rank that failed first, and the others that did not end as they should. The ranks of a training of our own
+    /// The rank that failed first, and the other ranks that failed. The ranks of a training of our own
     /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
     /// that has failed may end before it.
     fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {
         let failure = |local_rank: usize| {
-            let (place, end) = (&self.places[local_rank], self.ending.ranks[local_rank]);
-            Failure::new(place.rank(), local_rank, end, self.errors.get(local_rank))
+            let (worker, end) = (&self.workers[local_rank], self.ending.ranks[local_rank]);
+            Failure::new(worker.rank(), local_rank, end, self.errors.get(local_rank))
         };
         let bad = |rank: &usize| !self.ending.ranks[*rank].exit.is_success();
-        let n_ranks = self.ending.ranks.len().min(self.places.len());
+        let n_ranks = self.ending.ranks.len().min(self.workers.len());
         let seen = self.ending.failed.as_ref().map(|failed| failed.rank);
         let seen = seen.or_else(|| (0..n_ranks).find(bad))?;
         let mut all: Vec<Failure> =
@@ -262,7 +257,7 @@ impl Ended {
         let mut all = all.into_iter();
         let mut first = all.next()?;
         if let Some(failed) = self.ending.failed.as_ref().filter(|_| first.end.exit.is_success()) {
-            // Its end does not tell what the others missed.
+            // Its exit does not say what the other ranks waited for.
             first.message.get_or_insert_with(|| Message { text: failed.cause.to_string(), seconds: None });
         }
         Some((first, all.collect()))

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oarlock::launch::Place;
+use oarlock::launch::WorkerEnv;
 
 /// A launch, as every front end describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub struct Launch {
     pub env: Vec<(String, String)>,
     /// The variables that DeepSpeed's launcher sets, too (`LOCAL_SIZE`, `CROSS_RANK`, `CROSS_SIZE`).
     pub deepspeed_env: bool,
-    /// One process that is told nothing of ranks.
+    /// One process without the variables of ranks.
     pub alone: bool,
     /// Each rank gets `--local_rank=N` as its first argument.
     pub local_rank_argument: bool,
@@ -61,8 +61,8 @@ pub enum Nodes {
         count: RangeInclusive<usize>,
         /// Host and port of the store.
         endpoint: (String, u16),
-        /// Further settings of the rendezvous (`--rdzv-conf`).
-        conf: Vec<(String, String)>,
+        /// Further settings of the rendezvous (`--rdzv-conf`): `KEY=VALUE,…`.
+        conf: String,
     },
 }
 
@@ -146,6 +146,26 @@ pub struct Streams {
 }
 
 impl PerRank {
+    /// Reads torch's `Std` numbers, 0 none, 1 stdout, 2 stderr, 3 both: `3`, or by local rank `0:3,1:1`.
+    pub fn parse(text: &str) -> Option<PerRank> {
+        let streams = |text: &str| match text.trim() {
+            "0" => Some(Streams { out: false, err: false }),
+            "1" => Some(Streams { out: true, err: false }),
+            "2" => Some(Streams { out: false, err: true }),
+            "3" => Some(Streams { out: true, err: true }),
+            _ => None,
+        };
+        if !text.contains(':') {
+            return Some(PerRank { all: streams(text)?, ranks: Vec::new() });
+        }
+        let pair = |pair: &str| {
+            let (rank, of) = pair.split_once(':')?;
+            Some((rank.trim().parse().ok()?, streams(of)?))
+        };
+        // The last entry of a rank counts.
+        Some(PerRank { all: Streams::default(), ranks: text.rsplit(',').map(pair).collect::<Option<_>>()? })
+    }
+
     /// The streams of a local rank.
     pub fn of(&self, local_rank: usize) -> Streams {
         self.ranks.iter().find(|(rank, _)| *rank == local_rank).map_or(self.all, |(_, streams)| *streams)
@@ -169,17 +189,17 @@ impl Launch {
         }
     }
 
-    /// The place of a rank of a machine in the first round, as far as it is known before the machines have met: of
-    /// an elastic run as if the fewest machines came, all like this one.
-    pub fn place(&self, node_rank: usize, local_rank: usize) -> Place {
+    /// The environment of a rank in the first round, as far as it is known before the machines have met: of an elastic
+    /// run as if the fewest machines came, all like this one.
+    pub fn worker(&self, node_rank: usize, local_rank: usize) -> WorkerEnv {
         let (local_ranks, master) = match &self.nodes {
             Nodes::Static { ranks, .. } => (ranks.clone(), (self.master.addr.clone(), self.master.port)),
             Nodes::Elastic { ranks, count, endpoint, .. } => (vec![*ranks; *count.start()], endpoint.clone()),
         };
-        Place { local_rank, node_rank, local_ranks, restart: 0, master }
+        WorkerEnv { local_rank, node_rank, local_ranks, restart: 0, master }
     }
 
-    /// So many ranks on this machine, and nothing else said.
+    /// So many ranks on this machine, with defaults for everything else.
     pub fn local(n_ranks: usize) -> Launch {
         Launch {
             nodes: Nodes::Static { ranks: vec![n_ranks], this: 0 },

@@ -33,7 +33,7 @@ pub fn write_basic_config(mixed_precision: &str, path: Option<&Path>) -> Result<
 
 /// The configuration of one machine: all its GPUs, or its CPU. The keys are in the order of the alphabet.
 fn basic(precision: &str) -> String {
-    let gpus = Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()).gpus;
+    let gpus = Devices::visible().gpus;
     let config = json!({
         "compute_environment": "LOCAL_MACHINE",
         "debug": false,

@@ -14,7 +14,7 @@ use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
 use crate::error::{Error, Result, SpawnError, panic_message};
-use crate::launch::{Memory, Place, port};
+use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
 use crate::rank::{self, tell};
 
 /// The variable that makes a process a rank: who started it, and at which call.
@@ -123,7 +123,7 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
     let host = Arc::new(ShmHost::create(n_ranks)?);
     let master = ("127.0.0.1".to_owned(), port::free()?);
     let command = |local_rank| {
-        let place = Place {
+        let env = WorkerEnv {
             local_rank,
             node_rank: 0,
             local_ranks: vec![n_ranks],
@@ -138,8 +138,8 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
         });
         command
             .args(words)
-            .envs(place.variables(0, "none", "default"))
-            .envs(place.threads())
+            .envs(env.variables(0, "none", "default"))
+            .envs(default_omp_threads(n_ranks).map(|threads| ("OMP_NUM_THREADS", threads.to_string())))
             .stdin(Stdio::null());
         command.env(VARIABLE, format!("{}{call}", parent(std::process::id())));
         command

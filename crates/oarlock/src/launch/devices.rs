@@ -12,11 +12,16 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Those of this machine; `visible` is the value of `CUDA_VISIBLE_DEVICES`.
+    /// The devices of this machine; `visible` is the value of `CUDA_VISIBLE_DEVICES`.
     pub fn here(visible: Option<&str>) -> Devices {
         let all = gpus(Path::new("/proc/driver/nvidia/gpus"));
         let gpus = visible.map_or(all, |list| chosen(list, all));
         Devices { gpus, cores: oarlock_comm::available_cores().len().max(1) }
+    }
+
+    /// The devices of this machine that `CUDA_VISIBLE_DEVICES` leaves visible.
+    pub fn visible() -> Devices {
+        Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
     }
 
     /// How many ranks use all of the machine: one a GPU, else one a core.

@@ -50,7 +50,7 @@ impl Memory {
                 _ => Some("ended by the launcher after the first failure".to_owned()),
             };
         }
-        let said = match end.exit {
+        let cause = match end.exit {
             Exit::Signal(9) => return Some(self.of_killed(end)),
             Exit::Signal(4) => "it was built for another processor",
             Exit::Signal(6) => "the program gave up by itself; its last lines say why",
@@ -74,7 +74,7 @@ impl Memory {
             Exit::Code(139) => "a shell saw a program of its own end by signal 11, an invalid address",
             _ => return None,
         };
-        Some(said.to_owned())
+        Some(cause.to_owned())
     }
 }
 
@@ -91,13 +91,13 @@ mod tests {
 
     use super::*;
 
-    fn end(exit: Exit, told: bool) -> Ended {
+    fn end(exit: Exit, asked_to_end: bool) -> Ended {
         Ended {
             pid: 41,
             exit,
             at: UNIX_EPOCH + Duration::from_secs(86_400),
             resident: Some(3 << 29),
-            asked_to_end: told,
+            asked_to_end,
         }
     }
 

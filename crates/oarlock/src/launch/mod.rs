@@ -1,10 +1,10 @@
-//! What starts ranks on one machine, for [`crate::distributed`] and for launchers: a rank's place with the variables of
-//! torchrun, a free port, and why a process ended.
+//! What starts ranks on one machine, for [`crate::distributed`] and for launchers: the environment of a worker as
+//! torchrun sets it, a free port, and why a process ended.
 
 pub mod devices;
 mod memory;
-mod place;
 pub mod port;
+mod worker_env;
 
 pub use memory::Memory;
-pub use place::Place;
+pub use worker_env::{WorkerEnv, default_omp_threads};

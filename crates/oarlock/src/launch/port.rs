@@ -1,4 +1,4 @@
-//! The port at which rank 0 of a program listens: free, or told to be taken before the ranks trip over it.
+//! The port of rank 0: chooses a free one, or reports that it is taken before the ranks start.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -23,8 +23,8 @@ pub fn free() -> Result<u16> {
     Ok(listener.map_err(Error::io("find", "a free port"))?.port())
 }
 
-/// The port of a round: on one machine another one where it is 0 or taken, with a note; on several all must have been
-/// told the same.
+/// The port of a round. One machine chooses another port if this one is 0 or taken, with a note; several machines must
+/// all use the same port.
 ///
 /// # Errors
 /// If several machines cannot meet at it.

@@ -14,7 +14,7 @@ pub enum Momentum {
     Two(f64, f64),
 }
 
-/// A step as the engine tells it.
+/// A step as the engine reports it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineStep {
     /// Steps so far, skipped ones included.
@@ -45,29 +45,25 @@ pub fn progress(step: &EngineStep) -> String {
 }
 
 /// The timers of the engine in milliseconds: `fwd`, `bwd` and its two parts, `step`.
-struct Timers([f64; 5]);
-
-impl Timers {
-    fn of(times: &PhaseTimes, parts: f64) -> Timers {
-        let ms = |phases: &[Phase]| {
-            let time: Duration = phases.iter().map(|phase| times.of(*phase)).sum();
-            1e3 * time.as_secs_f64() / parts
-        };
-        Timers([
-            ms(&[Phase::Forward]),
-            ms(&[Phase::Backward, Phase::Reduce]),
-            ms(&[Phase::Backward]),
-            ms(&[Phase::Reduce]),
-            ms(&[Phase::Clip, Phase::Optimizer]),
-        ])
-    }
+fn timers(times: &PhaseTimes, parts: f64) -> [f64; 5] {
+    [
+        &[Phase::Forward][..],
+        &[Phase::Backward, Phase::Reduce],
+        &[Phase::Backward],
+        &[Phase::Reduce],
+        &[Phase::Clip, Phase::Optimizer],
+    ]
+    .map(|phases| {
+        let time: Duration = phases.iter().map(|phase| times.of(*phase)).sum();
+        1e3 * time.as_secs_f64() / parts
+    })
 }
 
 /// The two lines of `wall_clock_breakdown`: means of a micro-step and of a step, over so many steps.
 pub fn wall_clock(times: &PhaseTimes, steps: u64, accumulation: u64) -> String {
     const NAMES: [&str; 5] = ["fwd", "bwd", "bwd_inner", "bwd_allreduce", "step"];
     let line = |parts: u64, suffix: &str| {
-        let timers = Timers::of(times, parts.max(1) as f64).0.into_iter().zip(NAMES);
+        let timers = timers(times, parts.max(1) as f64).into_iter().zip(NAMES);
         let timers: Vec<String> = timers.map(|(ms, name)| format!(" | {name}{suffix}: {ms:.2}")).collect();
         format!("time (ms){}", timers.concat())
     };
@@ -86,7 +82,7 @@ pub fn scalars(step: &EngineStep, with_times: bool) -> Vec<(&'static str, f64)> 
     let mut out = vec![("Train/Samples/train_loss", step.loss), ("Train/Samples/lr", step.lr)];
     out.extend(step.loss_scale.map(|scale| ("Train/Samples/loss_scale", scale)));
     if with_times {
-        out.extend(NAMES.into_iter().zip(Timers::of(&step.times, 1.0).0));
+        out.extend(NAMES.into_iter().zip(timers(&step.times, 1.0)));
     }
     out
 }

@@ -31,17 +31,17 @@ pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
 
 /// A file that grows by whole lines.
 #[derive(Debug)]
-pub struct Lines {
+pub struct LineFile {
     path: PathBuf,
     file: File,
     len: u64,
 }
 
-impl Lines {
+impl LineFile {
     /// Begins an empty file.
     pub fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).map_err(io_error("create", path))?;
-        Ok(Lines { path: path.to_owned(), file, len: 0 })
+        Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
     /// Continues a file, or begins it. Half a line at its end, left by a crash, is cut off.
@@ -56,9 +56,32 @@ impl Lines {
         let mut content = Vec::new();
         file.read_to_end(&mut content).map_err(io_error("read", path))?;
         let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1) as u64;
-        let mut lines = Lines { path: path.to_owned(), file, len: whole };
+        let mut lines = LineFile { path: path.to_owned(), file, len: whole };
         lines.cut().map_err(io_error("write", path))?;
         Ok(lines)
+    }
+
+    /// Continues a file of JSON records, or begins it. It keeps the records whose number under `key` is at most `last`; a
+    /// resumed run writes the later ones again.
+    pub fn resume(path: &Path, key: &str, last: u64) -> Result<Self> {
+        let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get(key)?.as_u64();
+        Self::keep(path, |line| number(line).is_some_and(|at| at <= last))
+    }
+
+    /// Continues a file, or begins it. It keeps the whole lines for which `is_kept` holds.
+    pub fn keep(path: &Path, is_kept: impl Fn(&str) -> bool) -> Result<Self> {
+        if path.exists() {
+            let text = std::fs::read(path).map_err(io_error("read", path))?;
+            let text = String::from_utf8_lossy(&text);
+            let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n') && is_kept(line));
+            replace(path, lines.collect::<String>().as_bytes())?;
+        }
+        Self::open(path)
+    }
+
+    /// Whether no line is in the file.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Adds a line in one write. If that fails, what got through is cut off again.
@@ -96,7 +119,7 @@ mod tests {
             [("a\nb\nc", "a\nb\nnew\n"), ("torn", "new\n"), ("", "new\n"), ("a\n", "a\nnew\n")]
         {
             std::fs::write(&path, before).unwrap();
-            Lines::open(&path).unwrap().push("new").unwrap();
+            LineFile::open(&path).unwrap().push("new").unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
         }
     }
@@ -117,7 +140,7 @@ mod tests {
     fn a_full_disk_is_an_error_with_advice() {
         // Every write to /dev/full fails as a full disk does.
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut lines = Lines { path: PathBuf::from("/dev/full"), file, len: 0 };
+        let mut lines = LineFile { path: PathBuf::from("/dev/full"), file, len: 0 };
         let error = lines.push("lost").unwrap_err();
         assert!(
             matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull)

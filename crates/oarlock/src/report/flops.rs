@@ -1,4 +1,4 @@
-//! The profile of a model: parameters, multiply-accumulates and times of its modules, as DeepSpeed's profiler tells it.
+//! The profile of a model: parameters, multiply-accumulates and times of its modules, as DeepSpeed's profiler prints them.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -149,7 +149,7 @@ fn summary(out: &mut String, model: &ModuleCost, step: &ProfiledStep) {
 }
 
 /// A cost of a kind of modules: its title, its size and its text.
-type Column = (&'static str, fn(&Kind) -> f64, fn(&Kind) -> String);
+type Column = (&'static str, fn(&TypeCost) -> f64, fn(&TypeCost) -> String);
 
 const COLUMNS: [Column; 3] = [
     ("params     ", |kind| kind.params as f64, |kind| count(kind.params)),
@@ -159,7 +159,7 @@ const COLUMNS: [Column; 3] = [
 
 /// What the modules of a kind cost at a depth.
 #[derive(Default)]
-struct Kind<'m> {
+struct TypeCost<'m> {
     name: &'m str,
     params: u64,
     macs: u64,
@@ -170,10 +170,10 @@ fn aggregated(out: &mut String, model: &ModuleCost, shown: Shown) {
     let _ = writeln!(out, "Top {} modules in params, MACs and fwd latency at each depth:", shown.top);
     let (mut level, mut depth) = (vec![model], 0);
     while !level.is_empty() && shown.depth.is_none_or(|most| depth < most) {
-        let mut kinds: Vec<Kind> = Vec::new();
+        let mut kinds: Vec<TypeCost> = Vec::new();
         for module in &level {
             let at = kinds.iter().position(|kind| kind.name == module.kind).unwrap_or_else(|| {
-                kinds.push(Kind { name: &module.kind, ..Kind::default() });
+                kinds.push(TypeCost { name: &module.kind, ..TypeCost::default() });
                 kinds.len() - 1
             });
             kinds[at].params += module.params;

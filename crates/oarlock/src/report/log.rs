@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::files::{self, Lines};
+use super::files::{self, LineFile};
 use super::speed::Clock;
 use super::state::TrainerState;
 use super::{Result, io_error};
@@ -56,7 +56,7 @@ pub struct EvalRecord {
     pub steps: u64,
 }
 
-/// What is said at the end of a training.
+/// The results of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Mean loss over all steps of this run.
@@ -71,8 +71,8 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct RunLog {
     folder: PathBuf,
-    trainer_log: Lines,
-    running_log: Lines,
+    trainer_log: LineFile,
+    running_log: LineFile,
     state: TrainerState,
     clock: Clock,
 }
@@ -86,35 +86,32 @@ impl RunLog {
     /// # Errors
     /// If the folder cannot be written to.
     pub fn create(folder: &Path, state: TrainerState) -> Result<Self> {
-        std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
-        Ok(RunLog {
-            folder: folder.to_owned(),
-            trainer_log: Lines::create(&folder.join(TRAINER_LOG))?,
-            running_log: Lines::create(&folder.join(RUNNING_LOG))?,
-            clock: Clock::start(state.global_step),
-            state,
-        })
+        Self::open(folder, state, LineFile::create, LineFile::create)
     }
 
-    /// Continues after `state.global_step`, the step of the checkpoint: what was logged after it is cut off, because
-    /// it will be logged again.
+    /// Continues after `state.global_step`, the step of the checkpoint. Later records are removed, because the run logs
+    /// them again.
     ///
     /// # Errors
     /// If the logs cannot be read or written.
     pub fn resume(folder: &Path, mut state: TrainerState) -> Result<Self> {
-        std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
-        let path = folder.join(TRAINER_LOG);
         let step = state.global_step;
-        if path.exists() {
-            let text = std::fs::read(&path).map_err(io_error("read", &path))?;
-            files::replace(&path, kept(&String::from_utf8_lossy(&text), step).as_bytes())?;
-        }
         state.cut_back(step);
+        Self::open(folder, state, |path| LineFile::resume(path, "current_steps", step), LineFile::open)
+    }
+
+    fn open(
+        folder: &Path,
+        state: TrainerState,
+        trainer_log: impl FnOnce(&Path) -> Result<LineFile>,
+        running_log: impl FnOnce(&Path) -> Result<LineFile>,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         Ok(RunLog {
             folder: folder.to_owned(),
-            trainer_log: Lines::open(&path)?,
-            running_log: Lines::open(&folder.join(RUNNING_LOG))?,
-            clock: Clock::start(step),
+            trainer_log: trainer_log(&folder.join(TRAINER_LOG))?,
+            running_log: running_log(&folder.join(RUNNING_LOG))?,
+            clock: Clock::start(state.global_step),
             state,
         })
     }
@@ -147,17 +144,14 @@ impl RunLog {
         self.state.global_step = record.step;
         self.state.epoch = record.epoch;
         self.state.num_input_tokens_seen = record.total_tokens;
-        let mut log = json!({
+        let log = json!({
             "epoch": record.epoch,
             "grad_norm": record.grad_norm,
             "learning_rate": record.learning_rate,
             "loss": record.loss,
             "step": record.step,
         });
-        for (name, mean) in &record.metrics {
-            log[*name] = json!(mean);
-        }
-        self.history(log);
+        self.history(with_metrics("", &record.metrics, log));
         Ok(())
     }
 
@@ -245,17 +239,8 @@ impl RunLog {
     }
 }
 
-/// The whole records of a log up to a step.
-pub(super) fn kept(text: &str, step: u64) -> String {
-    let is_kept = |line: &&str| {
-        let record: Option<Value> = serde_json::from_str(line).ok();
-        record.and_then(|record| record.get("current_steps")?.as_u64()).is_some_and(|at| at <= step)
-    };
-    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter(is_kept).collect()
-}
-
 fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, Duration)) -> Value {
-    let mut line = json!({
+    let line = json!({
         "current_steps": record.step,
         "total_steps": total,
         "loss": record.loss,
@@ -268,9 +253,7 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
         "throughput": round(record.throughput, 2),
         "total_tokens": record.total_tokens,
     });
-    for (name, mean) in &record.metrics {
-        line[*name] = json!(mean);
-    }
+    let mut line = with_metrics("", &record.metrics, line);
     if let Some(bytes) = record.memory_bytes {
         line["memory_gb"] = json!(round(bytes as f64 / f64::from(1 << 30), 3));
     }
@@ -279,6 +262,7 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
 
 fn eval_line(record: &EvalRecord, total: u64, (elapsed, remaining): (Duration, Duration)) -> Value {
     with_metrics(
+        "eval_",
         &record.metrics,
         json!({
             "current_steps": record.step,
@@ -292,10 +276,10 @@ fn eval_line(record: &EvalRecord, total: u64, (elapsed, remaining): (Duration, D
     )
 }
 
-/// An evaluation's record with its metrics.
-fn with_metrics(metrics: &Metrics, mut record: Value) -> Value {
+/// A record with its metrics, whose names begin with `prefix`.
+fn with_metrics(prefix: &str, metrics: &Metrics, mut record: Value) -> Value {
     for (name, mean) in metrics {
-        record[format!("eval_{name}")] = json!(mean);
+        record[format!("{prefix}{name}")] = json!(mean);
     }
     record
 }
@@ -304,6 +288,7 @@ fn eval_metrics(record: &EvalRecord) -> Value {
     let seconds = record.runtime.as_secs_f64();
     let rate = |count: u64| if seconds > 0.0 { round(count as f64 / seconds, 3) } else { 0.0 };
     with_metrics(
+        "eval_",
         &record.metrics,
         json!({
             "epoch": record.epoch,

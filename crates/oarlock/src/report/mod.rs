@@ -1,4 +1,4 @@
-//! What a run tells: the progress line, the logs and results in `output_dir`, the loss curve, and speed.
+//! The reports of a run: the progress line, the logs and results in `output_dir`, the loss curve, and speed.
 //!
 //! Nothing here decides anything: numbers come in, lines and files go out. Only rank 0 makes these objects.
 

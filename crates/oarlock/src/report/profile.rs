@@ -6,8 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::files::{self, Lines};
-use super::log::kept;
+use super::files::LineFile;
 use super::progress::{bar, memory, thousands};
 use super::speed::{Phase, PhaseTimes};
 use super::{Result, io_error};
@@ -52,7 +51,7 @@ pub struct Profiled {
 #[derive(Debug)]
 pub struct Profiler {
     every: u64,
-    log: Lines,
+    log: LineFile,
     n_steps: u64,
     n_tokens: u64,
     before: PhaseTimes,
@@ -74,18 +73,13 @@ impl Profiler {
         }
     }
 
-    /// A profile every `every` steps, into a file of `folder`. What the file holds of steps after `step`, where the
-    /// run begins or goes on, will be told again and is cut off.
+    /// A profile every `every` steps, into a file of `folder`. Records of steps after `step`, where the run begins or
+    /// resumes, are removed, because the run writes them again.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn new(folder: &Path, every: u64, step: u64) -> Result<Profiler> {
-        let path = folder.join(PROFILE);
-        if path.exists() {
-            let text = std::fs::read(&path).map_err(io_error("read", &path))?;
-            files::replace(&path, kept(&String::from_utf8_lossy(&text), step).as_bytes())?;
-        }
-        let log = Lines::open(&path)?;
+        let log = LineFile::resume(&folder.join(PROFILE), "current_steps", step)?;
         let before = PhaseTimes::default();
         Ok(Profiler { every: every.max(1), log, n_steps: 0, n_tokens: 0, before, peak_pss: 0 })
     }

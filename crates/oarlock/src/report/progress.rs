@@ -37,7 +37,7 @@ const REDRAW: Duration = Duration::from_millis(100);
 
 /// The progress of a run on an output. Only rank 0 has one. A reader that goes away, as `head` does, ends the output
 /// quietly and not the training; where the output fails otherwise, as on a full disk, lines are lost, which standard
-/// error is told once.
+/// error reports once.
 pub struct Progress<W: Write> {
     out: W,
     /// The columns of a terminal; `None` for plain lines.
@@ -46,7 +46,7 @@ pub struct Progress<W: Write> {
     /// Whether the cursor stands behind a line that moves.
     open: bool,
     closed: bool,
-    /// Whether it was told that lines are lost.
+    /// Whether the warning about lost lines was printed.
     warned: bool,
 }
 
@@ -112,7 +112,7 @@ impl<W: Write> Progress<W> {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
             Err(error) if !self.warned => {
                 self.warned = true;
-                // Where that fails, too, there is nobody to tell.
+                // If that fails as well, there is no place to report it.
                 let _ = writeln!(
                     io::stderr(),
                     "warning: cannot write to standard output: {error}; lines are lost, and the training goes on"

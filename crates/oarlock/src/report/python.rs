@@ -21,21 +21,14 @@ pub fn general(x: f64) -> String {
     if !x.is_finite() {
         return repr(x);
     }
-    let (digits, exponent) = scientific(format!("{x:.5e}"));
-    let digits = match digits.contains('.') {
-        true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => digits,
+    let without_zeros = |text: String| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
     };
+    let (digits, exponent) = scientific(format!("{x:.5e}"));
     match exponent {
-        -4..6 => {
-            let decimals = usize::try_from(5 - exponent).unwrap_or(0);
-            let plain = format!("{x:.decimals$}");
-            match plain.contains('.') {
-                true => plain.trim_end_matches('0').trim_end_matches('.').to_owned(),
-                false => plain,
-            }
-        }
-        _ => with_exponent(&digits, exponent),
+        -4..6 => without_zeros(format!("{x:.*}", usize::try_from(5 - exponent).unwrap_or(0))),
+        _ => with_exponent(&without_zeros(digits), exponent),
     }
 }
 

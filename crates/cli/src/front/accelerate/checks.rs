@@ -52,9 +52,6 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// What all ranks found: the word of rank 0, or everything that differed.
-///
-/// # Errors
-/// When a rank is gone.
 pub fn together(comm: &Communicator, finding: Finding) -> Result<Finding> {
     let (wrong, well) = match finding {
         Ok(well) => (String::new(), well),
@@ -163,7 +160,7 @@ pub fn sampler(site: &Site, len: u64, micro_batch: u64, accumulation: u64) -> Sa
     Sampler { len, seed: 42, shuffle: true, world, rank, micro_batch, accumulation }
 }
 
-/// The numbers of samples that are tried: what divides evenly, and what does not.
+/// The numbers of samples to check: multiples of the number of ranks, and others.
 fn lengths(world: u64) -> [u64; 4] {
     [12 * world, 12 * world + 1, 7 * world + 3, world.max(2) - 1]
 }

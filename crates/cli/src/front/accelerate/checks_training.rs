@@ -1,4 +1,4 @@
-//! A small model is trained on all ranks and on one, in every way to divide it, and saved and loaded between.
+//! Trains a small model on all ranks and on one, with every placement, and saves and loads it between.
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::DType;
@@ -12,8 +12,8 @@ use oarlock::shard::{Options, Placements};
 use oarlock::train::{Pretrain, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, Result, optim};
 
-/// The ways to divide a model, by their names.
-const WAYS: [(&str, Placements); 4] = [
+/// The placements of a model, by their names.
+const PLACEMENTS: [(&str, Placements); 4] = [
     ("nothing divided", Placements::WHOLE),
     ("ZeRO-1", Placements::OPTIMIZER),
     ("ZeRO-2", Placements::GRADIENTS),
@@ -34,9 +34,6 @@ const TOLERANCE: f64 = 1e-5;
 const TOLERANCE_16: f64 = 2e-2;
 
 /// A rank with one thread, for what is as small as this.
-///
-/// # Errors
-/// As [`Accelerator::over`].
 pub fn accelerator(comm: &Communicator, dtype: DType, placements: Placements) -> Result<Accelerator> {
     let shard = Options { dtype, placements, ..Options::default() };
     Accelerator::over(
@@ -130,7 +127,7 @@ fn compare(site: &Site, dtype: DType, tolerance: f64) -> Result<Finding> {
         return Ok(Err(format!("one rank alone learns nothing: {expected:?}")));
     }
     let mut largest: f64 = 0.0;
-    for (name, placements) in WAYS {
+    for (name, placements) in PLACEMENTS {
         let losses = Run::new(&site.comm, dtype, placements, data(site))?.steps(STEPS)?;
         let off = difference(&losses, &expected);
         if off.is_nan() || off > tolerance {
@@ -141,18 +138,12 @@ fn compare(site: &Site, dtype: DType, tolerance: f64) -> Result<Finding> {
     Ok(Ok(format!(" (largest difference {largest:.1e})")))
 }
 
-/// As many ranks as there are learn what one would, however the model is divided.
-///
-/// # Errors
-/// When a rank is gone.
+/// All ranks together reach the losses of one rank, with every placement.
 pub fn parity(site: &Site) -> Result<Finding> {
     compare(site, DType::F32, TOLERANCE)
 }
 
 /// The same in the precision that the configuration names.
-///
-/// # Errors
-/// When a rank is gone.
 pub fn precision(site: &Site) -> Result<Finding> {
     match site.dtype {
         Some(dtype) => compare(site, dtype, TOLERANCE_16),
@@ -161,11 +152,8 @@ pub fn precision(site: &Site) -> Result<Finding> {
 }
 
 /// A training that is saved and loaded goes on with the same bits.
-///
-/// # Errors
-/// When a rank is gone, or a file cannot be written or read.
 pub fn state(site: &Site) -> Result<Finding> {
-    for (number, (name, placements)) in WAYS.into_iter().enumerate() {
+    for (number, (name, placements)) in PLACEMENTS.into_iter().enumerate() {
         let folder = site.folder.join(format!("checkpoint-{number}"));
         let mut run = Run::new(&site.comm, DType::F32, placements, data(site))?;
         run.steps(STEPS / 2)?;

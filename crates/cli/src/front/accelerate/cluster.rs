@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{dump, scalar};
+use crate::config::accelerate::File;
 use crate::config::accelerate::keys::DISTRIBUTED_TYPES;
+use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::{Data, Node};
 use crate::config::{Problem, Problems};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
+use crate::front::env_var;
 pub use oarlock::distributed::default_config_file as default_file;
 use oarlock::nearest::nearest_of;
 
 /// A value that stands in this program.
 #[derive(Clone, Copy, Debug)]
-pub enum Lit {
+pub enum Literal {
     /// Nothing: the key is not written.
     Nothing,
     /// True or false.
@@ -31,52 +34,52 @@ pub enum Lit {
     EmptyList,
 }
 
-impl Lit {
+impl Literal {
     /// The value.
     pub fn value(self) -> Value {
         match self {
-            Lit::Nothing => Value::Null,
-            Lit::Bool(truth) => Value::Bool(truth),
-            Lit::Int(number) => Value::from(number),
-            Lit::Text(word) => Value::from(word),
-            Lit::EmptyList => Value::Array(Vec::new()),
+            Literal::Nothing => Value::Null,
+            Literal::Bool(truth) => Value::Bool(truth),
+            Literal::Int(number) => Value::from(number),
+            Literal::Text(word) => Value::from(word),
+            Literal::EmptyList => Value::Array(Vec::new()),
         }
     }
 }
 
 /// The keys in the order in which `accelerate env` shows them, with what a file that lacks them means.
-const FIELDS: &[(&str, Lit)] = &[
-    ("compute_environment", Lit::Text("LOCAL_MACHINE")),
-    ("distributed_type", Lit::Nothing),
-    ("mixed_precision", Lit::Nothing),
-    ("use_cpu", Lit::Bool(false)),
-    ("debug", Lit::Bool(false)),
-    ("num_processes", Lit::Int(-1)),
-    ("machine_rank", Lit::Int(0)),
-    ("num_machines", Lit::Int(1)),
-    ("gpu_ids", Lit::Nothing),
-    ("main_process_ip", Lit::Nothing),
-    ("main_process_port", Lit::Nothing),
-    ("rdzv_backend", Lit::Text("static")),
-    ("same_network", Lit::Bool(false)),
-    ("main_training_function", Lit::Text("main")),
-    ("enable_cpu_affinity", Lit::Bool(false)),
-    ("fp8_config", Lit::Nothing),
-    ("deepspeed_config", Lit::Nothing),
-    ("fsdp_config", Lit::Nothing),
-    ("parallelism_config", Lit::Nothing),
-    ("megatron_lm_config", Lit::Nothing),
-    ("mpirun_config", Lit::Nothing),
-    ("downcast_bf16", Lit::Bool(false)),
-    ("tpu_name", Lit::Nothing),
-    ("tpu_zone", Lit::Nothing),
-    ("tpu_use_cluster", Lit::Bool(false)),
-    ("tpu_use_sudo", Lit::Bool(false)),
-    ("command_file", Lit::Nothing),
-    ("commands", Lit::Nothing),
-    ("tpu_vm", Lit::Nothing),
-    ("tpu_env", Lit::Nothing),
-    ("dynamo_config", Lit::Nothing),
+const FIELDS: &[(&str, Literal)] = &[
+    ("compute_environment", Literal::Text("LOCAL_MACHINE")),
+    ("distributed_type", Literal::Nothing),
+    ("mixed_precision", Literal::Nothing),
+    ("use_cpu", Literal::Bool(false)),
+    ("debug", Literal::Bool(false)),
+    ("num_processes", Literal::Int(-1)),
+    ("machine_rank", Literal::Int(0)),
+    ("num_machines", Literal::Int(1)),
+    ("gpu_ids", Literal::Nothing),
+    ("main_process_ip", Literal::Nothing),
+    ("main_process_port", Literal::Nothing),
+    ("rdzv_backend", Literal::Text("static")),
+    ("same_network", Literal::Bool(false)),
+    ("main_training_function", Literal::Text("main")),
+    ("enable_cpu_affinity", Literal::Bool(false)),
+    ("fp8_config", Literal::Nothing),
+    ("deepspeed_config", Literal::Nothing),
+    ("fsdp_config", Literal::Nothing),
+    ("parallelism_config", Literal::Nothing),
+    ("megatron_lm_config", Literal::Nothing),
+    ("mpirun_config", Literal::Nothing),
+    ("downcast_bf16", Literal::Bool(false)),
+    ("tpu_name", Literal::Nothing),
+    ("tpu_zone", Literal::Nothing),
+    ("tpu_use_cluster", Literal::Bool(false)),
+    ("tpu_use_sudo", Literal::Bool(false)),
+    ("command_file", Literal::Nothing),
+    ("commands", Literal::Nothing),
+    ("tpu_vm", Literal::Nothing),
+    ("tpu_env", Literal::Nothing),
+    ("dynamo_config", Literal::Nothing),
 ];
 
 /// Keys of older files, which become others.
@@ -87,18 +90,28 @@ const OLD: [&str; 2] = ["fp16", "dynamo_backend"];
 pub struct Cluster(Map<String, Value>);
 
 impl Cluster {
-    /// What was said, with the defaults of the rest.
-    pub fn of(mut said: Map<String, Value>) -> Cluster {
+    /// The configuration with these values, and the defaults of the other keys.
+    pub fn of(mut values: Map<String, Value>) -> Cluster {
         let says = |value: &Value| match value {
             Value::Null => false,
             Value::Object(map) => !map.is_empty(),
             _ => true,
         };
-        let field = |(name, default): &(&str, Lit)| {
-            let value = said.shift_remove(*name).unwrap_or_else(|| default.value());
+        let field = |(name, default): &(&str, Literal)| {
+            let value = values.shift_remove(*name).unwrap_or_else(|| default.value());
             says(&value).then(|| ((*name).to_owned(), value))
         };
         Cluster(FIELDS.iter().filter_map(field).collect())
+    }
+
+    /// Reads the file that the flag `--config_file` names, else the default file; `None` if there is neither.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file, with the places.
+    pub fn configured(flags: &Settings) -> Result<Option<Cluster>, Problems> {
+        let path = config_file(flags);
+        let is_there = flags.text("config_file").is_some() || path.is_file();
+        is_there.then(|| Cluster::read(&path)).transpose()
     }
 
     /// Reads a file.
@@ -107,9 +120,9 @@ impl Cluster {
     /// Everything that is wrong with it, with the places.
     pub fn read(path: &Path) -> Result<Cluster, Problems> {
         let entries = written::file(path)?.entries;
-        let (mut said, mut problems) = (Map::new(), Problems::default());
+        let (mut values, mut problems) = (Map::new(), Problems::default());
         for entry in &entries {
-            if said.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
+            if values.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
                 problems.push(
                     Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.place, "again"),
                 );
@@ -118,10 +131,10 @@ impl Cluster {
                 problems.push(unknown(entry));
             }
         }
-        if let Err(problem) = check(path, &entries, &said) {
+        if let Err(problem) = check(path, &entries, &values) {
             problems.push(problem);
         }
-        problems.into_result(|| modernised(said))
+        problems.into_result(|| modernised(values))
     }
 
     /// A word.
@@ -156,7 +169,29 @@ impl Cluster {
     }
 }
 
-fn is_json(path: &Path) -> bool {
+/// The file that the flag `--config_file` names, else the default file.
+pub fn config_file(flags: &Settings) -> PathBuf {
+    flags.text("config_file").map_or_else(|| default_file(&env_var), PathBuf::from)
+}
+
+/// Reads the settings of `accelerate launch` from the named file, else from the default file if there is one.
+///
+/// # Errors
+/// Everything that is wrong with the file, with the places.
+pub(super) fn launch_settings(
+    named: Option<&str>,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<File>, Problems> {
+    let default = default_file(environment);
+    match named {
+        Some(path) => File::read(path).map(Some),
+        None if default.is_file() => File::read(&default.display().to_string()).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Whether a file is JSON, by its name.
+pub fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
@@ -169,16 +204,17 @@ fn unknown(entry: &Entry) -> Problem {
 }
 
 /// What the file as a whole must say.
-fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<(), Problem> {
+fn check(path: &Path, entries: &[Entry], values: &Map<String, Value>) -> Result<(), Problem> {
     let place = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.place);
-    if let (Some(environment), Some(place)) = (said.get("compute_environment"), place("compute_environment"))
+    if let (Some(environment), Some(place)) =
+        (values.get("compute_environment"), place("compute_environment"))
         && environment != "LOCAL_MACHINE"
     {
         let message =
             format!("the compute environment {environment} is a service, and nothing is started there");
         return Err(Problem::new(message).at(place, "").help("write LOCAL_MACHINE"));
     }
-    match (said.get("distributed_type"), place("distributed_type")) {
+    match (values.get("distributed_type"), place("distributed_type")) {
         (Some(Value::String(name)), _) if DISTRIBUTED_TYPES.contains(&name.as_str()) => Ok(()),
         // `NO` without quotes is false in YAML; its meaning is plain.
         (Some(Value::Bool(false)), _) => Ok(()),
@@ -190,22 +226,22 @@ fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<()
 }
 
 /// A file of any age, as files are written today.
-fn modernised(mut said: Map<String, Value>) -> Cluster {
-    if said.get("distributed_type") == Some(&Value::Bool(false)) {
-        said.insert("distributed_type".to_owned(), Value::from("NO"));
+fn modernised(mut values: Map<String, Value>) -> Cluster {
+    if values.get("distributed_type") == Some(&Value::Bool(false)) {
+        values.insert("distributed_type".to_owned(), Value::from("NO"));
     }
-    if said.get("distributed_type").is_some_and(|name| name == "NO") {
-        said.entry("num_processes").or_insert(Value::from(1));
+    if values.get("distributed_type").is_some_and(|name| name == "NO") {
+        values.entry("num_processes").or_insert(Value::from(1));
     }
-    if said.shift_remove("fp16") == Some(Value::Bool(true)) {
-        said.entry("mixed_precision").or_insert(Value::from("fp16"));
+    if values.shift_remove("fp16") == Some(Value::Bool(true)) {
+        values.entry("mixed_precision").or_insert(Value::from("fp16"));
     }
-    if let Some(backend) = said.shift_remove("dynamo_backend") {
+    if let Some(backend) = values.shift_remove("dynamo_backend") {
         let named = backend.as_str().is_some_and(|name| name != "NO");
         let config = if named { serde_json::json!({ "dynamo_backend": backend }) } else { Value::Null };
-        said.insert("dynamo_config".to_owned(), config);
+        values.insert("dynamo_config".to_owned(), config);
     }
-    Cluster::of(said)
+    Cluster::of(values)
 }
 
 /// The value of a node. In JSON a word without quotes is JSON's, in YAML it is resolved as the originals do.
@@ -258,8 +294,32 @@ pub fn save(path: &Path, text: &str) -> Result<(), Error> {
 /// Writes a file and says so; a dry run shows the text instead.
 pub(super) fn save_or_show(path: &Path, text: &str, dry_run: bool, done: &str) -> Outcome {
     if dry_run {
-        return say(text);
+        return print(text);
     }
     save(path, text).map_err(Failure::Error)?;
-    say(&format!("{done}\n"))
+    print(&format!("{done}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_file_lies_in_the_cache_of_hugging_face() {
+        for (variables, expected) in [
+            (&[("HOME", "/u")][..], "/u/.cache/huggingface/accelerate/default_config.yaml"),
+            (&[("HOME", "/u"), ("XDG_CACHE_HOME", "/c")], "/c/huggingface/accelerate/default_config.yaml"),
+            (
+                &[("HOME", "/u"), ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")],
+                "/hf/accelerate/default_config.yaml",
+            ),
+            (&[("HOME", "/u"), ("HF_HOME", "~/hf")], "/u/hf/accelerate/default_config.yaml"),
+            (&[("HOME", "/u"), ("HF_HOME", "")], "/u/.cache/huggingface/accelerate/default_config.yaml"),
+        ] {
+            let look_up = |name: &str| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            };
+            assert_eq!(default_file(&look_up), Path::new(expected), "{variables:?}");
+        }
+    }
 }

@@ -5,49 +5,48 @@ use std::path::{Path, PathBuf};
 
 use oarlock_comm::MachineMemory;
 
-use super::cluster::{Cluster, default_file};
-use super::{ACCELERATE, CONFIG_FILE, parse};
+use super::cluster::Cluster;
+use super::{ACCELERATE, COMMAND, CONFIG_FILE, parse};
 use crate::config::Words;
-use crate::config::flags::{Abbreviations, Flags};
-use crate::console::{Failure, Outcome, say};
+use crate::config::flags::Flags;
+use crate::console::{Outcome, print};
+use crate::front::script::program_in_path;
 
 pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
-    bare_switches: false,
-    operands: "",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
     keys: &[CONFIG_FILE],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 /// Runs the command.
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&ENV, words, 0)? else { return Ok(()) };
-    let passed = parsed.settings.text("config_file").map(PathBuf::from);
-    let path = passed.clone().unwrap_or_else(|| default_file(&|name| std::env::var(name).ok()));
-    let config = match passed.is_some() || path.is_file() {
-        true => Cluster::read(&path).map_err(Failure::Problems)?.shown(),
-        false => "\tNot found\n".to_owned(),
+    let config = match Cluster::configured(&parsed.settings)? {
+        Some(config) => config.shown(),
+        None => "\tNot found\n".to_owned(),
     };
-    let heading =
-        if passed.is_some() { "`Accelerate` config passed:" } else { "`Accelerate` default config:" };
+    let heading = match parsed.settings.text("config_file") {
+        Some(_) => "`Accelerate` config passed:",
+        None => "`Accelerate` default config:",
+    };
     let memory = MachineMemory::current()?.total as f64;
     let mut out = String::from("\nCopy-and-paste the text below in your GitHub issue\n\n");
     for (name, value) in lines(memory) {
         out.push_str(&format!("- {name}: {value}\n"));
     }
-    say(&format!("{out}- {heading}\n{config}"))
+    print(&format!("{out}- {heading}\n{config}"))
 }
 
 /// The lines with a value.
 fn lines(memory: f64) -> Vec<(&'static str, String)> {
     let system = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let location = program_in_path("accelerate").map(|path| path.display().to_string());
     let mut lines = vec![
         ("`Accelerate` version", format!("Oarlock {}, for {ACCELERATE}", env!("CARGO_PKG_VERSION"))),
         ("Platform", [word(system.sysname()), word(system.release()), word(system.machine())].join("-")),
-        ("`accelerate` bash location", location("accelerate")),
+        ("`accelerate` bash location", location.unwrap_or_else(|| "Not found".to_owned())),
         ("Python version", "none needed".to_owned()),
         ("Numpy version", "none needed".to_owned()),
         ("PyTorch version", "none needed".to_owned()),
@@ -58,14 +57,7 @@ fn lines(memory: f64) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Where the shell finds a program.
-fn location(program: &str) -> String {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file());
-    found.map_or_else(|| "Not found".to_owned(), |path| path.display().to_string())
-}
-
-/// The name of the first GPU, as its driver tells it.
+/// The name of the first GPU, as its driver reports it.
 fn gpu(folder: &Path) -> Option<String> {
     let mut gpus: Vec<PathBuf> =
         fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{parse, scalar};
-use crate::config::flags::{Abbreviations, Flags};
+use super::{COMMAND, parse, refuse};
+use crate::config::Words;
+use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::value::Value;
-use crate::config::{Problem, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::Result;
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn::units_of;
+use oarlock::report::python;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate estimate-memory",
-    bare_switches: false,
     operands: "MODEL",
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
     keys: &[
@@ -44,8 +44,7 @@ pub(super) const FLAGS: Flags = Flags {
             "Run code that comes with the model",
         ),
     ],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 /// A dtype, how many times smaller than f32 it is, and how many times the model in f32 its training takes.
@@ -55,31 +54,29 @@ const DTYPES: [(&str, u64, Option<u64>); 4] =
 /// Runs the command.
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 1)? else { return Ok(()) };
-    let refuse =
-        |message: String, help: &str| Err(Failure::Problems(Problem::new(message).help(help).into()));
     let Some(name) = parsed.rest.get(0) else {
         let help = "write `accelerate estimate-memory FOLDER`, where FOLDER holds the model's config.json";
-        return refuse("`accelerate estimate-memory` is told no model".to_owned(), help);
+        return refuse("`accelerate estimate-memory` is told no model", help);
     };
     let dir = Path::new(name);
     if !dir.is_dir() {
         let help = "nothing is fetched from the Hugging Face Hub: fetch the model's config.json into a folder, and name it";
         return refuse(format!("there is no folder `{name}`"), help);
     }
-    let asked = match parsed.settings.value("dtypes") {
+    let dtypes = match parsed.settings.value("dtypes") {
         Value::List(names) => names,
         _ => Vec::new(),
     };
-    if let Some(wrong) = asked.iter().find(|name| !DTYPES.iter().any(|(known, ..)| known == name)) {
+    if let Some(wrong) = dtypes.iter().find(|name| !DTYPES.iter().any(|(known, ..)| known == name)) {
         return refuse(format!("`{wrong}` is no dtype"), "take float32, float16, int8 and int4");
     }
     let sizes = Sizes::of(HfConfig::read(dir)?.decoder())?;
-    let rows: Vec<[String; 4]> = asked
+    let rows: Vec<[String; 4]> = dtypes
         .iter()
         .filter_map(|name| DTYPES.iter().find(|(known, ..)| known == name))
         .map(|dtype| sizes.row(*dtype))
         .collect();
-    say(&format!(
+    print(&format!(
         "{}\nWithout activations, and for one process; `oarlock estimate-memory {name}` says what a training takes\n",
         table(&format!("Memory Usage for loading `{name}`"), &rows)
     ))
@@ -139,7 +136,7 @@ fn shown(mut size: f64) -> String {
 
 /// Two places, without zeros at the end.
 fn rounded(x: f64) -> String {
-    scalar::python_float(format!("{x:.2}").parse().unwrap_or(x))
+    python::repr(format!("{x:.2}").parse().unwrap_or(x))
 }
 
 /// A table with lines around it.

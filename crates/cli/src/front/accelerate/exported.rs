@@ -4,7 +4,7 @@ use crate::config::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, V
 use crate::config::accelerate::{File, exported};
 use crate::config::resolve::Settings;
 
-use super::strategy::{Kind, Strategy};
+use super::strategy::{DistributedType, Strategy};
 
 /// The variables of a launch; `paths` is PYTHONPATH, `here` the working directory.
 pub(super) fn variables(
@@ -22,7 +22,7 @@ pub(super) fn variables(
     if let Some(ids) = settings.text("gpu_ids").filter(|ids| ids != "all") {
         out.put("CUDA_VISIBLE_DEVICES", ids);
     }
-    if strategy.cpu || kind == Kind::Alone {
+    if strategy.cpu || kind == DistributedType::No {
         out.put("ACCELERATE_USE_CPU", if strategy.cpu { "True" } else { "False" });
     }
     if strategy.cpu {
@@ -36,7 +36,7 @@ pub(super) fn variables(
         out.fp8();
     }
     match kind {
-        Kind::DeepSpeed => {
+        DistributedType::DeepSpeed => {
             let paths = paths.map(|paths| paths.split(':').filter(|path| !path.is_empty()).collect());
             let paths: Vec<&str> = paths.unwrap_or_default();
             out.put("PYTHONPATH", paths.into_iter().chain([here]).collect::<Vec<_>>().join(":"));
@@ -46,21 +46,21 @@ pub(super) fn variables(
         }
         _ => out.dynamo(),
     }
-    if kind == Kind::Fsdp {
+    if kind == DistributedType::Fsdp {
         out.put("ACCELERATE_USE_FSDP", "true");
         OF_FSDP.iter().for_each(|variable| out.setting(variable));
         if let Some(names) = file.and_then(|file| exported(file.own.get("fsdp_ignored_modules"))) {
             out.put("FSDP_IGNORED_MODULES", names);
         }
     }
-    if kind == Kind::Megatron {
+    if kind == DistributedType::MegatronLm {
         out.put("ACCELERATE_USE_MEGATRON_LM", "true");
         out.prefixed("megatron_lm_", "");
     }
     if settings.bool("enable_cpu_affinity") {
         out.put("ACCELERATE_CPU_AFFINITY", "1");
     }
-    if parallel(settings, file) && matches!(kind, Kind::DeepSpeed | Kind::Fsdp) {
+    if parallel(settings, file) && matches!(kind, DistributedType::DeepSpeed | DistributedType::Fsdp) {
         out.put("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
         out.prefixed("parallelism_config_", "");
         let (cp, sp) =

@@ -1,10 +1,11 @@
-//! `accelerate launch`: flags and the file become processes, and what is said about the training that they run.
-//! Where Accelerate does something else than what was written, what was written is done, and a note says so.
+//! `accelerate launch`: turns the flags and the file into processes and the settings of their training. Where Accelerate
+//! ignores a setting, this command follows it and prints a note.
 
 use std::time::{Duration, SystemTime};
 
+use crate::config::accelerate::keys::FLAGS;
 use crate::config::accelerate::{File, meaning};
-use crate::config::flags::Parsed;
+use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::Status;
 use crate::config::resolve::{Settings, refuse};
 use crate::config::source::SourceKind;
@@ -12,17 +13,28 @@ use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, train_config_of};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, print};
+use crate::front::env_var;
 use crate::front::job::{Job, Program};
 use crate::front::script::{self, Call, Script};
 use crate::launch::devices::Devices;
-use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts, Streams};
+use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts};
 use crate::launch::{self, Launch};
 
-use super::launch_flags::LAUNCH;
-use super::machines::{Asked, PORT, Ranks};
-use super::strategy::{self, Kind, Strategy};
-use super::{exported, file};
+use super::machines::{LaunchSettings, PORT, Ranks};
+use super::strategy::{self, DistributedType, Strategy};
+use super::{COMMAND, cluster, exported};
+
+/// The flags of the command.
+pub(super) const LAUNCH: Flags = Flags {
+    command: "accelerate launch",
+    operands: "SCRIPT [arguments]",
+    about: "Starts an Oarlock run, or any program, on several processes.",
+    keys: FLAGS,
+    aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
+    abbreviations: Abbreviations::None,
+    ..COMMAND
+};
 
 /// This machine, as far as a launch depends on it.
 pub(super) struct Machine<'a> {
@@ -37,30 +49,30 @@ pub(super) struct Resolved {
     pub launch: Launch,
     pub script: Script,
     /// The settings of an Oarlock run.
-    pub said: Vec<Layer>,
+    pub layers: Vec<Layer>,
     pub notes: Vec<String>,
-    /// Nobody said how many ranks there are.
-    pub is_unsaid: bool,
+    /// Whether the number of ranks is a default.
+    pub ranks_are_default: bool,
 }
 
 /// Runs the command.
 pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
     let parsed = LAUNCH.parse(words, &mut Problems::default());
     if parsed.help {
-        return say(&LAUNCH.help());
+        return print(&LAUNCH.help());
     }
-    let machine = Machine { devices: &Devices::here, environment: &|name| std::env::var(name).ok() };
-    let resolved = resolve(words, &machine).map_err(Failure::Problems)?;
+    let machine = Machine { devices: &Devices::here, environment: &env_var };
+    let resolved = resolve(words, &machine)?;
     let again = ["accelerate", "launch"].map(str::to_owned).into_iter().chain(words.to_vec());
-    job(again.collect(), resolved, &parsed).map_err(Failure::Problems)?.run(started)
+    job(again.collect(), resolved, &parsed)?.run(started)
 }
 
 /// The job of what was resolved.
 fn job(words: Vec<String>, resolved: Resolved, parsed: &Parsed) -> Result<Job, Problems> {
-    let Resolved { launch, script, said, notes, is_unsaid } = resolved;
-    let mut job = Job::new(words, launch, script, said, parsed)?;
-    if let (Program::Training(config), true) = (&job.program, is_unsaid) {
-        // Then the training says it.
+    let Resolved { launch, script, layers, notes, ranks_are_default } = resolved;
+    let mut job = Job::new(words, launch, script, layers, parsed)?;
+    if let (Program::Training(config), true) = (&job.program, ranks_are_default) {
+        // The training's configuration decides.
         job.launch.nodes = Nodes::Static { ranks: vec![config.ranks.num_processes], this: 0 };
     }
     if job.launch.quiet {
@@ -79,11 +91,11 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut problems = Problems::default();
     let parsed = LAUNCH.parse(words, &mut problems);
     let flags = &parsed.settings;
-    let file =
-        file::read(flags.text("config_file").as_deref(), machine.environment).unwrap_or_else(|found| {
-            problems.append(found);
-            None
-        });
+    let file = cluster::launch_settings(flags.text("config_file").as_deref(), machine.environment);
+    let file = file.unwrap_or_else(|wrong| {
+        problems.append(wrong);
+        None
+    });
     let mut all = match &file {
         Some(file) => flags.clone().over(&file.settings),
         None => flags.clone(),
@@ -94,17 +106,17 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let visible = all.text("gpu_ids").filter(|ids| ids != "all");
     let visible = visible.or_else(|| (machine.environment)("CUDA_VISIBLE_DEVICES"));
     let devices = (machine.devices)(visible.as_deref());
-    let asked = Asked { flags, all: &all, file: file.as_ref(), devices: &devices };
-    let ranks = asked.ranks(&strategy, &mut defaulted, &mut problems);
+    let settings = LaunchSettings { flags, all: &all, file: file.as_ref(), devices: &devices };
+    let ranks = settings.ranks(&strategy, &mut defaulted, &mut problems);
     several(&ranks, &mut strategy, &mut notes);
-    let (nodes, master) = asked.nodes(&ranks, &mut defaulted, &mut problems);
+    let (nodes, master) = settings.nodes(&ranks, &mut defaulted, &mut problems);
 
     let mut launch = Launch::local(1);
     launch.nodes = nodes;
     launch.master = master;
     let each = launch.local_ranks();
     let stays = parsed.dry_run || parsed.print_config;
-    if let Some(problem) = asked.gpus(each, &strategy) {
+    if let Some(problem) = settings.gpus(each, &strategy) {
         if stays {
             notes.push(format!("to be started here, it lacks something: {}", problem.line()));
         } else {
@@ -112,38 +124,28 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         }
     }
     surroundings(&all, &mut launch, &mut problems);
-    let call = Call { module: all.bool("module"), no_python: all.bool("no_python") };
-    if call.module && call.no_python {
-        let problem =
-            all.problem("`--module` and `--no_python` exclude each other", &["module", "no_python"]);
-        problems.push(problem.help("a module is run by Python"));
-    }
-    let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
-    let machines = launch.place(0, 0).local_ranks.len();
-    let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
-    let several = machines > 1 && strategy.kind == Kind::DeepSpeed;
+    let call = Call::read(&all, &mut problems);
+    let script = script::resolve(&parsed.rest, call, LAUNCH.command);
+    let machines = launch.worker(0, 0).local_ranks.len();
+    let command = |name: &str| settings.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
+    let several = machines > 1 && strategy.kind == DistributedType::DeepSpeed;
     starters(&all, several.then_some(&command), &mut notes, &mut problems);
-    let script = match resolved {
-        Ok(script) => script,
-        Err(found) => {
-            problems.append(found);
-            return Err(problems);
-        }
-    };
-    let mut said = Vec::new();
+    let Some(script) = script.map_err(|wrong| problems.append(wrong)).ok() else { return Err(problems) };
+    let mut layers = Vec::new();
     match &script {
         Script::Training(training) => {
             if launch.master.port == 0 {
                 // Its ranks meet in shared memory, and only see the port.
                 launch.master.port = PORT;
             }
-            said = layers(&asked, &strategy, &ranks, &training.layers, &mut notes, &mut problems);
+            layers =
+                training_layers(&settings, &strategy, &ranks, &training.layers, &mut notes, &mut problems);
             launch.threads =
                 all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
         }
         Script::Command(_) => {
-            launch.alone = strategy.kind == Kind::Alone && machines == 1 && each == 1;
-            launch.threads = threads(&asked, &strategy, each, machine, &mut defaulted);
+            launch.alone = strategy.kind == DistributedType::No && machines == 1 && each == 1;
+            launch.threads = threads(&settings, &strategy, each, machine, &mut defaulted);
             let here = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
             let paths = (machine.environment)("PYTHONPATH");
             launch.env = exported::variables(&all, file.as_ref(), &strategy, paths.as_deref(), &here);
@@ -157,26 +159,26 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
                 defaulted.push(format!("`--{name}` was set to a value of `'no'`"));
             }
         }
-        notes.insert(0, unsaid(&defaulted));
+        notes.insert(0, defaults_note(&defaulted));
     }
     notes.retain(|note| !note.is_empty());
     if let Script::Training(training) = &script
         && !problems.is_empty()
     {
-        // What is wrong with the training itself is told together with the rest.
-        let layers = training.layers.iter().chain(&said).cloned().collect();
+        // The problems of the training itself are reported together with the others.
+        let layers = training.layers.iter().chain(&layers).cloned().collect();
         problems.append(train_config_of(layers, machine.environment).err().unwrap_or_default());
     }
-    let is_unsaid = ranks.place.is_none() && file.is_none();
-    problems.into_result(|| Resolved { launch, script, said, notes, is_unsaid })
+    let ranks_are_default = ranks.place.is_none() && file.is_none();
+    problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default })
 }
 
-/// Several ranks of which nobody said how they stand to each other are data parallel.
+/// Several ranks without another strategy are data parallel.
 fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
-    if ranks.count < 2 || strategy.kind != Kind::Alone {
+    if ranks.count < 2 || strategy.kind != DistributedType::No {
         return;
     }
-    strategy.kind = Kind::Ddp;
+    strategy.kind = DistributedType::Ddp;
     if strategy.cpu || ranks.place.as_ref().is_some_and(|place| place.source.kind == SourceKind::File) {
         notes.push(format!(
             "{} processes are asked for, so as many data parallel ranks start; Accelerate would start one process here",
@@ -233,70 +235,48 @@ fn surroundings(all: &Settings, launch: &mut Launch, problems: &mut Problems) {
         launch.binding = Binding::Share;
     }
     let tee = all.text("tee").unwrap_or_default();
-    let tee =
-        streams(&tee).unwrap_or_else(|| {
-            let message = format!("`{tee}` says no streams");
-            problems.push(all.problem(message, &["tee"]).help(
-                "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1",
-            ));
-            PerRank::default()
-        });
+    let tee = PerRank::parse(&tee).unwrap_or_else(|| {
+        let help = "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1";
+        problems.push(all.problem(format!("`{tee}` says no streams"), &["tee"]).help(help));
+        PerRank::default()
+    });
     launch.output = Output { log_dir: all.text("log_dir").map(Into::into), tee, ..Output::default() };
 }
 
-/// `3`, or `0:3,1:1`.
-fn streams(text: &str) -> Option<PerRank> {
-    let one = |text: &str| match text.trim() {
-        "0" => Some(Streams::default()),
-        "1" => Some(Streams { out: true, err: false }),
-        "2" => Some(Streams { out: false, err: true }),
-        "3" => Some(Streams { out: true, err: true }),
-        _ => None,
-    };
-    if !text.contains(':') {
-        return Some(PerRank { all: one(text)?, ranks: Vec::new() });
-    }
-    let pair = |part: &str| {
-        let (rank, streams) = part.split_once(':')?;
-        Some((rank.trim().parse().ok()?, one(streams)?))
-    };
-    Some(PerRank { all: Streams::default(), ranks: text.split(',').map(pair).collect::<Option<_>>()? })
-}
-
-/// OMP_NUM_THREADS of a program: what is said, what the environment says, on the CPU the share of the cores, else one.
+/// OMP_NUM_THREADS of a program: the flag, else the variable, else on the CPU the share of the cores, else one.
 fn threads(
-    asked: &Asked,
+    settings: &LaunchSettings,
     strategy: &Strategy,
     each: usize,
     machine: &Machine,
     defaulted: &mut Vec<String>,
 ) -> Option<usize> {
-    if asked.all.said("num_cpu_threads_per_process").is_some() {
-        return Some(asked.all.usize("num_cpu_threads_per_process"));
+    if settings.all.said("num_cpu_threads_per_process").is_some() {
+        return Some(settings.all.usize("num_cpu_threads_per_process"));
     }
-    if strategy.kind == Kind::DeepSpeed && !strategy.cpu {
+    if strategy.kind == DistributedType::DeepSpeed && !strategy.cpu {
         return None;
     }
-    let said = (machine.environment)("OMP_NUM_THREADS").and_then(|text| text.parse::<usize>().ok());
-    let share = asked.devices.cores / each.max(1);
-    if said.is_none() && strategy.cpu && asked.all.said("num_processes").is_some() && share > 1 {
+    let variable = (machine.environment)("OMP_NUM_THREADS").and_then(|text| text.parse::<usize>().ok());
+    let share = settings.devices.cores / each.max(1);
+    if variable.is_none() && strategy.cpu && settings.all.said("num_processes").is_some() && share > 1 {
         defaulted.push(format!("`--num_cpu_threads_per_process` was set to `{share}`, the cores of a rank"));
         return Some(share);
     }
-    Some(said.unwrap_or(1).max(1))
+    Some(variable.unwrap_or(1).max(1))
 }
 
 /// The settings of an Oarlock run.
-fn layers(
-    asked: &Asked,
+fn training_layers(
+    settings: &LaunchSettings,
     strategy: &Strategy,
     ranks: &Ranks,
     script: &[Layer],
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Vec<Layer> {
-    let (all, file) = (asked.all, asked.file);
-    if strategy.kind == Kind::Megatron {
+    let (all, file) = (settings.all, settings.file);
+    if strategy.kind == DistributedType::MegatronLm {
         let problem = Problem::new(
             "Megatron-LM divides layers and matrices, and the ranks of an Oarlock run hold complete ones",
         );
@@ -321,7 +301,7 @@ fn layers(
     }
     let mut entries = meaning::entries(all, &strategy.engine(), problems);
     let of_deepspeed = ["gradient_accumulation_steps", "gradient_clipping"];
-    if strategy.kind != Kind::DeepSpeed {
+    if strategy.kind != DistributedType::DeepSpeed {
         let counted = entries_of(all, of_deepspeed);
         if !counted.is_empty() {
             notes.push(format!("with Accelerate only DeepSpeed reads {counted}; here it counts"));
@@ -339,8 +319,8 @@ fn layers(
         problems.push(problem);
         Vec::new()
     });
-    // `no` in a file is what the questions write where nothing was chosen; as a flag it is said.
-    let is_flag = asked.flags.get("mixed_precision").place().is_some();
+    // `accelerate config` writes `no` into the file where the user chose nothing; as a flag it is a choice.
+    let is_flag = settings.flags.get("mixed_precision").place().is_some();
     let precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
     notes.extend(differs(&precision, script));
     vec![
@@ -408,7 +388,7 @@ fn programs(
     problems: &mut Problems,
 ) {
     let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).place().is_some());
-    if strategy.kind == Kind::Fsdp && from_file("fsdp_sync_module_states") {
+    if strategy.kind == DistributedType::Fsdp && from_file("fsdp_sync_module_states") {
         let is = |name: &str| all.text(name).as_deref().and_then(boolean) == Some(true);
         if is("fsdp_cpu_ram_efficient_loading") && !is("fsdp_sync_module_states") {
             let names = ["fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"];
@@ -418,7 +398,7 @@ fn programs(
             );
         }
     }
-    if strategy.kind == Kind::DeepSpeed && all.said("deepspeed_config_file").is_some() {
+    if strategy.kind == DistributedType::DeepSpeed && all.said("deepspeed_config_file").is_some() {
         let named =
             |name: &&str| file.is_some_and(|file| file.settings.get(name).is_written()) && from_file(name);
         let by_flag = all
@@ -469,8 +449,8 @@ fn without_meaning(all: &Settings, file: Option<&File>, script: &Script, notes: 
     }
 }
 
-/// What was set because nobody said it, in one note.
-fn unsaid(defaulted: &[String]) -> String {
+/// One note about all values that are defaults.
+fn defaults_note(defaulted: &[String]) -> String {
     if defaulted.is_empty() || launch::is_rank() {
         return String::new();
     }

@@ -8,16 +8,16 @@ use crate::front::job::too_few_gpus;
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
 
-use super::strategy::{Kind, Strategy};
+use super::strategy::{DistributedType, Strategy};
 
-/// The port on which rank 0 listens where none is said.
+/// The default port of rank 0.
 pub(super) const PORT: u16 = 29500;
 
 /// More ranks than any run has; it bounds what is made of a slip.
 const MAX_RANKS: i64 = 1 << 20;
 
-/// What is asked for.
-pub(super) struct Asked<'a> {
+/// The settings of a launch, and the devices for it.
+pub(super) struct LaunchSettings<'a> {
     /// The flags alone.
     pub flags: &'a Settings,
     /// Flags over the file.
@@ -33,20 +33,20 @@ pub(super) struct Asked<'a> {
 pub(super) struct Ranks {
     /// How many.
     pub count: usize,
-    /// Where that is said.
+    /// Where the number is written.
     pub place: Option<Place>,
 }
 
-impl Asked<'_> {
-    /// The ranks of all machines together; `defaulted` takes what was not said.
+impl LaunchSettings<'_> {
+    /// The ranks of all machines together; `defaulted` collects the values that nobody has set.
     pub fn ranks(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> Ranks {
         let setting = self.all.get("num_processes");
         let place = setting.place().filter(|_| setting.is_written()).cloned();
         if place.is_some() && setting.broken {
             return Ranks { count: 1, place: None };
         }
-        let Some(said) = place else {
-            return Ranks { count: self.unsaid(strategy, defaulted, problems), place: None };
+        let Some(written_at) = place else {
+            return Ranks { count: self.default_ranks(strategy, defaulted, problems), place: None };
         };
         let count = self.all.int("num_processes");
         if count < 1 {
@@ -54,7 +54,7 @@ impl Asked<'_> {
                 Problem::new(format!(
                     "`num_processes` is {count}, so the number of ranks is still to be said"
                 ))
-                .at(&said, "")
+                .at(&written_at, "")
                 .help("add `--num_processes N`"),
             );
             // What the training says is no second mistake.
@@ -70,15 +70,20 @@ impl Asked<'_> {
         if count > MAX_RANKS {
             problems.push(
                 Problem::new(format!("`num_processes` is {count}, and nothing has so many devices"))
-                    .at(&said, "")
+                    .at(&written_at, "")
                     .help("it counts the ranks of all machines together"),
             );
         }
-        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(said) }
+        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(written_at) }
     }
 
-    /// The ranks where nobody said how many: of a file one, if nothing is distributed; else one for each GPU.
-    fn unsaid(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> usize {
+    /// The default number of ranks: one with a file that distributes nothing, else one for each GPU.
+    fn default_ranks(
+        &self,
+        strategy: &Strategy,
+        defaulted: &mut Vec<String>,
+        problems: &mut Problems,
+    ) -> usize {
         if let Some(file) = self.file {
             if file.own.text("distributed_type").as_deref() != Some("NO") {
                 problems.push(
@@ -186,27 +191,20 @@ impl Asked<'_> {
     }
 
     /// `key=value,key=value`.
-    fn conf(&self, problems: &mut Problems) -> Vec<(String, String)> {
+    fn conf(&self, problems: &mut Problems) -> String {
         let text = self.all.text("rdzv_conf").unwrap_or_default();
-        let mut out = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            match part.split_once('=') {
-                Some((name, value)) => out.push((name.trim().to_owned(), value.trim().to_owned())),
-                None => {
-                    let message = format!("`{part}` in `rdzv_conf` is no `key=value`");
-                    problems.push(
-                        self.all.problem(message, &["rdzv_conf"]).help("as in timeout=900,join_timeout=60"),
-                    );
-                }
-            }
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
+            let problem =
+                self.all.problem(format!("`{part}` in `rdzv_conf` is no `key=value`"), &["rdzv_conf"]);
+            problems.push(problem.help("as in timeout=900,join_timeout=60"));
         }
-        out
+        text
     }
 
-    /// What is to be said where this machine has fewer GPUs than ranks.
+    /// The problem if this machine has fewer GPUs than ranks.
     pub fn gpus(&self, each: usize, strategy: &Strategy) -> Option<Problem> {
         let there = self.devices.gpus;
-        if strategy.cpu || strategy.kind == Kind::Alone || each <= there {
+        if strategy.cpu || strategy.kind == DistributedType::No || each <= there {
             return None;
         }
         let problem = too_few_gpus(each, there, "add `--cpu`");

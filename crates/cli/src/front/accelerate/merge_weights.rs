@@ -3,17 +3,16 @@
 use std::fs;
 use std::path::Path;
 
-use super::parse;
-use crate::config::flags::{Abbreviations, Flags};
+use super::{COMMAND, parse, refuse};
+use crate::config::Words;
+use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
-use crate::config::{Problem, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, print};
 use crate::error::Error;
 use oarlock::checkpoint::{MergeOptions, merge_weights};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
-    bare_switches: false,
     operands: "CHECKPOINT OUT",
     about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\
             Of several models write CHECKPOINT/pytorch_model_fsdp_N, with the number of one from 0.\n\
@@ -36,8 +35,7 @@ pub(super) const FLAGS: Flags = Flags {
             "Remove the checkpoint when the model is whole",
         ),
     ],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 /// The most that one file holds, as transformers writes models.
@@ -47,9 +45,8 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 2)? else { return Ok(()) };
     let (Some(from), Some(to)) = (parsed.rest.get(0), parsed.rest.get(1)) else {
-        let problem = Problem::new("`accelerate merge-weights` takes a checkpoint and a folder to write to");
-        let help = "write `accelerate merge-weights out/checkpoint-100 merged`";
-        return Err(Failure::Problems(problem.help(help).into()));
+        let message = "`accelerate merge-weights` takes a checkpoint and a folder to write to";
+        return refuse(message, "write `accelerate merge-weights out/checkpoint-100 merged`");
     };
     let (from, model) = model_in(Path::new(from));
     let remove = parsed.settings.bool("remove_checkpoint_dir");
@@ -58,24 +55,26 @@ pub fn run(words: &Words) -> Outcome {
         && let (Ok(from), Ok(to)) = (absolute(from), absolute(Path::new(to)))
         && to.starts_with(&from)
     {
-        let problem = Problem::new(
-            "--remove_checkpoint_dir would remove the merged model, which goes into the checkpoint",
-        );
-        return Err(Failure::Problems(problem.help("name a folder outside of it").into()));
+        let message = "--remove_checkpoint_dir would remove the merged model, which goes into the checkpoint";
+        return refuse(message, "name a folder outside of it");
     }
     if parsed.dry_run {
         let then = if remove { ", and remove the checkpoint" } else { "" };
-        return say(&format!("would write the model in {} to {to}{then}\n", from.display()));
+        return print(&format!("would write the model in {} to {to}{then}\n", from.display()));
     }
     let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES };
     let merged = merge_weights(from, Path::new(to), &options)?;
     let source = merged.checkpoint.display();
-    say(&format!("wrote the model of {source} in {} to {to}: {}\n", merged.dtype, merged.files.join(", ")))?;
+    print(&format!(
+        "wrote the model of {source} in {} to {to}: {}\n",
+        merged.dtype,
+        merged.files.join(", ")
+    ))?;
     if remove && merged.n_models > 1 {
-        say(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
+        print(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
     } else if remove {
         fs::remove_dir_all(&merged.checkpoint).map_err(Error::io("remove", &merged.checkpoint))?;
-        say(&format!("removed {source}\n"))?;
+        print(&format!("removed {source}\n"))?;
     }
     Ok(())
 }

@@ -7,9 +7,7 @@ mod dump;
 mod env;
 mod estimate_memory;
 mod exported;
-mod file;
 mod launch;
-mod launch_flags;
 mod machines;
 mod merge_weights;
 mod questionnaire;
@@ -17,14 +15,14 @@ mod scalar;
 mod strategy;
 mod test;
 mod to_fsdp2;
-mod tpu_config;
 
 use std::time::SystemTime;
 
-use crate::config::flags::{Flags, Parsed};
+use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words, resolve};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
+use crate::error::Error;
 use oarlock::nearest::nearest_of;
 
 /// The version of Accelerate whose commands, files and words these are.
@@ -76,9 +74,24 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "tpu-config",
         about: "Not supported: it prepares TPU machines, and there is no training on TPUs here",
-        run: |words, _| tpu_config::run(words),
+        run: |_, _| Err(Error::Usage(NO_TPU.to_owned()).into()),
     },
 ];
+
+/// What `accelerate tpu-config` answers, whatever its arguments.
+const NO_TPU: &str = "`accelerate tpu-config` starts commands on TPU machines of Google Cloud; there is no training on TPUs here, so \
+                      there is nothing to prepare. A configuration with the answers for a pod can be written with `accelerate config`";
+
+/// A command without flags, on which the commands below build.
+const COMMAND: Flags = Flags {
+    command: "accelerate",
+    bare_switches: false,
+    operands: "",
+    about: "",
+    keys: &[],
+    aliases: &[],
+    abbreviations: Abbreviations::AllBut(&[]),
+};
 
 /// The flag for the file of a configuration.
 const CONFIG_FILE: Key = Key::flag(
@@ -93,11 +106,11 @@ const CONFIG_FILE: Key = Key::flag(
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let words = Words::new(words);
     let Some(name) = words.get(0) else {
-        tell(&help());
-        return Err(Failure::Told(1));
+        eprint(&help());
+        return Err(Failure::Reported(1));
     };
     if matches!(name, "-h" | "--help" | "help") {
-        return say(&help());
+        return print(&help());
     }
     let normal = name.replace('_', "-");
     match SUBCOMMANDS.iter().find(|command| command.name == normal) {
@@ -110,7 +123,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
                 Some(near) => format!("did you mean `accelerate {near}`?"),
                 None => "`accelerate --help` lists them".to_owned(),
             };
-            Err(Failure::Problems(problem.help(help).into()))
+            Err(Problems::from(problem.help(help)).into())
         }
     }
 }
@@ -129,12 +142,12 @@ fn help() -> String {
     )
 }
 
-/// The flags of a command that takes at most so many operands, wherever they stand; `None` if it was only asked for help.
+/// The flags of a command with at most so many operands, in any order; `None` if the command only showed its help.
 fn parse(flags: &Flags, words: &Words, operands: usize) -> Result<Option<Parsed>, Failure> {
     let mut problems = Problems::default();
     let mut parsed = flags.parse(&operands_last(flags, words), &mut problems);
     if parsed.help {
-        say(&flags.help())?;
+        print(&flags.help())?;
         return Ok(None);
     }
     resolve::refuse(&mut parsed.settings, &mut problems);
@@ -145,7 +158,12 @@ fn parse(flags: &Flags, words: &Words, operands: usize) -> Result<Option<Parsed>
             problem.at(&parsed.rest.place(operands), "").help(format!("see `{} --help`", flags.command)),
         );
     }
-    problems.into_result(|| Some(parsed)).map_err(Failure::Problems)
+    Ok(problems.into_result(|| Some(parsed))?)
+}
+
+/// Refuses a command with one problem.
+fn refuse(message: impl Into<String>, help: impl Into<String>) -> Outcome {
+    Err(Problems::from(Problem::new(message).help(help)).into())
 }
 
 /// The words with flags first, as argparse reads them in any order; several values of a list become one.

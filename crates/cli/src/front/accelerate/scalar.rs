@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 use fancy_regex::Regex;
 use serde_json::Value;
 
+use oarlock::report::python::repr;
+
 /// Whole numbers, in base 2, 8, 10, 16 and 60.
 static INT: LazyLock<Option<Regex>> = LazyLock::new(|| {
     let forms =
@@ -101,17 +103,6 @@ fn float(text: &str) -> Option<f64> {
     value.is_finite().then_some(sign as f64 * value)
 }
 
-/// A number with a point, as Python shows it.
-pub fn python_float(x: f64) -> String {
-    let shown = format!("{x:?}");
-    let Some((digits, exponent)) = shown.split_once('e') else { return shown };
-    let (sign, exponent) = match exponent.strip_prefix('-') {
-        Some(exponent) => ('-', exponent),
-        None => ('+', exponent),
-    };
-    format!("{digits}e{sign}{exponent:0>2}")
-}
-
 /// A value as Python shows it to the reader of a program's data.
 pub fn python(value: &Value) -> String {
     let joined = |items: Vec<String>| items.join(", ");
@@ -131,7 +122,7 @@ pub fn python(value: &Value) -> String {
 /// A number as Python shows it.
 pub fn number_text(number: &serde_json::Number) -> String {
     match (number.is_f64(), number.as_f64()) {
-        (true, Some(x)) => python_float(x),
+        (true, Some(x)) => repr(x),
         _ => number.to_string(),
     }
 }
@@ -181,15 +172,6 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(resolve(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn numbers_look_as_in_python() {
-        for (x, expected) in
-            [(1.0, "1.0"), (1e-5, "1e-05"), (1e16, "1e+16"), (0.0001, "0.0001"), (2.5e-10, "2.5e-10")]
-        {
-            assert_eq!(python_float(x), expected);
         }
     }
 }

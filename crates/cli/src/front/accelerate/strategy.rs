@@ -1,4 +1,4 @@
-//! What ranks run on and what divides their states: by flags, by the file, and by what was meant.
+//! What ranks run on and what shards their states: by flags, by the file, and by what the other flags imply.
 
 use crate::config::Problems;
 use crate::config::accelerate::keys::DEEPSPEED;
@@ -7,11 +7,11 @@ use crate::config::resolve::Settings;
 use crate::config::source::Place;
 use crate::config::value::Value;
 
-/// How ranks stand to each other.
+/// How the ranks are parallel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum DistributedType {
     /// One process that knows of no other.
-    Alone,
+    No,
     /// Data parallel ranks.
     Ddp,
     /// DeepSpeed.
@@ -19,15 +19,15 @@ pub(super) enum Kind {
     /// FSDP.
     Fsdp,
     /// Megatron-LM.
-    Megatron,
+    MegatronLm,
 }
 
-/// What ranks run on and what divides their states.
+/// What ranks run on and what shards their states.
 #[derive(Clone, Debug)]
 pub(super) struct Strategy {
-    /// How ranks stand to each other.
-    pub kind: Kind,
-    /// Where that is said.
+    /// How the ranks are parallel.
+    pub kind: DistributedType,
+    /// Where it is written.
     pub place: Option<Place>,
     /// They run on the CPU.
     pub cpu: bool,
@@ -37,19 +37,19 @@ impl Strategy {
     /// The sharding of an Oarlock run.
     pub fn engine(&self) -> Engine {
         match (self.kind, &self.place) {
-            (Kind::DeepSpeed, Some(place)) => Engine::DeepSpeed(place.clone()),
-            (Kind::Fsdp, Some(place)) => Engine::Fsdp(place.clone()),
+            (DistributedType::DeepSpeed, Some(place)) => Engine::DeepSpeed(place.clone()),
+            (DistributedType::Fsdp, Some(place)) => Engine::Fsdp(place.clone()),
             _ => Engine::Plain,
         }
     }
 }
 
 /// The flags that choose, of which one at most may stand.
-const CHOOSING: [(&str, Kind); 4] = [
-    ("multi_gpu", Kind::Ddp),
-    ("use_deepspeed", Kind::DeepSpeed),
-    ("use_fsdp", Kind::Fsdp),
-    ("use_megatron_lm", Kind::Megatron),
+const CHOOSING: [(&str, DistributedType); 4] = [
+    ("multi_gpu", DistributedType::Ddp),
+    ("use_deepspeed", DistributedType::DeepSpeed),
+    ("use_fsdp", DistributedType::Fsdp),
+    ("use_megatron_lm", DistributedType::MegatronLm),
 ];
 
 /// Chooses. Flags weigh more than the file, and what they describe more than what they call it.
@@ -71,17 +71,17 @@ pub(super) fn choose(
             Strategy { kind: *kind, place: flags.get(name).place().cloned(), cpu: false }
         }
         (None, Some(file)) => of_file(file, problems),
-        (None, None) => Strategy { kind: Kind::Alone, place: None, cpu: false },
+        (None, None) => Strategy { kind: DistributedType::No, place: None, cpu: false },
     };
     strategy.cpu |= flags.bool("cpu") || file.is_some_and(|file| file.own.bool("use_cpu"));
     described(flags, &mut strategy, notes, problems);
-    if flags.bool("cpu") && strategy.kind != Kind::Alone {
+    if flags.bool("cpu") && strategy.kind != DistributedType::No {
         let what = strategy.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
         notes.push(match (chosen.first(), strategy.kind) {
             (Some((name, _)), _) => format!(
                 "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
             ),
-            (None, Kind::Ddp) => format!(
+            (None, DistributedType::Ddp) => format!(
                 "--cpu chooses where ranks run, and there are as many{what}; Accelerate would start one process"
             ),
             (None, _) => format!(
@@ -101,11 +101,11 @@ fn of_file(file: &File, problems: &mut Problems) -> Strategy {
         _ => "NO",
     };
     let kind = match name {
-        "NO" => Kind::Alone,
-        "DEEPSPEED" => Kind::DeepSpeed,
-        "FSDP" => Kind::Fsdp,
-        "MEGATRON_LM" => Kind::Megatron,
-        "MULTI_CPU" | "MULTI_GPU" => Kind::Ddp,
+        "NO" => DistributedType::No,
+        "DEEPSPEED" => DistributedType::DeepSpeed,
+        "FSDP" => DistributedType::Fsdp,
+        "MEGATRON_LM" => DistributedType::MegatronLm,
+        "MULTI_CPU" | "MULTI_GPU" => DistributedType::Ddp,
         _ => {
             let message = format!("`distributed_type: {name}` asks for devices that ranks do not run on");
             problems.push(
@@ -113,7 +113,7 @@ fn of_file(file: &File, problems: &mut Problems) -> Strategy {
                     .problem(message, &["distributed_type"])
                     .help("write MULTI_GPU, or MULTI_CPU for ranks on cores"),
             );
-            Kind::Ddp
+            DistributedType::Ddp
         }
     };
     Strategy { kind, place: setting.place().cloned(), cpu: name == "MULTI_CPU" }
@@ -126,13 +126,13 @@ fn described(flags: &Settings, strategy: &mut Strategy, notes: &mut Vec<String>,
         flags.iter().find(|setting| of(setting.key.name) && flags.said(setting.key.name).is_some())
     };
     let found = [
-        (first(&of_deepspeed), Kind::DeepSpeed, "use_deepspeed", "DeepSpeed"),
-        (first(&|name| name.starts_with("fsdp_")), Kind::Fsdp, "use_fsdp", "FSDP"),
+        (first(&of_deepspeed), DistributedType::DeepSpeed, "use_deepspeed", "DeepSpeed"),
+        (first(&|name| name.starts_with("fsdp_")), DistributedType::Fsdp, "use_fsdp", "FSDP"),
     ];
     for (setting, kind, flag, title) in found {
         let Some(setting) = setting.filter(|_| strategy.kind != kind) else { continue };
         let name = setting.key.name;
-        if matches!(strategy.kind, Kind::Alone | Kind::Ddp) {
+        if matches!(strategy.kind, DistributedType::No | DistributedType::Ddp) {
             notes.push(format!(
                 "--{name} means {title}, so {title} it is; Accelerate divides nothing and never reads the flag without \
                  --{flag}"

@@ -1,28 +1,26 @@
 //! `accelerate test`: starts the ranks of a configuration and has them check what a training relies on.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use oarlock_tensor::DType;
 
 use super::checks::{self, CHECKS, Site};
-use super::cluster::{Cluster, default_file};
-use super::{CONFIG_FILE, parse};
+use super::cluster::{Cluster, config_file};
+use super::{COMMAND, CONFIG_FILE, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Key, Kind, Status};
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::{Error, Result};
-use crate::front::job::too_few_gpus;
+use crate::front::job::{ended, too_few_gpus};
 use crate::launch::devices::Devices;
 use crate::launch::{self, Launch};
 use oarlock::rank;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate test",
-    bare_switches: false,
-    operands: "",
     about: "Checks that the ranks of this machine train as one would: collectives, seeds, the split of the data, losses of \
             every way to divide the model, and checkpoints.",
     keys: &[
@@ -42,12 +40,12 @@ pub(super) const FLAGS: Flags = Flags {
             "How many ranks; by default those of the configuration, else as many as the machine has devices",
         ),
     ],
-    aliases: &[],
     abbreviations: Abbreviations::AllBut(&["cpu", "num_processes"]),
+    ..COMMAND
 };
 
 /// What the words and the configuration ask for.
-struct Plan {
+struct TestRun {
     ranks: usize,
     /// The precision of the configuration, where it is not f32.
     dtype: Option<DType>,
@@ -57,40 +55,35 @@ struct Plan {
 pub fn run(words: &Words, started: SystemTime) -> Outcome {
     // Ranks are given the folder that they share, behind the words of the user.
     let Some(parsed) = parse(&FLAGS, words, usize::from(launch::is_our_rank()))? else { return Ok(()) };
-    let devices = Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
-    let plan = plan(&parsed, &devices).map_err(Failure::Problems)?;
+    let devices = Devices::visible();
+    let run = test_run(&parsed, &devices)?;
     match parsed.rest.get(0) {
-        Some(folder) => in_rank(Path::new(folder), &plan),
+        Some(folder) => in_rank(Path::new(folder), &run),
         None if parsed.dry_run => {
-            say(&format!("would check {} rank(s) on the CPU of this machine\n", plan.ranks))
+            print(&format!("would check {} rank(s) on the CPU of this machine\n", run.ranks))
         }
-        None => start(words, &plan, started),
+        None => start(words, &run, started),
     }
 }
 
-fn plan(parsed: &Parsed, devices: &Devices) -> std::result::Result<Plan, Problems> {
-    let passed = parsed.settings.text("config_file").map(PathBuf::from);
-    let path = passed.clone().unwrap_or_else(|| default_file(&|name| std::env::var(name).ok()));
-    let config = match passed.is_some() || path.is_file() {
-        true => Some(Cluster::read(&path)?),
-        false => None,
-    };
-    let asked = parsed.settings.said("num_processes").map(|_| parsed.settings.usize("num_processes"));
+fn test_run(parsed: &Parsed, devices: &Devices) -> std::result::Result<TestRun, Problems> {
+    let config = Cluster::configured(&parsed.settings)?;
+    let num_processes = parsed.settings.said("num_processes").map(|_| parsed.settings.usize("num_processes"));
     let on_cpu = parsed.settings.bool("cpu");
     let dtype = config.as_ref().and_then(|config| match config.text("mixed_precision") {
         Some("bf16") => Some(DType::BF16),
         Some("fp16") => Some(DType::F16),
         _ => None,
     });
-    let ranks = match (asked, &config) {
+    let ranks = match (num_processes, &config) {
         (Some(ranks), _) => ranks,
         (None, None) => devices.count(),
-        (None, Some(config)) => ranks_of(config, &path)?,
+        (None, Some(config)) => ranks_of(config, &config_file(&parsed.settings))?,
     };
     if let Some(config) = config.filter(|_| !on_cpu) {
         devices_are_there(&config, ranks, devices)?;
     }
-    Ok(Plan { ranks, dtype })
+    Ok(TestRun { ranks, dtype })
 }
 
 /// The ranks of this machine.
@@ -125,7 +118,7 @@ fn devices_are_there(config: &Cluster, ranks: usize, devices: &Devices) -> std::
 }
 
 /// Starts the ranks and says how it ended.
-fn start(words: &Words, plan: &Plan, started: SystemTime) -> Outcome {
+fn start(words: &Words, run: &TestRun, started: SystemTime) -> Outcome {
     let folder = tempfile::Builder::new()
         .prefix("accelerate-test-")
         .tempdir()
@@ -134,34 +127,24 @@ fn start(words: &Words, plan: &Plan, started: SystemTime) -> Outcome {
     let mut again = vec![this.to_string_lossy().into_owned(), "accelerate".to_owned(), "test".to_owned()];
     again.extend(words.to_vec());
     again.extend(["--".to_owned(), folder.path().display().to_string()]);
-    say(&format!("checking {} rank(s) on the CPU of this machine\n", plan.ranks))?;
-    match launch::run(&Launch::local(plan.ranks), &again, true, started)? {
-        launch::Outcome::Done => {}
-        launch::Outcome::Failed { message, code } => {
-            tell(&message);
-            return Err(Failure::Told(code));
-        }
-        launch::Outcome::Stopped(signal) => {
-            tell(&format!("stopped by signal {signal}; all ranks have ended\n"));
-            return Err(Failure::Told(128 + (signal & 0x7f) as u8));
-        }
-    }
+    print(&format!("checking {} rank(s) on the CPU of this machine\n", run.ranks))?;
+    ended(launch::run(&Launch::local(run.ranks), &again, true, started)?)?;
     let verdict = fs::read_to_string(folder.path().join(VERDICT))
         .map_err(Error::io("read", "the verdict of rank 0"))?;
     if verdict.is_empty() {
-        return say("Test is a success! You are ready for your distributed training!\n");
+        return print("Test is a success! You are ready for your distributed training!\n");
     }
-    tell(&format!("error: not as it should be: {verdict}\n"));
-    Err(Failure::Told(1))
+    eprint(&format!("error: not as it should be: {verdict}\n"));
+    Err(Failure::Reported(1))
 }
 
 /// Where rank 0 writes the names of the checks that failed.
 const VERDICT: &str = "verdict";
 
 /// One rank of the test.
-fn in_rank(folder: &Path, plan: &Plan) -> Outcome {
+fn in_rank(folder: &Path, run: &TestRun) -> Outcome {
     let comm = rank::join()?;
-    let site = Site { comm: comm.clone(), folder: folder.to_path_buf(), dtype: plan.dtype };
+    let site = Site { comm: comm.clone(), folder: folder.to_path_buf(), dtype: run.dtype };
     match all_checks(&site) {
         Ok(()) => {
             comm.finish();
@@ -169,7 +152,7 @@ fn in_rank(folder: &Path, plan: &Plan) -> Outcome {
         }
         Err(error) => {
             comm.abort(&error.to_string());
-            Err(Failure::Told(1))
+            Err(Failure::Reported(1))
         }
     }
 }
@@ -178,19 +161,19 @@ fn all_checks(site: &Site) -> Result<()> {
     let mut failed = Vec::new();
     for check in CHECKS {
         site.comm.set_phase(check.name);
-        // An error of a check is told with its name.
+        // An error of a check names the check.
         let named = |error| Error::Usage(format!("{}: {error}", check.name));
         let found = (check.run)(site).map_err(named)?;
-        let said = checks::together(&site.comm, found).map_err(named)?;
+        let result = checks::together(&site.comm, found).map_err(named)?;
         if site.comm.rank() == 0 {
             // A reader that went away is no reason to stop.
-            let _ = say(&format!(
+            let _ = print(&format!(
                 "{}: {}\n",
                 check.name,
-                said.as_ref().map_or_else(|wrong| wrong.clone(), |well| format!("ok{well}"))
+                result.as_ref().map_or_else(|wrong| wrong.clone(), |well| format!("ok{well}"))
             ));
         }
-        failed.extend(said.is_err().then_some(check.name));
+        failed.extend(result.is_err().then_some(check.name));
     }
     if site.comm.rank() == 0 {
         let path = site.folder.join(VERDICT);
@@ -206,8 +189,9 @@ mod tests {
     use super::*;
 
     fn cluster(kind: &str, processes: i64, machines: i64) -> Cluster {
-        let said = json!({ "distributed_type": kind, "num_processes": processes, "num_machines": machines });
-        Cluster::of(said.as_object().unwrap().clone())
+        let result =
+            json!({ "distributed_type": kind, "num_processes": processes, "num_machines": machines });
+        Cluster::of(result.as_object().unwrap().clone())
     }
 
     #[test]

@@ -4,17 +4,15 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use super::cluster::{save_or_show, value};
-use super::{dump, parse};
-use crate::config::flags::{Abbreviations, Flags};
+use super::cluster::{is_json, save_or_show, value};
+use super::{COMMAND, dump, parse, refuse};
+use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
-use crate::config::{Problem, Words, written};
-use crate::console::{Failure, Outcome, tell};
+use crate::config::{Problems, Words, written};
+use crate::console::{Outcome, eprint};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
-    bare_switches: false,
-    operands: "",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
     keys: &[
         Key::flag(Kind::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
@@ -27,32 +25,31 @@ pub(super) const FLAGS: Flags = Flags {
             "The file to write; with --overwrite by default the same",
         ),
     ],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
-/// What becomes of a key.
-enum Fate {
-    /// It has another name, and its values perhaps another form.
-    Becomes(&'static str),
-    /// FSDP 2 has nothing of the kind.
-    Gone,
-    /// FSDP 2 does not have it yet.
-    NotYet,
+/// How FSDP 2 treats a key of FSDP 1.
+enum KeyMapping {
+    /// The key has this name; its values may change as well.
+    Renamed(&'static str),
+    /// FSDP 2 has no such key.
+    Removed,
+    /// FSDP 2 does not implement it yet.
+    NotYetImplemented,
 }
 
-const FATES: [(&str, Fate); 6] = [
-    ("fsdp_sharding_strategy", Fate::Becomes(RESHARD)),
-    (RESHARD, Fate::Becomes(RESHARD)),
-    ("fsdp_backward_prefetch", Fate::Gone),
-    ("fsdp_sync_module_states", Fate::Gone),
-    ("fsdp_use_orig_params", Fate::Gone),
-    ("fsdp_forward_prefetch", Fate::NotYet),
+const KEY_MAPPING: [(&str, KeyMapping); 6] = [
+    ("fsdp_sharding_strategy", KeyMapping::Renamed(RESHARD)),
+    (RESHARD, KeyMapping::Renamed(RESHARD)),
+    ("fsdp_backward_prefetch", KeyMapping::Removed),
+    ("fsdp_sync_module_states", KeyMapping::Removed),
+    ("fsdp_use_orig_params", KeyMapping::Removed),
+    ("fsdp_forward_prefetch", KeyMapping::NotYetImplemented),
 ];
 
 const RESHARD: &str = "fsdp_reshard_after_forward";
 
-/// Whether the strategies of FSDP 1 divide parameters again after the forward pass.
+/// Whether the strategies of FSDP 1 reshard parameters after the forward pass.
 const RESHARDS: [(&str, bool); 5] = [
     ("FULL_SHARD", true),
     ("HYBRID_SHARD", true),
@@ -64,11 +61,9 @@ const RESHARDS: [(&str, bool); 5] = [
 /// Runs the command.
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 0)? else { return Ok(()) };
-    let refuse =
-        |message: String, help: &str| Err(Failure::Problems(Problem::new(message).help(help).into()));
     let path = |name| parsed.settings.text(name).map(PathBuf::from);
     let Some(from) = path("config_file") else {
-        return refuse("`accelerate to-fsdp2` is told no file".to_owned(), "name it with --config_file");
+        return refuse("`accelerate to-fsdp2` is told no file", "name it with --config_file");
     };
     let overwrite = parsed.settings.bool("overwrite");
     let to = match path("output_file") {
@@ -81,23 +76,20 @@ pub fn run(words: &Words) -> Outcome {
         }
         None if overwrite => from.clone(),
         None => {
-            return refuse(
-                "nothing says where to write".to_owned(),
-                "name --output_file, or add --overwrite",
-            );
+            return refuse("nothing says where to write", "name --output_file, or add --overwrite");
         }
     };
-    let entries = written::file(&from).map_err(|problem| Failure::Problems(problem.into()))?.entries;
+    let entries = written::file(&from).map_err(Problems::from)?.entries;
     if entries.is_empty() {
         return refuse(
             format!("`{}` is empty", from.display()),
             "name the file that `accelerate config` wrote",
         );
     }
-    let is_json = from.extension().is_some_and(|extension| extension == "json");
-    let before = entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, is_json))).collect();
+    let before =
+        entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, is_json(&from)))).collect();
     let (after, notes) = converted(before);
-    notes.iter().for_each(|note| tell(&format!("note: {note}\n")));
+    notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
     save_or_show(&to, &dump::yaml(&after), parsed.dry_run, &format!("wrote {}", to.display()))
 }
 
@@ -114,11 +106,15 @@ fn converted(mut config: Map<String, Value>) -> (Map<String, Value>, Vec<String>
     }
     let mut after = Map::new();
     for (key, value) in std::mem::take(fsdp) {
-        match FATES.iter().find(|(name, _)| *name == key).map(|(_, fate)| fate) {
+        match KEY_MAPPING.iter().find(|(name, _)| *name == key).map(|(_, mapping)| mapping) {
             None => drop(after.insert(key, value)),
-            Some(Fate::Gone) => notes.push(format!("`{key}` means nothing in FSDP 2, and is left out")),
-            Some(Fate::NotYet) => notes.push(format!("`{key}` is not there in FSDP 2 yet, and is left out")),
-            Some(Fate::Becomes(name)) => {
+            Some(KeyMapping::Removed) => {
+                notes.push(format!("`{key}` means nothing in FSDP 2, and is left out"))
+            }
+            Some(KeyMapping::NotYetImplemented) => {
+                notes.push(format!("`{key}` is not there in FSDP 2 yet, and is left out"))
+            }
+            Some(KeyMapping::Renamed(name)) => {
                 let reshards = RESHARDS.iter().find(|(strategy, _)| value == **strategy);
                 after.insert(
                     (*name).to_owned(),

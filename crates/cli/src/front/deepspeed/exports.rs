@@ -26,7 +26,7 @@ pub struct Machine<'m> {
     pub program: String,
     /// The working directory.
     pub folder: PathBuf,
-    /// The address of another machine, asked there; `None` if it does not answer.
+    /// Asks another machine for its address; `None` if it does not answer.
     pub address: &'m dyn Fn(&str, Option<i64>) -> Option<String>,
 }
 

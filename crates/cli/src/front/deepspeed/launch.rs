@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use oarlock_comm::available_cores;
+use tempfile::TempPath;
 
 use super::filter::Slots;
 use crate::config::resolve::Settings;
@@ -36,7 +37,8 @@ pub fn launch(
             return Err(problem.help("write at least 1 for the fewest, and not fewer for the most"));
         }
         let endpoint = (master.addr.clone(), master.port);
-        launch.nodes = Nodes::Elastic { ranks: own.len(), count: fewest..=most, endpoint, conf: Vec::new() };
+        launch.nodes =
+            Nodes::Elastic { ranks: own.len(), count: fewest..=most, endpoint, conf: String::new() };
     }
     launch.master = master.clone();
     launch.deepspeed_env = true;
@@ -108,24 +110,12 @@ fn output(settings: &Settings) -> std::result::Result<Output, Problem> {
     Ok(Output { log_dir: Some(folder.into()), redirects: all, ..Output::default() })
 }
 
-/// A file that names this process while it runs.
-pub struct PidFile(PathBuf);
-
-impl PidFile {
-    /// Writes it where DeepSpeed does.
-    pub fn write() -> Result<PidFile> {
-        let pid = std::process::id();
-        let path = PathBuf::from(format!("/tmp/{pid}.deepspeed"));
-        std::fs::write(&path, pid.to_string()).map_err(Error::io("write", &path))?;
-        Ok(PidFile(path))
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        // Somebody else may have removed it.
-        let _ = std::fs::remove_file(&self.0);
-    }
+/// Writes the file that names this process, where DeepSpeed does; it is removed when the value is dropped.
+pub fn pid_file() -> Result<TempPath> {
+    let pid = std::process::id();
+    let path = PathBuf::from(format!("/tmp/{pid}.deepspeed"));
+    std::fs::write(&path, pid.to_string()).map_err(Error::io("write", &path))?;
+    TempPath::try_from_path(&path).map_err(Error::io("find", path))
 }
 
 /// A place that MPICH and its relatives say in one of several variables, which must not differ.
@@ -201,8 +191,8 @@ mod tests {
 
     #[test]
     fn the_pid_file_goes_with_its_value() {
-        let file = PidFile::write().unwrap();
-        let path = file.0.clone();
+        let file = pid_file().unwrap();
+        let path = file.to_path_buf();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), std::process::id().to_string());
         drop(file);
         assert!(!path.exists());

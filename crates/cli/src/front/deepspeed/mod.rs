@@ -23,8 +23,7 @@ pub(crate) use report::report;
 use self::exports::Machine;
 use self::filter::Slots;
 use self::hostfile::Pool;
-use self::launch::PidFile;
-use self::multinode::{Launcher, Start};
+use self::multinode::{Launcher, Start, ssh_port};
 use self::remote::Remote;
 use crate::config::environment;
 use crate::config::flags::Parsed;
@@ -32,21 +31,22 @@ use crate::config::resolve::{self, Settings};
 use crate::config::source::Place;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Failure, Outcome, print};
+use crate::front::env_var;
 use crate::front::job::{Job, too_few_gpus};
 use crate::front::script::{self, Call, Script};
 use crate::launch::devices::Devices;
 use crate::launch::is_rank;
 use crate::launch::spec::Master;
 
-/// What the words come to.
-enum Plan {
+/// What a command starts.
+enum Action {
     /// Ranks of this machine.
-    Here(Box<Job>),
-    /// Other machines.
-    Elsewhere(Box<Remote>),
+    Local(Box<Job>),
+    /// Ranks of several machines, through a multinode launcher.
+    Multinode(Box<Remote>),
     /// This process becomes a rank.
-    Become(Vec<String>),
+    Exec(Vec<String>),
 }
 
 /// Runs `deepspeed`.
@@ -54,15 +54,15 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let mut problems = Problems::default();
     let parsed = FLAGS.parse(&Words::new(words), &mut problems);
     if parsed.help || words.is_empty() {
-        say(&FLAGS.help())?;
-        return if parsed.help { Ok(()) } else { Err(Failure::Told(2)) };
+        print(&FLAGS.help())?;
+        return if parsed.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
     let program = std::env::current_exe().map_err(crate::error::Error::io("find", "this program"))?;
     let folder = std::env::current_dir().map_err(crate::error::Error::io("find", "the working directory"))?;
     let machine = Machine {
         // The list of visible GPUs is a filter of the slots, so all of them count first.
         devices: Devices::here(None),
-        read: &|name| std::env::var(name).ok(),
+        read: &env_var,
         variables: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
@@ -70,70 +70,49 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
         folder,
         address: &address,
     };
-    match plan(&parsed, words, problems, &machine).map_err(Failure::Problems)? {
-        Plan::Here(job) => {
+    match action(&parsed, words, problems, &machine)? {
+        Action::Local(job) => {
             let starts = !(is_rank() || job.dry_run || job.print_config);
-            let file = starts && parsed.settings.bool("save_pid");
-            let _file = file.then(PidFile::write).transpose()?;
+            let writes = starts && parsed.settings.bool("save_pid");
+            let _file = writes.then(launch::pid_file).transpose()?;
             job.run(started)
         }
-        Plan::Elsewhere(remote) => remote.run(&machine),
-        Plan::Become(argv) => {
-            launch::become_program(&argv, launch::mpi_rank(machine.read).map_err(Failure::Problems)?)
-        }
+        Action::Multinode(remote) => remote.run(&machine),
+        Action::Exec(argv) => launch::become_program(&argv, launch::mpi_rank(machine.read)?),
     }
 }
 
-/// The first address that a machine names, asked by ssh.
+/// The first address of a machine, which `hostname -I` prints there through ssh.
 fn address(host: &str, port: Option<i64>) -> Option<String> {
     let mut command = Command::new("ssh");
-    if let Some(port) = port {
-        command.args(["-p", &port.to_string()]);
-    }
-    let output = command.args([host, "hostname", "-I"]).stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8(output.stdout).ok()?;
-    said.split_whitespace().next().filter(|_| output.status.success()).map(str::to_owned)
+    let output =
+        command.args(ssh_port(port)).args([host, "hostname", "-I"]).stdin(Stdio::null()).output().ok()?;
+    let addresses = String::from_utf8(output.stdout).ok()?;
+    addresses.split_whitespace().next().filter(|_| output.status.success()).map(str::to_owned)
 }
 
 /// What the flags, the script and the machine come to; `problems` are those of the flags.
-fn plan(
+fn action(
     parsed: &Parsed,
     words: &[String],
     mut problems: Problems,
     machine: &Machine,
-) -> Result<Plan, Problems> {
+) -> Result<Action, Problems> {
     let mut settings = parsed.settings.clone();
     resolve::refuse(&mut settings, &mut problems);
-    let call = Call { module: settings.bool("module"), no_python: settings.bool("no_python") };
-    if call.module && call.no_python {
-        let problem =
-            settings.problem("`--module` and `--no_python` exclude each other", &["module", "no_python"]);
-        problems.push(problem.help("a module is run by Python; keep one of them"));
-    }
-    let script = match script::resolve(&parsed.rest, call, FLAGS.command) {
-        Ok(script) => Some(script),
-        Err(wrong) => {
-            problems.append(wrong);
-            None
-        }
-    };
-    let found = match settings.bool("mpi_rank") {
-        true => None,
-        false => match find(&mut settings, machine) {
-            Ok(found) => Some(found),
-            Err(problem) => {
-                problems.push(problem);
-                None
-            }
-        },
-    };
+    let call = Call::read(&settings, &mut problems);
+    let script =
+        script::resolve(&parsed.rest, call, FLAGS.command).map_err(|wrong| problems.append(wrong)).ok();
+    let becomes_rank = settings.bool("mpi_rank");
+    let found = (!becomes_rank).then(|| find(&mut settings, machine)).transpose();
+    let found = found.map_err(|problem| problems.push(problem)).ok().flatten();
     let launcher = Launcher::of(&settings).map_err(|problem| problems.push(problem)).ok();
     let (Some(script), Some(launcher), true) = (script, launcher, problems.is_empty()) else {
         return Err(problems);
     };
     match found {
-        None => Ok(Plan::Become(argv(&script, &parsed.rest, &machine.program))),
-        Some(found) => found.plan(parsed, &settings, words, script, launcher, machine),
+        None => Ok(Action::Exec(argv(&script, &parsed.rest, &machine.program))),
+        Some(found) => found.action(parsed, &settings, words, script, launcher, machine),
     }
 }
 
@@ -229,13 +208,13 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
             }
             let specs = filter::specs(&include).map_err(|error| wrong(settings, error))?;
             let named = specs.iter().flat_map(|(_, slots)| slots);
-            let asked = match usize::try_from(num_gpus) {
+            let needed = match usize::try_from(num_gpus) {
                 Ok(gpus @ 1..) => gpus,
                 _ => named.clone().count(),
             };
             let gpus = machine.devices.gpus;
-            if !cpu && (gpus == 0 && asked > 0 || num_gpus > gpus as i64) {
-                return Err(too_few_gpus(asked, gpus, "add --cpu, or set DS_ACCELERATOR=cpu"));
+            if !cpu && (gpus == 0 && needed > 0 || num_gpus > gpus as i64) {
+                return Err(too_few_gpus(needed, gpus, "add --cpu, or set DS_ACCELERATOR=cpu"));
             }
             cpu |= gpus == 0;
             let last = named.max().and_then(|slot| usize::try_from(*slot).ok());
@@ -278,7 +257,7 @@ fn place(settings: &Settings, names: &[&str], otherwise: &str) -> Place {
 }
 
 impl Found {
-    fn plan(
+    fn action(
         mut self,
         parsed: &Parsed,
         settings: &Settings,
@@ -286,7 +265,7 @@ impl Found {
         script: Script,
         launcher: Launcher,
         machine: &Machine,
-    ) -> Result<Plan, Problems> {
+    ) -> Result<Action, Problems> {
         let no_ssh = settings.bool("no_ssh");
         let elsewhere = self.listed && (settings.bool("force_multi") || self.slots.len() > 1) && !no_ssh;
         let node = self.node(settings)?;
@@ -309,12 +288,12 @@ impl Found {
         let argv = argv(&script, &parsed.rest, &machine.program);
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
         let ranks = Entry::new("num_processes", total.to_string(), &self.place);
-        let said = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
+        let layer = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
-        let mut job = Job::new(again, launch_of(node)?, script, vec![said], parsed)?;
+        let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;
         job.notes.append(&mut self.notes);
         if !elsewhere {
-            return Ok(Plan::Here(Box::new(job)));
+            return Ok(Action::Local(Box::new(job)));
         }
         job.through_mpi = oarlock_comm::HAS_MPI && launcher.is_of_mpi();
         let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
@@ -328,9 +307,9 @@ impl Found {
             cpu: self.cpu,
             machines: &machines,
         };
-        let port = settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"));
+        let port = multinode::port_of_ssh(settings);
         let launches = (0..self.slots.len()).map(launch_of).collect::<Result<_, _>>()?;
-        Ok(Plan::Elsewhere(Box::new(Remote {
+        Ok(Action::Multinode(Box::new(Remote {
             job,
             launcher,
             commands: start.commands(launcher, machine)?,
@@ -373,7 +352,7 @@ impl Found {
             ));
             return Ok(host);
         }
-        let port = settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"));
+        let port = multinode::port_of_ssh(settings);
         (machine.address)(&host, port).ok_or_else(|| {
             let problem =
                 Problem::new(format!("`ssh {host} hostname -I` gives no address of the first machine"));

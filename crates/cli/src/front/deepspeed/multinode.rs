@@ -39,7 +39,7 @@ impl Launcher {
         ("slurm", Launcher::Slurm),
     ];
 
-    /// The launcher that is asked for.
+    /// The launcher that the flag names.
     pub fn of(settings: &Settings) -> Result<Launcher, Problem> {
         let name = settings.text("launcher").unwrap_or_default().to_ascii_lowercase();
         Launcher::ALL.iter().find(|(other, _)| *other == name).map(|(_, launcher)| *launcher).ok_or_else(
@@ -154,13 +154,12 @@ impl Start<'_> {
         })
     }
 
-    /// What ends the ranks of other machines when this process is told to end; where the launcher program does that
+    /// What ends the ranks of other machines when this process is to end; where the launcher program does that
     /// by itself, nothing.
     pub fn ending(&self, launcher: Launcher) -> Vec<Vec<String>> {
         let pattern = format!("world_info={} ", filter::world(self.slots));
         let hosts = self.slots.iter().map(|(host, _)| host.clone());
-        let port =
-            self.settings.get("ssh_port").is_written().then(|| self.settings.int("ssh_port").to_string());
+        let port = ssh_port(port_of_ssh(self.settings));
         match launcher {
             Launcher::Pdsh => {
                 let hosts = hosts.collect::<Vec<_>>().join(",");
@@ -169,7 +168,7 @@ impl Start<'_> {
             Launcher::Ssh => hosts
                 .map(|host| {
                     let mut command = words(&["ssh"]);
-                    command.extend(port.iter().flat_map(|port| words(&["-p", port])));
+                    command.extend(port.iter().cloned());
                     command.extend(words(&[&host, "pkill", "-f", &shell(&pattern)]));
                     command
                 })
@@ -212,11 +211,10 @@ impl Start<'_> {
     }
 
     fn ssh(&self, machine: &Machine, exports: &Exports, arguments: &[String]) -> Vec<Vec<String>> {
-        let port =
-            self.settings.get("ssh_port").is_written().then(|| self.settings.int("ssh_port").to_string());
+        let port = ssh_port(port_of_ssh(self.settings));
         let one = |(node, (host, _)): (usize, &(String, Vec<usize>))| {
             let mut command = words(&["ssh"]);
-            command.extend(port.iter().flat_map(|port| words(&["-p", port])));
+            command.extend(port.iter().cloned());
             command.extend(arguments.iter().cloned());
             command.push(host.clone());
             command.push(self.on_machine(machine, exports, &node.to_string()).join(" "));
@@ -345,7 +343,7 @@ impl Start<'_> {
         command
     }
 
-    /// What MPICH and its relatives are told of the contract.
+    /// The variables of the run for MPICH and its relatives.
     fn contract(&self) -> Vec<String> {
         let pairs = [
             ("MASTER_ADDR", self.master.addr.clone()),
@@ -363,6 +361,16 @@ impl Start<'_> {
     fn per_machine(&self) -> usize {
         self.pool.first().map_or(0, |(_, slots)| *slots)
     }
+}
+
+/// The port of ssh that the flags name.
+pub fn port_of_ssh(settings: &Settings) -> Option<i64> {
+    settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"))
+}
+
+/// The arguments with which ssh uses a port.
+pub fn ssh_port(port: Option<i64>) -> Vec<String> {
+    port.map_or(Vec::new(), |port| vec!["-p".to_owned(), port.to_string()])
 }
 
 fn hosts<T>(machines: &[(String, T)]) -> String {

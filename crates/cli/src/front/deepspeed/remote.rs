@@ -1,21 +1,22 @@
 //! Starts the commands that reach other machines, and watches them.
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use oarlock_comm::{Exit, Grace, RankGroup, StopSignals};
+use tempfile::TempPath;
 
 use super::exports::{Machine, shell};
 use super::hostfile::Pool;
-use super::multinode::Launcher;
+use super::multinode::{Launcher, ssh_port};
 use crate::config::{Problem, Problems};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::job::{self, Job};
-use crate::launch::Launch;
+use crate::front::script::program_in_path;
+use crate::launch::{Launch, exit_code};
 
 /// From SIGTERM to SIGKILL, as in the original.
 const GRACE: Grace = Grace { term: Duration::from_secs(1), kill: Duration::from_secs(30) };
@@ -45,13 +46,13 @@ impl Remote {
     pub fn run(&self, machine: &Machine) -> Outcome {
         let goes_on = self.job.examine()?;
         if self.job.dry_run {
-            say(&self.outline())?;
+            print(&self.outline())?;
         }
         if !goes_on {
             return Ok(());
         }
-        self.can_start().map_err(|problem| Failure::Problems(Problems::from(problem)))?;
-        let _file = self.machines.as_ref().map(|(path, pool)| MachineFile::write(path, pool)).transpose()?;
+        self.can_start().map_err(Problems::from)?;
+        let _file = self.machines.as_ref().map(|(path, pool)| machine_file(path, pool)).transpose()?;
         let signals = StopSignals::catch()?;
         let commands: Vec<Command> = self.commands.iter().map(|words| self.command(words, machine)).collect();
         // The commands are launchers, not ranks: nothing is handed down to them.
@@ -61,19 +62,15 @@ impl Remote {
                 // Where nothing is left to end, it says so, and that is well.
                 let _ = self.command(words, machine).stdout(Stdio::null()).stderr(Stdio::null()).status();
             }
-            tell(&format!("stopped by signal {signal}\n"));
-            return Err(Failure::Told(128 + (signal & 0x7f) as u8));
+            eprint(&format!("stopped by signal {signal}\n"));
+            return Err(Failure::Reported(exit_code(Exit::Signal(signal))));
         }
         match ending.failed.map(|failed| failed.end.exit) {
             None => Ok(()),
             Some(exit) => {
                 let program = self.launcher.program();
-                tell(&format!("error: {program} failed: {exit}\n"));
-                let code = match exit {
-                    Exit::Code(code) => u8::try_from(code).unwrap_or(1).max(1),
-                    Exit::Signal(signal) => 128 + (signal & 0x7f) as u8,
-                };
-                Err(Failure::Told(code))
+                eprint(&format!("error: {program} failed: {exit}\n"));
+                Err(Failure::Reported(exit_code(exit)))
             }
         }
     }
@@ -110,7 +107,7 @@ impl Remote {
     /// The launcher is there, and the first machine can be reached.
     fn can_start(&self) -> Result<(), Problem> {
         let program = self.launcher.program();
-        if !is_there(program) {
+        if program_in_path(program).is_none() {
             let problem = Problem::new(format!("there is no `{program}` on this machine"));
             return Err(problem.help(
                 "install it, choose another --launcher (ssh needs nothing else), or start each machine by hand with \
@@ -120,9 +117,7 @@ impl Remote {
         let Some(host) = &self.check else { return Ok(()) };
         let mut ssh = Command::new("ssh");
         ssh.args(["-o", "PasswordAuthentication=no"]);
-        if let Some(port) = self.port {
-            ssh.args(["-p", &port.to_string()]);
-        }
+        ssh.args(ssh_port(self.port));
         let status =
             ssh.args([host, "hostname"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         match status.status() {
@@ -136,31 +131,12 @@ impl Remote {
     }
 }
 
-/// Whether a program can be found.
-fn is_there(program: &str) -> bool {
-    let can_run =
-        |path: PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-    std::env::var_os("PATH")
-        .is_some_and(|paths| std::env::split_paths(&paths).any(|folder| can_run(folder.join(program))))
-}
-
-/// A file with a machine a line, while it lives.
-struct MachineFile(PathBuf);
-
-impl MachineFile {
-    fn write(path: &PathBuf, pool: &Pool) -> Result<MachineFile, Error> {
-        // Nobody else may have put a file or a link there.
-        let mut file = std::fs::File::create_new(path).map_err(Error::io("create", path))?;
-        let own = MachineFile(path.clone());
-        let lines: String = pool.iter().map(|(host, _)| format!("{host}\n")).collect();
-        file.write_all(lines.as_bytes()).map_err(Error::io("write", path))?;
-        Ok(own)
-    }
-}
-
-impl Drop for MachineFile {
-    fn drop(&mut self) {
-        // Nothing is left to do where it cannot be removed.
-        let _ = std::fs::remove_file(&self.0);
-    }
+/// A file with one machine a line, which is removed when the value is dropped.
+fn machine_file(path: &Path, pool: &Pool) -> Result<TempPath, Error> {
+    // Another user may have put a file or a link there.
+    let mut file = std::fs::File::create_new(path).map_err(Error::io("create", path))?;
+    let own = TempPath::try_from_path(path).map_err(Error::io("find", path))?;
+    let lines: String = pool.iter().map(|(host, _)| format!("{host}\n")).collect();
+    file.write_all(lines.as_bytes()).map_err(Error::io("write", path))?;
+    Ok(own)
 }

@@ -9,7 +9,7 @@ use crate::config::keys::Key;
 use crate::config::keys::Kind::Bool;
 use crate::config::keys::Status::Used;
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, say};
+use crate::console::{Outcome, print};
 use crate::launch::devices::Devices;
 
 pub(super) const FLAGS: Flags = Flags {
@@ -52,12 +52,12 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
     let mut problems = Problems::default();
     let parsed = FLAGS.parse(&Words::new(words), &mut problems);
     if parsed.help {
-        return say(&FLAGS.help());
+        return print(&FLAGS.help());
     }
     if let Some(word) = parsed.rest.get(0) {
         problems.push(Problem::new(format!("unexpected argument `{word}`")).at(&parsed.rest.place(0), ""));
     }
-    problems.into_result(|| ()).map_err(Failure::Problems)?;
+    problems.into_result(|| ())?;
     let hides = |name: &str| parsed.settings.bool(name);
     let mut out = String::new();
     if !hides("hide_operator_status") {
@@ -65,7 +65,7 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
     }
     let shared = rustix::fs::statvfs("/dev/shm").ok().map(|stats| stats.f_frsize * stats.f_blocks);
     out.push_str(&surroundings(&Devices::here(None), shared, !hides("hide_errors_and_warnings")));
-    say(&out)
+    print(&out)
 }
 
 /// The table of ops. All that are there are compiled in, for every path of the CPU.
@@ -101,20 +101,20 @@ fn row(name: &str, installed: &str, compatible: &str) -> String {
 /// What surrounds the ops.
 fn surroundings(devices: &Devices, shared: Option<u64>, warns: bool) -> String {
     let mut out = String::from("DeepSpeed general environment info:\n");
-    let mut say = |name: &str, value: &str| {
+    let mut line = |name: &str, value: &str| {
         let _ = writeln!(out, "{name} {} {value}", ".".repeat(33_usize.saturating_sub(name.len()).max(1)));
     };
     let program =
         std::env::current_exe().map_or_else(|_| "UNKNOWN".to_owned(), |path| path.display().to_string());
-    say("torch install path", "none needed");
-    say("torch version", "none needed");
-    say("deepspeed install path", &program);
-    say("deepspeed info", &format!("oarlock {}, which answers for deepspeed", env!("CARGO_PKG_VERSION")));
-    say("torch cuda version", "none needed");
-    say("nvcc version", "none needed");
-    say("GPUs (not used)", &devices.gpus.to_string());
-    say("CPU cores", &devices.cores.to_string());
-    say("shared memory (/dev/shm) size", &shared.map_or_else(|| "UNKNOWN".to_owned(), human));
+    line("torch install path", "none needed");
+    line("torch version", "none needed");
+    line("deepspeed install path", &program);
+    line("deepspeed info", &format!("oarlock {}, which answers for deepspeed", env!("CARGO_PKG_VERSION")));
+    line("torch cuda version", "none needed");
+    line("nvcc version", "none needed");
+    line("GPUs (not used)", &devices.gpus.to_string());
+    line("CPU cores", &devices.cores.to_string());
+    line("shared memory (/dev/shm) size", &shared.map_or_else(|| "UNKNOWN".to_owned(), human));
     if warns && shared.is_some_and(|bytes| bytes < ENOUGH_SHARED) {
         let _ = writeln!(
             out,

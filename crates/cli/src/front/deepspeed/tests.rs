@@ -104,7 +104,7 @@ impl Site {
         words: &[&str],
         environment: &[(&str, &str)],
         devices: &Devices,
-    ) -> Result<Plan, Problems> {
+    ) -> Result<Action, Problems> {
         let script = self.text("script.py");
         let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         if !words.contains(&"--hostfile") && self.path("hostfile").exists() {
@@ -127,12 +127,12 @@ impl Site {
             folder: self.0.path().to_path_buf(),
             address: &|host, port| (host != "silent").then(|| format!("address of {host} by {port:?}")),
         };
-        plan(&parsed, &all, problems, &machine)
+        action(&parsed, &all, problems, &machine)
     }
 
     fn here(&self, words: &[&str], environment: &[(&str, &str)], devices: &Devices) -> Job {
         match self.plan(words, environment, devices) {
-            Ok(Plan::Here(job)) => *job,
+            Ok(Action::Local(job)) => *job,
             Ok(_) => panic!("{words:?} does not stay here"),
             Err(problems) => panic!("{words:?}: {problems}"),
         }
@@ -140,7 +140,7 @@ impl Site {
 
     fn elsewhere(&self, words: &[&str], environment: &[(&str, &str)]) -> Box<Remote> {
         match self.plan(words, environment, &GPUS) {
-            Ok(Plan::Elsewhere(remote)) => remote,
+            Ok(Action::Multinode(remote)) => remote,
             Ok(_) => panic!("{words:?} stays here"),
             Err(problems) => panic!("{words:?}: {problems}"),
         }
@@ -234,13 +234,13 @@ fn commands_are_those_of_the_original() {
 }
 
 /// What a plan comes to, to see that a flag changes it.
-fn summary(plan: &Plan) -> String {
+fn summary(plan: &Action) -> String {
     match plan {
-        Plan::Here(job) => format!("{:?} {:?} {:?} {}", job.launch, job.program, job.notes, job.dry_run),
-        Plan::Elsewhere(remote) => {
+        Action::Local(job) => format!("{:?} {:?} {:?} {}", job.launch, job.program, job.notes, job.dry_run),
+        Action::Multinode(remote) => {
             format!("{:?} {:?} {:?} {:?}", remote.commands, remote.launches, remote.check, remote.port)
         }
-        Plan::Become(argv) => format!("{argv:?}"),
+        Action::Exec(argv) => format!("{argv:?}"),
     }
 }
 
@@ -395,7 +395,7 @@ fn each_machine_of_several_can_be_started_by_hand() {
     let site = Site::new("a slots=2\nb slots=3\n");
     let job = site.here(&["--no_ssh", "--node_rank", "1", "--master_addr", "a"], &[], &GPUS);
     assert_eq!(job.launch.nodes, Nodes::Static { ranks: vec![2, 3], this: 1 });
-    assert_eq!(job.launch.place(1, 2).rank(), 4);
+    assert_eq!(job.launch.worker(1, 2).rank(), 4);
     let by_us = ["--no_ssh", "--world_info=a:0@b:1,2", "--node_rank=1", "--master_addr=a", "--cpu"];
     let job = Site::new("").here(&by_us, &[], &CPU);
     assert_eq!(job.launch.nodes, Nodes::Static { ranks: vec![1, 2], this: 1 });
@@ -457,7 +457,7 @@ fn elastic_runs_binding_and_logs_reach_the_launch() {
     let by_hand = ["--no_ssh", "--node_rank", "0", "--master_addr", "a"];
     let elastic = [&by_hand[..], &["--elastic_training", "--min_elastic_nodes", "1"]].concat();
     let endpoint = ("a".to_owned(), 29500);
-    let expected = Nodes::Elastic { ranks: 2, count: 1..=2, endpoint, conf: Vec::new() };
+    let expected = Nodes::Elastic { ranks: 2, count: 1..=2, endpoint, conf: String::new() };
     assert_eq!(site.here(&elastic, &[], &GPUS).launch.nodes, expected);
 
     let alone = Site::new("");

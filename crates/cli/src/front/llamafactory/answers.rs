@@ -9,7 +9,7 @@ use oarlock_tensor::cpu::Isa;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Failure, Outcome, tell};
+use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
 use crate::launch::devices::Devices;
 
@@ -37,11 +37,11 @@ const IDLE: &[(&str, &[&str])] = &[
 
 /// Talks to a model of ours.
 pub(super) fn chat(words: &Words) -> Outcome {
-    let arguments = written::arguments(words).map_err(Failure::Problems)?;
-    let layers = arguments.layers().map_err(|problem| Failure::Problems(problem.into()))?;
+    let arguments = written::arguments(words)?;
+    let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
-    let words = chat_words(&entries).map_err(Failure::Problems)?;
-    tell(&format!("note: this is `oarlock {}`\n", words.join(" ")));
+    let words = chat_words(&entries)?;
+    eprint(&format!("note: this is `oarlock {}`\n", words.join(" ")));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
     // It does not return unless it fails.
     let error = Command::new(&program).arg0("oarlock").args(words).exec();

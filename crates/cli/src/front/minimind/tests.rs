@@ -7,7 +7,7 @@ use oarlock_tensor::DType;
 
 use super::*;
 use crate::config::{
-    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, keys, written,
+    Length, ModelSource, Packing, Placement, Resume, Shape, Steps, When, keys, train_config_of, written,
 };
 
 /// The command of the guide, behind the name of the script.

@@ -11,7 +11,7 @@ use crate::config::{MOST_RANKS, Problem, Problems};
 use crate::launch::Launch;
 use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
-use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts, Streams};
+use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts};
 
 /// Looks up a variable.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -136,7 +136,9 @@ fn meeting(
             };
             let endpoint = place(&endpoint)?;
             let mut conf = conf(settings, read)?;
-            conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
+            if let Some(addr) = settings.text("local_addr") {
+                conf.push_str(&format!(",local_addr={addr}"));
+            }
             let master = Master { addr: endpoint.0.clone(), port: 0 };
             return Ok((Nodes::Elastic { ranks, count: machines, endpoint, conf }, master));
         }
@@ -180,38 +182,18 @@ fn meeting(
     Ok((Nodes::Static { ranks: vec![ranks; *machines.end()], this }, master))
 }
 
-/// `KEY=VALUE,…`.
-fn conf(settings: &Settings, read: Read) -> Result<Vec<(String, String)>, Problem> {
+/// `KEY=VALUE,…`, as a meeting accepts it.
+fn conf(settings: &Settings, read: Read) -> Result<String, Problem> {
     let text = settings.text("rdzv_conf").unwrap_or_default();
-    let mut any = Meeting::new((String::new(), 1), String::new(), 1..=1);
-    any.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
-    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
-    Ok(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect())
+    let mut meeting = Meeting::new((String::new(), 1), String::new(), 1..=1);
+    meeting.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    Ok(text)
 }
 
-/// `3`, or `0:1,1:2` by local rank.
+/// The streams that a flag names.
 fn streams(settings: &Settings, name: &str) -> Result<PerRank, Problem> {
     let text = settings.text(name).unwrap_or_default();
-    let number = |text: &str| match text.trim() {
-        "0" => Some(Streams { out: false, err: false }),
-        "1" => Some(Streams { out: true, err: false }),
-        "2" => Some(Streams { out: false, err: true }),
-        "3" => Some(Streams { out: true, err: true }),
-        _ => None,
-    };
-    let pair = |pair: &str| {
-        let (rank, streams) = pair.split_once(':')?;
-        Some((rank.trim().parse().ok()?, number(streams)?))
-    };
-    let read = match text.contains(':') {
-        false => number(&text).map(|all| PerRank { all, ranks: Vec::new() }),
-        true => {
-            let ranks: Option<Vec<_>> = text.split(',').map(pair).collect();
-            // Of a rank that stands twice the last counts.
-            ranks.map(|ranks| PerRank { all: Streams::default(), ranks: ranks.into_iter().rev().collect() })
-        }
-    };
-    read.ok_or_else(|| {
+    PerRank::parse(&text).ok_or_else(|| {
         let flag = name.replace('_', "-");
         settings
             .problem(format!("`--{flag} {text}` names no streams"), &[name])

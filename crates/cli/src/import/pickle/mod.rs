@@ -1,11 +1,11 @@
 //! A pickle as data: what it describes is read, nothing is run, and no class exists but those on a list.
 //!
-//! [`Pickle::read`] runs the few instructions that `torch.save` writes ([`machine`]); a value is a place in a list, so
+//! [`Pickle::read`] runs the few instructions that `torch.save` writes ([`unpickler`]); a value is a place in a list, so
 //! that neither sharing nor cycles nor depth cost anything. What an instruction adds is never more than its own bytes
 //! describe.
 
 mod globals;
-mod machine;
+mod unpickler;
 
 use super::error::PickleProblem;
 
@@ -73,11 +73,8 @@ pub struct Pickle {
 
 impl Pickle {
     /// Reads a pickle.
-    ///
-    /// # Errors
-    /// [`PickleProblem`].
     pub fn read(bytes: &[u8]) -> Result<Pickle, PickleProblem> {
-        machine::run(bytes).map(|(values, root)| Pickle { values, root })
+        unpickler::run(bytes).map(|(values, root)| Pickle { values, root })
     }
 
     /// The whole.

@@ -11,7 +11,8 @@ use super::message::{self, Node, Reply, Request, View};
 use super::store::Store;
 use super::wire::{Broken, Channel, Secret};
 use super::world::same;
-use super::{Decision, Event, Failure, Round};
+use super::{Decision, Event, Round};
+use crate::launch::hostname;
 
 /// How long one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -21,7 +22,7 @@ const EXIT_BARRIER: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(10);
 const LOOK_MS: u32 = 200;
 
-/// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes it first tells the others.
+/// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes, it first informs the others.
 pub struct Agent {
     link: Arc<Link>,
     beat: Option<JoinHandle<()>>,
@@ -83,7 +84,7 @@ impl Link {
                 return;
             }
             drop(gone);
-            // Kept in the link for whoever asks next.
+            // The link keeps the result for the next request.
             if self.ask(&Request::Look { wait_ms: 0 }).is_err() {
                 return;
             }
@@ -102,7 +103,7 @@ impl Agent {
     /// Joins the meeting: listens at its endpoint if that is this machine's and free, and connects to it.
     ///
     /// # Errors
-    /// When nobody answers in time, what answers is no store of this run, or this node does not fit the run.
+    /// When there is no answer in time, the endpoint is no store of this run, or this node does not fit the run.
     pub fn join(meeting: &Meeting, stop: &dyn Fn() -> bool) -> Result<Agent, AgentsError> {
         meeting.check()?;
         let deadline = Instant::now() + meeting.join_timeout;
@@ -167,13 +168,12 @@ impl Agent {
         store: Option<Store>,
     ) -> Result<Result<Agent, String>, AgentsError> {
         let endpoint = meeting.name();
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host = match host.trim() {
-            "" => "a machine without a name".to_owned(),
-            name => name.to_owned(),
+        let hello = Node {
+            host: hostname(),
+            pid: std::process::id(),
+            local_ranks: meeting.local_ranks,
+            same: same(meeting),
         };
-        let hello =
-            Node { host, pid: std::process::id(), local_ranks: meeting.local_ranks, same: same(meeting) };
         match converse(&mut channel, &Request::Hello(hello), &|| true) {
             Ok(Reply::Welcome) => {}
             Ok(Reply::Differs(differences)) => return Err(AgentsError::Differs { endpoint, differences }),
@@ -188,7 +188,7 @@ impl Agent {
             wake: Condvar::new(),
             endpoint,
         });
-        // Often enough to hear the end while the store still tells it.
+        // Often enough to learn of the end before the store stops.
         let (its, every) = (link.clone(), meeting.keep_alive.min(Duration::from_secs(1)));
         let beat = std::thread::Builder::new().name("agent's sign of life".into());
         let beat = beat.spawn(move || its.beat(every)).map_err(|e| AgentsError::System {
@@ -239,25 +239,24 @@ impl Agent {
         Ok(event(self.link.ask(&Request::Look { wait_ms: 0 })?))
     }
 
-    /// Tells that ranks of this node failed. The first failure of a round uses one restart, for all nodes together, or
-    /// ends the run where none is left.
+    /// Reports the rank of the run that failed first on this node, and how it ended. The first failure of a round uses one
+    /// restart, for all nodes together, or ends the run where none is left.
     ///
     /// # Errors
     /// When the store is lost.
-    pub fn failed(&mut self, failure: &Failure) -> Result<Decision, AgentsError> {
-        let cause = format!("rank {}: {}", failure.rank, failure.cause);
-        let cause = cause.chars().take(1024).collect();
-        match self.link.ask(&Request::Failed { round: self.round, cause })? {
-            View::Restart { reason } => Ok(Decision::Restart { reason }),
-            View::Aborted { reason } => Ok(Decision::Abort { reason }),
-            View::AllDone => Ok(Decision::Abort { reason: "the run is done".into() }),
+    pub fn failed(&mut self, rank: usize, cause: &str) -> Result<Decision, AgentsError> {
+        let cause = format!("rank {rank}: {cause}").chars().take(1024).collect();
+        Ok(match self.link.ask(&Request::Failed { round: self.round, cause })? {
+            View::Restart { reason } => Decision::Restart { reason },
+            View::Aborted { reason } => Decision::Abort { reason: Some(reason) },
+            View::AllDone => Decision::Abort { reason: Some("the run is done".into()) },
             View::Waiting { .. } | View::Works { .. } => {
-                Ok(Decision::Restart { reason: "this node takes part in no round".into() })
+                Decision::Restart { reason: "this node takes part in no round".into() }
             }
-        }
+        })
     }
 
-    /// Tells that all ranks of this node ended well, and waits for the other nodes, up to 300 s. Another node's failure
+    /// Reports that all ranks of this node succeeded, and waits for the other nodes, up to 300 s. Another node's failure
     /// meanwhile is a [`Restart`](Event::Restart) for this one too; [`Nothing`](Event::Nothing) means that the time, or
     /// the caller's patience, was over while others still worked.
     ///
@@ -290,7 +289,7 @@ impl Drop for Agent {
             // It has nothing to return.
             let _ = beat.join();
         }
-        // Where it does not arrive, the end of the connection says nearly the same.
+        // If the message is lost, the end of the connection has the same effect.
         let _ = locked(&self.link.channel).send(&message::write(&Request::Leave));
         drop(self.store.take());
     }

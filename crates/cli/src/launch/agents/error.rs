@@ -26,7 +26,7 @@ pub enum AgentsError {
         /// What can be written.
         expected: String,
     },
-    /// Nobody answered.
+    /// No answer.
     #[error(
         "no agent answered at {endpoint} for {seconds} s: {tried}; is the agent on that machine running, is this its address, and does a firewall let the port through?"
     )]

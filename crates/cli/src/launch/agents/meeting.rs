@@ -114,47 +114,7 @@ impl Meeting {
         }
     }
 
-    /// The meeting that LLaMA-Factory's variables describe: RDZV_ID makes a training elastic; MIN_NNODES and MAX_NNODES,
-    /// or else NNODES, say how many nodes; MASTER_ADDR, MASTER_PORT and MAX_RESTARTS the rest. `None` without RDZV_ID.
-    ///
-    /// # Errors
-    /// When a variable makes no sense.
-    pub fn of_llamafactory(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Meeting>, AgentsError> {
-        let variables = read;
-        let read = |name: &str| read(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let Some(run_id) = read("RDZV_ID") else { return Ok(None) };
-        let number = |name: &'static str, least: usize, usual: usize| match read(name) {
-            None => Ok(usual),
-            Some(value) => value.parse().ok().filter(|n| (least..=MOST).contains(n)).ok_or_else(|| {
-                let expected = format!("a whole number from {least} to {MOST}");
-                AgentsError::Setting { what: name, value, expected }
-            }),
-        };
-        let nnodes = number("NNODES", 1, 1)?;
-        // Only both together make the number elastic.
-        let (min, max) = match (read("MIN_NNODES"), read("MAX_NNODES")) {
-            (Some(_), Some(_)) => (number("MIN_NNODES", 1, 1)?, number("MAX_NNODES", 1, 1)?),
-            _ => (nnodes, nnodes),
-        };
-        if max < min {
-            return Err(wrong_nodes(&format!("{min}:{max}")));
-        }
-        let host = read("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".into());
-        let port = match read("MASTER_PORT") {
-            None => PORT,
-            Some(value) => value.parse().ok().filter(|&port| port != 0).ok_or_else(|| {
-                let expected = "a port from 1 to 65535".into();
-                AgentsError::Setting { what: "MASTER_PORT", value, expected }
-            })?,
-        };
-        let mut meeting = Meeting::new((host, port), run_id, min..=max);
-        meeting.local_ranks = number("NPROC_PER_NODE", 1, 1)?;
-        meeting.max_restarts = number("MAX_RESTARTS", 0, 0)? as u32;
-        meeting.configure("", variables)?;
-        Ok(Some(meeting))
-    }
-
-    /// What to tell the user about the secret, where it is weak.
+    /// A note for the user if the secret is weak.
     pub fn note(&self) -> Option<String> {
         let weak = self.token.is_none() && *self.nodes.end() > 1;
         weak.then(|| {

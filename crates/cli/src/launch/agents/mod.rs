@@ -15,7 +15,7 @@ pub use agent::Agent;
 pub use error::{AgentsError, Difference};
 pub use meeting::{Meeting, endpoint, nodes};
 
-/// The world of one round, as one node sees it. Ranks are renumbered in every round.
+/// The nodes and ranks of one round, as one node sees them. Ranks are renumbered in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
     /// Restarts so far that a failure caused.
@@ -30,22 +30,10 @@ pub struct Round {
     pub master_port: u16,
 }
 
-impl Round {
-    /// All ranks.
-    pub fn world_size(&self) -> usize {
-        self.local_ranks.iter().sum()
-    }
-
-    /// The first rank of this node.
-    pub fn first_rank(&self) -> usize {
-        self.local_ranks[..self.node_rank].iter().sum()
-    }
-}
-
-/// What an agent hears of the others while its ranks work.
+/// What the other nodes have decided while the ranks of this node run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All goes on.
+    /// The round continues.
     Nothing,
     /// End the ranks of this node and come to the next round.
     Restart {
@@ -61,15 +49,6 @@ pub enum Event {
     AllDone,
 }
 
-/// What an agent tells of a failure among its ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The rank of the whole world that failed first on this node.
-    pub rank: usize,
-    /// How it ended.
-    pub cause: String,
-}
-
 /// What follows from a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
@@ -80,7 +59,7 @@ pub enum Decision {
     },
     /// No restarts are left.
     Abort {
-        /// The first failure.
-        reason: String,
+        /// The first failure, where it is another than the reported one.
+        reason: Option<String>,
     },
 }

@@ -15,6 +15,8 @@ use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
 use super::wire::{Broken, Channel, Secret};
 use super::world::{Id, Refusal, Terms, World, silent};
+use crate::launch::hostname;
+use oarlock::launch::port;
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -22,7 +24,7 @@ const TICK: Duration = Duration::from_millis(10);
 const STRANGERS: usize = 64;
 /// The longest that a look waits for news.
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
-/// How long the store stays to tell all how the run ended.
+/// How long the store waits until all nodes know how the run ended.
 const PARTING: Duration = Duration::from_secs(5);
 
 /// The store of a run; it ends with the value.
@@ -34,7 +36,7 @@ pub(super) struct Store {
 
 struct Shared {
     world: Mutex<World>,
-    /// Told whenever the world may have changed.
+    /// Notified whenever the world may have changed.
     changed: Condvar,
     stop: AtomicBool,
     /// The address from which the agent that made this store connects.
@@ -57,14 +59,11 @@ impl Shared {
 
 impl Store {
     /// Listens at the meeting's endpoint; `None` where that is another machine's, or somebody listens there already.
-    ///
-    /// # Errors
-    /// When the system refuses for another reason.
     pub(super) fn bind(meeting: &Meeting) -> Result<Option<Store>, AgentsError> {
         let (host, port) = (meeting.endpoint.0.as_str(), meeting.endpoint.1);
         // A name that cannot be looked up is not ours; connecting says what is wrong with it.
         let Ok(addresses) = (host, port).to_socket_addrs() else { return Ok(None) };
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let name = hostname();
         for address in addresses {
             match TcpListener::bind(listen_at(host, address, &name)) {
                 Ok(listener) => return Store::listen(listener, meeting).map(Some),
@@ -86,7 +85,8 @@ impl Store {
                 SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
             });
         }
-        let terms = Terms::new(meeting, free_port);
+        // Where no port is free, the ranks report that of torch's usual one.
+        let terms = Terms::new(meeting, || port::free().unwrap_or(29500));
         let shared = Arc::new(Shared {
             silence: terms.silence,
             world: Mutex::new(World::new(terms, Instant::now())),
@@ -121,7 +121,7 @@ impl Drop for Store {
         let deadline = Instant::now() + PARTING;
         self.shared.world().abort("the agent that keeps the list of nodes has left");
         self.shared.changed.notify_all();
-        while !self.shared.world().all_told() && Instant::now() < deadline {
+        while !self.shared.world().all_know_end() && Instant::now() < deadline {
             std::thread::sleep(TICK);
         }
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -136,19 +136,12 @@ impl Drop for Store {
 /// Where to listen for a name. The name of this machine often stands for a loopback address in its own table of hosts;
 /// then the others mean another address of it.
 fn listen_at(host: &str, address: SocketAddr, name: &str) -> SocketAddr {
-    let is_own = !name.trim().is_empty() && host.split('.').next() == name.trim().split('.').next();
+    let is_own = !name.is_empty() && host.split('.').next() == name.split('.').next();
     match is_own && host != "localhost" && host.parse::<IpAddr>().is_err() && address.ip().is_loopback() {
         true if address.is_ipv4() => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port()),
         true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port()),
         false => address,
     }
-}
-
-/// A port that is free on this machine at this moment.
-fn free_port() -> u16 {
-    let any = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|listener| listener.local_addr());
-    // Where there is none, the ranks will say so of torch's usual one.
-    any.map_or(29500, |address| address.port())
 }
 
 fn system(what: String, cause: std::io::Error) -> AgentsError {
@@ -172,7 +165,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     }
                 }
             }
-            // Nobody waits, or who did has gone, or there are no more files for now: all pass.
+            // No connection waits, or it has closed, or no file descriptor is free: try again later.
             Err(_) => std::thread::sleep(TICK),
         }
         shared.world().tick(Instant::now());
@@ -190,7 +183,7 @@ fn connection(stream: TcpStream, shared: &Shared) {
     let busy = shared.known.fetch_add(1, Ordering::Relaxed) >= MOST;
     let opened = Channel::accept(stream, &shared.secret, busy, &|| shared.goes_on());
     shared.strangers.fetch_sub(1, Ordering::Relaxed);
-    // Who fails to open has been told why, as far as there is something to tell.
+    // A failed handshake has already sent its reason, if there is one.
     if let Ok(mut channel) = opened {
         let keeper = *shared.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         talk(&mut channel, shared, peer.is_some() && peer == keeper);
@@ -275,7 +268,7 @@ mod tests {
     #[test]
     fn the_name_of_this_machine_means_all_its_addresses_and_no_other_does() {
         let at = |host: &str, address: &str| {
-            listen_at(host, SocketAddr::new(address.parse().unwrap(), 5), "node-1\n").to_string()
+            listen_at(host, SocketAddr::new(address.parse().unwrap(), 5), "node-1").to_string()
         };
         assert_eq!(at("node-1", "127.0.1.1"), "0.0.0.0:5");
         assert_eq!(at("node-1.cluster", "::1"), "[::]:5");

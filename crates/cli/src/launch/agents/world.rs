@@ -12,7 +12,7 @@ use super::message::{Node, View};
 pub(super) type Id = u64;
 const KEEPER: Id = 0;
 
-/// How a node was lost that said nothing.
+/// Why a silent node is lost.
 pub(super) fn silent(silence: Duration) -> String {
     format!("gave no sign of life for {} s", silence.as_secs_f64())
 }
@@ -71,8 +71,8 @@ pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Its ranks still end, or it has not asked for a round yet.
+enum MemberState {
+    /// Its ranks are still ending, or it has not requested a round yet.
     Busy,
     /// It can take part.
     Ready,
@@ -87,11 +87,11 @@ struct Member {
     name: String,
     local_ranks: usize,
     seen: Instant,
-    state: State,
+    state: MemberState,
     /// It took part in a round before.
     worked: bool,
-    /// It has heard how the run ended.
-    told: bool,
+    /// It knows how the run ended.
+    knows_end: bool,
 }
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ enum Phase {
         enough: Option<Instant>,
         /// Why the last round is over; empty before the first.
         why: String,
-        /// All who worked are still here: nobody else is to be waited for.
+        /// All nodes of the last round are still here, so no other node is awaited.
         whole: bool,
     },
     Working {
@@ -178,9 +178,9 @@ impl World {
             name: format!("{host} (process {})", node.pid),
             local_ranks: node.local_ranks,
             seen: now,
-            state: State::Busy,
+            state: MemberState::Busy,
             worked: false,
-            told: false,
+            knows_end: false,
         };
         let id = if keeper && !self.members.contains_key(&KEEPER) { KEEPER } else { self.next };
         self.next = self.next.max(id + 1);
@@ -199,14 +199,17 @@ impl World {
     /// costs no restart.
     pub(super) fn ready(&mut self, id: Id, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        let before = std::mem::replace(&mut member.state, State::Ready);
+        let before = std::mem::replace(&mut member.state, MemberState::Ready);
         let name = member.name.clone();
-        if matches!((&self.phase, before), (Phase::Working { .. }, State::Works(_) | State::Done(_))) {
+        if matches!(
+            (&self.phase, before),
+            (Phase::Working { .. }, MemberState::Works(_) | MemberState::Done(_))
+        ) {
             return self.gather(format!("{name} restarts"), true, now);
         }
         if let Phase::Working { nodes, .. } = &self.phase
             && nodes.len() < self.terms.max
-            && self.members.values().all(|member| !matches!(member.state, State::Done(_)))
+            && self.members.values().all(|member| !matches!(member.state, MemberState::Done(_)))
         {
             self.gather(format!("{name} joins"), true, now);
         }
@@ -214,7 +217,7 @@ impl World {
 
     /// A rank of a node failed. The first failure of a round counts; what follows from it does not.
     pub(super) fn failed(&mut self, id: Id, round: u64, cause: &str, now: Instant) {
-        let part = |member: &Member| matches!(member.state, State::Works(_) | State::Done(_));
+        let part = |member: &Member| matches!(member.state, MemberState::Works(_) | MemberState::Done(_));
         let works = matches!(self.phase, Phase::Working { .. }) && round == self.round;
         if !works || !self.members.get(&id).is_some_and(part) {
             return;
@@ -234,17 +237,18 @@ impl World {
     pub(super) fn done(&mut self, id: Id, round: u64) {
         if round == self.round
             && let Some(member) = self.members.get_mut(&id)
-            && let State::Works(place) = member.state
+            && let MemberState::Works(place) = member.state
         {
-            member.state = State::Done(place);
+            member.state = MemberState::Done(place);
             self.end_if_all_are_done();
         }
     }
 
     fn end_if_all_are_done(&mut self) {
         if let Phase::Working { nodes, .. } = &self.phase {
-            let works =
-                |id: &Id| self.members.get(id).is_some_and(|member| matches!(member.state, State::Works(_)));
+            let works = |id: &Id| {
+                self.members.get(id).is_some_and(|member| matches!(member.state, MemberState::Works(_)))
+            };
             if !nodes.iter().any(works) {
                 self.phase = Phase::Done;
             }
@@ -259,11 +263,11 @@ impl World {
             return self.abort(&format!("{reason}; it keeps the list of nodes"));
         }
         match (&mut self.phase, member.state) {
-            (Phase::Working { .. }, State::Works(_)) => {
+            (Phase::Working { .. }, MemberState::Works(_)) => {
                 self.lost.push(reason.clone());
                 self.gather(reason, false, now);
             }
-            (Phase::Working { .. }, State::Done(_)) => self.end_if_all_are_done(),
+            (Phase::Working { .. }, MemberState::Done(_)) => self.end_if_all_are_done(),
             (Phase::Gathering { whole, .. }, _) if member.worked => {
                 *whole = false;
                 self.lost.push(reason);
@@ -274,8 +278,8 @@ impl World {
 
     fn gather(&mut self, why: String, whole: bool, now: Instant) {
         for member in self.members.values_mut() {
-            if matches!(member.state, State::Works(_) | State::Done(_)) {
-                member.state = State::Busy;
+            if matches!(member.state, MemberState::Works(_) | MemberState::Done(_)) {
+                member.state = MemberState::Busy;
             }
         }
         self.phase = Phase::Gathering { since: now, enough: None, why, whole };
@@ -296,7 +300,7 @@ impl World {
         let ready: Vec<Id> = self
             .members
             .iter()
-            .filter(|(_, member)| member.state == State::Ready)
+            .filter(|(_, member)| member.state == MemberState::Ready)
             .map(|(&id, _)| id)
             .collect();
         let all_ready = ready.len() == self.members.len();
@@ -323,7 +327,7 @@ impl World {
         let mut local_ranks = Vec::with_capacity(nodes.len());
         for (place, id) in nodes.iter().enumerate() {
             if let Some(member) = self.members.get_mut(id) {
-                (member.state, member.worked) = (State::Works(place), true);
+                (member.state, member.worked) = (MemberState::Works(place), true);
                 local_ranks.push(member.local_ranks);
             }
         }
@@ -355,37 +359,38 @@ impl World {
 
     /// What a node is to know.
     pub(super) fn view(&mut self, id: Id) -> View {
-        let here = self.members.values().filter(|member| member.state == State::Ready).count();
+        let here = self.members.values().filter(|member| member.state == MemberState::Ready).count();
         let Some(member) = self.members.get_mut(&id) else {
             return View::Aborted { reason: "this node was given up: it gave no sign of life".into() };
         };
         match (&self.phase, member.state) {
-            (Phase::Done, State::Done(_)) => {
-                member.told = true;
+            (Phase::Done, MemberState::Done(_)) => {
+                member.knows_end = true;
                 View::AllDone
             }
             // Who waited for a place gets none.
             (Phase::Done, _) => {
-                member.told = true;
+                member.knows_end = true;
                 View::Aborted { reason: "the run is done".into() }
             }
             (Phase::Aborted(reason), _) => {
-                member.told = true;
+                member.knows_end = true;
                 View::Aborted { reason: reason.clone() }
             }
-            (Phase::Gathering { why, .. }, State::Busy) if member.worked => {
+            (Phase::Gathering { why, .. }, MemberState::Busy) if member.worked => {
                 View::Restart { reason: why.clone() }
             }
-            (Phase::Working { local_ranks, port, .. }, State::Works(place) | State::Done(place)) => {
-                View::Works {
-                    round: self.round,
-                    restart: self.restart,
-                    node_rank: place,
-                    local_ranks: local_ranks.clone(),
-                    master_addr: self.terms.master_addr.clone(),
-                    master_port: *port,
-                }
-            }
+            (
+                Phase::Working { local_ranks, port, .. },
+                MemberState::Works(place) | MemberState::Done(place),
+            ) => View::Works {
+                round: self.round,
+                restart: self.restart,
+                node_rank: place,
+                local_ranks: local_ranks.clone(),
+                master_addr: self.terms.master_addr.clone(),
+                master_port: *port,
+            },
             _ => View::Waiting { here },
         }
     }
@@ -397,10 +402,10 @@ impl World {
         }
     }
 
-    /// Whether nobody is left who has not heard how the run ended.
-    pub(super) fn all_told(&self) -> bool {
+    /// Whether all nodes know how the run ended.
+    pub(super) fn all_know_end(&self) -> bool {
         let ended = matches!(self.phase, Phase::Done | Phase::Aborted(_));
-        ended && self.members.values().all(|member| member.told)
+        ended && self.members.values().all(|member| member.knows_end)
     }
 
     /// Whether the next look of a node would find something else than waiting or work that goes on.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::Monitor;
-use crate::report::files::{self, Lines};
+use crate::report::files::LineFile;
 use crate::report::python::repr;
 use crate::report::{Result, io_error};
 
@@ -13,7 +13,7 @@ use crate::report::{Result, io_error};
 pub struct Csv {
     folder: PathBuf,
     after: Option<u64>,
-    files: BTreeMap<String, Lines>,
+    files: BTreeMap<String, LineFile>,
 }
 
 impl Csv {
@@ -26,21 +26,22 @@ impl Csv {
         Ok(Csv { folder: folder.to_owned(), after, files: BTreeMap::new() })
     }
 
-    fn begin(&self, name: &str) -> Result<Lines> {
+    fn begin(&self, name: &str) -> Result<LineFile> {
         let path = self.folder.join(format!("{}.csv", name.replace(['/', ' '], "_")));
-        // Lines end as Python's csv module ends them.
-        let header = format!("step,{}\r\n", name.rsplit('/').next().unwrap_or(name));
-        let mut kept = header.clone();
-        if let Some(after) = self.after
-            && path.exists()
-        {
-            let text = std::fs::read_to_string(&path).map_err(io_error("read", &path))?;
-            let x = |line: &&str| line.split(',').next().and_then(|x| x.parse::<u64>().ok());
-            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            kept.extend(whole.filter(|line| x(line).is_some_and(|x| x <= after)));
+        // LineFile end as Python's csv module ends them.
+        let header = format!("step,{}\r", name.rsplit('/').next().unwrap_or(name));
+        let x = |line: &str| line.split(',').next().and_then(|x| x.parse::<u64>().ok());
+        let is_header = |line: &str| line.trim_end() == header.trim_end();
+        let mut lines = match self.after {
+            Some(after) => {
+                LineFile::keep(&path, |line| is_header(line) || x(line).is_some_and(|x| x <= after))?
+            }
+            None => LineFile::create(&path)?,
+        };
+        if lines.is_empty() {
+            lines.push(&header)?;
         }
-        files::replace(&path, kept.as_bytes())?;
-        Lines::open(&path)
+        Ok(lines)
     }
 }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::Monitor;
-use crate::report::files::{self, Lines};
+use crate::report::files::LineFile;
 use crate::report::{Result, io_error};
 
 /// One file.
 #[derive(Debug)]
-pub struct Jsonl(Lines);
+pub struct Jsonl(LineFile);
 
 impl Jsonl {
     /// Begins anew, or goes on after `x`: records beyond it will be written again.
@@ -21,15 +21,10 @@ impl Jsonl {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         }
-        let (Some(after), true) = (after, path.exists()) else {
-            return Ok(Jsonl(Lines::create(path)?));
-        };
-        let text = std::fs::read_to_string(path).map_err(io_error("read", path))?;
-        let x = |line: &&str| serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64();
-        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-        let kept: String = whole.filter(|line| x(line).is_some_and(|x| x <= after)).collect();
-        files::replace(path, kept.as_bytes())?;
-        Ok(Jsonl(Lines::open(path)?))
+        Ok(Jsonl(match after {
+            Some(after) => LineFile::resume(path, "step", after)?,
+            None => LineFile::create(path)?,
+        }))
     }
 }
 

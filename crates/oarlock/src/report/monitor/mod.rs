@@ -1,5 +1,5 @@
 //! Monitors: the scalars of a run in files that other programs show. Which scalars, and what they are plotted over,
-//! is decided by whoever feeds them.
+//! is decided by the caller.
 
 mod checksum;
 pub mod csv;

@@ -22,7 +22,7 @@ use crate::report::{Result, files, io_error};
 pub struct Belongs {
     /// The project.
     pub project: String,
-    /// The team or user; empty for that of whoever uploads it.
+    /// The team or user; empty for the account that uploads it.
     pub entity: String,
     /// The group inside the project; empty for none.
     pub group: String,

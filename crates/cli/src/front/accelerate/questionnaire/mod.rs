@@ -2,43 +2,39 @@
 //! brings an older file up to date.
 
 mod answers;
+mod ask;
 mod item;
-mod person;
+mod prompter;
 mod table;
 
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
-
-use answers::{Answers, Person, Silence, ask_all};
-use person::{Lines, Terminal};
+use answers::Answers;
+use ask::ask_all;
+use prompter::{LinePrompter, PromptError, Prompter, TerminalPrompter};
 use serde_json::json;
 
-use super::cluster::{Cluster, default_file, save_or_show};
-use super::{CONFIG_FILE, parse};
-use crate::config::flags::{Abbreviations, Flags, Parsed};
+use super::cluster::{Cluster, config_file, save_or_show};
+use super::{COMMAND, CONFIG_FILE, parse};
+use crate::config::flags::Flags;
 use crate::config::keys::{Key, Kind, Status};
-use crate::config::{Problem, Words};
-use crate::console::{Failure, Outcome, say, tell};
+use crate::config::{Problem, Problems, Words};
+use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::launch::devices::Devices;
 
 pub(super) const CONFIG: Flags = Flags {
     command: "accelerate config",
-    bare_switches: false,
     operands: "[default|update]",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
     keys: &[CONFIG_FILE],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 pub(super) const DEFAULT: Flags = Flags {
     command: "accelerate config default",
-    bare_switches: false,
-    operands: "",
     about: "Writes a file for this machine without asking.",
     keys: &[
         CONFIG_FILE,
@@ -50,18 +46,14 @@ pub(super) const DEFAULT: Flags = Flags {
             "The precision of the arithmetic",
         ),
     ],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
-    bare_switches: false,
-    operands: "",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
     keys: &[CONFIG_FILE],
-    aliases: &[],
-    abbreviations: Abbreviations::AllBut(&[]),
+    ..COMMAND
 };
 
 /// Runs the command.
@@ -73,14 +65,6 @@ pub fn run(words: &Words) -> Outcome {
     }
 }
 
-/// The file that is meant.
-fn file(parsed: &Parsed) -> PathBuf {
-    parsed
-        .settings
-        .text("config_file")
-        .map_or_else(|| default_file(&|name| std::env::var(name).ok()), PathBuf::from)
-}
-
 fn ask(words: &Words) -> Outcome {
     let Some(parsed) = parse(&CONFIG, words, 1)? else { return Ok(()) };
     match parsed.rest.get(0) {
@@ -90,37 +74,39 @@ fn ask(words: &Words) -> Outcome {
         Some(other) => {
             let problem = Problem::new(format!("`accelerate config` has no `{other}`"));
             let problem = problem.at(&parsed.rest.place(0), "").help("there are `default` and `update`");
-            return Err(Failure::Problems(problem.into()));
+            return Err(Problems::from(problem).into());
         }
     }
-    let asked = match Terminal::here() {
-        Some(mut terminal) => asked(&mut terminal),
-        None => asked(&mut Lines { input: std::io::stdin().lock(), output: std::io::stdout() }),
-    };
-    let cluster = asked.map_err(|silence| match silence {
-        Silence::Interrupted => {
-            tell(&format!("{silence}\n"));
-            Failure::Told(130)
+    let answered = match TerminalPrompter::here() {
+        Some(mut terminal) => configuration(&mut terminal),
+        None => {
+            configuration(&mut LinePrompter { input: std::io::stdin().lock(), output: std::io::stdout() })
         }
-        silence => Failure::Error(Error::Usage(silence.to_string())),
+    };
+    let cluster = answered.map_err(|error| match error {
+        PromptError::Interrupted => {
+            eprint(&format!("{error}\n"));
+            Failure::Reported(130)
+        }
+        error => Failure::Error(Error::Usage(error.to_string())),
     })?;
-    let path = file(&parsed);
+    let path = config_file(&parsed.settings);
     let done = format!("accelerate configuration saved at {}", path.display());
     save_or_show(&path, &cluster.to_text(&path), parsed.dry_run, &done)
 }
 
-/// The configuration that a person describes.
-fn asked(person: &mut dyn Person) -> Result<Cluster, Silence> {
+/// The configuration that the user's answers describe.
+fn configuration(prompter: &mut dyn Prompter) -> Result<Cluster, PromptError> {
     let mut answers = Answers::default();
-    ask_all(table::QUESTIONS, person, &mut answers)?;
+    ask_all(table::QUESTIONS, prompter, &mut answers)?;
     Ok(answers.cluster())
 }
 
 fn default(words: &Words) -> Outcome {
     let Some(parsed) = parse(&DEFAULT, words, 0)? else { return Ok(()) };
-    let path = file(&parsed);
+    let path = config_file(&parsed.settings);
     if path.exists() && !parsed.dry_run {
-        return say(&format!(
+        return print(&format!(
             "Configuration already exists at {0}, will not override. Run `accelerate config`, or name another file with \
              `--config_file`\n",
             path.display()
@@ -128,26 +114,22 @@ fn default(words: &Words) -> Outcome {
     }
     let precision = parsed.settings.text("mixed_precision").unwrap_or_default();
     let done = format!("accelerate configuration saved at {}", path.display());
-    save_or_show(&path, &basic(&devices(), &precision).to_json(), parsed.dry_run, &done)
-}
-
-fn devices() -> Devices {
-    Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
+    save_or_show(&path, &basic(&Devices::visible(), &precision).to_json(), parsed.dry_run, &done)
 }
 
 /// The configuration of one machine: all its GPUs, or its CPU.
 fn basic(devices: &Devices, precision: &str) -> Cluster {
     let (gpus, kind) = (devices.gpus, if devices.gpus > 1 { "MULTI_GPU" } else { "NO" });
-    let said = json!({
+    let values = json!({
         "distributed_type": kind, "mixed_precision": precision, "use_cpu": gpus == 0, "num_processes": gpus.max(1),
     });
-    Cluster::of(said.as_object().cloned().unwrap_or_default())
+    Cluster::of(values.as_object().cloned().unwrap_or_default())
 }
 
 fn update(words: &Words) -> Outcome {
     let Some(parsed) = parse(&UPDATE, words, 0)? else { return Ok(()) };
-    let path = file(&parsed);
-    let cluster = Cluster::read(&path).map_err(Failure::Problems)?;
+    let path = config_file(&parsed.settings);
+    let cluster = Cluster::read(&path)?;
     let done = format!("Successfully updated the configuration file at {}.", path.display());
     save_or_show(&path, &cluster.to_text(&path), parsed.dry_run, &done)
 }

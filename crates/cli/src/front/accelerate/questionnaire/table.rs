@@ -6,28 +6,29 @@ use super::item::{
     Choice, absolute, call, count, from_home, menu, named, no, number, pieces, port, rank, real, whole, word,
     words, yes,
 };
-use crate::front::accelerate::cluster::Lit;
+use crate::front::accelerate::cluster::Literal;
 
-/// All of it. A key with a dot is one inside another; one that begins with `?` is asked for what follows from it alone.
+/// All questions. A key with a dot is one inside another. A key that begins with `?` is not written; it only decides
+/// which questions follow.
 pub const QUESTIONS: &[Item] = &[
-    Set("compute_environment", Lit::Text("LOCAL_MACHINE")),
+    Set("compute_environment", Literal::Text("LOCAL_MACHINE")),
     menu("?environment", "Where will the training run?", ENVIRONMENTS, 0),
     When(
         |a| a.is("?environment", "AMAZON_SAGEMAKER"),
         &[Stop("SageMaker is a service, and nothing is started there; choose this machine")],
     ),
     menu("distributed_type", "What will it run on?", MACHINES, 0),
-    Set("num_machines", Lit::Int(1)),
-    Set("machine_rank", Lit::Int(0)),
-    Set("rdzv_backend", Lit::Text("static")),
-    Set("same_network", Lit::Bool(true)),
-    Set("debug", Lit::Bool(false)),
-    Set("num_processes", Lit::Int(1)),
-    Set("downcast_bf16", Lit::Text("no")),
-    Set("tpu_env", Lit::EmptyList),
-    Set("use_cpu", Lit::Bool(false)),
-    Set("enable_cpu_affinity", Lit::Bool(false)),
-    Set("main_training_function", Lit::Text("main")),
+    Set("num_machines", Literal::Int(1)),
+    Set("machine_rank", Literal::Int(0)),
+    Set("rdzv_backend", Literal::Text("static")),
+    Set("same_network", Literal::Bool(true)),
+    Set("debug", Literal::Bool(false)),
+    Set("num_processes", Literal::Int(1)),
+    Set("downcast_bf16", Literal::Text("no")),
+    Set("tpu_env", Literal::EmptyList),
+    Set("use_cpu", Literal::Bool(false)),
+    Set("enable_cpu_affinity", Literal::Bool(false)),
+    Set("main_training_function", Literal::Text("main")),
     When(Answers::is_multi, NODES),
     When(
         |a| a.is("distributed_type", "NO"),
@@ -112,7 +113,7 @@ const NODES: &[Item] = &[
 ];
 
 const MPI: &[Item] = &[
-    Set("use_cpu", Lit::Bool(true)),
+    Set("use_cpu", Literal::Bool(true)),
     no("?mpirun", "Start the processes with mpirun?"),
     When(
         |a| a.yes("?mpirun"),
@@ -161,7 +162,7 @@ const DEEPSPEED: &[Item] = &[
                 |a| a.is("distributed_type", "MULTI_NEURON"),
                 &[Stop("there is no DeepSpeed for NEURON; choose other devices, or go on without DeepSpeed")],
             ),
-            Set("distributed_type", Lit::Text("DEEPSPEED")),
+            Set("distributed_type", Literal::Text("DEEPSPEED")),
             no("?deepspeed_file", "Is there a JSON file with DeepSpeed's configuration?"),
             When(
                 |a| a.yes("?deepspeed_file"),
@@ -276,7 +277,7 @@ const FSDP: &[Item] = &[
                 |a| a.is("distributed_type", "MULTI_NEURON"),
                 &[Stop("there is no FSDP for NEURON; choose other devices, or go on without FSDP")],
             ),
-            Set("distributed_type", Lit::Text("FSDP")),
+            Set("distributed_type", Literal::Text("FSDP")),
             menu("fsdp_config.fsdp_version", "Which version of FSDP?", &[number("1", 1), number("2", 2)], 1),
             When(
                 first_version,
@@ -336,7 +337,7 @@ const FSDP: &[Item] = &[
             yes("fsdp_config.fsdp_cpu_ram_efficient_loading", "Let one process alone read the weights?"),
             When(
                 |a| first_version(a) && a.yes("fsdp_config.fsdp_cpu_ram_efficient_loading"),
-                &[Set("fsdp_config.fsdp_sync_module_states", Lit::Bool(true))],
+                &[Set("fsdp_config.fsdp_sync_module_states", Literal::Bool(true))],
             ),
             When(
                 |a| first_version(a) && !a.yes("fsdp_config.fsdp_cpu_ram_efficient_loading"),
@@ -401,7 +402,7 @@ const MEGATRON: &[Item] = &[
     When(
         |a| a.yes("?megatron"),
         &[
-            Set("distributed_type", Lit::Text("MEGATRON_LM")),
+            Set("distributed_type", Literal::Text("MEGATRON_LM")),
             count("megatron_lm_config.megatron_lm_tp_degree", "How many parts of each tensor?"),
             When(
                 |a| a.more_than_one("megatron_lm_config.megatron_lm_tp_degree"),
@@ -427,7 +428,7 @@ const MEGATRON: &[Item] = &[
 ];
 
 const TPU: &[Item] = &[
-    Set("mixed_precision", Lit::Text("no")),
+    Set("mixed_precision", Literal::Text("no")),
     word("main_training_function", "Which function of the script runs in every process?", "main"),
     no("tpu_use_cluster", "Is it a cluster of TPUs?"),
     When(

@@ -7,22 +7,21 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::answers::Silence;
-use super::person::Lines;
-use super::{asked, basic};
+use super::prompter::{LinePrompter, PromptError};
+use super::{basic, configuration};
 use crate::front::accelerate::cluster::{Cluster, default_file};
 use crate::front::accelerate::{dump, golden};
 use crate::launch::devices::Devices;
 
-fn with(answers: &Value) -> Result<Cluster, Silence> {
+fn with(answers: &Value) -> Result<Cluster, PromptError> {
     let lines: String =
         answers.as_array().unwrap().iter().map(|line| format!("{}\n", line.as_str().unwrap())).collect();
-    let mut person = Lines { input: lines.as_bytes(), output: Vec::new() };
-    let cluster = asked(&mut person)?;
+    let mut prompter = LinePrompter { input: lines.as_bytes(), output: Vec::new() };
+    let cluster = configuration(&mut prompter)?;
     assert!(
-        person.input.is_empty(),
+        prompter.input.is_empty(),
         "not all answers were asked for: {:?}",
-        String::from_utf8_lossy(person.input)
+        String::from_utf8_lossy(prompter.input)
     );
     Ok(cluster)
 }
@@ -56,9 +55,9 @@ fn shown_in_order(shown: &str, cluster: &Cluster) -> String {
 fn answers_that_the_original_does_not_take_make_no_file() {
     for (name, case) in golden()["fails"].as_object().unwrap() {
         let error = with(&case["answers"]).unwrap_err();
-        let ended = matches!(error, Silence::Ended(_));
+        let ended = matches!(error, PromptError::Ended(_));
         assert_eq!(ended, case["error"] == "EOFError", "{name}: {error}");
-        assert!(ended || matches!(error, Silence::Refused(_)), "{name}: {error}");
+        assert!(ended || matches!(error, PromptError::Refused(_)), "{name}: {error}");
     }
     let sagemaker = with(&json!(["1"])).unwrap_err();
     assert!(sagemaker.to_string().contains("SageMaker is a service"), "{sagemaker}");
@@ -112,19 +111,21 @@ fn texts_are_written_as_the_original_writes_them() {
 fn a_wrong_file_is_told_with_its_lines() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.yaml");
-    let told = |text: &str| {
+    let refusal = |text: &str| {
         fs::write(&path, text).unwrap();
         Cluster::read(&path).unwrap_err().to_string()
     };
-    let both = told("num_proceses: 2\nuse_cpu: true\nuse_cpu: false\n");
+    let both = refusal("num_proceses: 2\nuse_cpu: true\nuse_cpu: false\n");
     for part in
         ["did you mean `num_processes`?", "`use_cpu` is written twice", "does not say `distributed_type`"]
     {
         assert!(both.contains(part), "{part}: {both}");
     }
-    assert!(told("distributed_type: MANY\n").contains("an unknown `distributed_type`"));
-    assert!(told("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\n").contains("is a service"));
-    assert!(told("- a\n").contains("a configuration is a mapping"));
+    assert!(refusal("distributed_type: MANY\n").contains("an unknown `distributed_type`"));
+    assert!(
+        refusal("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\n").contains("is a service")
+    );
+    assert!(refusal("- a\n").contains("a configuration is a mapping"));
     let missing = Cluster::read(&folder.path().join("none.yaml")).unwrap_err().to_string();
     assert!(missing.contains("cannot read the configuration"), "{missing}");
 }
@@ -152,8 +153,8 @@ proptest! {
     #[test]
     fn no_answer_panics(lines in vec(prop_oneof!["", "[0-9]{1,2}", "yes", "no", "\\PC{0,20}"], 0..60)) {
         let said = lines.join("\n");
-        let mut person = Lines { input: said.as_bytes(), output: Vec::new() };
-        if let Ok(cluster) = asked(&mut person) {
+        let mut prompter = LinePrompter { input: said.as_bytes(), output: Vec::new() };
+        if let Ok(cluster) = configuration(&mut prompter) {
             prop_assert!(cluster.text("distributed_type").is_some());
         }
     }

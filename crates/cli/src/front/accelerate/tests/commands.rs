@@ -26,7 +26,7 @@ const COMMANDS: [(&str, &Flags); 8] = [
 
 #[test]
 fn flags_are_cut_short_as_in_the_original() {
-    for (name, flags) in COMMANDS.into_iter().chain([("launch", &launch_flags::LAUNCH)]) {
+    for (name, flags) in COMMANDS.into_iter().chain([("launch", &launch::LAUNCH)]) {
         assert_abbreviations(flags, &format!("accelerate {name}"));
     }
 }

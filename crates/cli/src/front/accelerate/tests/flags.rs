@@ -1,7 +1,7 @@
 //! Every flag that `accelerate launch --help` lists, against the table.
 
+use super::super::launch::LAUNCH;
 use super::super::launch::Resolved;
-use super::super::launch_flags::LAUNCH;
 use super::Site;
 use crate::config::accelerate::keys::FLAGS;
 use crate::config::keys::Status;
@@ -53,8 +53,8 @@ fn only_what_is_of_other_devices_and_engines_has_no_meaning() {
 
 /// What a command means, without the places of its words.
 fn meaning(site: &Site, line: &str) -> String {
-    let Resolved { launch, script, said, .. } = site.resolve(line);
-    let said: Vec<String> = said
+    let Resolved { launch, script, layers, .. } = site.resolve(line);
+    let layers: Vec<String> = layers
         .iter()
         .flat_map(|layer| &layer.entries)
         .map(|entry| format!("{}={}", entry.key, entry.value.to_yaml()))
@@ -63,7 +63,7 @@ fn meaning(site: &Site, line: &str) -> String {
         Script::Command(argv) => argv,
         Script::Training(_) => Vec::new(),
     };
-    format!("{launch:?} {program:?} {said:?}")
+    format!("{launch:?} {program:?} {layers:?}")
 }
 
 #[test]

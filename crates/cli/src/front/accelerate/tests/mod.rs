@@ -92,7 +92,7 @@ impl Site {
 
     fn try_plan(&self, resolved: Resolved) -> Result<Option<ResolvedConfig>, String> {
         let Script::Training(training) = resolved.script else { return Ok(None) };
-        let layers = training.layers.into_iter().chain(resolved.said).collect();
+        let layers = training.layers.into_iter().chain(resolved.layers).collect();
         let folder = format!("{}/", self.folder.path().display());
         train_config_of(layers, &|_| None)
             .map(Some)
@@ -107,5 +107,5 @@ impl Site {
 
 /// The variables of a rank of this machine.
 fn variables(resolved: &Resolved, rank: usize) -> Vec<(String, String)> {
-    environment::variables(&resolved.launch, &resolved.launch.place(0, rank))
+    environment::variables(&resolved.launch, &resolved.launch.worker(0, rank))
 }

@@ -145,7 +145,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--module --no_python env.py",
-            "the command line: `--module` and `--no_python` exclude each other (a module is run by Python)",
+            "the command line: `--module` and `--no_python` exclude each other (a module is run by Python; keep one of them)",
         ),
         (
             "",
@@ -385,7 +385,7 @@ fn the_default_file_is_found_and_flags_stand_alone_without_it() {
         assert!(note.contains(line), "{note}");
     }
     // A training that says how many ranks it has keeps them.
-    assert!(Site::new(0).resolve("src/train.py train.yaml").is_unsaid);
+    assert!(Site::new(0).resolve("src/train.py train.yaml").ranks_are_default);
     assert_eq!(Site::new(0).resolve("env.py").launch.local_ranks(), 1);
 }
 
@@ -421,7 +421,7 @@ fn machines_meet_as_they_are_told() {
             ranks: 2,
             count: 2..=2,
             endpoint: ("h".to_owned(), 29500),
-            conf: vec![("timeout".to_owned(), "9".to_owned()), ("join_timeout".to_owned(), "5".to_owned())],
+            conf: "timeout=9,join_timeout=5".to_owned(),
         }
     );
     let said = site.wrong(&format!("{line} --rdzv_backend etcd env.py"));

@@ -160,10 +160,9 @@ fn machines_meet_as_in_the_original() {
     let elastic = launch(
         "--nnodes 1:4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint node0 --rdzv-conf join_timeout=9,is_host=1",
     );
-    let conf =
-        [("join_timeout", "9"), ("is_host", "1")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let conf = "join_timeout=9,is_host=1".to_owned();
     let endpoint = ("node0".to_owned(), 29400);
-    assert_eq!(elastic.nodes, Nodes::Elastic { ranks: 2, count: 1..=4, endpoint, conf: conf.into() });
+    assert_eq!(elastic.nodes, Nodes::Elastic { ranks: 2, count: 1..=4, endpoint, conf });
     // With c10d and one machine nobody else is to be met.
     assert_eq!(launch("--rdzv-backend c10d --nproc-per-node 2"), launch("--nproc-per-node 2"));
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::meeting;
-use crate::launch::agents::{Agent, AgentsError, Decision, Event, Failure, Meeting, Round};
+use crate::launch::agents::{Agent, AgentsError, Decision, Event, Meeting, Round};
 
 fn never() -> bool {
     false
@@ -85,9 +85,11 @@ fn whoever_comes_first_keeps_the_list_and_all_see_one_world() {
         assert_eq!(all.iter().filter(|(agent, _)| agent.keeps_the_list()).count(), 1);
         assert!(all[0].0.keeps_the_list());
         for (place, (_, round)) in all.iter().enumerate() {
-            assert_eq!((round.node_rank, round.restart, round.world_size()), (place, 0, 7));
+            assert_eq!(
+                (round.node_rank, round.restart, round.local_ranks.iter().sum::<usize>()),
+                (place, 0, 7)
+            );
             assert_eq!(round.local_ranks, all[0].1.local_ranks);
-            assert_eq!(round.first_rank(), round.local_ranks[..place].iter().sum::<usize>());
             assert_eq!((&*round.master_addr, round.master_port), ("127.0.0.1", all[0].1.master_port));
         }
         all_done(only_agents(all));
@@ -117,17 +119,18 @@ fn a_failure_restarts_all_until_no_restart_is_left() {
     within(|| {
         let ours = Meeting { max_restarts: 1, ..meeting(2..=2) };
         let mut agents = only_agents(first_round(&[ours.clone(), ours]));
-        let failure = Failure { rank: 1, cause: "it was ended by signal 9 (SIGKILL)".into() };
-        let Decision::Restart { reason } = agents[1].failed(&failure).unwrap() else { panic!() };
+        let decision = agents[1].failed(1, "it was ended by signal 9 (SIGKILL)").unwrap();
+        let Decision::Restart { reason } = decision else { panic!() };
         assert!(reason.ends_with("rank 1: it was ended by signal 9 (SIGKILL)"), "{reason}");
         assert_eq!(news(&mut agents[0]), Event::Restart { reason: reason.clone() });
         // Its own ranks fell over the lost one: that is no second failure.
-        let follows = Failure { rank: 0, cause: "rank 1 failed".into() };
-        assert_eq!(agents[0].failed(&follows).unwrap(), Decision::Restart { reason });
+        assert_eq!(agents[0].failed(0, "rank 1 failed").unwrap(), Decision::Restart { reason });
         let again = next_round(agents);
         assert!(again.iter().all(|(_, round)| round.restart == 1));
         let mut agents = only_agents(again);
-        let Decision::Abort { reason } = agents[0].failed(&follows).unwrap() else { panic!() };
+        let Decision::Abort { reason: Some(reason) } = agents[0].failed(0, "rank 1 failed").unwrap() else {
+            panic!()
+        };
         assert!(reason.ends_with("rank 0: rank 1 failed; all 1 restarts are used"), "{reason}");
         assert_eq!(news(&mut agents[1]), Event::Abort { reason: reason.clone() });
         assert_eq!(agents[1].next_round(&never).unwrap_err(), AgentsError::Ended { reason });
@@ -184,8 +187,7 @@ fn who_is_done_waits_and_comes_back_if_another_fails() {
             (first, event)
         });
         std::thread::sleep(Duration::from_millis(50));
-        let failure = Failure { rank: 1, cause: "exit code 1".into() };
-        assert!(matches!(second.failed(&failure).unwrap(), Decision::Restart { .. }));
+        assert!(matches!(second.failed(1, "exit code 1").unwrap(), Decision::Restart { .. }));
         let (first, event) = waiting.join().unwrap();
         assert!(matches!(event, Event::Restart { .. }), "{event:?}");
         all_done(only_agents(next_round(vec![first, second])));

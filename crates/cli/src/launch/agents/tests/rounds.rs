@@ -122,7 +122,7 @@ fn a_failure_restarts_all_and_counts_once() {
     for id in [a, b] {
         assert_eq!(aborted(&mut world, id), "h (process 7): rank 0: exit code 3; all 1 restarts are used");
     }
-    assert!(world.all_told());
+    assert!(world.all_know_end());
     let late = world.hello(&node(1), false, clock.at(4.0)).unwrap_err();
     assert!(
         matches!(late, Refusal::Because(why) if why.contains("has ended") && why.contains("exit code 3"))
@@ -242,7 +242,7 @@ fn the_run_is_done_when_all_are() {
         world.done(id, 2);
     }
     assert_eq!([a, b, d].map(|id| world.view(id)), [View::AllDone, View::AllDone, View::AllDone]);
-    assert!(world.all_told());
+    assert!(world.all_know_end());
 }
 
 #[test]

@@ -60,32 +60,6 @@ fn settings_of_the_rendezvous() {
 }
 
 #[test]
-fn the_elastic_form_of_llamafactory() {
-    let read = |words: &str| {
-        let pairs: Vec<_> = words.split_whitespace().filter_map(|word| word.split_once('=')).collect();
-        Meeting::of_llamafactory(&|name| {
-            pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned())
-        })
-    };
-    assert!(read("NNODES=2 MASTER_ADDR=h").unwrap().is_none());
-    let fixed = read("RDZV_ID=7 NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=h MASTER_PORT=29500 MIN_NNODES=1");
-    let fixed = fixed.unwrap().unwrap();
-    assert_eq!((fixed.nodes, fixed.local_ranks, fixed.max_restarts), (2..=2, 8, 0));
-    assert_eq!((fixed.endpoint, &*fixed.run_id), (("h".into(), 29500), "7"));
-    let elastic = read("RDZV_ID=7 MIN_NNODES=1 MAX_NNODES=3 MAX_RESTARTS=4").unwrap().unwrap();
-    assert_eq!((elastic.nodes, elastic.max_restarts, elastic.endpoint.1), (1..=3, 4, 29400));
-    for (wrong, told) in [
-        ("NNODES=two", "NNODES is `two`; expected a whole number"),
-        ("MIN_NNODES=3 MAX_NNODES=2", "--nnodes is `3:2`"),
-        ("MASTER_PORT=0", "MASTER_PORT is `0`; expected a port"),
-        ("MAX_RESTARTS=-1", "MAX_RESTARTS is `-1`"),
-    ] {
-        let error = read(&format!("RDZV_ID=7 {wrong}")).unwrap_err().to_string();
-        assert!(error.starts_with(told), "{error}");
-    }
-}
-
-#[test]
 fn messages_come_back_as_they_were() {
     for request in [Request::Ready, Request::Look { wait_ms: 5 }, Request::Done { round: u64::MAX }] {
         assert_eq!(message::read(&message::write(&request)), Some(request));

@@ -1,4 +1,4 @@
-//! The machine that a pickle is a program for: a stack of values, marks on it, and a memo. Only what `torch.save` writes
+//! Runs the instructions of a pickle on a stack of values, with marks and a memo. Only what `torch.save` writes
 //! is understood: protocols 2 to 4, without persistent names by text, extension codes, buffers and classic instances.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, PickleProblem>;
 
 /// Runs a program; returns all values and which is the result.
 pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
-    let mut machine = Machine {
+    let mut unpickler = Unpickler {
         bytes,
         at: 0,
         values: Vec::new(),
@@ -29,13 +29,13 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
         memo: HashMap::new(),
     };
     loop {
-        if let Some(root) = machine.step()? {
-            return Ok((machine.values, root));
+        if let Some(root) = unpickler.step()? {
+            return Ok((unpickler.values, root));
         }
     }
 }
 
-struct Machine<'a> {
+struct Unpickler<'a> {
     bytes: &'a [u8],
     at: usize,
     values: Vec<Value>,
@@ -45,7 +45,7 @@ struct Machine<'a> {
     memo: HashMap<u32, Id>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> Unpickler<'a> {
     /// The next instruction; the result when it is the last.
     fn step(&mut self) -> Result<Option<Id>> {
         let at = self.at;

@@ -1,8 +1,8 @@
-//! A rank's place among the ranks of a run, and the variables by which it finds it: torchrun's contract.
+//! The environment of a worker: its rank assignment, and torchrun's variables for it.
 
-/// A rank's place in a round of a run.
+/// The rank assignment of a worker in a round of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct WorkerEnv {
     /// The rank on its machine.
     pub local_rank: usize,
     /// The machine.
@@ -15,7 +15,7 @@ pub struct Place {
     pub master: (String, u16),
 }
 
-impl Place {
+impl WorkerEnv {
     /// The ranks of all machines.
     pub fn world_size(&self) -> usize {
         self.local_ranks.iter().sum()
@@ -31,7 +31,7 @@ impl Place {
         self.local_ranks.get(self.node_rank).copied().unwrap_or(0)
     }
 
-    /// The variables of the rank in a run of this name whose ranks start again at most so often, in this role.
+    /// The variables of the rank, for a run with this name, role and maximum of restarts.
     pub fn variables(&self, max_restarts: u32, run_id: &str, role: &str) -> Vec<(String, String)> {
         [
             ("RANK", self.rank().to_string()),
@@ -54,11 +54,10 @@ impl Place {
         .map(|(name, value)| (name.to_owned(), value))
         .into()
     }
+}
 
-    /// `OMP_NUM_THREADS` of the rank, where nobody outside has set it: one where there are several, which would otherwise
-    /// take all cores each.
-    pub fn threads(&self) -> Option<(String, String)> {
-        let free = self.local_world_size() > 1 && std::env::var_os("OMP_NUM_THREADS").is_none();
-        free.then(|| ("OMP_NUM_THREADS".to_owned(), "1".to_owned()))
-    }
+/// `OMP_NUM_THREADS` of a rank, where the environment does not set it: 1 if a machine has several ranks, each of which
+/// would otherwise use all cores.
+pub fn default_omp_threads(local_world_size: usize) -> Option<usize> {
+    (local_world_size > 1 && std::env::var_os("OMP_NUM_THREADS").is_none()).then_some(1)
 }

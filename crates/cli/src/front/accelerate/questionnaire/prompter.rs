@@ -1,78 +1,109 @@
-//! The person at the terminal, or the lines of a file that stand for one.
+//! Prompts for answers: at a terminal, or by lines of text.
 
 use std::io::{self, BufRead, IsTerminal, Read, StdinLock, Stdout, Write};
 use std::os::fd::AsFd;
 
 use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 
-use super::answers::{Person, Silence};
+/// Asks a user.
+pub trait Prompter {
+    /// Asks for a line of text.
+    fn input(&mut self, question: &str) -> Result<String, PromptError>;
+
+    /// Asks for one of several choices; returns its index.
+    fn select(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, PromptError>;
+
+    /// Shows why the question is repeated.
+    fn message(&mut self, message: &str) -> Result<(), PromptError>;
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The input has ended.
+    #[error(
+        "the input ended at the question \"{0}\"; nothing was written. Answer all questions, or write a file with `accelerate config default`"
+    )]
+    Ended(String),
+    /// Ctrl-C.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+    /// The answers cannot be kept.
+    #[error("{0}; nothing was written")]
+    Refused(&'static str),
+    /// The terminal or the file fails.
+    #[error("cannot ask: {0}; nothing was written")]
+    Io(#[from] std::io::Error),
+}
 
 /// Answers are lines, and a choice is a number or a name.
-pub struct Lines<R, W> {
+pub struct LinePrompter<R, W> {
     /// Where answers come from.
     pub input: R,
     /// Where questions go.
     pub output: W,
 }
 
-impl<R: BufRead, W: Write> Person for Lines<R, W> {
-    fn words(&mut self, question: &str) -> Result<String, Silence> {
+impl<R: BufRead, W: Write> Prompter for LinePrompter<R, W> {
+    fn input(&mut self, question: &str) -> Result<String, PromptError> {
         self.output.write_all(question.as_bytes())?;
         self.output.flush()?;
-        match line(&mut self.input, question) {
+        match read_line(&mut self.input, question) {
             // The error begins a line of its own.
-            Err(Silence::Ended(question)) => {
+            Err(PromptError::Ended(question)) => {
                 writeln!(self.output)?;
-                Err(Silence::Ended(question))
+                Err(PromptError::Ended(question))
             }
-            said => said,
+            line => line,
         }
     }
 
-    fn choose(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, Silence> {
+    fn select(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, PromptError> {
         writeln!(self.output, "\n{question}")?;
         for (i, choice) in choices.iter().enumerate() {
             writeln!(self.output, "  {i}  {choice}")?;
         }
         loop {
-            let said = match self.words(&format!("A number [{default}] ")) {
-                Err(Silence::Ended(_)) => return Err(Silence::Ended(question.to_owned())),
-                said => said?,
+            let line = match self.input(&format!("A number [{default}] ")) {
+                Err(PromptError::Ended(_)) => return Err(PromptError::Ended(question.to_owned())),
+                line => line?,
             };
-            let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(said.trim()));
-            match said.trim().parse::<usize>() {
-                _ if said.trim().is_empty() => return Ok(default),
+            let named = || choices.iter().position(|choice| choice.eq_ignore_ascii_case(line.trim()));
+            match line.trim().parse::<usize>() {
+                _ if line.trim().is_empty() => return Ok(default),
                 Ok(i) if i < choices.len() => return Ok(i),
                 Err(_) if let Some(i) = named() => return Ok(i),
-                _ => self.told(&format!("please answer with a number from 0 to {}", choices.len() - 1))?,
+                _ => self.message(&format!("please answer with a number from 0 to {}", choices.len() - 1))?,
             }
         }
     }
 
-    fn told(&mut self, message: &str) -> Result<(), Silence> {
+    fn message(&mut self, message: &str) -> Result<(), PromptError> {
         Ok(writeln!(self.output, "{message}")?)
     }
 }
 
-fn line(input: &mut impl BufRead, question: &str) -> Result<String, Silence> {
-    let mut said = String::new();
-    if input.read_line(&mut said)? == 0 {
-        return Err(Silence::Ended(question.trim().to_owned()));
+fn read_line(input: &mut impl BufRead, question: &str) -> Result<String, PromptError> {
+    let mut line = String::new();
+    if input.read_line(&mut line)? == 0 {
+        return Err(PromptError::Ended(question.trim().to_owned()));
     }
-    Ok(said.trim_end_matches(['\n', '\r']).to_owned())
+    Ok(line.trim_end_matches(['\n', '\r']).to_owned())
 }
 
 /// A terminal with keys: arrows and digits move in a menu.
-pub struct Terminal {
-    lines: Lines<StdinLock<'static>, Stdout>,
+pub struct TerminalPrompter {
+    lines: LinePrompter<StdinLock<'static>, Stdout>,
 }
 
-impl Terminal {
+impl TerminalPrompter {
     /// The terminal of this process, if it has one at both ends that can move its cursor.
-    pub fn here() -> Option<Terminal> {
+    pub fn here() -> Option<TerminalPrompter> {
         let moves = std::env::var("TERM").is_ok_and(|term| term != "dumb" && !term.is_empty());
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal() && moves;
-        terminal.then(|| Terminal { lines: Lines { input: io::stdin().lock(), output: io::stdout() } })
+        terminal.then(|| TerminalPrompter {
+            lines: LinePrompter { input: io::stdin().lock(), output: io::stdout() },
+        })
     }
 }
 
@@ -136,13 +167,13 @@ fn key(input: &mut impl Read) -> io::Result<Key> {
     })
 }
 
-impl Person for Terminal {
-    fn words(&mut self, question: &str) -> Result<String, Silence> {
-        self.lines.words(question)
+impl Prompter for TerminalPrompter {
+    fn input(&mut self, question: &str) -> Result<String, PromptError> {
+        self.lines.input(question)
     }
 
-    fn choose(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, Silence> {
-        let Lines { input, output } = &mut self.lines;
+    fn select(&mut self, question: &str, choices: &[&str], default: usize) -> Result<usize, PromptError> {
+        let LinePrompter { input, output } = &mut self.lines;
         let _keys = Keys::on()?;
         write!(output, "\n{question}\n(arrows or digits, then Enter)\n\x1b[?25l")?;
         let mut at = default;
@@ -169,9 +200,9 @@ impl Person for Terminal {
                     output.flush()?;
                     let ended = pressed == Key::End;
                     return Err(if ended {
-                        Silence::Ended(question.to_owned())
+                        PromptError::Ended(question.to_owned())
                     } else {
-                        Silence::Interrupted
+                        PromptError::Interrupted
                     });
                 }
                 _ => show(output, choices, at)?,
@@ -179,8 +210,8 @@ impl Person for Terminal {
         }
     }
 
-    fn told(&mut self, message: &str) -> Result<(), Silence> {
-        self.lines.told(message)
+    fn message(&mut self, message: &str) -> Result<(), PromptError> {
+        self.lines.message(message)
     }
 }
 
@@ -198,26 +229,26 @@ fn show(output: &mut impl Write, choices: &[&str], at: usize) -> io::Result<()> 
 mod tests {
     use super::*;
 
-    fn chosen(said: &str) -> Result<usize, Silence> {
-        let mut person = Lines { input: said.as_bytes(), output: Vec::new() };
-        person.choose("Which?", &["no", "fp16", "bf16"], 1)
+    fn chosen(line: &str) -> Result<usize, PromptError> {
+        let mut prompter = LinePrompter { input: line.as_bytes(), output: Vec::new() };
+        prompter.select("Which?", &["no", "fp16", "bf16"], 1)
     }
 
     #[test]
     fn a_line_chooses_by_number_or_name() {
-        for (said, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
-            assert_eq!(chosen(said).unwrap(), expected, "{said:?}");
+        for (line, expected) in [("0\n", 0), ("\n", 1), (" BF16 \n", 2), ("7\n-1\nx\n2\n", 2), ("2", 2)] {
+            assert_eq!(chosen(line).unwrap(), expected, "{line:?}");
         }
-        assert!(matches!(chosen("9\n"), Err(Silence::Ended(question)) if question == "Which?"));
+        assert!(matches!(chosen("9\n"), Err(PromptError::Ended(question)) if question == "Which?"));
     }
 
     #[test]
     fn an_end_of_the_input_ends_the_line_of_the_question() {
-        let mut person = Lines { input: &b""[..], output: Vec::new() };
+        let mut prompter = LinePrompter { input: &b""[..], output: Vec::new() };
         assert!(
-            matches!(person.words("How many? "), Err(Silence::Ended(question)) if question == "How many?")
+            matches!(prompter.input("How many? "), Err(PromptError::Ended(question)) if question == "How many?")
         );
-        assert_eq!(person.output, b"How many? \n");
+        assert_eq!(prompter.output, b"How many? \n");
     }
 
     #[test]
