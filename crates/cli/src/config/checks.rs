@@ -2,10 +2,10 @@
 //! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
 //! with ZeRO-3, neat packing before stage sft.
 
-use super::dialect::Dialects;
-use super::problem::Problems;
-use super::resolve::Settings;
-use super::value::Value;
+use oarlock::settings::dialect::Dialects;
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+use oarlock::settings::value::Value;
 
 /// Keys that cannot be written together.
 struct Rule {

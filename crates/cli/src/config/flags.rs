@@ -4,11 +4,12 @@
 
 use std::fmt::Write as _;
 
-use super::keys::{Key, Kind, Status};
-use super::problem::{Problem, Problems};
-use super::resolve::{Settings, wrong_type};
-use super::source::{Origin, Place};
-use super::value;
+use oarlock::settings::keys::{Key, Kind, Status};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Settings, wrong_type};
+use oarlock::settings::source::{Origin, Place};
+use oarlock::settings::value;
+use super::explain::described;
 use super::words::Words;
 use super::yaml::Node;
 use oarlock::nearest::nearest_of;
@@ -260,23 +261,12 @@ impl Flags {
         };
         let width = self.keys.iter().map(|key| left(key).len()).max().unwrap_or(0).min(44);
         for key in self.keys {
-            let _ = write!(out, "  {:width$}  {}", left(key), key.doc);
-            if let Kind::Choice(names) = key.kind {
-                let _ = write!(out, " ({})", names.join(", "));
-            }
-            if !key.default.is_empty() {
-                let _ = write!(out, " [{}]", key.default);
-            }
-            match key.status {
-                Status::NoEffect(reason) => {
-                    let _ = write!(out, " (accepted without effect: {reason})");
-                }
-                Status::Later(reason) => {
-                    let _ = write!(out, " (not supported: {reason})");
-                }
-                Status::Used | Status::Only(_) => {}
-            }
-            out.push('\n');
+            let status = match key.status {
+                Status::NoEffect(reason) => format!(" (accepted without effect: {reason})"),
+                Status::Later(reason) => format!(" (not supported: {reason})"),
+                Status::Used | Status::Only(_) => String::new(),
+            };
+            let _ = writeln!(out, "  {:width$}  {}{status}", left(key), described(key));
         }
         for (name, doc) in OWN {
             let _ = writeln!(out, "  {:width$}  {doc}", format!("--{name}"));

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
 
-use super::ResolvedConfig;
-use super::problem::{Problem, Problems};
+use super::resolved::ResolvedConfig;
+use oarlock::settings::problem::{Problem, Problems};
 
 /// Checks the paths that must exist before a training starts.
 ///

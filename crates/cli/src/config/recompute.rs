@@ -2,10 +2,10 @@
 
 use oarlock::config::Recompute;
 
-use super::dialect::{Dialect, Dialects};
-use super::problem::{Problem, Problems};
-use super::resolve::{Setting, Settings, at};
-use super::value::{Value, boolean};
+use oarlock::settings::dialect::{Dialect, Dialects};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Setting, Settings, at};
+use oarlock::settings::value::{Value, boolean};
 
 const FULL: Recompute = Recompute::Units { every: 1 };
 

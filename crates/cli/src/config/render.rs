@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 
-use super::problem::{Problem, Problems};
-use super::source::SourceKind;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::source::SourceKind;
 
 /// All problems with excerpts of their texts, as a terminal shows them. `color` also switches to the characters that
 /// only terminals draw well.

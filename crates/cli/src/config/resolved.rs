@@ -6,11 +6,11 @@ use std::ops::Deref;
 use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
 
-use super::keys::{Group, Status};
-use super::problem::{Problem, Problems};
-use super::resolve::{self, Setting, Settings};
-use super::source::Origin;
-use super::value::{Value, boolean, float, number};
+use oarlock::settings::keys::{Group, Status};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{self, Setting, Settings};
+use oarlock::settings::source::Origin;
+use oarlock::settings::value::{Value, number, quoted};
 
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
@@ -167,20 +167,10 @@ fn yaml_value(setting: &Setting) -> String {
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(fields) => {
-            let fields =
-                fields.iter().map(|field| format!("{}: {}", quoted(&field.name), field.value.to_yaml()));
-            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        Value::Map(entries) => {
+            let entries =
+                entries.iter().map(|entry| format!("{}: {}", quoted(&entry.key), entry.value.to_yaml()));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
         }
     }
-}
-
-/// Words in double quotes where YAML could take them for something else. JSON's escapes are YAML's.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '.' | '_'))
-        && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+'))
-        && boolean(text).is_none()
-        && float(text).is_none()
-        && !matches!(text.to_ascii_lowercase().as_str(), "null" | "nan" | "inf");
-    if plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::source::{Place, Source, SourceKind};
+use oarlock::settings::source::{Place, Source, SourceKind};
 
 /// Words of a command line.
 #[derive(Clone, Debug)]

@@ -1,22 +1,21 @@
 //! Reads YAML into the tree of [`oarlock::settings::node`].
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 
-use oarlock::settings::json::{MAX_DEPTH, fields_of, read_file, repeated, text_of_file, written_twice};
+use oarlock::settings::json::{self, MAX_DEPTH, read_file};
+use oarlock::settings::node::{Entry, add_entry};
 pub use oarlock::settings::node::{Data, Node};
 
-use super::problem::Problem;
-use super::source::{Place, Source, SourceKind};
-use super::value::Field;
+use oarlock::settings::problem::Problem;
+use oarlock::settings::source::{Place, Source};
 
 /// Reads a whole text.
 ///
 /// # Errors
 /// The first place at which the text is not YAML, or holds more than one document or an alias.
-pub fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
+fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
     Reader::new(&source.text, |bytes| Place { source: source.clone(), bytes }).document()
 }
 
@@ -24,7 +23,7 @@ pub fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
 ///
 /// # Errors
 /// If the file cannot be read or its text is not a mapping.
-pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
+pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
     text(path, read_file(path, what)?, what)
 }
 
@@ -32,13 +31,20 @@ pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
 ///
 /// # Errors
 /// If the text is not a mapping.
-pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Field>, Problem> {
-    let is_yaml = [".yaml", ".yml"].iter().any(|end| name.ends_with(end));
-    if !is_yaml {
-        return text_of_file(name, text, what);
+pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    match [".yaml", ".yml"].iter().any(|end| name.ends_with(end)) {
+        true => entries(name, text, what),
+        false => json::text(name, text, what),
     }
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    fields_of(parse(&Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text }))?, what)
+}
+
+/// The settings in a text that is YAML whatever its name.
+///
+/// # Errors
+/// If the text is not a mapping.
+pub fn entries(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    let root = parse(&Source::file(name, text))?;
+    if root.is_null() { Ok(Vec::new()) } else { root.into_entries(what) }
 }
 
 /// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the
@@ -144,25 +150,17 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
                 Data::List(items)
             }
             Event::MappingStart(..) => {
-                let mut pairs = Vec::new();
-                let mut seen = BTreeMap::new();
+                let mut entries = Vec::new();
                 loop {
-                    match self.next()? {
+                    let key = match self.next()? {
                         (Event::MappingEnd, _) => break,
-                        (event, span) => {
-                            let key = self.node(event, span, depth + 1)?;
-                            // At the top all duplicates are reported together, later; here one is enough.
-                            if depth > 0
-                                && let Some(first) = repeated(&mut seen, &key)
-                            {
-                                return Err(written_twice(&key, &first));
-                            }
-                            let (event, span) = self.next()?;
-                            pairs.push((key, self.node(event, span, depth + 1)?));
-                        }
-                    }
+                        (event, span) => self.node(event, span, depth + 1)?,
+                    };
+                    let (event, span) = self.next()?;
+                    let value = self.node(event, span, depth + 1)?;
+                    add_entry(&mut entries, key, value, depth)?;
                 }
-                Data::Map(pairs)
+                Data::Map(entries)
             }
             Event::Alias(_) => {
                 return Err(Problem::new("aliases (`*name`) are not supported")

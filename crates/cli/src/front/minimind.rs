@@ -149,11 +149,7 @@ fn lines(text: String) -> Vec<(Place, Place)> {
 }
 
 fn entry(key: &str, place: Place, value: &str, at: Place) -> Entry {
-    let (key, inner) = match key.split_once('.') {
-        Some((key, inner)) => (key, Some(inner.to_owned())),
-        None => (key, None),
-    };
-    Entry { key: key.to_owned(), inner, place, value: Node::scalar(value, at) }
+    Entry { key: key.to_owned(), place, value: Node::scalar(value, at) }
 }
 
 /// The settings that MiniMind's script writes into itself.

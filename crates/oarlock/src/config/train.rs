@@ -88,7 +88,7 @@ pub struct DataArgs {
     /// Read at most so many records of a data set.
     pub max_samples: Option<usize>,
     /// What is held out for the evaluation, if anything is.
-    pub held_out: Option<ValSize>,
+    pub val_size: Option<ValSize>,
     /// Build the token cache again.
     pub overwrite_cache: bool,
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
-use super::node::{Data, Node};
+use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
 use super::source::{Place, Source, SourceKind};
 use super::table::TRAINING;
-use super::value::{Field, Value};
+use super::value::Value;
 use super::{json, optimizer, schedule};
 use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
 
@@ -54,7 +54,7 @@ const OF_HIDDEN_SIZE: &[(&str, &str)] = &[
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeepSpeedConfig {
-    fields: Vec<Field>,
+    entries: Vec<Entry>,
 }
 
 /// What a configuration says to a custom training loop, on a number of ranks.
@@ -98,7 +98,7 @@ impl DeepSpeedConfig {
     /// # Errors
     /// Everything that is wrong in it, each with its place.
     pub fn from_text(name: &str, text: &str) -> Result<DeepSpeedConfig, Problems> {
-        Self::checked(json::text_of_file(name, text.to_owned(), "the DeepSpeed configuration")?)
+        Self::checked(json::text(name, text.to_owned(), "the DeepSpeed configuration")?)
     }
 
     /// Reads a value, such as one of `serde_json::json!`.
@@ -109,10 +109,10 @@ impl DeepSpeedConfig {
         Self::from_text("deepspeed configuration", &format!("{value:#}"))
     }
 
-    fn checked(fields: Vec<Field>) -> Result<DeepSpeedConfig, Problems> {
+    fn checked(entries: Vec<Entry>) -> Result<DeepSpeedConfig, Problems> {
         let mut problems = Problems::default();
-        Dialect::deepspeed(&fields, &mut problems);
-        problems.into_result(|| DeepSpeedConfig { fields })
+        Dialect::deepspeed(&entries, &mut problems);
+        problems.into_result(|| DeepSpeedConfig { entries })
     }
 
     /// What is written at a path such as `zero_optimization.stage`, if it is one word.
@@ -127,7 +127,7 @@ impl DeepSpeedConfig {
 
     /// Writes a value where `"auto"` is written.
     pub fn fill(&mut self, path: &str, value: impl Display) {
-        if let Some(node) = self.node_mut(path).filter(|node| word_of(node) == Some(AUTO)) {
+        if let Some(node) = find_mut(&mut self.entries, path).filter(|node| node.word() == Some(AUTO)) {
             *node = Node::scalar(value.to_string(), node.place.clone());
         }
     }
@@ -148,7 +148,7 @@ impl DeepSpeedConfig {
             bytes: 0..value.len(),
         };
         match self.word(path) {
-            None => self.put(path, Node::scalar(value, place)),
+            None => put(&mut self.entries, path, Node::scalar(value, place)),
             Some((text, _))
                 if text == value
                     || text.parse::<f64>().ok().is_some_and(|text| value.parse() == Ok(text)) => {}
@@ -162,7 +162,7 @@ impl DeepSpeedConfig {
 
     /// Removes whole blocks.
     pub fn forget(&mut self, blocks: &[&str]) {
-        self.fields.retain(|field| !blocks.contains(&field.name.as_str()));
+        self.entries.retain(|entry| !blocks.contains(&entry.key.as_str()));
     }
 
     /// What it says on `ranks` ranks to a model of this hidden size, if it has one.
@@ -173,7 +173,7 @@ impl DeepSpeedConfig {
         let mut settings = Settings::of(TRAINING);
         let own = self.with_defaults();
         let names_peak = own.word(PEAK).is_some();
-        settings.derive("deepspeed", Value::Map(own.fields), "the configuration");
+        settings.derive("deepspeed", Value::Map(own.entries), "the configuration");
         settings.derive("num_processes", Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)), "the ranks");
         settings.derive("max_grad_norm", Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
         settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
@@ -196,7 +196,7 @@ impl DeepSpeedConfig {
             problems.push(problem.help("keep one of them"));
         }
         let [has_optimizer, has_schedule] = ["optimizer.type", "scheduler.type"].map(said);
-        let (lr, decay) = block.defaults();
+        let (lr, decay) = dialect::optimizer_defaults(block);
         for (name, default) in [("learning_rate", lr), ("weight_decay", decay)] {
             if !settings.get(name).is_written() {
                 settings.derive(name, Value::Float(default), "DeepSpeed's default");
@@ -254,15 +254,18 @@ impl DeepSpeedConfig {
     /// With what DeepSpeed means where a schedule of its own says nothing. The rate that such a schedule names holds from
     /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
     fn with_defaults(&self) -> DeepSpeedConfig {
+        const RATE: &str = "optimizer.params.lr";
         let mut config = self.clone();
         match (self.word("scheduler.type"), self.node(PEAK).is_some()) {
-            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
+            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => {}
             // The other schedule takes the optimizer's rate.
             (Some(("WarmupDecayLR", place)), false) => {
-                config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
-                config.remove("optimizer.params.lr");
+                put(&mut config.entries, PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
             }
-            _ => {}
+            _ => return config,
+        }
+        if let Some(rate) = find_mut(&mut config.entries, RATE) {
+            *rate = Node::scalar("null", rate.place.clone());
         }
         config
     }
@@ -291,80 +294,25 @@ impl DeepSpeedConfig {
                 Data::Scalar { text, .. } if text.trim() == AUTO => {
                     found.push((path.to_owned(), node.place.clone()));
                 }
-                Data::Map(pairs) => {
-                    for (name, value) in pairs {
-                        walk(&format!("{path}.{}", word_of(name).unwrap_or_default()), value, found);
-                    }
+                Data::Map(inner) => {
+                    inner.iter().for_each(|e| walk(&format!("{path}.{}", e.key), &e.value, found));
                 }
                 Data::List(items) => items.iter().for_each(|item| walk(path, item, found)),
                 Data::Scalar { .. } => {}
             }
         }
         let mut found = Vec::new();
-        self.fields.iter().for_each(|field| walk(&field.name, &field.value, &mut found));
+        self.entries.iter().for_each(|entry| walk(&entry.key, &entry.value, &mut found));
         found
     }
 
     fn word(&self, path: &str) -> Option<(&str, &Place)> {
-        self.node(path).and_then(|node| Some((word_of(node)?, &node.place)))
+        self.node(path).and_then(|node| Some((node.word()?, &node.place)))
     }
 
     /// What is written there, if it is not null.
     fn node(&self, path: &str) -> Option<&Node> {
-        let mut names = path.split('.');
-        let first = names.next()?;
-        let mut node = &self.fields.iter().find(|field| field.name == first)?.value;
-        for name in names {
-            let Data::Map(pairs) = &node.data else { return None };
-            node = &pairs.iter().find(|(key, _)| word_of(key) == Some(name))?.1;
-        }
-        (!node.is_null()).then_some(node)
-    }
-
-    fn node_mut(&mut self, path: &str) -> Option<&mut Node> {
-        let mut names = path.split('.');
-        let first = names.next()?;
-        let mut node = &mut self.fields.iter_mut().find(|field| field.name == first)?.value;
-        for name in names {
-            let Data::Map(pairs) = &mut node.data else { return None };
-            node = &mut pairs.iter_mut().find(|(key, _)| word_of(key) == Some(name))?.1;
-        }
-        Some(node)
-    }
-
-    /// Adds a value in the block where it belongs.
-    fn put(&mut self, path: &str, value: Node) {
-        self.remove(path);
-        let Some((block, name)) = path.rsplit_once('.') else {
-            self.fields.push(Field { name: path.to_owned(), place: value.place.clone(), value });
-            return;
-        };
-        let name = Node::scalar(name, value.place.clone());
-        match self.node_mut(block) {
-            Some(Node { data: Data::Map(pairs), .. }) => pairs.push((name, value)),
-            _ => {
-                let place = value.place.clone();
-                self.put(block, Node { data: Data::Map(vec![(name, value)]), place });
-            }
-        }
-    }
-
-    fn remove(&mut self, path: &str) {
-        match path.rsplit_once('.') {
-            None => self.fields.retain(|field| field.name != path),
-            Some((block, name)) => {
-                if let Some(Node { data: Data::Map(pairs), .. }) = self.node_mut(block) {
-                    pairs.retain(|(key, _)| word_of(key) != Some(name));
-                }
-            }
-        }
-    }
-}
-
-fn word_of(node: &Node) -> Option<&str> {
-    match &node.data {
-        Data::Scalar { text, .. } => Some(text.trim()),
-        _ => None,
+        find(&self.entries, path).filter(|node| !node.is_null())
     }
 }
 

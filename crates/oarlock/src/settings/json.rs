@@ -1,16 +1,13 @@
 //! Reads the JSON that people write: with comments (`//`, `#`, `/* */`) and trailing commas. Every node keeps its
 //! place in the file.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::keys::Kind;
-use super::node::{Data, Node};
+use super::node::{Data, Entry, Node, add_entry};
 use super::problem::Problem;
-use super::source::{Place, Source, SourceKind};
-use super::value::{Field, Value, read};
+use super::source::{Place, Source};
 
 /// Deeper nesting than any configuration has; it bounds the recursion over a tree.
 pub const MAX_DEPTH: usize = 32;
@@ -19,8 +16,8 @@ pub const MAX_DEPTH: usize = 32;
 ///
 /// # Errors
 /// If the file cannot be read or its text is not a mapping.
-pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
-    text_of_file(path, read_file(path, what)?, what)
+pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
+    text(path, read_file(path, what)?, what)
 }
 
 /// The text of a file.
@@ -42,28 +39,13 @@ pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
 ///
 /// # Errors
 /// If the text is not a mapping.
-pub fn text_of_file(name: &str, text: String, what: &str) -> Result<Vec<Field>, Problem> {
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    let source = Source::file(name, text);
     // Blanks in the place of comments keep every other byte where it is.
-    let bare = without_comments(&text);
-    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
-    let root =
-        Reader { text: &bare, at: 0, place: |bytes| Place { source: source.clone(), bytes } }.document();
-    fields_of(root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?, what)
-}
-
-/// The settings of a tree.
-///
-/// # Errors
-/// If it is not a mapping.
-pub fn fields_of(root: Node, what: &str) -> Result<Vec<Field>, Problem> {
-    match read(Kind::Map, &root) {
-        Some(Value::Map(fields)) => Ok(fields),
-        _ => {
-            let message = format!("{what} is a mapping of keys to values, not {}", root.describe());
-            Err(Problem::new(message).at(&root.place, "expected `{\"key\": value}`"))
-        }
-    }
+    let bare = without_comments(&source.text);
+    let reader = Reader { text: &bare, at: 0, place: |bytes| Place { source: source.clone(), bytes } };
+    let root = reader.document();
+    root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?.into_entries(what)
 }
 
 /// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the value.
@@ -156,27 +138,21 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
 
     fn map(&mut self, depth: usize) -> Result<Data, Problem> {
         self.at += 1;
-        let mut pairs = Vec::new();
-        let mut seen = BTreeMap::new();
+        let mut entries = Vec::new();
         if self.peek() == Some('}') {
             self.at += 1;
-            return Ok(Data::Map(pairs));
+            return Ok(Data::Map(entries));
         }
         loop {
             let key = self.node(depth + 1)?;
-            // At the top all duplicates are reported together, later; here one is enough.
-            if depth > 0
-                && let Some(first) = repeated(&mut seen, &key)
-            {
-                return Err(written_twice(&key, &first));
-            }
             if self.peek() != Some(':') {
                 return Err(self.wrong("expected `:` and a value"));
             }
             self.at += 1;
-            pairs.push((key, self.node(depth + 1)?));
+            let value = self.node(depth + 1)?;
+            add_entry(&mut entries, key, value, depth)?;
             if !self.goes_on('}')? {
-                return Ok(Data::Map(pairs));
+                return Ok(Data::Map(entries));
             }
         }
     }
@@ -258,22 +234,6 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
     }
 }
 
-/// The place of an equal key before this one.
-pub fn repeated(seen: &mut BTreeMap<String, Place>, key: &Node) -> Option<Place> {
-    match &key.data {
-        Data::Scalar { text, .. } => seen.insert(text.clone(), key.place.clone()),
-        _ => None,
-    }
-}
-
-/// What to say of a key that stands in one mapping twice.
-pub fn written_twice(key: &Node, first: &Place) -> Problem {
-    Problem::new(format!("{} is written twice", key.describe()))
-        .at(&key.place, "again here")
-        .at(first, "first here")
-        .help("remove one of them")
-}
-
 /// The bracket that has no partner, if there is one.
 fn unbalanced(text: &str, source: &Arc<Source>) -> Option<Problem> {
     let place = |at: usize| Place { source: source.clone(), bytes: at..at + 1 };
@@ -350,11 +310,12 @@ fn without_comments(text: &str) -> String {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::value::Value;
     use super::*;
 
     fn shown(text: &str) -> String {
-        match text_of_file("t.json", text.to_owned(), "the file") {
-            Ok(fields) => Value::Map(fields).to_string(),
+        match super::text("t.json", text.to_owned(), "the file") {
+            Ok(entries) => Value::Map(entries).to_string(),
             Err(problem) => problem.line(),
         }
     }
@@ -373,7 +334,7 @@ mod tests {
             assert_eq!(shown(text), expected, "{text}");
         }
         assert!(shown("{\"a\": 1").contains("t.json:1:"), "{}", shown("{\"a\": 1"));
-        let fields = text_of_file("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
+        let fields = text("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
         assert_eq!(fields[0].place.to_string(), "t.json:2:3");
         assert_eq!(fields[0].value.place.text(), "1");
     }

@@ -6,10 +6,10 @@
 pub mod accelerate;
 mod deepspeed;
 pub mod dialect;
-pub mod entry;
 pub mod json;
 pub mod keys;
 pub mod kwargs;
+pub mod layer;
 pub mod node;
 pub mod optimizer;
 pub mod problem;
@@ -18,6 +18,7 @@ pub mod schedule;
 pub mod source;
 pub mod table;
 pub mod value;
+mod word;
 
 pub use deepspeed::{DeepSpeedConfig, DeepSpeedPlan};
 pub use problem::{Problem, Problems};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::source::Place;
+use crate::nearest::nearest_of;
 
 /// One thing that is wrong.
 #[derive(Debug)]
@@ -49,6 +50,20 @@ impl Problem {
             None => help,
         });
         self
+    }
+
+    /// Adds the nearest of the names that exist, or other help where none is near.
+    #[must_use]
+    pub fn did_you_mean<'n>(
+        self,
+        name: &str,
+        names: impl IntoIterator<Item = &'n str>,
+        otherwise: impl Into<String>,
+    ) -> Self {
+        match nearest_of(name, names.into_iter()) {
+            Some(near) => self.help(format!("did you mean `{near}`?")),
+            None => self.help(otherwise),
+        }
     }
 
     /// What the reader can do, a line for each thing.

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::entry::{Authority, Entry, Layer};
 use super::keys::{Key, Kind, Status};
-use super::node::{Data, Node};
+use super::layer::{Authority, Layer};
+use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
 use super::source::{Origin, Place, SourceKind};
-use super::value::{self, Field, Value};
+use super::value::{self, Value};
 use crate::nearest::nearest_of;
 
 /// What is written where a value is to follow from others.
@@ -83,6 +83,12 @@ impl Settings {
         Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
     }
 
+    /// The same with its place.
+    pub fn said_at(&self, name: &str) -> Option<(&Setting, &Place)> {
+        let setting = self.said(name)?;
+        Some((setting, setting.place()?))
+    }
+
     /// Whether `auto` is written.
     pub fn is_auto(&self, name: &str) -> bool {
         is_auto(self.get(name))
@@ -112,9 +118,17 @@ impl Settings {
         }
     }
 
+    /// A count, if there is one.
+    pub fn count(&self, name: &str) -> Option<usize> {
+        match self.value(name) {
+            Value::Int(x) => usize::try_from(x).ok(),
+            _ => None,
+        }
+    }
+
     /// A count; 0 for none.
     pub fn usize(&self, name: &str) -> usize {
-        usize::try_from(self.int(name)).unwrap_or(0)
+        self.count(name).unwrap_or(0)
     }
 
     /// A number; 0 for none.
@@ -141,12 +155,34 @@ impl Settings {
         }
     }
 
+    /// Words as they were written, `auto` too; empty for none.
+    pub fn word(&self, name: &str) -> &str {
+        match &self.get(name).value {
+            Value::Text(x) => x,
+            _ => "",
+        }
+    }
+
+    /// Names; empty for none.
+    pub fn list(&self, name: &str) -> &[String] {
+        match &self.get(name).value {
+            Value::List(names) => names,
+            _ => &[],
+        }
+    }
+
+    /// Settings inside a setting; empty for none.
+    pub fn entries(&self, name: &str) -> &[Entry] {
+        match &self.get(name).value {
+            Value::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
     /// A problem of the settings with these names.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
-        names.iter().fold(Problem::new(message), |problem, name| match self.get(name).place() {
-            Some(place) => problem.at(place, ""),
-            None => problem,
-        })
+        let settings: Vec<&Setting> = names.iter().map(|name| self.get(name)).collect();
+        at(Problem::new(message), &settings)
     }
 
     /// These, and where nobody wrote one, that of `under`, which are of the same table.
@@ -187,9 +223,15 @@ pub fn add(
     problems: &mut Problems,
 ) {
     for (i, entry) in layer.entries.iter().enumerate() {
-        let repeated = layer.authority == Authority::Replaces;
-        let once = if repeated { duplicate(entry, &layer.entries[..i]) } else { Ok(()) };
-        if let Err(problem) = once.and_then(|()| settle(entry, layer.authority, settings, unknown)) {
+        let first = match layer.authority {
+            Authority::Replaces => layer.entries[..i].iter().find(|other| other.key == entry.key),
+            Authority::MustAgree => None,
+        };
+        let done = match first {
+            Some(first) => Err(written_twice(&entry.key, &entry.place, &first.place)),
+            None => settle(entry, layer.authority, settings, unknown),
+        };
+        if let Err(problem) = done {
             problems.push(problem);
         }
     }
@@ -219,16 +261,6 @@ fn absent(setting: &Setting) -> Option<Problem> {
     Some(Problem::new(message).at(place, "").help(reason))
 }
 
-fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
-    match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
-        None => Ok(()),
-        Some(first) => Err(Problem::new(format!("`{}` is written twice", entry.key))
-            .at(&entry.place, "again here")
-            .at(&first.place, "first here")
-            .help("remove one of them")),
-    }
-}
-
 /// Applies one entry.
 fn settle(
     entry: &Entry,
@@ -236,22 +268,34 @@ fn settle(
     settings: &mut Settings,
     unknown: &dyn Fn(&Entry) -> Problem,
 ) -> Result<(), Problem> {
-    let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
+    let (name, inner) = match entry.key.split_once('.') {
+        Some((name, inner)) => (name, Some(inner)),
+        None => (entry.key.as_str(), None),
+    };
+    let Some(setting) = settings.get_mut(name) else {
         return Err(unknown(entry));
     };
     let key = setting.key;
-    let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
+    let place = if inner.is_some() { &entry.place } else { &entry.value.place };
     // A place of no width (`key:` and nothing) is shown at its key.
     let place = if place.bytes.is_empty() { &entry.place } else { place };
 
-    let value = match &entry.inner {
+    let value = match inner {
         None => value::read(key.kind, &entry.value),
-        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, entry)),
+        Some(inner) if key.kind == Kind::Map => {
+            let mut entries = match &setting.value {
+                Value::Map(entries) => entries.clone(),
+                _ => Vec::new(),
+            };
+            entries.retain(|other| other.key != inner);
+            entries.push(Entry { key: inner.to_owned(), ..entry.clone() });
+            Some(Value::Map(entries))
+        }
         Some(inner) => {
             setting.broken = true;
-            return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
+            return Err(Problem::new(format!("`{name}` has no setting `{inner}` inside it"))
                 .at(&entry.place, "")
-                .help(format!("`{}` takes {}", key.name, key.kind.describe())));
+                .help(format!("`{name}` takes {}", key.kind.describe())));
         }
     };
     let Some(value) = value else {
@@ -282,11 +326,11 @@ fn settle(
 fn changes_nothing(key: &Key, value: &Value) -> bool {
     let off = match value {
         Value::Bool(false) => key.default.is_empty(),
-        Value::Map(fields) => {
-            let enabled = fields.iter().find(|field| field.name == "enabled");
-            fields.is_empty()
-                || enabled.is_some_and(|field| {
-                    matches!(value::read(Kind::Bool, &field.value), Some(Value::Bool(false)))
+        Value::Map(entries) => {
+            let enabled = entries.iter().find(|entry| entry.key == "enabled");
+            entries.is_empty()
+                || enabled.is_some_and(|entry| {
+                    matches!(value::read(Kind::Bool, &entry.value), Some(Value::Bool(false)))
                 })
         }
         _ => false,
@@ -294,22 +338,12 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
     off || value.agrees(&value::default(key))
 }
 
-fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
-    let mut fields = match old {
-        Value::Map(fields) => fields.clone(),
-        _ => Vec::new(),
-    };
-    fields.retain(|field| field.name != name);
-    fields.push(Field { name: name.to_owned(), place: entry.place.clone(), value: entry.value.clone() });
-    Value::Map(fields)
-}
-
 /// What to say of a value of another type than its key takes.
 pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
     let problem =
         Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
             .at(place, "");
-    let Data::Scalar { text, .. } = &node.data else { return problem };
+    let Some(text) = node.word() else { return problem };
     if let Kind::Choice(names) = key.kind
         && let Some(name) = nearest_of(text, names.iter().copied())
     {

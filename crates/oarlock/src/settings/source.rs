@@ -28,6 +28,14 @@ pub struct Source {
     pub text: String,
 }
 
+impl Source {
+    /// The text of a file, without a byte order mark.
+    pub fn file(name: &str, text: String) -> Arc<Source> {
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+        Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text })
+    }
+}
+
 /// A stretch of a [`Source`].
 #[derive(Clone, Debug)]
 pub struct Place {

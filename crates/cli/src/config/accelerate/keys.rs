@@ -1,10 +1,10 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use super::super::keys::Kind::{Bool, Choice, Float, Int, List, Path, Text};
-use super::super::keys::Range::{NotNegative, Positive};
-use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::{Key, Kind, Status, row};
+use oarlock::settings::keys::Kind::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock::settings::keys::Range::{NotNegative, Positive};
+use oarlock::settings::keys::Status::{Later, NoEffect, Used};
+use oarlock::settings::keys::{Key, Kind, Status, row};
 
 pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, variable};
 

@@ -217,12 +217,8 @@ pub fn value(node: &Node, json: bool) -> Value {
         Data::Scalar { text, plain: true } => scalar::resolve(text),
         Data::Scalar { text, plain: false } => Value::from(text.as_str()),
         Data::List(items) => items.iter().map(|item| value(item, json)).collect(),
-        Data::Map(pairs) => {
-            let key = |node: &Node| match &node.data {
-                Data::Scalar { text, .. } => text.clone(),
-                _ => node.to_yaml(),
-            };
-            Value::Object(pairs.iter().map(|(name, item)| (key(name), value(item, json))).collect())
+        Data::Map(entries) => {
+            Value::Object(entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, json))).collect())
         }
     }
 }

@@ -7,7 +7,7 @@ use oarlock_tensor::DType;
 
 use super::*;
 use crate::config::{
-    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, keys, written,
+    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, table, written,
 };
 
 /// The command of the guide, behind the name of the script.
@@ -260,7 +260,7 @@ fn the_tables_fit_together() {
     for (flag, key) in names {
         assert!(FLAGS.keys.iter().any(|key| key.name == *flag), "{flag}");
         let key = key.split('.').next().unwrap_or_default();
-        assert!(keys::find(key).is_some(), "{key}");
+        assert!(table::find(key).is_some(), "{key}");
     }
     for (flag, _) in NEWEST {
         assert!(FLAGS.keys.iter().any(|key| key.name == flag), "{flag}");

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::super::entry::{Entry, Layer};
+use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
-use super::super::resolve::at;
-use super::super::resolve::{Setting, Settings};
+use super::super::resolve::{Setting, Settings, at};
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
-use super::{Dialect, ReadFile, divides, fields, layer as empty_layer, methods};
+use super::block::{self, Dialect, ReadFile, divides};
+use super::methods;
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
 use oarlock_tensor::DType;
 
@@ -25,26 +25,25 @@ const SAME: &[(&str, &str)] = &[
 
 /// The block that `deepspeed` holds or names.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
-    let fields = fields(settings.get("deepspeed"), "the DeepSpeed configuration", file, problems)?;
-    Some(Dialect::deepspeed(&fields, problems))
+    let entries = block::entries(settings.get("deepspeed"), "the DeepSpeed configuration", file, problems)?;
+    Some(Dialect::deepspeed(&entries, problems))
 }
 
 /// What the block says about keys of ours.
-pub fn layer(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Layer {
-    let mut layer = empty_layer();
+pub fn entries(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
+    let mut entries = Vec::new();
     for (theirs, ours) in SAME {
-        if let Some(setting) = block.settings.said(theirs)
-            && let Some(place) = setting.place()
+        if let Some((setting, place)) = block.settings.said_at(theirs)
             && !setting.broken
         {
-            layer.entries.push(Entry::new(ours, setting.value.to_string(), place));
+            entries.push(Entry::new(ours, setting.value.to_string(), place));
         }
     }
-    methods::optimizer(block, settings, &mut layer, problems);
+    methods::optimizer(block, settings, &mut entries, problems);
     if scheduler_of_script(block, settings).is_none() {
-        methods::scheduler(block, settings, &mut layer, problems);
+        methods::scheduler(block, settings, &mut entries, problems);
     }
-    layer
+    entries
 }
 
 /// What to say of a scheduler that has no effect. MiniMind's script sets the learning rate itself before every
@@ -62,10 +61,10 @@ pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<Strin
 }
 
 /// DeepSpeed's scheduler sets the learning rate, whatever its optimizer's is: of two rates in the block the scheduler's
-/// stays, which is to be told. Where the training says a rate itself, both must agree with it, as in transformers.
-pub fn rate_of_scheduler(layer: &mut Layer, settings: &Settings) -> Option<String> {
+/// stays, which the note says. Where the training says a rate itself, both must agree with it, as in transformers.
+pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Option<String> {
     let is_rate = |entry: &&Entry| entry.key == "learning_rate";
-    let rates: Vec<&Entry> = layer.entries.iter().filter(is_rate).collect();
+    let rates: Vec<&Entry> = entries.iter().filter(is_rate).collect();
     let [of_optimizer, of_scheduler] = rates.as_slice() else { return None };
     let [first, second] = [of_optimizer, of_scheduler].map(|entry| entry.value.to_yaml());
     if settings.get("learning_rate").is_written() || float(&first) == float(&second) {
@@ -76,8 +75,8 @@ pub fn rate_of_scheduler(layer: &mut Layer, settings: &Settings) -> Option<Strin
          ({})",
         of_scheduler.place, of_optimizer.place
     );
-    let loser = layer.entries.iter().position(|entry| entry.key == "learning_rate");
-    loser.map(|index| layer.entries.remove(index));
+    let loser = entries.iter().position(|entry| entry.key == "learning_rate");
+    loser.map(|index| entries.remove(index));
     Some(note)
 }
 
@@ -189,7 +188,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
                     "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
                     &[&names[0], &names[1]],
                 )
-                .help("both keep parameters near: divide states in groups, or keep a second copy"),
+                .help("both keep parameters near: shard states in groups, or keep a second copy"),
         );
     }
     ShardArgs {
