@@ -24,7 +24,7 @@ enum Precision {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Place {
+enum OffloadDevice {
     None,
     Cpu,
     Nvme,
@@ -98,11 +98,11 @@ pub(super) struct EstimateArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
     /// Where optimizer state is kept; for ranks on CPU, none and cpu are the same
-    #[arg(long, value_enum, default_value_t = Place::None)]
-    offload_optimizer: Place,
+    #[arg(long, value_enum, default_value_t = OffloadDevice::None)]
+    offload_optimizer: OffloadDevice,
     /// Where parameters are kept; stage 3 only
-    #[arg(long, value_enum, default_value_t = Place::None)]
-    offload_param: Place,
+    #[arg(long, value_enum, default_value_t = OffloadDevice::None)]
+    offload_param: OffloadDevice,
     /// Keep only the input of each layer, and compute its activations again in the backward pass
     #[arg(long)]
     gradient_checkpointing: bool,
@@ -143,8 +143,8 @@ fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
 }
 
 fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings> {
-    let offload = |place| (place == Place::Nvme).then(offload_to_files);
-    if args.offload_param == Place::Nvme && args.stage != Some(3) {
+    let offload = |device| (device == OffloadDevice::Nvme).then(offload_to_files);
+    if args.offload_param == OffloadDevice::Nvme && args.stage != Some(3) {
         return Err(Error::Usage(
             "--offload-param nvme needs --stage 3: only it shards parameters".to_owned(),
         ));

@@ -61,7 +61,7 @@ pub fn describe(config: &mut ResolvedConfig) {
     {
         for entry in entries.iter_mut().filter(|entry| entry.value.word() == Some(AUTO)) {
             if let Some(text) = course.of_parameter(&entry.key) {
-                entry.value = Node::scalar(text, entry.value.place.clone());
+                entry.value = Node::scalar(text, entry.value.location.clone());
             }
         }
     }

@@ -190,7 +190,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
         problems.push(settings.problem(message, names).help(help));
     };
     let is_true = |name: &str| matches!(get(name).value, Value::Bool(true));
-    let written_true = |name: &str| get(name).place().is_some_and(|_| get(name).broken || is_true(name));
+    let written_true = |name: &str| get(name).location().is_some_and(|_| get(name).broken || is_true(name));
     if written_true("bf16") && written_true("fp16") {
         report("`bf16` and `fp16` exclude each other", &["bf16", "fp16"], "keep one of them");
     }
@@ -237,7 +237,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
         ("eval_strategy", "eval_steps"),
     ] {
         let is_zero = when(settings, strategy, steps) == When::Every(Steps::Count(0));
-        if is_zero && get(steps).place().is_some() {
+        if is_zero && get(steps).location().is_some() {
             let help = format!("write a number of steps, or `{strategy}: \"no\"`");
             report(&format!("`{steps}` is 0"), &[steps], &help);
         }

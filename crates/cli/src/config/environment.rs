@@ -33,7 +33,7 @@ pub fn number_of_ranks(value: Node) -> Entry {
 fn ranks(read: &Lookup<'_>) -> Result<Option<Entry>, Problem> {
     let variable = |name: &str| said_in(name, read);
     let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
-        Some(entry) => Problem::new(error.to_string()).at(&entry.value.place, "from the launcher"),
+        Some(entry) => Problem::new(error.to_string()).at(&entry.value.location, "from the launcher"),
         None => Problem::new(error.to_string()),
     };
     let ranks = match Launched::read(read) {
@@ -54,8 +54,8 @@ fn accelerate(lookup: &Lookup<'_>) -> Result<Vec<Entry>, Problems> {
     let mut problems = Problems::default();
     let mut settings = Settings::of(FLAGS);
     let engine = match (asks("ACCELERATE_USE_DEEPSPEED", lookup), asks(USE_FSDP, lookup)) {
-        (Some(entry), _) => Engine::DeepSpeed(entry.place),
-        (None, Some(entry)) => Engine::Fsdp(entry.place),
+        (Some(entry), _) => Engine::DeepSpeed(entry.location),
+        (None, Some(entry)) => Engine::Fsdp(entry.location),
         (None, None) => Engine::Plain,
     };
     let of_engine: &[Variable] = match engine {

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use oarlock::settings::keys::{Group, Key, Kind, Status};
+use oarlock::settings::keys::{Group, Key, ValueType, Status};
 use super::table::KEYS;
 
 /// The help text of the keys: those that have a meaning, in groups, then the names of the others.
 pub fn help() -> String {
     let mut out = String::new();
-    let name = |key: &Key| format!("{}={}", key.name, key.kind.placeholder());
+    let name = |key: &Key| format!("{}={}", key.name, key.value_type.placeholder());
     let width = used().map(|key| name(key).len()).max().unwrap_or(0);
     for group in Group::ALL {
         let _ = writeln!(out, "{}:", group.title());
@@ -30,7 +30,7 @@ pub fn help() -> String {
 /// What a key means, with the values it takes and its default, for help texts.
 pub fn described(key: &Key) -> String {
     let mut text = key.doc.to_owned();
-    if let Kind::Choice(names) = key.kind {
+    if let ValueType::Choice(names) = key.value_type {
         let _ = write!(text, " ({})", names.join(", "));
     }
     if !key.default.is_empty() {
@@ -81,7 +81,7 @@ pub fn page() -> String {
                 Status::Only(reason) => format!("; so far {reason}"),
                 _ => String::new(),
             };
-            let (kind, default) = (key.kind.describe(), default_cell(key));
+            let (kind, default) = (key.value_type.describe(), default_cell(key));
             let _ = writeln!(out, "| `{}` | {kind} | {default} | {}{so_far} |", key.name, key.doc);
         }
     }

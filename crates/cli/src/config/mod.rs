@@ -31,8 +31,8 @@ mod tests;
 use resolve::Settings;
 
 pub use oarlock::config::*;
-pub use oarlock::settings::source::Origin;
-pub use oarlock::settings::{Problem, Problems, dialect, keys, problem, resolve, source, value};
+pub use oarlock::settings::location::Origin;
+pub use oarlock::settings::{Problem, Problems, dialect, keys, location, problem, resolve, value};
 pub use resolved::ResolvedConfig;
 pub use words::Words;
 pub use written::Arguments;
@@ -79,7 +79,7 @@ pub fn train_config_of(
 
 fn unknown(entry: &written::Entry) -> Problem {
     let name = entry.key.split('.').next().unwrap_or_default();
-    let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.place, "");
+    let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
     match table::nearest(name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem.help("`oarlock train --help` lists every key"),

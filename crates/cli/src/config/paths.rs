@@ -16,8 +16,8 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let mut report = |key: &str, message: String, help: String| {
         let problem = Problem::new(message).help(help);
         let setting = config.settings.get(key);
-        problems.push(match setting.place() {
-            Some(place) => problem.at(place, ""),
+        problems.push(match setting.location() {
+            Some(location) => problem.at(location, ""),
             None => problem,
         });
     };

@@ -13,18 +13,18 @@ const FULL: Recompute = Recompute::Units { every: 1 };
 pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Problems) -> Recompute {
     let (on, off) = (settings.get("gradient_checkpointing"), settings.get("disable_gradient_checkpointing"));
     let own = settings.get("activation_checkpointing");
-    let mut asked: Vec<(&Setting, Recompute)> = Vec::new();
+    let mut requested: Vec<(&Setting, Recompute)> = Vec::new();
     if on.is_written() {
-        asked.push((on, if is_true(on) { FULL } else { Recompute::None }));
+        requested.push((on, if is_true(on) { FULL } else { Recompute::None }));
     }
     if is_true(off) {
-        asked.push((off, Recompute::None));
+        requested.push((off, Recompute::None));
     }
     if let Value::Text(text) = &own.value
         && own.is_written()
     {
         match parse(text) {
-            Some(recompute) => asked.push((own, recompute)),
+            Some(recompute) => requested.push((own, recompute)),
             None => problems.push(
                 at(
                     Problem::new(format!(
@@ -50,7 +50,7 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
         if said(block, name)
             && let Some(block) = block
         {
-            asked.push((block.settings.get(name), FULL));
+            requested.push((block.settings.get(name), FULL));
         }
     }
     if said(&dialects.fsdp, "activation_checkpointing")
@@ -67,8 +67,8 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
         );
         return FULL;
     }
-    let Some((first, recompute)) = asked.first().copied() else { return Recompute::None };
-    if let Some((other, _)) = asked.iter().find(|(_, other)| *other != recompute) {
+    let Some((first, recompute)) = requested.first().copied() else { return Recompute::None };
+    if let Some((other, _)) = requested.iter().find(|(_, other)| *other != recompute) {
         let message = format!("`{}` and `{}` differ", first.key.name, other.key.name);
         problems.push(
             at(Problem::new(message), &[first, other])

@@ -9,7 +9,7 @@ use oarlock::settings::dialect::Dialects;
 use oarlock::settings::keys::{Group, Status};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
-use oarlock::settings::source::Origin;
+use oarlock::settings::location::Origin;
 use oarlock::settings::value::{Value, number, quoted};
 
 /// A training configuration whose values know their origins.
@@ -35,7 +35,7 @@ impl ResolvedConfig {
         self.settings.iter().find(|setting| setting.key.name == name).map(|setting| &setting.origin)
     }
 
-    /// A problem of the keys with these names, at the places at which they are written.
+    /// A problem of the keys with these names, at the locations at which they are written.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
         self.settings.problem(message, names)
     }

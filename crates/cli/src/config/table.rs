@@ -2,7 +2,7 @@
 //! which a file is still read whole, and our own, each declared once. Help, `docs/keys.md`, checks and nearest names all read it.
 
 use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
-use oarlock::settings::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
+use oarlock::settings::keys::ValueType::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
 use oarlock::settings::keys::Range::{BelowOne, NotNegative, Positive};
 use oarlock::settings::keys::Status::{Later, NoEffect, Only, Used};
 use oarlock::settings::keys::{Key, key, row};

@@ -1,13 +1,13 @@
-//! What the user wrote: entries with their places, from a file, the arguments and the environment. Nothing is
+//! What the user wrote: entries with their locations, from a file, the arguments and the environment. Nothing is
 //! interpreted here except the grammar.
 
 use std::path::Path;
 
 use oarlock::settings::json::read_file;
 
-use oarlock::settings::keys::Kind;
+use oarlock::settings::keys::ValueType;
 use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::source::Place;
+use oarlock::settings::location::Location;
 use super::table;
 use oarlock::settings::value::boolean;
 use super::words::Words;
@@ -81,28 +81,28 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
                 let body = word.strip_prefix("--").unwrap_or(word);
                 let (flag, start) = (body.len() < word.len(), word.len() - body.len());
                 if let Some((name, value)) = body.split_once('=') {
-                    let place = words.part(i, start + name.len() + 1..word.len());
-                    let value = argument(value, place, name);
-                    let place = words.part(i, start..start + name.len());
-                    out.overrides.entries.push(entry(name, flag, place, value));
+                    let location = words.part(i, start + name.len() + 1..word.len());
+                    let value = argument(value, location, name);
+                    let location = words.part(i, start..start + name.len());
+                    out.overrides.entries.push(entry(name, flag, location, value));
                 } else if flag && !body.is_empty() {
-                    let place = words.part(i, start..word.len());
+                    let location = words.part(i, start..word.len());
                     let next = words.get(i + 1).filter(|next| takes_value(body, next));
                     let value = match next {
-                        Some(next) => argument(next, words.place(i + 1), body),
-                        None => Node::scalar("true", place.clone()),
+                        Some(next) => argument(next, words.location(i + 1), body),
+                        None => Node::scalar("true", location.clone()),
                     };
-                    out.overrides.entries.push(entry(body, flag, place, value));
+                    out.overrides.entries.push(entry(body, flag, location, value));
                     i += usize::from(next.is_some());
                 } else if flag || word.starts_with('-') {
                     let help = "settings are written key=value or --key value";
                     problems.push(
-                        Problem::new(format!("unknown argument `{word}`")).at(&words.place(i), "").help(help),
+                        Problem::new(format!("unknown argument `{word}`")).at(&words.location(i), "").help(help),
                     );
                 } else if let Some(first) = &out.file {
                     problems.push(
                         Problem::new(format!("two configuration files, `{first}` and `{word}`"))
-                            .at(&words.place(i), "the second file")
+                            .at(&words.location(i), "the second file")
                             .help("name one file; settings are written key=value"),
                     );
                 } else {
@@ -116,23 +116,23 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
 }
 
 /// The type of the key of this name.
-fn kind(name: &str) -> Option<Kind> {
-    table::find(&normal(name)).map(|key| key.kind)
+fn value_type(name: &str) -> Option<ValueType> {
+    table::find(&normal(name)).map(|key| key.value_type)
 }
 
 /// Whether the word after `--name` is its value: a flag takes one only if it is true or false.
 fn takes_value(name: &str, next: &str) -> bool {
-    !next.starts_with("--") && (kind(name) != Some(Kind::Bool) || boolean(next).is_some())
+    !next.starts_with("--") && (value_type(name) != Some(ValueType::Bool) || boolean(next).is_some())
 }
 
 /// A value from the command line: words, or YAML where a mapping is meant.
-fn argument(text: &str, place: Place, name: &str) -> Node {
-    if (matches!(kind(name), Some(Kind::Map | Kind::MapOrPath)) || text.starts_with('['))
-        && let Ok(node) = yaml::parse_inside(text, &place)
+fn argument(text: &str, location: Location, name: &str) -> Node {
+    if (matches!(value_type(name), Some(ValueType::Map | ValueType::MapOrPath)) || text.starts_with('['))
+        && let Ok(node) = yaml::parse_inside(text, &location)
     {
         return node;
     }
-    Node::scalar(text, place)
+    Node::scalar(text, location)
 }
 
 fn normal(name: &str) -> String {
@@ -140,8 +140,8 @@ fn normal(name: &str) -> String {
 }
 
 /// An entry for `key` or `key.inner`. The key of a flag may be written with hyphens.
-fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
+fn entry(name: &str, flag: bool, location: Location, value: Node) -> Entry {
     let (key, inner) = name.split_at(name.find('.').unwrap_or(name.len()));
     let key = if flag { normal(key) + inner } else { name.to_owned() };
-    Entry { key, place, value }
+    Entry { key, location, value }
 }

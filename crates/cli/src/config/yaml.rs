@@ -9,14 +9,14 @@ use oarlock::settings::node::{Entry, add_entry};
 pub use oarlock::settings::node::{Data, Node};
 
 use oarlock::settings::problem::Problem;
-use oarlock::settings::source::{Place, Source};
+use oarlock::settings::location::{Location, SourceText};
 
 /// Reads a whole text.
 ///
 /// # Errors
-/// The first place at which the text is not YAML, or holds more than one document or an alias.
-fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
-    Reader::new(&source.text, |bytes| Place { source: source.clone(), bytes }).document()
+/// The first location at which the text is not YAML, or holds more than one document or an alias.
+fn parse(source: &Arc<SourceText>) -> Result<Node, Problem> {
+    Reader::new(&source.text, |bytes| Location { source: source.clone(), bytes }).document()
 }
 
 /// The settings in a file, YAML or JSON; `what` names it in messages, as in "the DeepSpeed configuration".
@@ -43,41 +43,41 @@ pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem>
 /// # Errors
 /// If the text is not a mapping.
 pub fn entries(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
-    let root = parse(&Source::file(name, text))?;
+    let root = parse(&SourceText::file(name, text))?;
     if root.is_null() { Ok(Vec::new()) } else { root.into_entries(what) }
 }
 
-/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the
+/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the location of the
 /// value.
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_inside(text: &str, place: &Place) -> Result<Node, Problem> {
-    Reader::new(text, |_| place.clone()).document()
+pub fn parse_inside(text: &str, location: &Location) -> Result<Node, Problem> {
+    Reader::new(text, |_| location.clone()).document()
 }
 
 /// Pulls events and builds the tree.
-struct Reader<'t, P: Fn(std::ops::Range<usize>) -> Place> {
+struct Reader<'t, P: Fn(std::ops::Range<usize>) -> Location> {
     parser: Parser<'t, saphyr_parser::StrInput<'t>>,
     /// The byte at which each character starts: the parser counts characters.
     starts: Vec<usize>,
     end: usize,
-    place: P,
+    location: P,
 }
 
-impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
-    fn new(text: &'t str, place: P) -> Self {
+impl<'t, P: Fn(std::ops::Range<usize>) -> Location> Reader<'t, P> {
+    fn new(text: &'t str, location: P) -> Self {
         let starts = text.char_indices().map(|(at, _)| at).collect();
-        Reader { parser: Parser::new_from_str(text), starts, end: text.len(), place }
+        Reader { parser: Parser::new_from_str(text), starts, end: text.len(), location }
     }
 
     fn byte(&self, character: usize) -> usize {
         self.starts.get(character).copied().unwrap_or(self.end)
     }
 
-    fn at(&self, span: Span) -> Place {
+    fn at(&self, span: Span) -> Location {
         let start = self.byte(span.start.index());
-        (self.place)(start..self.byte(span.end.index()).max(start))
+        (self.location)(start..self.byte(span.end.index()).max(start))
     }
 
     fn next(&mut self) -> Result<(Event<'t>, Span), Problem> {
@@ -87,14 +87,14 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
             None => {
                 let end = self.end;
                 Err(Problem::new("the text ends in the middle of a value")
-                    .at(&(self.place)(end..end), "here"))
+                    .at(&(self.location)(end..end), "here"))
             }
         }
     }
 
     fn broken(&self, error: &ScanError) -> Problem {
         let at = self.byte(error.marker().index());
-        Problem::new("this is not valid YAML").at(&(self.place)(at..at), error.info()).help(
+        Problem::new("this is not valid YAML").at(&(self.location)(at..at), error.info()).help(
             "a configuration is lines of `key: value`, or a JSON object; blanks, not tabs, before a key",
         )
     }
@@ -105,7 +105,7 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
                 (Event::Nothing | Event::StreamStart | Event::DocumentStart(_), _) => {}
                 // An empty text is an empty mapping: whatever is missing is then reported by name.
                 (Event::StreamEnd, span) => {
-                    return Ok(Node { data: Data::Map(Vec::new()), place: self.at(span) });
+                    return Ok(Node { data: Data::Map(Vec::new()), location: self.at(span) });
                 }
                 (event, span) => {
                     let node = self.node(event, span, 0)?;
@@ -131,9 +131,9 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
     }
 
     fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, Problem> {
-        let place = self.at(span);
+        let location = self.at(span);
         if depth > MAX_DEPTH {
-            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&place, "here"));
+            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&location, "here"));
         }
         let data = match event {
             Event::Scalar(text, style, ..) => {
@@ -164,11 +164,11 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
             }
             Event::Alias(_) => {
                 return Err(Problem::new("aliases (`*name`) are not supported")
-                    .at(&place, "an alias")
+                    .at(&location, "an alias")
                     .help("write the value itself"));
             }
-            _ => return Err(Problem::new("expected a value").at(&place, "here")),
+            _ => return Err(Problem::new("expected a value").at(&location, "here")),
         };
-        Ok(Node { data, place })
+        Ok(Node { data, location })
     }
 }

@@ -17,7 +17,7 @@ use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Group, Optim, Parameters, Schedule, adamw};
-use crate::settings::{DeepSpeedConfig, DeepSpeedPlan};
+use crate::settings::{DeepSpeedConfig, DeepSpeedArgs};
 use crate::shard::Options;
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other
@@ -186,7 +186,7 @@ impl Visitor for FirstEmbedding {
 /// What a DeepSpeed configuration makes of what is prepared.
 #[derive(Clone)]
 pub(crate) struct Resolved {
-    pub plan: DeepSpeedPlan,
+    pub plan: DeepSpeedArgs,
     /// How the model is held.
     pub options: Options,
     /// What an error calls the configuration.
@@ -195,7 +195,7 @@ pub(crate) struct Resolved {
 
 impl Resolved {
     /// On top of the options that no DeepSpeed configuration speaks of.
-    pub fn new(plan: DeepSpeedPlan, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
+    pub fn new(plan: DeepSpeedArgs, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
         let options = engine_options(&plan.shard, plan.dtype, hidden_size.unwrap_or(0));
         Resolved { options: Options { gather: base.gather, ..options }, plan, title }
     }
@@ -392,7 +392,7 @@ impl Plan {
             config.forget(&["optimizer", "scheduler"]);
         }
         let hidden_size = plugin.hidden_size.or(self.hidden_size);
-        let plan = config.plan(accelerator.comm.world_size(), hidden_size)?;
+        let plan = config.resolve(accelerator.comm.world_size(), hidden_size)?;
         Ok(Some(Resolved::new(plan, hidden_size, &accelerator.options, title)))
     }
 

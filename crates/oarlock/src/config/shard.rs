@@ -188,7 +188,7 @@ pub enum LossScale {
         /// The exponent of the first scale.
         initial_power: u32,
         /// Steps without an overflow after which the scale doubles.
-        window: u64,
+        growth_interval: u64,
         /// Overflows that are borne before the scale falls.
         hysteresis: u32,
         /// A step without an overflow renews the hysteresis; otherwise only a doubling does.
@@ -202,7 +202,7 @@ impl LossScale {
     /// What holds when nobody says anything.
     pub const UNSAID: LossScale = LossScale::Dynamic {
         initial_power: 16,
-        window: 1000,
+        growth_interval: 1000,
         hysteresis: 2,
         consecutive_hysteresis: false,
         min_scale: 1.0,

@@ -4,13 +4,13 @@
 use super::dialect::{self, settle};
 use super::json;
 use super::keys::Key;
-use super::keys::Kind::{Choice, Int, List, Text};
+use super::keys::ValueType::{Choice, Int, List, Text};
 use super::keys::Status::Used;
 use super::layer::{Authority, Layer};
 use super::node::{Entry, Node};
 use super::problem::Problems;
 use super::resolve::{Setting, Settings, add};
-use super::source::{Place, SourceKind};
+use super::location::{Location, ValueSource};
 use super::table::TRAINING;
 use super::value::{self, Value, boolean};
 use crate::config::ShardArgs;
@@ -91,7 +91,7 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Proble
     let mut problems = Problems::default();
     let mut flags = Settings::of(FSDP_FLAGS);
     take(OF_FSDP.iter(), read, &mut flags, &mut problems);
-    let entries = vec![fsdp_block(&flags, &chosen.place)];
+    let entries = vec![fsdp_block(&flags, &chosen.location)];
     let mut settings = Settings::of(TRAINING);
     add(&Layer { authority: Authority::MustAgree, entries }, &mut settings, &dialect::unknown, &mut problems);
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
@@ -118,7 +118,7 @@ pub fn take<'v>(
 }
 
 /// `fsdp_config`: everything that the flags say, and a strategy.
-pub fn fsdp_block(settings: &Settings, chosen: &Place) -> Entry {
+pub fn fsdp_block(settings: &Settings, chosen: &Location) -> Entry {
     const NAMED: [&str; 2] = ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
     let version = settings.said("fsdp_version").map(|setting| setting.value.to_string());
     // Each version reads one of two keys, and Accelerate always hands on both.
@@ -129,8 +129,8 @@ pub fn fsdp_block(settings: &Settings, chosen: &Place) -> Entry {
     };
     let mut entries = Vec::new();
     for flag in OF_FSDP.iter().map(|variable| variable.flag).filter(|flag| *flag != idle) {
-        if let Some((setting, place)) = settings.said_at(flag) {
-            entries.push(Entry::new(flag, text(setting), place));
+        if let Some((setting, location)) = settings.said_at(flag) {
+            entries.push(Entry::new(flag, text(setting), location));
         }
     }
     if !entries.iter().any(|entry| NAMED.contains(&entry.key.as_str())) {
@@ -161,8 +161,8 @@ pub fn exported(setting: &Setting) -> Option<String> {
         Value::Bool(flag) => Some(if *flag { "True" } else { "False" }.to_owned()),
         // What stands in a file as a whole number stays one.
         Value::Float(number) => {
-            let in_file = setting.place().filter(|place| place.source.kind == SourceKind::File);
-            let whole = in_file.map(Place::text).filter(|text| text.parse::<i64>().is_ok());
+            let in_file = setting.location().filter(|location| location.source.read_from == ValueSource::File);
+            let whole = in_file.map(Location::text).filter(|text| text.parse::<i64>().is_ok());
             Some(whole.map_or_else(|| format!("{number:?}"), str::to_owned))
         }
         Value::List(names) => Some(names.join(",")),
@@ -179,11 +179,11 @@ pub fn asks(name: &str, read: &Lookup<'_>) -> Option<Entry> {
 pub fn said_in(name: &str, read: &Lookup<'_>) -> Option<Entry> {
     let text = read(name).filter(|value| !value.trim().is_empty())?;
     let value = said_by(name, text.trim());
-    let place = Place { bytes: 0..name.len(), source: value.place.source.clone() };
-    Some(Entry { key: name.to_owned(), place, value })
+    let location = Location { bytes: 0..name.len(), source: value.location.source.clone() };
+    Some(Entry { key: name.to_owned(), location, value })
 }
 
 /// A value that the environment says, by a variable or in another way that has a name.
 pub fn said_by(name: &str, value: &str) -> Node {
-    Node::scalar(value, Place::of_variable(name, value))
+    Node::scalar(value, Location::of_variable(name, value))
 }

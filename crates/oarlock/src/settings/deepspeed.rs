@@ -10,7 +10,7 @@ use super::dialect::{self, Dialect, Dialects};
 use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
-use super::source::{Place, Source, SourceKind};
+use super::location::{Location, SourceText, ValueSource};
 use super::table::TRAINING;
 use super::value::Value;
 use super::{json, optimizer, schedule};
@@ -59,7 +59,7 @@ pub struct DeepSpeedConfig {
 
 /// What a configuration says to a custom training loop, on a number of ranks.
 #[derive(Clone, Debug)]
-pub struct DeepSpeedPlan {
+pub struct DeepSpeedArgs {
     /// 0 to 3.
     pub stage: u8,
     /// What is sharded across the ranks.
@@ -88,7 +88,7 @@ impl DeepSpeedConfig {
     /// Reads a file.
     ///
     /// # Errors
-    /// A file that cannot be read, and everything that is wrong in it, each with its place.
+    /// A file that cannot be read, and everything that is wrong in it, each with its location.
     pub fn from_file(path: impl AsRef<Path>) -> Result<DeepSpeedConfig, Problems> {
         Self::checked(json::file(&path.as_ref().to_string_lossy(), "the DeepSpeed configuration")?)
     }
@@ -96,7 +96,7 @@ impl DeepSpeedConfig {
     /// Reads a text, which messages call `name`.
     ///
     /// # Errors
-    /// Everything that is wrong in it, each with its place.
+    /// Everything that is wrong in it, each with its location.
     pub fn from_text(name: &str, text: &str) -> Result<DeepSpeedConfig, Problems> {
         Self::checked(json::text(name, text.to_owned(), "the DeepSpeed configuration")?)
     }
@@ -128,7 +128,7 @@ impl DeepSpeedConfig {
     /// Writes a value where `"auto"` is written.
     pub fn fill(&mut self, path: &str, value: impl Display) {
         if let Some(node) = find_mut(&mut self.entries, path).filter(|node| node.word() == Some(AUTO)) {
-            *node = Node::scalar(value.to_string(), node.place.clone());
+            *node = Node::scalar(value.to_string(), node.location.clone());
         }
     }
 
@@ -139,22 +139,22 @@ impl DeepSpeedConfig {
     pub fn agree(&mut self, path: &str, value: impl Display, author: &str) -> Result<(), Problem> {
         let value = value.to_string();
         self.fill(path, &value);
-        let place = Place {
-            source: Arc::new(Source {
-                kind: SourceKind::Arguments,
+        let location = Location {
+            source: Arc::new(SourceText {
+                read_from: ValueSource::Arguments,
                 name: author.to_owned(),
                 text: value.clone(),
             }),
             bytes: 0..value.len(),
         };
         match self.word(path) {
-            None => put(&mut self.entries, path, Node::scalar(value, place)),
+            None => put(&mut self.entries, path, Node::scalar(value, location)),
             Some((text, _))
                 if text == value
                     || text.parse::<f64>().ok().is_some_and(|text| value.parse() == Ok(text)) => {}
-            Some((text, place)) => {
+            Some((text, location)) => {
                 let problem = Problem::new(format!("`{path}` is {text}, and {author} says {value}"));
-                return Err(problem.at(place, "").help("remove one of them, or write \"auto\""));
+                return Err(problem.at(location, "").help("remove one of them, or write \"auto\""));
             }
         }
         Ok(())
@@ -169,7 +169,7 @@ impl DeepSpeedConfig {
     ///
     /// # Errors
     /// Everything that is wrong between the keys, and each `"auto"` that nobody has resolved.
-    pub fn plan(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedPlan, Problems> {
+    pub fn resolve(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedArgs, Problems> {
         let mut settings = Settings::of(TRAINING);
         let own = self.with_defaults();
         let names_peak = own.word(PEAK).is_some();
@@ -236,7 +236,7 @@ impl DeepSpeedConfig {
             problems.push(Problem::new(what).help("lower `train_micro_batch_size_per_gpu`"));
         }
         let stage = stage_of(&dialects);
-        problems.into_result(|| DeepSpeedPlan {
+        problems.into_result(|| DeepSpeedArgs {
             stage,
             shard,
             dtype,
@@ -259,19 +259,19 @@ impl DeepSpeedConfig {
         match (self.word("scheduler.type"), self.node(PEAK).is_some()) {
             (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => {}
             // The other schedule takes the optimizer's rate.
-            (Some(("WarmupDecayLR", place)), false) => {
-                put(&mut config.entries, PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
+            (Some(("WarmupDecayLR", location)), false) => {
+                put(&mut config.entries, PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), location.clone()));
             }
             _ => return config,
         }
         if let Some(rate) = find_mut(&mut config.entries, RATE) {
-            *rate = Node::scalar("null", rate.place.clone());
+            *rate = Node::scalar("null", rate.location.clone());
         }
         config
     }
 
     fn refuse_autos(&self, hidden_size: Option<usize>, problems: &mut Problems) {
-        for (path, place) in self.autos() {
+        for (path, location) in self.autos() {
             let of_hidden = OF_HIDDEN_SIZE.iter().find(|(name, _)| *name == path);
             let problem = match of_hidden {
                 Some(_) if hidden_size.is_some() => continue,
@@ -283,16 +283,16 @@ impl DeepSpeedConfig {
                 None => Problem::new(format!("`{path}` is \"auto\", and nothing here says what it is"))
                     .help("write a value; DeepSpeed itself knows no \"auto\", only Accelerate's `prepare` and transformers do"),
             };
-            problems.push(problem.at(&place, ""));
+            problems.push(problem.at(&location, ""));
         }
     }
 
     /// Where `"auto"` is written.
-    fn autos(&self) -> Vec<(String, Place)> {
-        fn walk(path: &str, node: &Node, found: &mut Vec<(String, Place)>) {
+    fn autos(&self) -> Vec<(String, Location)> {
+        fn walk(path: &str, node: &Node, found: &mut Vec<(String, Location)>) {
             match &node.data {
                 Data::Scalar { text, .. } if text.trim() == AUTO => {
-                    found.push((path.to_owned(), node.place.clone()));
+                    found.push((path.to_owned(), node.location.clone()));
                 }
                 Data::Map(inner) => {
                     inner.iter().for_each(|e| walk(&format!("{path}.{}", e.key), &e.value, found));
@@ -306,8 +306,8 @@ impl DeepSpeedConfig {
         found
     }
 
-    fn word(&self, path: &str) -> Option<(&str, &Place)> {
-        self.node(path).and_then(|node| Some((node.word()?, &node.place)))
+    fn word(&self, path: &str) -> Option<(&str, &Location)> {
+        self.node(path).and_then(|node| Some((node.word()?, &node.location)))
     }
 
     /// What is written there, if it is not null.
@@ -341,9 +341,9 @@ mod tests {
     use super::*;
     use crate::config::Elems;
 
-    fn plan(text: &str, ranks: usize) -> Result<DeepSpeedPlan, String> {
+    fn plan(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
-        config.plan(ranks, None).map_err(|problems| problems.to_string())
+        config.resolve(ranks, None).map_err(|problems| problems.to_string())
     }
 
     #[test]
@@ -414,7 +414,7 @@ mod tests {
         assert!(told.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{told}");
         let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
         config.fill("optimizer.params.lr", 0.25);
-        let plan = config.plan(1, Some(10)).unwrap();
+        let plan = config.resolve(1, Some(10)).unwrap();
         assert_eq!((plan.learning_rate, plan.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
         assert_eq!(plan.shard.reduce_bucket, Elems::HiddenSquared);
     }
@@ -426,7 +426,7 @@ mod tests {
         config.agree("train_micro_batch_size_per_gpu", 4, "the loader").unwrap();
         config.agree("zero_optimization.stage", 2, "the plugin").unwrap();
         config.agree("zero_optimization.offload_optimizer.device", "cpu", "the plugin").unwrap();
-        let plan = config.plan(1, None).unwrap();
+        let plan = config.resolve(1, None).unwrap();
         assert_eq!((plan.micro_batch_size, plan.stage), (4, 2));
         let device = config.get("zero_optimization.offload_optimizer.device");
         assert_eq!(device.as_deref(), Some("cpu"));

@@ -41,7 +41,7 @@ impl<'a> Kwargs<'a> {
         let parsed = parse(value.word().unwrap_or_default());
         if parsed.is_none() {
             let message = format!("`{name}` takes {expected}, not {}", value.describe());
-            self.problems.push(Problem::new(message).at(&value.place, ""));
+            self.problems.push(Problem::new(message).at(&value.location, ""));
         }
         parsed
     }
@@ -93,7 +93,7 @@ impl<'a> Kwargs<'a> {
                 [] => "it takes none".to_owned(),
                 known => format!("it takes {}", known.join(", ")),
             };
-            let problem = Problem::new(message).at(&entry.place, "");
+            let problem = Problem::new(message).at(&entry.location, "");
             self.problems.push(problem.did_you_mean(&entry.key, known.iter().copied(), otherwise));
         }
     }

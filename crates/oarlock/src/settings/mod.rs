@@ -1,5 +1,5 @@
 //! Settings that other programs' configurations say: DeepSpeed's JSON, and FSDP's in the words of Accelerate. Each value
-//! keeps its place, so that what is wrong is told with file and line.
+//! keeps its location, so that what is wrong is told with file and line.
 //!
 //! The program `oarlock` builds its own table of keys, its flags and its YAML on the same parts.
 
@@ -10,15 +10,15 @@ pub mod json;
 pub mod keys;
 pub mod kwargs;
 pub mod layer;
+pub mod location;
 pub mod node;
 pub mod optimizer;
 pub mod problem;
 pub mod resolve;
 pub mod schedule;
-pub mod source;
 pub mod table;
 pub mod value;
 mod word;
 
-pub use deepspeed::{DeepSpeedConfig, DeepSpeedPlan};
+pub use deepspeed::{DeepSpeedConfig, DeepSpeedArgs};
 pub use problem::{Problem, Problems};

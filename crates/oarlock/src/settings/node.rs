@@ -1,10 +1,10 @@
-//! A text of settings as a tree whose every node knows its place. Scalars stay text: what a scalar means is decided by the
+//! A text of settings as a tree whose every node knows its location. Scalars stay text: what a scalar means is decided by the
 //! key that it belongs to, so that `5e-4`, which YAML 1.1 takes for a word, is a number.
 
 use std::borrow::Cow;
 
 use super::problem::Problem;
-use super::source::Place;
+use super::location::Location;
 use super::word::quoted;
 
 /// A node of the tree.
@@ -13,7 +13,7 @@ pub struct Node {
     /// What it holds.
     pub data: Data,
     /// Where it stands.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// The content of a [`Node`].
@@ -38,20 +38,20 @@ pub struct Entry {
     /// The name of the key. Arguments may write `key.inner=value` for a setting inside a setting.
     pub key: String,
     /// Where the name stands.
-    pub place: Place,
+    pub location: Location,
     /// The value.
     pub value: Node,
 }
 
 impl Node {
     /// A scalar without quotes.
-    pub fn scalar(text: impl Into<String>, place: Place) -> Self {
-        Node { data: Data::Scalar { text: text.into(), plain: true }, place }
+    pub fn scalar(text: impl Into<String>, location: Location) -> Self {
+        Node { data: Data::Scalar { text: text.into(), plain: true }, location }
     }
 
     /// A mapping.
-    pub fn map(entries: Vec<Entry>, place: &Place) -> Self {
-        Node { data: Data::Map(entries), place: place.clone() }
+    pub fn map(entries: Vec<Entry>, location: &Location) -> Self {
+        Node { data: Data::Map(entries), location: location.clone() }
     }
 
     /// Whether this is YAML's null: nothing, `~` or `null`, without quotes.
@@ -107,20 +107,20 @@ impl Node {
         match self.data {
             Data::Map(entries) => Ok(entries),
             _ => Err(Problem::new(format!("{what} is a mapping of keys to values, not {described}"))
-                .at(&self.place, "expected a mapping")),
+                .at(&self.location, "expected a mapping")),
         }
     }
 }
 
 impl Entry {
-    /// A value for a key, both written at one place.
-    pub fn new(key: &str, value: impl Into<String>, place: &Place) -> Entry {
-        Entry::of(key, Node::scalar(value, place.clone()))
+    /// A value for a key, both written at one location.
+    pub fn new(key: &str, value: impl Into<String>, location: &Location) -> Entry {
+        Entry::of(key, Node::scalar(value, location.clone()))
     }
 
     /// A value for a key that no text names.
     pub fn of(key: &str, value: Node) -> Entry {
-        Entry { key: key.to_owned(), place: value.place.clone(), value }
+        Entry { key: key.to_owned(), location: value.location.clone(), value }
     }
 }
 
@@ -136,19 +136,19 @@ pub fn add_entry(
     depth: usize,
 ) -> Result<(), Problem> {
     let Some(name) = key.word() else {
-        return Err(Problem::new("a key is a word").at(&key.place, "this is a list or a mapping"));
+        return Err(Problem::new("a key is a word").at(&key.location, "this is a list or a mapping"));
     };
     if depth > 0
         && let Some(first) = entries.iter().find(|entry| entry.key == name)
     {
-        return Err(written_twice(name, &key.place, &first.place));
+        return Err(written_twice(name, &key.location, &first.location));
     }
-    entries.push(Entry { key: name.to_owned(), place: key.place, value });
+    entries.push(Entry { key: name.to_owned(), location: key.location, value });
     Ok(())
 }
 
 /// The problem of a key that stands in one mapping twice.
-pub fn written_twice(key: &str, again: &Place, first: &Place) -> Problem {
+pub fn written_twice(key: &str, again: &Location, first: &Location) -> Problem {
     Problem::new(format!("`{key}` is written twice"))
         .at(again, "again here")
         .at(first, "first here")
@@ -181,7 +181,7 @@ pub fn find_mut<'e>(entries: &'e mut [Entry], path: &str) -> Option<&'e mut Node
 pub fn put(entries: &mut Vec<Entry>, path: &str, value: Node) {
     let (key, rest) = split(path);
     let at = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
-        entries.push(Entry::of(key, Node::map(Vec::new(), &value.place)));
+        entries.push(Entry::of(key, Node::map(Vec::new(), &value.location)));
         entries.len() - 1
     });
     let node = &mut entries[at].value;

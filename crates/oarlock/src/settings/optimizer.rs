@@ -113,7 +113,7 @@ fn adafactor(kwargs: &mut Kwargs<'_>) -> Rule {
 /// The pairs of `optim_args`, written `key=value,key=value`.
 fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
     const KEY: &str = "optim_args";
-    let Some(place) = settings.get(KEY).place() else { return Vec::new() };
+    let Some(location) = settings.get(KEY).location() else { return Vec::new() };
     let mut entries: Vec<Entry> = Vec::new();
     let words = settings.text(KEY).unwrap_or_default();
     for pair in words.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -129,7 +129,7 @@ fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
             problems.push(settings.problem(message, &[KEY]).help("remove one of them"));
             continue;
         }
-        entries.push(Entry::new(name, text.trim(), place));
+        entries.push(Entry::new(name, text.trim(), location));
     }
     entries
 }

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, Kind, Status};
+use super::keys::{Key, ValueType, Status};
 use super::layer::{Authority, Layer};
 use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
-use super::source::{Origin, Place, SourceKind};
+use super::location::{Origin, Location, ValueSource};
 use super::value::{self, Value};
 use crate::nearest::nearest_of;
 
@@ -28,24 +28,24 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The place at which the value was written, if it was.
-    pub fn place(&self) -> Option<&Place> {
+    /// The location at which the value was written, if it was.
+    pub fn location(&self) -> Option<&Location> {
         match &self.origin {
-            Origin::Written(place) => Some(place),
+            Origin::Written(location) => Some(location),
             Origin::Rule(_) | Origin::Default => None,
         }
     }
 
     /// Whether somebody wrote a value other than null.
     pub fn is_written(&self) -> bool {
-        self.place().is_some() && (self.broken || !matches!(self.value, Value::Null))
+        self.location().is_some() && (self.broken || !matches!(self.value, Value::Null))
     }
 }
 
-/// Adds the places of settings to a problem.
+/// Adds the locations of settings to a problem.
 pub fn at(problem: Problem, settings: &[&Setting]) -> Problem {
-    settings.iter().fold(problem, |problem, setting| match setting.place() {
-        Some(place) => problem.at(place, ""),
+    settings.iter().fold(problem, |problem, setting| match setting.location() {
+        Some(location) => problem.at(location, ""),
         None => problem,
     })
 }
@@ -83,10 +83,10 @@ impl Settings {
         Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
     }
 
-    /// The same with its place.
-    pub fn said_at(&self, name: &str) -> Option<(&Setting, &Place)> {
+    /// The same with its location.
+    pub fn said_at(&self, name: &str) -> Option<(&Setting, &Location)> {
         let setting = self.said(name)?;
-        Some((setting, setting.place()?))
+        Some((setting, setting.location()?))
     }
 
     /// Whether `auto` is written.
@@ -189,7 +189,7 @@ impl Settings {
     #[must_use]
     pub fn over(mut self, under: &Settings) -> Settings {
         for (setting, below) in self.0.iter_mut().zip(&under.0) {
-            if setting.place().is_none() {
+            if setting.location().is_none() {
                 *setting = below.clone();
             }
         }
@@ -228,7 +228,7 @@ pub fn add(
             Authority::MustAgree => None,
         };
         let done = match first {
-            Some(first) => Err(written_twice(&entry.key, &entry.place, &first.place)),
+            Some(first) => Err(written_twice(&entry.key, &entry.location, &first.location)),
             None => settle(entry, layer.authority, settings, unknown),
         };
         if let Err(problem) = done {
@@ -255,10 +255,10 @@ pub fn missing(settings: &Settings) -> Problems {
 
 fn absent(setting: &Setting) -> Option<Problem> {
     let (Status::Later(reason) | Status::Only(reason)) = setting.key.status else { return None };
-    let place =
-        setting.place().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
+    let location =
+        setting.location().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
     let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
-    Some(Problem::new(message).at(place, "").help(reason))
+    Some(Problem::new(message).at(location, "").help(reason))
 }
 
 /// Applies one entry.
@@ -276,13 +276,13 @@ fn settle(
         return Err(unknown(entry));
     };
     let key = setting.key;
-    let place = if inner.is_some() { &entry.place } else { &entry.value.place };
-    // A place of no width (`key:` and nothing) is shown at its key.
-    let place = if place.bytes.is_empty() { &entry.place } else { place };
+    let location = if inner.is_some() { &entry.location } else { &entry.value.location };
+    // A location of no width (`key:` and nothing) is shown at its key.
+    let location = if location.bytes.is_empty() { &entry.location } else { location };
 
     let value = match inner {
-        None => value::read(key.kind, &entry.value),
-        Some(inner) if key.kind == Kind::Map => {
+        None => value::read(key.value_type, &entry.value),
+        Some(inner) if key.value_type == ValueType::Map => {
             let mut entries = match &setting.value {
                 Value::Map(entries) => entries.clone(),
                 _ => Vec::new(),
@@ -294,31 +294,31 @@ fn settle(
         Some(inner) => {
             setting.broken = true;
             return Err(Problem::new(format!("`{name}` has no setting `{inner}` inside it"))
-                .at(&entry.place, "")
-                .help(format!("`{name}` takes {}", key.kind.describe())));
+                .at(&entry.location, "")
+                .help(format!("`{name}` takes {}", key.value_type.describe())));
         }
     };
     let Some(value) = value else {
         setting.broken = true;
-        setting.origin = Origin::Written(place.clone());
-        return Err(wrong_type(key, &entry.value, place));
+        setting.origin = Origin::Written(location.clone());
+        return Err(wrong_type(key, &entry.value, location));
     };
     if matches!(value, Value::Null) && authority == Authority::Replaces {
         // `key: null` asks for the default.
         setting.value = value::default(key);
-        setting.origin = Origin::Written(place.clone());
+        setting.origin = Origin::Written(location.clone());
         return Ok(());
     }
-    let is_default = |place: &Place| place.source.kind == SourceKind::Defaults;
-    let is_said = setting.place().is_some_and(|place| !is_default(place));
+    let is_default = |location: &Location| location.source.read_from == ValueSource::Defaults;
+    let is_said = setting.location().is_some_and(|location| !is_default(location));
     if authority == Authority::MustAgree && is_said && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());
         }
-        return Err(conflict(setting, &value, place));
+        return Err(conflict(setting, &value, location));
     }
     setting.value = value;
-    setting.origin = Origin::Written(place.clone());
+    setting.origin = Origin::Written(location.clone());
     Ok(())
 }
 
@@ -330,7 +330,7 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
             let enabled = entries.iter().find(|entry| entry.key == "enabled");
             entries.is_empty()
                 || enabled.is_some_and(|entry| {
-                    matches!(value::read(Kind::Bool, &entry.value), Some(Value::Bool(false)))
+                    matches!(value::read(ValueType::Bool, &entry.value), Some(Value::Bool(false)))
                 })
         }
         _ => false,
@@ -339,12 +339,12 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
 }
 
 /// What to say of a value of another type than its key takes.
-pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
+pub fn wrong_type(key: &Key, node: &Node, location: &Location) -> Problem {
     let problem =
-        Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
-            .at(place, "");
+        Problem::new(format!("`{}` takes {}, not {}", key.name, key.value_type.describe(), node.describe()))
+            .at(location, "");
     let Some(text) = node.word() else { return problem };
-    if let Kind::Choice(names) = key.kind
+    if let ValueType::Choice(names) = key.value_type
         && let Some(name) = nearest_of(text, names.iter().copied())
     {
         return problem.help(format!("did you mean `{name}`?"));
@@ -355,20 +355,20 @@ pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
     }
 }
 
-fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
+fn conflict(setting: &Setting, value: &Value, location: &Location) -> Problem {
     let name = setting.key.name;
-    let problem = Problem::new(format!("`{name}` is {}, but {place} says {value}", setting.value));
-    let problem = match setting.place() {
+    let problem = Problem::new(format!("`{name}` is {}, but {location} says {value}", setting.value));
+    let problem = match setting.location() {
         Some(first) => problem.at(first, format!("{} here", setting.value)),
         None => problem,
     };
-    let same = setting.place().is_some_and(|first| Arc::ptr_eq(&first.source, &place.source));
-    let problem = if same { problem.at(place, format!("{value} here")) } else { problem };
-    problem.help(match place.source.kind {
-        SourceKind::Environment => {
+    let same = setting.location().is_some_and(|first| Arc::ptr_eq(&first.source, &location.source));
+    let problem = if same { problem.at(location, format!("{value} here")) } else { problem };
+    problem.help(match location.source.read_from {
+        ValueSource::Environment => {
             format!("remove one of them, or write the same number for `{name}` in both")
         }
-        SourceKind::File => {
+        ValueSource::File => {
             "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
                 .to_owned()
         }

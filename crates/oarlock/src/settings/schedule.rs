@@ -13,8 +13,8 @@ const CURVES: &[(&str, Curve)] =
 /// The shape of the learning rate; what is wrong with it goes to `problems`.
 pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
     let name = settings.text("lr_scheduler_type").unwrap_or_default();
-    let places = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
-    let mut kwargs = Kwargs::new(&name, places, settings.entries("lr_scheduler_kwargs"), problems);
+    let locations = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
+    let mut kwargs = Kwargs::new(&name, locations, settings.entries("lr_scheduler_kwargs"), problems);
     let shape = match name.as_str() {
         "constant" => Shape::Constant,
         "constant_with_warmup" => Shape::ConstantWithWarmup,

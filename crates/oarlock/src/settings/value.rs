@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::json::parse_inside;
-use super::keys::{Key, Kind};
+use super::keys::{Key, ValueType};
 use super::node::{Data, Entry, Node};
 use super::word::whole;
 
@@ -71,53 +71,53 @@ impl fmt::Display for Value {
 }
 
 /// The value of a node as a type; `None` if the node is not of the type.
-pub fn read(kind: Kind, node: &Node) -> Option<Value> {
+pub fn read(value_type: ValueType, node: &Node) -> Option<Value> {
     if node.is_null() {
         return Some(Value::Null);
     }
-    match (kind, &node.data) {
-        (Kind::List, Data::List(items)) => {
+    match (value_type, &node.data) {
+        (ValueType::List, Data::List(items)) => {
             let names = items.iter().map(|item| item.word().map(str::to_owned));
             names.collect::<Option<Vec<_>>>().map(list)
         }
-        (Kind::Map | Kind::MapOrPath, Data::Map(entries)) => Some(Value::Map(entries.clone())),
-        (Kind::Map | Kind::MapOrPath, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
-            match parse_inside(text, &node.place).ok()?.data {
+        (ValueType::Map | ValueType::MapOrPath, Data::Map(entries)) => Some(Value::Map(entries.clone())),
+        (ValueType::Map | ValueType::MapOrPath, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
+            match parse_inside(text, &node.location).ok()?.data {
                 Data::Map(entries) => Some(Value::Map(entries)),
                 _ => None,
             }
         }
-        (_, Data::Scalar { text, .. }) => word(kind, text.trim()),
+        (_, Data::Scalar { text, .. }) => word(value_type, text.trim()),
         _ => None,
     }
 }
 
 /// The default of a key.
 pub fn default(key: &Key) -> Value {
-    if key.default.is_empty() { Value::Null } else { word(key.kind, key.default).unwrap_or(Value::Null) }
+    if key.default.is_empty() { Value::Null } else { word(key.value_type, key.default).unwrap_or(Value::Null) }
 }
 
-fn word(kind: Kind, text: &str) -> Option<Value> {
-    match kind {
-        Kind::Bool => boolean(text).map(Value::Bool),
-        Kind::Int(min) => whole(text).filter(|x| *x >= min).map(Value::Int),
-        Kind::Float(range) => float(text).filter(|x| range.contains(*x)).map(Value::Float),
-        Kind::Steps => {
+fn word(value_type: ValueType, text: &str) -> Option<Value> {
+    match value_type {
+        ValueType::Bool => boolean(text).map(Value::Bool),
+        ValueType::Int(min) => whole(text).filter(|x| *x >= min).map(Value::Int),
+        ValueType::Float(range) => float(text).filter(|x| range.contains(*x)).map(Value::Float),
+        ValueType::Steps => {
             let steps = float(text)?;
             let fits = (0.0..1.0).contains(&steps) || (steps >= 1.0 && steps.fract() == 0.0 && steps < 9e15);
             fits.then_some(Value::Float(steps))
         }
         // Empty words are what YAML writers leave behind when they mean nothing.
-        Kind::Text | Kind::Path | Kind::MapOrPath if text.is_empty() => Some(Value::Null),
-        Kind::Text | Kind::Path | Kind::MapOrPath => Some(Value::Text(text.to_owned())),
-        Kind::BoolOrPath => Some(match boolean(text) {
+        ValueType::Text | ValueType::Path | ValueType::MapOrPath if text.is_empty() => Some(Value::Null),
+        ValueType::Text | ValueType::Path | ValueType::MapOrPath => Some(Value::Text(text.to_owned())),
+        ValueType::BoolOrPath => Some(match boolean(text) {
             Some(flag) => Value::Bool(flag),
             None if text.is_empty() => Value::Null,
             None => Value::Text(text.to_owned()),
         }),
-        Kind::Choice(names) => names.contains(&text).then(|| Value::Text(text.to_owned())),
-        Kind::List => Some(list(text.split(',').map(|name| name.trim().to_owned()).collect())),
-        Kind::Map => None,
+        ValueType::Choice(names) => names.contains(&text).then(|| Value::Text(text.to_owned())),
+        ValueType::List => Some(list(text.split(',').map(|name| name.trim().to_owned()).collect())),
+        ValueType::Map => None,
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn every_default_is_of_its_type() {
         for key in TRAINING.iter().filter(|key| !key.default.is_empty()) {
-            assert!(word(key.kind, key.default).is_some(), "{}: {}", key.name, key.default);
+            assert!(word(key.value_type, key.default).is_some(), "{}: {}", key.name, key.default);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Reads the configuration file of Accelerate, YAML or JSON: every key with its place, nested blocks with or without
+//! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
 use oarlock::settings::dialect::settle;
-use oarlock::settings::keys::Kind;
+use oarlock::settings::keys::ValueType;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings};
 use oarlock::settings::value::{Value, boolean};
@@ -54,7 +54,7 @@ impl File {
         {
             let problem = Problem::new("SageMaker starts these processes, not this machine");
             return Err(problem
-                .at(&entry.value.place, "")
+                .at(&entry.value.location, "")
                 .help("write `compute_environment: LOCAL_MACHINE`, and what is to run here")
                 .into());
         }
@@ -66,7 +66,7 @@ impl File {
             }
         }
         file.older();
-        if file.own.get("distributed_type").place().is_none() {
+        if file.own.get("distributed_type").location().is_none() {
             problems.push(
                 Problem::new(format!("`distributed_type` is missing in `{name}`"))
                     .help("write `distributed_type: NO`, MULTI_CPU, MULTI_GPU, DEEPSPEED or FSDP"),
@@ -100,7 +100,7 @@ impl File {
             _ if entry.value.is_null() => return,
             _ => {
                 let message = format!("`{block}` takes a mapping, not {}", entry.value.describe());
-                problems.push(Problem::new(message).at(&entry.value.place, ""));
+                problems.push(Problem::new(message).at(&entry.value.location, ""));
                 return;
             }
         };
@@ -109,7 +109,7 @@ impl File {
             let text = &entry.key;
             let name = if text.starts_with(prefix) { text.clone() } else { format!("{prefix}{text}") };
             if !names.contains(&name.as_str()) {
-                let problem = Problem::new(format!("unknown key `{text}` in `{block}`")).at(&entry.place, "");
+                let problem = Problem::new(format!("unknown key `{text}` in `{block}`")).at(&entry.location, "");
                 let otherwise = format!("it takes {}", names.join(", "));
                 problems.push(problem.did_you_mean(&name, names.iter().copied(), otherwise));
                 continue;
@@ -124,11 +124,11 @@ impl File {
     fn take(&mut self, name: &str, mut entry: Entry, problems: &mut Problems) {
         let Some(setting) = self.setting(name) else { return };
         if let Data::Scalar { text, plain } = &mut entry.value.data {
-            match (setting.key.kind, boolean(text)) {
+            match (setting.key.value_type, boolean(text)) {
                 // The questions of Accelerate once took precisions in any letters.
-                (Kind::Choice(_), _) if name == "mixed_precision" => *text = text.to_ascii_lowercase(),
+                (ValueType::Choice(_), _) if name == "mixed_precision" => *text = text.to_ascii_lowercase(),
                 // A word for true is handed on as Python writes it.
-                (Kind::Text, Some(flag)) if *plain && text.parse::<i64>().is_err() => {
+                (ValueType::Text, Some(flag)) if *plain && text.parse::<i64>().is_err() => {
                     *text = if flag { "True" } else { "False" }.to_owned();
                 }
                 _ => {}
@@ -142,7 +142,7 @@ impl File {
     /// What older versions wrote.
     fn older(&mut self) {
         let fp16 = self.own.get("fp16");
-        if !self.own.bool("fp16") || self.settings.get("mixed_precision").place().is_some() {
+        if !self.own.bool("fp16") || self.settings.get("mixed_precision").location().is_some() {
             return;
         }
         let origin = fp16.origin.clone();
@@ -169,7 +169,7 @@ fn inner_names(prefix: &str) -> Vec<&'static str> {
 fn unknown(entry: &Entry) -> Problem {
     let name = entry.key.as_str();
     let problem =
-        Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&entry.place, "");
+        Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&entry.location, "");
     let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
     if let Some((block, _)) = home {
         return problem.help(format!("`{name}` belongs into `{block}`"));

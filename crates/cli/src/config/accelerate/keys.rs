@@ -1,10 +1,10 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use oarlock::settings::keys::Kind::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
 use oarlock::settings::keys::Range::{NotNegative, Positive};
 use oarlock::settings::keys::Status::{Later, NoEffect, Used};
-use oarlock::settings::keys::{Key, Kind, Status, row};
+use oarlock::settings::keys::{Key, ValueType, Status, row};
 
 pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, variable};
 
@@ -17,7 +17,7 @@ const MPI: Status = Later(
     "start it with `mpirun -n RANKS --hostfile FILE`; an Oarlock run then needs a build with `--features mpi`",
 );
 
-const PRECISIONS: Kind = Choice(&["no", "fp16", "bf16", "fp8"]);
+const PRECISIONS: ValueType = Choice(&["no", "fp16", "bf16", "fp8"]);
 
 /// The distributed types of a file.
 pub const DISTRIBUTED_TYPES: &[&str] = &[

@@ -1,9 +1,9 @@
 //! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
-//! whose values keep their places, precision, accumulation and clipping.
+//! whose values keep their locations, precision, accumulation and clipping.
 
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{AUTO, Setting, Settings};
-use oarlock::settings::source::Place;
+use oarlock::settings::location::Location;
 use oarlock::settings::value::{boolean, float};
 use oarlock::settings::node::{Entry, Node, find, find_mut, put};
 use super::super::yaml;
@@ -15,9 +15,9 @@ pub enum Engine {
     /// Nothing: every rank holds all.
     Plain,
     /// DeepSpeed.
-    DeepSpeed(Place),
+    DeepSpeed(Location),
     /// FSDP.
-    Fsdp(Place),
+    Fsdp(Location),
 }
 
 /// Settings of ours that settings of DeepSpeed in Accelerate are.
@@ -40,14 +40,14 @@ const STAGE: &str = "zero_optimization.stage";
 pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (theirs, ours) in SAME {
-        if let Some((setting, place)) = settings.said_at(theirs) {
-            entries.push(Entry::new(ours, setting.value.to_string(), place));
+        if let Some((setting, location)) = settings.said_at(theirs) {
+            entries.push(Entry::new(ours, setting.value.to_string(), location));
         }
     }
     match engine {
         Engine::Plain => {}
-        Engine::DeepSpeed(place) => entries.push(deepspeed(settings, place, problems)),
-        Engine::Fsdp(place) => entries.push(fsdp_block(settings, place)),
+        Engine::DeepSpeed(location) => entries.push(deepspeed(settings, location, problems)),
+        Engine::Fsdp(location) => entries.push(fsdp_block(settings, location)),
     }
     entries
 }
@@ -57,22 +57,22 @@ pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) ->
 /// # Errors
 /// If an Oarlock run cannot compute in it.
 pub fn precision(settings: &Settings) -> Result<Vec<Entry>, Problem> {
-    let Some((setting, place)) = settings.said_at("mixed_precision") else { return Ok(Vec::new()) };
+    let Some((setting, location)) = settings.said_at("mixed_precision") else { return Ok(Vec::new()) };
     let name = setting.value.to_string();
     if name == "fp8" {
-        let problem = Problem::new("an Oarlock run does not compute in fp8").at(place, "");
+        let problem = Problem::new("an Oarlock run does not compute in fp8").at(location, "");
         return Err(problem.help("write bf16"));
     }
     let on = |key: &str| if name == key { "true" } else { "false" };
-    Ok(["bf16", "fp16"].map(|key| Entry::new(key, on(key), place)).into())
+    Ok(["bf16", "fp16"].map(|key| Entry::new(key, on(key), location)).into())
 }
 
 /// `deepspeed`: the file, the file with what is said beside it, or a block.
-fn deepspeed(settings: &Settings, chosen: &Place, problems: &mut Problems) -> Entry {
-    let Some((setting, place)) = settings.said_at("deepspeed_config_file") else {
+fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) -> Entry {
+    let Some((setting, location)) = settings.said_at("deepspeed_config_file") else {
         let mut block = Vec::new();
-        for (setting, place, path) in said(settings) {
-            put(&mut block, path, Node::scalar(text(setting), place.clone()));
+        for (setting, location, path) in said(settings) {
+            put(&mut block, path, Node::scalar(text(setting), location.clone()));
         }
         if find(&block, STAGE).is_none() {
             // The default of Accelerate.
@@ -81,41 +81,41 @@ fn deepspeed(settings: &Settings, chosen: &Place, problems: &mut Problems) -> En
         return Entry::of("deepspeed", Node::map(block, chosen));
     };
     let path = setting.value.to_string();
-    // A file that cannot be read is reported where the training reads it, with the place that names it.
+    // A file that cannot be read is reported where the training reads it, with the location that names it.
     let mut block = yaml::file(&path, "the DeepSpeed configuration").unwrap_or_default();
     if let Some(zero) = find_mut(&mut block, "zero_optimization")
         && let Some(on) = zero.word().and_then(boolean)
     {
         // `"zero_optimization": true` becomes a block, so that something fits beside the stage.
-        *zero = Node::map(vec![Entry::new("stage", if on { "1" } else { "0" }, &zero.place)], &zero.place);
+        *zero = Node::map(vec![Entry::new("stage", if on { "1" } else { "0" }, &zero.location)], &zero.location);
     }
     let mut filled = false;
-    for (setting, place, path) in said(settings) {
+    for (setting, location, path) in said(settings) {
         let value = text(setting);
         match find(&block, path).filter(|node| !node.is_null()).and_then(|node| Some((node.word()?, node))) {
             Some((theirs, _)) if same(theirs, &value) => {}
             Some((theirs, there)) if theirs != AUTO => {
-                problems.push(conflict(setting, place, path, theirs, &there.place))
+                problems.push(conflict(setting, location, path, theirs, &there.location))
             }
             None if matches!(value.to_ascii_lowercase().as_str(), "none" | "false") => {}
             _ => {
-                put(&mut block, path, Node::scalar(value, place.clone()));
+                put(&mut block, path, Node::scalar(value, location.clone()));
                 filled = true;
             }
         }
     }
-    if filled { Entry::of("deepspeed", Node::map(block, place)) } else { Entry::new("deepspeed", path, place) }
+    if filled { Entry::of("deepspeed", Node::map(block, location)) } else { Entry::new("deepspeed", path, location) }
 }
 
 /// Settings that belong into a block of DeepSpeed, with their paths there.
-fn said(settings: &Settings) -> impl Iterator<Item = (&Setting, &Place, &'static str)> {
+fn said(settings: &Settings) -> impl Iterator<Item = (&Setting, &Location, &'static str)> {
     let nvme = move |name: &str| {
         let device = name.strip_suffix("_nvme_path").map(|what| settings.text(&format!("{what}_device")));
         device.is_none_or(|device| device.as_deref() == Some("nvme"))
     };
     IN_BLOCK.into_iter().filter(move |(name, _)| nvme(name)).filter_map(|(name, path)| {
-        let (setting, place) = settings.said_at(name)?;
-        Some((setting, place, path))
+        let (setting, location) = settings.said_at(name)?;
+        Some((setting, location, path))
     })
 }
 
@@ -128,10 +128,10 @@ fn same(a: &str, b: &str) -> bool {
     }
 }
 
-fn conflict(setting: &Setting, place: &Place, path: &str, theirs: &str, there: &Place) -> Problem {
+fn conflict(setting: &Setting, location: &Location, path: &str, theirs: &str, there: &Location) -> Problem {
     let (name, ours) = (setting.key.name, text(setting));
     Problem::new(format!("`{name}` is {ours}, but `{path}` is {theirs}"))
-        .at(place, format!("{ours} here"))
+        .at(location, format!("{ours} here"))
         .at(there, format!("{theirs} here"))
         .help("remove one of them, or write the same value in both; \"auto\" in the DeepSpeed file takes the other")
 }

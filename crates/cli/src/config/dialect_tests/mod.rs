@@ -417,7 +417,7 @@ fn the_loss_scale_reaches_the_plan() {
     assert_eq!(config.train.dtype, DType::F16);
     let expected = LossScale::Dynamic {
         initial_power: 12,
-        window: 50,
+        growth_interval: 50,
         hysteresis: 3,
         consecutive_hysteresis: true,
         min_scale: 0.5,

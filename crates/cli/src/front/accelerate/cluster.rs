@@ -111,7 +111,7 @@ impl Cluster {
         for entry in &entries {
             if said.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
                 problems.push(
-                    Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.place, "again"),
+                    Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.location, "again"),
                 );
             } else if !FIELDS.iter().any(|(name, _)| *name == entry.key) && !OLD.contains(&entry.key.as_str())
             {
@@ -161,7 +161,7 @@ fn is_json(path: &Path) -> bool {
 }
 
 fn unknown(entry: &Entry) -> Problem {
-    let problem = Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.place, "");
+    let problem = Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "");
     match nearest_of(&entry.key, FIELDS.iter().map(|(name, _)| *name)) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem.help("remove it: accelerate 1.15 knows no such key either"),
@@ -170,20 +170,20 @@ fn unknown(entry: &Entry) -> Problem {
 
 /// What the file as a whole must say.
 fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<(), Problem> {
-    let place = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.place);
-    if let (Some(environment), Some(place)) = (said.get("compute_environment"), place("compute_environment"))
+    let location = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.location);
+    if let (Some(environment), Some(location)) = (said.get("compute_environment"), location("compute_environment"))
         && environment != "LOCAL_MACHINE"
     {
         let message =
             format!("the compute environment {environment} is a service, and nothing is started there");
-        return Err(Problem::new(message).at(place, "").help("write LOCAL_MACHINE"));
+        return Err(Problem::new(message).at(location, "").help("write LOCAL_MACHINE"));
     }
-    match (said.get("distributed_type"), place("distributed_type")) {
+    match (said.get("distributed_type"), location("distributed_type")) {
         (Some(Value::String(name)), _) if DISTRIBUTED_TYPES.contains(&name.as_str()) => Ok(()),
         // `NO` without quotes is false in YAML; its meaning is plain.
         (Some(Value::Bool(false)), _) => Ok(()),
-        (Some(_), Some(place)) => Err(Problem::new("an unknown `distributed_type`")
-            .at(place, format!("one of {}", DISTRIBUTED_TYPES.join(", ")))),
+        (Some(_), Some(location)) => Err(Problem::new("an unknown `distributed_type`")
+            .at(location, format!("one of {}", DISTRIBUTED_TYPES.join(", ")))),
         _ => Err(Problem::new(format!("`{}` does not say `distributed_type`", path.display()))
             .help(format!("add it: one of {}", DISTRIBUTED_TYPES.join(", ")))),
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{parse, scalar};
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, ValueType, Status};
 use crate::config::value::Value;
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};
@@ -21,7 +21,7 @@ pub(super) const FLAGS: Flags = Flags {
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
     keys: &[
         Key::flag(
-            Kind::Choice(&["transformers", "timm"]),
+            ValueType::Choice(&["transformers", "timm"]),
             "library_name",
             "transformers",
             Status::Only(
@@ -30,14 +30,14 @@ pub(super) const FLAGS: Flags = Flags {
             "The library of the model",
         ),
         Key::flag(
-            Kind::List,
+            ValueType::List,
             "dtypes",
             "float32,float16,int8,int4",
             Status::Used,
             "Of float32, float16, int8, int4",
         ),
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "trust_remote_code",
             "false",
             Status::NoEffect("no code that comes with a model is run"),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::parse;
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, ValueType, Status};
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};
 use crate::error::Error;
@@ -20,7 +20,7 @@ pub(super) const FLAGS: Flags = Flags {
             `oarlock merge-weights --help` has more choices.",
     keys: &[
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "unsafe_serialization",
             "false",
             Status::Later(
@@ -29,7 +29,7 @@ pub(super) const FLAGS: Flags = Flags {
             "Write .bin files",
         ),
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "remove_checkpoint_dir",
             "false",
             Status::Used,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::cluster::{save_or_show, value};
 use super::{dump, parse};
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, ValueType, Status};
 use crate::config::{Problem, Words, written};
 use crate::console::{Failure, Outcome, tell};
 
@@ -17,10 +17,10 @@ pub(super) const FLAGS: Flags = Flags {
     operands: "",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
     keys: &[
-        Key::flag(Kind::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
-        Key::flag(Kind::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
+        Key::flag(ValueType::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
+        Key::flag(ValueType::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
         Key::flag(
-            Kind::Path,
+            ValueType::Path,
             "output_file",
             "",
             Status::Used,

@@ -2,7 +2,7 @@
 
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
-use crate::config::keys::Kind::{Bool, Choice, Int, Path, Text};
+use crate::config::keys::ValueType::{Bool, Choice, Int, Path, Text};
 use crate::config::keys::Status::{Later, Used};
 
 const ANY: i64 = i64::MIN;

@@ -145,7 +145,7 @@ fn what_is_not_there_is_refused_with_a_reason() {
 
 /// A value of a flag that is not its default.
 fn other_value(key: &Key) -> &'static str {
-    match (key.name, key.kind) {
+    match (key.name, key.value_type) {
         ("device", _) => "cpu",
         ("from_weight", _) => "other",
         (_, keys::Kind::Bool) => "",

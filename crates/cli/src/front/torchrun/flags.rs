@@ -1,19 +1,19 @@
 //! The flags of torchrun, with what each means here.
 
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
+use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::NotNegative;
 use crate::config::keys::Status::{Later, NoEffect, Used};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, ValueType, Status};
 
 const fn key(
-    kind: Kind,
+    value_type: ValueType,
     name: &'static str,
     default: &'static str,
     status: Status,
     doc: &'static str,
 ) -> Key {
-    Key::flag(kind, name, default, status, doc)
+    Key::flag(value_type, name, default, status, doc)
 }
 
 /// The table. Each is also read from the variable `PET_<FLAG>`.

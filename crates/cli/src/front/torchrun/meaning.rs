@@ -122,7 +122,7 @@ fn meeting(
     if settings.bool("standalone") {
         return Ok(one());
     }
-    let place = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
+    let location = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
     let backend = settings.text("rdzv_backend").unwrap_or_default();
     let endpoint = settings.said("rdzv_endpoint").and(settings.text("rdzv_endpoint"));
     match backend.to_ascii_lowercase().as_str() {
@@ -134,7 +134,7 @@ fn meeting(
                 let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
-            let endpoint = place(&endpoint)?;
+            let endpoint = location(&endpoint)?;
             let mut conf = conf(settings, read)?;
             conf.extend(settings.text("local_addr").map(|addr| ("local_addr".to_owned(), addr)));
             let master = Master { addr: endpoint.0.clone(), port: 0 };
@@ -161,7 +161,7 @@ fn meeting(
     }
     let master = match &endpoint {
         Some(endpoint) => {
-            let (addr, port) = place(endpoint)?;
+            let (addr, port) = location(endpoint)?;
             Master { addr, port }
         }
         None if *machines.end() == 1 && settings.said("master_port").is_none() => free(),

@@ -52,10 +52,10 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     let (Some(script), true) = (script, problems.is_empty()) else { return Err(problems) };
     // A rank is told by its launcher, which may have bound it to fewer cores than --nproc-per-node counted.
     let said = (!launch::is_our_rank()).then(|| {
-        let place = parsed.settings.get("nproc_per_node").place().cloned();
-        let place = place.unwrap_or_else(|| words.place(words.len()));
-        let ranks = launch.place(0, 0).world_size().to_string();
-        Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &place)] }
+        let location = parsed.settings.get("nproc_per_node").location().cloned();
+        let location = location.unwrap_or_else(|| words.location(words.len()));
+        let ranks = launch.location(0, 0).world_size().to_string();
+        Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &location)] }
     });
     Job::new(again, launch, script, said.into_iter().collect(), &parsed)
 }

@@ -4,7 +4,7 @@ use super::super::keys::Key;
 use super::super::node::{Data, Entry, written_twice};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{self, Setting, Settings, wrong_type};
-use super::super::source::Origin;
+use super::super::location::Origin;
 use super::super::value::{self, Value};
 use super::deepspeed_keys;
 
@@ -82,7 +82,7 @@ impl Dialect {
             }
         } else if has_inner && !entry.value.is_null() {
             let message = format!("`{path}` takes a mapping, not {}", entry.value.describe());
-            problems.push(Problem::new(message).at(&entry.value.place, ""));
+            problems.push(Problem::new(message).at(&entry.value.location, ""));
         } else if !has_inner {
             problems.push(self.unknown(keys, path, entry));
         }
@@ -94,7 +94,7 @@ impl Dialect {
             "" => format!("unknown key `{name}` in the {} configuration", self.title),
             _ => format!("unknown key `{name}` in `{block}`"),
         };
-        let problem = Problem::new(message).at(&entry.place, "");
+        let problem = Problem::new(message).at(&entry.location, "");
         let inner = |key: &'static Key| match block {
             "" => Some(key.name),
             _ => key.name.strip_prefix(block)?.strip_prefix('.'),
@@ -117,20 +117,20 @@ impl Dialect {
 /// If it was written before, or is of another type.
 pub fn settle(setting: &mut Setting, entry: &Entry) -> Result<(), Problem> {
     let key = setting.key;
-    let place = if entry.value.place.bytes.is_empty() { &entry.place } else { &entry.value.place };
-    if let Some(first) = setting.place() {
-        return Err(written_twice(key.name, &entry.place, first));
+    let location = if entry.value.location.bytes.is_empty() { &entry.location } else { &entry.value.location };
+    if let Some(first) = setting.location() {
+        return Err(written_twice(key.name, &entry.location, first));
     }
-    setting.origin = Origin::Written(place.clone());
+    setting.origin = Origin::Written(location.clone());
     let auto = entry.value.word() == Some(resolve::AUTO);
     if auto && key.is_used() {
         setting.value = Value::Text(resolve::AUTO.to_owned());
     } else if !auto && !entry.value.is_null() {
-        match value::read(key.kind, &entry.value) {
+        match value::read(key.value_type, &entry.value) {
             Some(value) => setting.value = value,
             None => {
                 setting.broken = true;
-                return Err(wrong_type(key, &entry.value, place));
+                return Err(wrong_type(key, &entry.value, location));
             }
         }
     }
@@ -153,8 +153,8 @@ pub(super) fn entries(
         Ok(entries) => return Some(entries),
         Err(problem) => problem,
     };
-    problems.push(match (problem.place(), setting.place()) {
-        (None, Some(place)) => problem.at(place, ""),
+    problems.push(match (problem.location(), setting.location()) {
+        (None, Some(location)) => problem.at(location, ""),
         _ => problem,
     });
     None
@@ -162,7 +162,7 @@ pub(super) fn entries(
 
 /// A block names no key that a table of a training lacks.
 pub(in crate::settings) fn unknown(entry: &Entry) -> Problem {
-    Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.place, "")
+    Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "")
 }
 
 /// Whether a number of ranks divides all ranks; else it is reported.

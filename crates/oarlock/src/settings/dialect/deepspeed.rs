@@ -33,10 +33,10 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
 pub fn entries(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (theirs, ours) in SAME {
-        if let Some((setting, place)) = block.settings.said_at(theirs)
+        if let Some((setting, location)) = block.settings.said_at(theirs)
             && !setting.broken
         {
-            entries.push(Entry::new(ours, setting.value.to_string(), place));
+            entries.push(Entry::new(ours, setting.value.to_string(), location));
         }
     }
     methods::optimizer(block, settings, &mut entries, problems);
@@ -73,7 +73,7 @@ pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Optio
     let note = format!(
         "DeepSpeed's scheduler sets the learning rate: its warmup_max_lr {second} ({}) counts, not the optimizer's lr {first} \
          ({})",
-        of_scheduler.place, of_optimizer.place
+        of_scheduler.location, of_optimizer.location
     );
     let loser = entries.iter().position(|entry| entry.key == "learning_rate");
     loser.map(|index| entries.remove(index));

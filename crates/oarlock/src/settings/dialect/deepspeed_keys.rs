@@ -1,13 +1,13 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
-use super::super::keys::Kind::{Bool, Choice, Float, Int, List, Map, Path, Text};
+use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
 use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
 use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::{Key, Kind, Status};
+use super::super::keys::{Key, ValueType, Status};
 
-const DTYPES: Kind = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
-const DEVICES: Kind = Choice(&["none", "cpu", "nvme"]);
+const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
+const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
 
 const OVERLAP: Status = NoEffect("communication does not overlap computation yet");
 const PIPELINED: Status = NoEffect("states in files are always read ahead and written behind");

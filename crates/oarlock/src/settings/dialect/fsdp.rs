@@ -29,12 +29,12 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
         return None;
     }
     let mut entries = block::entries(config, "the FSDP configuration", file, problems).unwrap_or_default();
-    if let Some(place) = options.place() {
+    if let Some(location) = options.location() {
         for word in words {
             if let Some((key, value)) = option(word) {
                 let same = |entry: &Entry| normal(&entry.key) == key && entry.value.to_yaml() == value;
                 if !key.is_empty() && !entries.iter().any(same) {
-                    entries.push(Entry::new(key, value, place));
+                    entries.push(Entry::new(key, value, location));
                 }
             } else {
                 let names = [
@@ -46,7 +46,7 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
                     "offload",
                     "auto_wrap",
                 ];
-                let problem = Problem::new(format!("no FSDP option `{word}`")).at(place, "");
+                let problem = Problem::new(format!("no FSDP option `{word}`")).at(location, "");
                 problems.push(problem.did_you_mean(word, names, format!("there are {}", names.join(", "))));
             }
         }

@@ -4,7 +4,7 @@
 use super::super::node::{Entry, Node};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{AUTO, Setting, Settings, at};
-use super::super::source::Place;
+use super::super::location::Location;
 use super::super::value::{self, Value};
 use super::block::Dialect;
 
@@ -101,54 +101,54 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
     let params =
         || block.settings.iter().filter_map(|s| Some((s, s.key.name.strip_prefix("optimizer.params.")?)));
     let said = |setting: &Setting| block.settings.said(setting.key.name).is_some() && !setting.broken;
-    if let Some((setting, place)) = block.settings.said_at("optimizer.params.max_grad_norm") {
+    if let Some((setting, location)) = block.settings.said_at("optimizer.params.max_grad_norm") {
         problems.push(
             Problem::new("`max_grad_norm` is no parameter of an optimizer")
-                .at(place, "")
+                .at(location, "")
                 .help(format!("write \"gradient_clipping\": {} at the top", setting.value)),
         );
     }
-    let method = block.settings.said_at("optimizer.type").and_then(|(kind, place)| {
+    let method = block.settings.said_at("optimizer.type").and_then(|(kind, location)| {
         let name = kind.value.to_string();
         let found = METHODS.iter().find(|method| method.names.iter().any(|n| n.eq_ignore_ascii_case(&name)));
         if found.is_none() {
             let names: Vec<&str> = METHODS.iter().flat_map(|method| method.names).copied().collect();
-            let problem = Problem::new(format!("no optimizer `{name}`")).at(place, "");
+            let problem = Problem::new(format!("no optimizer `{name}`")).at(location, "");
             let otherwise = format!("there are {}", names.join(", "));
             problems.push(problem.did_you_mean(&name, names, otherwise));
         }
-        Some((found?, name, place))
+        Some((found?, name, location))
     });
     let mut args = Vec::new();
     let mut args_place = None;
     for (setting, name) in params().filter(|(setting, _)| said(setting)) {
-        let Some(place) = setting.place() else { continue };
+        let Some(location) = setting.location() else { continue };
         if let Some((method, named, _)) = &method
             && !method.params.contains(&name)
             && name != "max_grad_norm"
         {
             let message = format!("`{named}` takes no parameter `{name}`");
             problems.push(
-                Problem::new(message).at(place, "").help(format!("it takes {}", method.params.join(", "))),
+                Problem::new(message).at(location, "").help(format!("it takes {}", method.params.join(", "))),
             );
         } else if let Some((_, ours)) = SAME.iter().find(|(theirs, _)| *theirs == name)
             && !(name == "eps" && method.as_ref().is_some_and(|(method, ..)| method.optim == "adagrad"))
         {
-            entries.push(Entry::new(ours, setting.value.to_string(), place));
+            entries.push(Entry::new(ours, setting.value.to_string(), location));
         } else if !NOT_ARGUMENTS.contains(&name) {
             args.push(format!("{name}={}", setting.value));
-            args_place.get_or_insert(place);
+            args_place.get_or_insert(location);
         }
     }
     betas(block, entries, problems);
-    if let Some((ratio, place)) = rates(block, settings, entries) {
+    if let Some((ratio, location)) = rates(block, settings, entries) {
         args.push(format!("adam_lr_ratio={ratio}"));
-        args_place.get_or_insert(place);
+        args_place.get_or_insert(location);
     }
-    if let Some(place) = args_place {
-        entries.push(Entry::new("optim_args", args.join(","), place));
+    if let Some(location) = args_place {
+        entries.push(Entry::new("optim_args", args.join(","), location));
     }
-    if let Some((method, name, place)) = method {
+    if let Some((method, name, location)) = method {
         let plain = name.eq_ignore_ascii_case("Adam") && !block.settings.bool("optimizer.params.adam_w_mode");
         let optim = if plain { "adam" } else { method.optim };
         // AdamW has several names, which agree.
@@ -157,23 +157,23 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
             && written.is_written()
             && matches!(&written.value, Value::Text(name) if name.starts_with("adamw"));
         if !same {
-            entries.push(Entry::new("optim", optim, place));
+            entries.push(Entry::new("optim", optim, location));
         }
     }
 }
 
 /// The learning rate, and what Muon's other parameters have of it where they have one of their own.
-fn rates<'b>(block: &'b Dialect, settings: &Settings, entries: &mut Vec<Entry>) -> Option<(f64, &'b Place)> {
+fn rates<'b>(block: &'b Dialect, settings: &Settings, entries: &mut Vec<Entry>) -> Option<(f64, &'b Location)> {
     let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
-        let (setting, place) = block.settings.said_at(&format!("optimizer.params.{name}"))?;
+        let (setting, location) = block.settings.said_at(&format!("optimizer.params.{name}"))?;
         match setting.value {
-            Value::Float(rate) => Some((rate, place)),
+            Value::Float(rate) => Some((rate, location)),
             _ => None,
         }
     });
     let main = muon.or(lr);
-    if let Some((rate, place)) = main {
-        entries.push(Entry::new("learning_rate", value::number(rate), place));
+    if let Some((rate, location)) = main {
+        entries.push(Entry::new("learning_rate", value::number(rate), location));
     }
     let written = match settings.get("learning_rate").value {
         Value::Float(rate) => rate,
@@ -181,24 +181,24 @@ fn rates<'b>(block: &'b Dialect, settings: &Settings, entries: &mut Vec<Entry>) 
     };
     let main = main.map_or(written, |(rate, _)| rate);
     // With a rate of its own for the matrices alone, the shared one is that of the others.
-    let (rate, place) = adam.or(lr.filter(|_| muon.is_some()))?;
-    (rate != main && main > 0.0).then_some((rate / main, place))
+    let (rate, location) = adam.or(lr.filter(|_| muon.is_some()))?;
+    (rate != main && main > 0.0).then_some((rate / main, location))
 }
 
 fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
-    let Some((setting, place)) = block.settings.said_at("optimizer.params.betas") else { return };
+    let Some((setting, location)) = block.settings.said_at("optimizer.params.betas") else { return };
     let (Value::List(betas), false) = (&setting.value, setting.broken) else { return };
     match betas.as_slice() {
         [first, second] => {
             for (key, beta) in [("adam_beta1", first), ("adam_beta2", second)] {
                 if beta != AUTO {
-                    entries.push(Entry::new(key, beta.as_str(), place));
+                    entries.push(Entry::new(key, beta.as_str(), location));
                 }
             }
         }
         _ => problems.push(
             Problem::new(format!("`betas` are two numbers, not {}", betas.len()))
-                .at(place, "")
+                .at(location, "")
                 .help("write [0.9, 0.999]"),
         ),
     }
@@ -207,7 +207,7 @@ fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
 /// schedule. What is "auto" or missing follows from the training.
 pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
-    let Some((kind, place)) = block.settings.said_at("scheduler.type") else {
+    let Some((kind, location)) = block.settings.said_at("scheduler.type") else {
         if block.settings.said("scheduler.params").is_some() {
             problems.push(
                 block
@@ -220,12 +220,12 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
     };
     let name = kind.value.to_string();
     if !SCHEDULES.contains(&name.as_str()) {
-        let problem = Problem::new(format!("no schedule `{name}`")).at(place, "");
+        let problem = Problem::new(format!("no schedule `{name}`")).at(location, "");
         let otherwise = format!("there are {}", SCHEDULES.join(", "));
         problems.push(problem.did_you_mean(&name, SCHEDULES.iter().copied(), otherwise));
         return;
     }
-    entries.push(Entry::new("lr_scheduler_type", name, place));
+    entries.push(Entry::new("lr_scheduler_type", name, location));
     let mut arguments = Vec::new();
     for entry in block.settings.entries("scheduler.params").iter().filter(|entry| !entry.value.is_null()) {
         match entry.key.as_str() {
@@ -236,7 +236,7 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
                 if ratio.is_written() && !ratio.value.agrees(&value::default(ratio.key)) {
                     let problem = Problem::new("`warmup_num_steps` and `warmup_ratio` exclude each other");
                     problems.push(
-                        at(problem.at(&entry.value.place, ""), &[ratio])
+                        at(problem.at(&entry.value.location, ""), &[ratio])
                             .help("write \"auto\" for warmup_num_steps, and it follows from warmup_ratio"),
                     );
                 } else {
@@ -246,8 +246,8 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
             _ => arguments.push(entry.clone()),
         }
     }
-    if let Some(place) = arguments.first().map(|entry| entry.place.clone()) {
-        entries.push(Entry::of("lr_scheduler_kwargs", Node::map(arguments, &place)));
+    if let Some(location) = arguments.first().map(|entry| entry.location.clone()) {
+        entries.push(Entry::of("lr_scheduler_kwargs", Node::map(arguments, &location)));
     }
 }
 

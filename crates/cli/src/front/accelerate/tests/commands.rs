@@ -48,7 +48,7 @@ fn every_flag_of_the_original_is_known() {
             for spelling in [flag.to_owned(), format!("--{}", key.name.replace('_', "-"))] {
                 let mut problems = Problems::default();
                 let words: Vec<String> =
-                    [Some(spelling), value(key.kind).map(str::to_owned)].into_iter().flatten().collect();
+                    [Some(spelling), value(key.value_type).map(str::to_owned)].into_iter().flatten().collect();
                 let parsed = flags.parse(&Words::new(&words), &mut problems);
                 assert!(problems.is_empty(), "{name} {flag}: {problems}");
                 assert!(parsed.settings.get(key.name).is_written(), "{name} {flag}");
