@@ -137,11 +137,8 @@ fn rename_evaluation_strategy(settings: &mut Settings, problems: &mut Problems) 
     }
     if new.is_written() && !new.value.agrees(&old.value) {
         let message = "`evaluation_strategy` and `eval_strategy` differ";
-        problems.push(
-            settings
-                .problem(message, &["evaluation_strategy", "eval_strategy"])
-                .help("they are two names of one setting; keep eval_strategy"),
-        );
+        let names = ["evaluation_strategy", "eval_strategy"];
+        settings.report(problems, message, &names, "they are two names of one setting; keep eval_strategy");
     } else {
         let value = old.value.clone();
         settings.derive("eval_strategy", value, "evaluation_strategy");
@@ -187,7 +184,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
     let get = |name: &str| settings.get(name);
 
     let mut report = |message: &str, names: &[&str], help: &str| {
-        problems.push(settings.problem(message, names).help(help));
+        settings.report(problems, message, names, help);
     };
     let is_true = |name: &str| matches!(get(name).value, Value::Bool(true));
     let written_true = |name: &str| get(name).location().is_some_and(|_| get(name).broken || is_true(name));

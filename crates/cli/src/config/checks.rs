@@ -19,7 +19,7 @@ struct Rule {
     help: &'static str,
 }
 
-/// What is asked for.
+/// The settings that the rules look at.
 struct Choices<'s> {
     settings: &'s Settings,
     /// The stage of the DeepSpeed configuration, where there is one.
@@ -181,7 +181,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["pissa_init", "deepspeed"],
         broken: |choices| choices.on("pissa_init") && choices.zero_stage == Some(3),
-        message: "PiSSA needs whole weights, and ZeRO-3 divides them",
+        message: "PiSSA needs whole weights, and ZeRO-3 shards them",
         help: "write stage 2, or make its adapter beforehand",
     },
     Rule {
@@ -222,15 +222,15 @@ mod tests {
 
     /// The rules that a text breaks, by their numbers.
     fn broken(text: &str) -> Vec<usize> {
-        let told = match train(&format!("{MINIMUM}{text}"), &[], &[]) {
+        let reported = match train(&format!("{MINIMUM}{text}"), &[], &[]) {
             Ok(_) => return Vec::new(),
             Err(problems) => problems.to_string(),
         };
-        (0..RULES.len()).filter(|i| told.contains(RULES[*i].message)).collect()
+        (0..RULES.len()).filter(|i| reported.contains(RULES[*i].message)).collect()
     }
 
     #[test]
-    fn every_rule_is_told_where_it_is_broken_and_only_there() {
+    fn every_rule_is_reported_where_it_is_broken_and_only_there() {
         const ZERO3: &str = "deepspeed: {zero_optimization: {stage: 3}}\n";
         let eval = "eval_dataset: e\nstage: sft\n";
         let mut seen = Vec::new();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_told_at_once_and_each_key_once() {
+    fn all_are_reported_at_once_and_each_key_once() {
         let problems =
             train(&format!("{MINIMUM}streaming: true\nmax_samples: 3\ntrain_on_prompt: true\n"), &[], &[])
                 .unwrap_err();

@@ -14,7 +14,7 @@ use super::yaml::Node;
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///
 /// Any launcher says how many ranks there are; that of Accelerate says precision, accumulation, clipping and what
-/// divides the states.
+/// shards the states.
 ///
 /// # Errors
 /// If the ranks are on several machines, or a variable is not of its type.

@@ -389,21 +389,21 @@ mod tests {
             abbreviations: Abbreviations::AllBut(&["no_own"]),
             ..FLAGS
         };
-        let told = |flags: Flags, word: &str| {
+        let reported = |flags: Flags, word: &str| {
             let mut problems = Problems::default();
             flags.parse(&Words::new(&[word.to_owned()]), &mut problems);
             problems.to_string()
         };
-        assert!(told(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check"));
-        assert_eq!(told(TWO, "--no-ssh"), "", "a name is no beginning");
-        assert!(told(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
-        assert!(told(TWO, "-no_ssh_c").contains("has no flag"));
+        assert!(reported(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check"));
+        assert_eq!(reported(TWO, "--no-ssh"), "", "a name is no beginning");
+        assert!(reported(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
+        assert!(reported(TWO, "-no_ssh_c").contains("has no flag"));
         let strict = Flags { abbreviations: Abbreviations::None, ..TWO };
-        assert!(told(strict, "--no_ssh_c").contains("did you mean `--no_ssh_check`?"));
+        assert!(reported(strict, "--no_ssh_c").contains("did you mean `--no_ssh_check`?"));
     }
 
     #[test]
-    fn wrong_flags_are_told_with_their_places() {
+    fn wrong_flags_are_reported_with_their_places() {
         let (parsed, problems) = parse("--nproc_per_nodes 2 x");
         assert_eq!(parsed.rest.to_vec(), ["x"]);
         assert!(problems.to_string().contains("did you mean `--nproc_per_node`?"), "{problems}");

@@ -31,7 +31,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
         ["model_name_or_path", "model_config", "tokenizer_path", "train_from_scratch"]
             .map(|name| settings.get(name));
     let mut report = |message: &str, names: &[&str], help: &str| {
-        problems.push(settings.problem(message, names).help(help));
+        settings.report(problems, message, names, help);
     };
     if !config.is_written() {
         if tokenizer.is_written() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use oarlock::config::{ModelSource, Resume};
 
 use super::resolved::ResolvedConfig;
-use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::problem::Problems;
 
 /// Checks the paths that must exist before a training starts.
 ///
@@ -14,12 +14,7 @@ use oarlock::settings::problem::{Problem, Problems};
 pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let mut problems = Problems::default();
     let mut report = |key: &str, message: String, help: String| {
-        let problem = Problem::new(message).help(help);
-        let setting = config.settings.get(key);
-        problems.push(match setting.location() {
-            Some(location) => problem.at(location, ""),
-            None => problem,
-        });
+        config.settings.report(&mut problems, message, &[key], help);
     };
     match &config.model.source {
         ModelSource::Folder(model) if !model.is_dir() => report(

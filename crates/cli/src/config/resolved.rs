@@ -7,10 +7,11 @@ use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
 
 use oarlock::settings::keys::{Group, Status};
+use oarlock::settings::node::to_yaml;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
 use oarlock::settings::location::Origin;
-use oarlock::settings::value::{Value, number, quoted};
+use oarlock::settings::value::{Value, quoted};
 
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
@@ -160,17 +161,11 @@ impl Row {
 fn yaml_value(setting: &Setting) -> String {
     match &setting.value {
         Value::Null => "null".to_owned(),
-        Value::Bool(x) => x.to_string(),
-        Value::Int(x) => x.to_string(),
-        Value::Float(x) => number(*x),
         Value::Text(x) => quoted(x),
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(entries) => {
-            let entries =
-                entries.iter().map(|entry| format!("{}: {}", quoted(&entry.key), entry.value.to_yaml()));
-            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
-        }
+        Value::Map(entries) => to_yaml(entries),
+        number => number.to_string(),
     }
 }

@@ -264,7 +264,7 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),
     key(Log, Int(0), "memory_steps", "0", Used, "Our own: steps between lines on memory; 0: none"),
     key(Log, Bool, "memory_check", "true", Used, "Our own: refuse a training that would not fit into memory"),
-    key(Log, Bool, "profile", "false", Used, "Our own: tell the time of each phase of a step, and memory, every profile_interval steps"),
+    key(Log, Bool, "profile", "false", Used, "Our own: report the time of each phase of a step, and memory, every profile_interval steps"),
     key(Log, Int(1), "profile_interval", "10", Used, "Our own: optimizer steps between these tables"),
     key(Log, Bool, "skip_memory_metrics", "true", NoEffect("memory is always logged"), "Leave memory out of the logs"),
     key(Log, Bool, "use_swanlab", "false", Later("logs go to trainer_log.jsonl"), "Report to SwanLab"),

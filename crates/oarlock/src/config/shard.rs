@@ -18,9 +18,9 @@ pub struct ShardArgs {
     pub wrap: Wrap,
     /// How long a gathered copy of sharded parameters lives.
     pub lifetime: Lifetime,
-    /// The ranks among which a state is divided; other groups of ranks hold replicas.
+    /// The ranks over which a state is sharded; other groups of ranks hold replicas.
     pub group: ShardGroup,
-    /// The ranks of a group that keeps a second divided copy of the parameters from forward to backward.
+    /// The ranks of a group that keeps a second sharded copy of the parameters from forward to backward.
     pub secondary: Option<usize>,
     /// Parameters that are gathered ahead of their use.
     pub prefetch: Elems,
@@ -36,7 +36,7 @@ pub struct ShardArgs {
     pub offload_optimizer: Option<Offload>,
     /// Files in which parameters lie; `None`: in memory.
     pub offload_parameters: Option<Offload>,
-    /// Write whole weights beside the divided ones into every checkpoint.
+    /// Write whole weights beside the sharded ones into every checkpoint.
     pub whole_weights_on_save: bool,
     /// The form of checkpoints.
     pub state_dict: StateDict,
@@ -98,7 +98,7 @@ pub enum Lifetime {
     ForwardToBackward,
 }
 
-/// The ranks among which a state is divided.
+/// The ranks over which a state is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardGroup {
     /// All ranks.

@@ -87,7 +87,7 @@ pub struct DataArgs {
     pub shuffle: bool,
     /// Read at most so many records of a data set.
     pub max_samples: Option<usize>,
-    /// What is held out for the evaluation, if anything is.
+    /// What is split off for the evaluation, if anything is.
     pub val_size: Option<ValSize>,
     /// Build the token cache again.
     pub overwrite_cache: bool,

@@ -57,7 +57,7 @@ pub struct Training<'a> {
     pub device: &'a Device,
     /// The micro-batches of a rank.
     pub shape: StepShape,
-    /// How the model is held.
+    /// How the model's states are kept.
     pub settings: &'a Settings,
     /// [`program_bytes`].
     pub program: u64,

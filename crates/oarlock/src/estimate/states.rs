@@ -30,7 +30,7 @@ use crate::shard::{Grain, Layout, LayoutParam};
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
     let grain = if elementwise(settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
-    let size = &size.divided_by(grain);
+    let size = &size.with_grain(grain);
     let Settings { stage, ranks, .. } = *settings;
     let n = ranks as u64;
     let elems = |dtype_bytes: fn(DType) -> u64| -> u64 {
@@ -51,7 +51,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     let open_weights = |groups: &[(DType, Layout)]| -> u64 {
         groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
     };
-    let windows = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
+    let gathered = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
 
     let is_apart = settings.apart.is_some();
     let weights = match (stage, &settings.offload_parameters) {
@@ -59,17 +59,17 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
         (Stage::Whole, _) => Part::each("working weights", working, ranks),
         (Stage::Parameters, Some(_)) => Part {
             name: "weights between file and use",
-            rank: if is_apart { windows } else { windows.div_ceil(n) },
-            machine: windows,
+            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
+            machine: gathered,
             shared: true,
         },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
     let of_units: u64 = size.divisible().map(|layout| layout.n_elems() as u64).sum();
-    let divided = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
+    let sharded = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
     let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
     let gradients =
-        Part { name: "gradients", rank: share.gradients, machine: divided + n * own, shared: true };
+        Part { name: "gradients", rank: share.gradients, machine: sharded + n * own, shared: true };
     let mut parts = vec![weights, gradients];
     let mut push = |name, of: &dyn Fn(&Share) -> u64| {
         // Where states are whole, what one rank has all have.
@@ -85,8 +85,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     if stage == Stage::Parameters && (settings.gather_copies || is_apart && settings.offload_parameters.is_none()) {
         parts.push(Part {
             name: "gathered weights",
-            rank: if is_apart { windows } else { windows.div_ceil(n) },
-            machine: windows,
+            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
+            machine: gathered,
             shared: true,
         });
     }

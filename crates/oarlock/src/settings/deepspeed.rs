@@ -190,10 +190,9 @@ impl DeepSpeedConfig {
             );
         }
         if settings.bool("fp16") && settings.bool("bf16") {
-            let problem = block
-                .settings
-                .problem("`fp16` and `bf16` exclude each other", &["fp16.enabled", "bf16.enabled"]);
-            problems.push(problem.help("keep one of them"));
+            let names = ["fp16.enabled", "bf16.enabled"];
+            let message = "`fp16` and `bf16` exclude each other";
+            block.settings.report(&mut problems, message, &names, "keep one of them");
         }
         let [has_optimizer, has_schedule] = ["optimizer.type", "scheduler.type"].map(said);
         let (lr, decay) = dialect::optimizer_defaults(block);
@@ -332,7 +331,7 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
     };
     problems.push(
         Problem::new(format!("the schedule {name} needs `total_num_steps`"))
-            .help("write it into scheduler.params; a custom training loop does not tell its length"),
+            .help("write it into scheduler.params; a custom training loop does not say how long it is"),
     );
 }
 
@@ -341,7 +340,7 @@ mod tests {
     use super::*;
     use crate::config::Elems;
 
-    fn plan(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
+    fn resolve(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
         config.resolve(ranks, None).map_err(|problems| problems.to_string())
     }
@@ -359,14 +358,14 @@ mod tests {
             (r#"{"train_batch_size": 16}"#, (16, 8, 1)),
             (r#"{"train_micro_batch_size_per_gpu": 2}"#, (4, 2, 1)),
         ] {
-            let plan = plan(text, 2).unwrap();
-            let found = (plan.train_batch_size, plan.micro_batch_size, plan.gradient_accumulation_steps);
+            let args = resolve(text, 2).unwrap();
+            let found = (args.train_batch_size, args.micro_batch_size, args.gradient_accumulation_steps);
             assert_eq!(found, expected, "{text}");
         }
-        let none = plan(r#"{"gradient_accumulation_steps": 4}"#, 2).unwrap_err();
+        let none = resolve(r#"{"gradient_accumulation_steps": 4}"#, 2).unwrap_err();
         assert!(none.contains("neither `train_batch_size` nor"), "{none}");
         let wrong = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#;
-        let wrong = plan(wrong, 2).unwrap_err();
+        let wrong = resolve(wrong, 2).unwrap_err();
         assert!(wrong.contains("ds.json:1:") && wrong.contains("is 16"), "{wrong}");
     }
 
@@ -374,17 +373,17 @@ mod tests {
     fn what_is_left_out_is_deepspeeds() {
         let text = r#"{"train_batch_size": 4, "zero_optimization": true, "fp16": {"enabled": true},
             "optimizer": {"type": "Adam", "params": {"lr": 0.00015}}, "scheduler": {"type": "WarmupLR"}}"#;
-        let plan = plan(text, 2).unwrap();
-        assert_eq!((plan.stage, plan.dtype, plan.gradient_clipping), (1, DType::F16, 1.0));
+        let args = resolve(text, 2).unwrap();
+        assert_eq!((args.stage, args.dtype, args.gradient_clipping), (1, DType::F16, 1.0));
         // The schedule rises to the optimizer's rate, and its warm-up takes DeepSpeed's 1000 steps.
-        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
-        assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
+        assert_eq!((args.learning_rate, args.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
+        assert_eq!(args.optimizer.unwrap().weight_decay, 0.0);
         let decaying = text.replace(r#""WarmupLR""#, r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#);
-        assert_eq!(self::plan(&decaying, 2).unwrap().learning_rate, 1e-3);
+        assert_eq!(resolve(&decaying, 2).unwrap().learning_rate, 1e-3);
         let list =
             decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
-        let told = self::plan(&list, 2).unwrap_err();
-        assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
+        let reported = resolve(&list, 2).unwrap_err();
+        assert!(reported.contains("ds.json:2:") && reported.contains("a number, at least 0"), "{reported}");
     }
 
     #[test]
@@ -398,25 +397,25 @@ mod tests {
             let text = format!(
                 r#"{{"train_batch_size": 4, "optimizer": {{"type": "Adam", "params": {{"lr": 0.25}}}}, "scheduler": {{"type": {schedule}}}}}"#
             );
-            assert_eq!(plan(&text, 1).unwrap().learning_rate, expected, "{schedule}");
+            assert_eq!(resolve(&text, 1).unwrap().learning_rate, expected, "{schedule}");
         }
     }
 
     #[test]
-    fn an_auto_that_nobody_resolves_is_told_with_its_place() {
+    fn an_auto_that_nobody_resolves_is_reported_with_its_location() {
         let text = "{\n\"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": 1,\n\
                     \"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": \"auto\",\n\
                     \"reduce_bucket_size\": \"auto\"},\n\
                     \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\"}}}";
-        let told = plan(text, 1).unwrap_err();
-        assert_eq!(told.lines().count(), 2, "{told}");
-        assert!(told.contains("ds.json:4:23: `zero_optimization.reduce_bucket_size`"), "{told}");
-        assert!(told.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{told}");
+        let reported = resolve(text, 1).unwrap_err();
+        assert_eq!(reported.lines().count(), 2, "{reported}");
+        assert!(reported.contains("ds.json:4:23: `zero_optimization.reduce_bucket_size`"), "{reported}");
+        assert!(reported.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{reported}");
         let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
         config.fill("optimizer.params.lr", 0.25);
-        let plan = config.resolve(1, Some(10)).unwrap();
-        assert_eq!((plan.learning_rate, plan.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
-        assert_eq!(plan.shard.reduce_bucket, Elems::HiddenSquared);
+        let args = config.resolve(1, Some(10)).unwrap();
+        assert_eq!((args.learning_rate, args.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
+        assert_eq!(args.shard.reduce_bucket, Elems::HiddenSquared);
     }
 
     #[test]
@@ -426,14 +425,14 @@ mod tests {
         config.agree("train_micro_batch_size_per_gpu", 4, "the loader").unwrap();
         config.agree("zero_optimization.stage", 2, "the plugin").unwrap();
         config.agree("zero_optimization.offload_optimizer.device", "cpu", "the plugin").unwrap();
-        let plan = config.resolve(1, None).unwrap();
-        assert_eq!((plan.micro_batch_size, plan.stage), (4, 2));
+        let args = config.resolve(1, None).unwrap();
+        assert_eq!((args.micro_batch_size, args.stage), (4, 2));
         let device = config.get("zero_optimization.offload_optimizer.device");
         assert_eq!(device.as_deref(), Some("cpu"));
-        let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
+        let reported = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
         assert!(
-            told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
-            "{told}"
+            reported.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
+            "{reported}"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Settings that other programs' configurations say: DeepSpeed's JSON, and FSDP's in the words of Accelerate. Each value
-//! keeps its location, so that what is wrong is told with file and line.
+//! Settings that other programs' configurations say: DeepSpeed's JSON, and FSDP's in the terms of Accelerate. Each value
+//! keeps its location, so that what is wrong is reported with file and line.
 //!
 //! The program `oarlock` builds its own table of keys, its flags and its YAML on the same parts.
 

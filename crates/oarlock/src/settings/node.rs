@@ -80,11 +80,7 @@ impl Node {
             Data::List(items) => {
                 format!("[{}]", items.iter().map(Node::to_yaml).collect::<Vec<_>>().join(", "))
             }
-            Data::Map(entries) => {
-                let pairs =
-                    entries.iter().map(|entry| format!("{}: {}", quoted(&entry.key), entry.value.to_yaml()));
-                format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
-            }
+            Data::Map(entries) => to_yaml(entries),
         }
     }
 
@@ -122,6 +118,12 @@ impl Entry {
     pub fn of(key: &str, value: Node) -> Entry {
         Entry { key: key.to_owned(), location: value.location.clone(), value }
     }
+}
+
+/// A mapping as YAML in one line.
+pub fn to_yaml(entries: &[Entry]) -> String {
+    let pairs = entries.iter().map(|entry| format!("{}: {}", quoted(&entry.key), entry.value.to_yaml()));
+    format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
 }
 
 /// Adds what was read to the mapping in which it stands, at this depth of the text.

@@ -119,14 +119,13 @@ fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
     for pair in words.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let Some((name, text)) = pair.split_once('=') else {
             let message = format!("`{KEY}` takes pairs such as momentum=0.9, not `{pair}`");
-            problems
-                .push(settings.problem(message, &[KEY]).help("write key=value, separated by commas"));
+            settings.report(problems, message, &[KEY], "write key=value, separated by commas");
             continue;
         };
         let name = name.trim();
         if entries.iter().any(|entry| entry.key == name) {
             let message = format!("`{name}` is written twice in `{KEY}`");
-            problems.push(settings.problem(message, &[KEY]).help("remove one of them"));
+            settings.report(problems, message, &[KEY], "remove one of them");
             continue;
         }
         entries.push(Entry::new(name, text.trim(), location));

@@ -185,6 +185,17 @@ impl Settings {
         at(Problem::new(message), &settings)
     }
 
+    /// Reports a problem of the settings with these names.
+    pub fn report(
+        &self,
+        problems: &mut Problems,
+        message: impl Into<String>,
+        names: &[&str],
+        help: impl Into<String>,
+    ) {
+        problems.push(self.problem(message, names).help(help));
+    }
+
     /// These, and where nobody wrote one, that of `under`, which are of the same table.
     #[must_use]
     pub fn over(mut self, under: &Settings) -> Settings {

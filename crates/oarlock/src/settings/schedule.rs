@@ -98,11 +98,8 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
     );
     if own_floor(settings).is_some() && !floored && !settings.get("lr_scheduler_type").broken {
         let message = format!("`min_lr_ratio` has no meaning for `{name}`");
-        problems.push(
-            settings
-                .problem(message, &["min_lr_ratio", "lr_scheduler_type"])
-                .help("use lr_scheduler_type: cosine_with_min_lr"),
-        );
+        let names = ["min_lr_ratio", "lr_scheduler_type"];
+        settings.report(problems, message, &names, "use lr_scheduler_type: cosine_with_min_lr");
     }
     shape
 }

@@ -221,7 +221,7 @@ fn a_dry_device_has_no_values_and_says_so() {
 }
 
 #[test]
-fn stages_divide_what_their_formulas_say() {
+fn stages_shard_what_their_formulas_say() {
     let model = llama(64, 3, 500, 32);
     for dtype in [DType::F32, DType::BF16] {
         let size = ModelSize::of(&model, dtype);

@@ -169,6 +169,6 @@ pub(in crate::settings) fn unknown(entry: &Entry) -> Problem {
 pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: i64, problems: &mut Problems) {
     if part as i64 > 0 && ranks % part as i64 != 0 {
         let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
-        problems.push(block.settings.problem(message, &[name]).help("groups of ranks are of one size"));
+        block.settings.report(problems, message, &[name], "groups of ranks are of one size");
     }
 }

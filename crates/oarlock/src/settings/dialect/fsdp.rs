@@ -191,7 +191,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
             let message =
                 format!("`sharding_strategy` is {first}, but `reshard_after_forward` means {second}");
             let names = ["sharding_strategy", "reshard_after_forward"];
-            problems.push(block.settings.problem(message, &names).help("keep one of them"));
+            block.settings.report(problems, message, &names, "keep one of them");
             (first, secondary)
         }
         (Some(strategy), _) | (None, Some(strategy)) => (strategy, secondary),

@@ -28,7 +28,7 @@ pub fn warmup(block: Option<&Dialect>, settings: &mut Settings) {
 /// The learning rate and the weight decay of DeepSpeed's optimizers, where nobody says them.
 pub fn defaults(block: &Dialect) -> (f64, f64) {
     let kind = block.settings.text("optimizer.type").unwrap_or_default().to_ascii_lowercase();
-    // AdamW of torch decays unless told otherwise.
+    // AdamW of torch decays by default.
     let of_torch = kind.starts_with("adam") && block.settings.bool("optimizer.params.torch_adam");
     (if kind == "adagrad" { 1e-2 } else { 1e-3 }, if of_torch { 0.01 } else { 0.0 })
 }

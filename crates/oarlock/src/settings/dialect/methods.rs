@@ -209,12 +209,9 @@ fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
 pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
     let Some((kind, location)) = block.settings.said_at("scheduler.type") else {
         if block.settings.said("scheduler.params").is_some() {
-            problems.push(
-                block
-                    .settings
-                    .problem("`scheduler.params` stands without `scheduler.type`", &["scheduler.params"])
-                    .help(format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "))),
-            );
+            let message = "`scheduler.params` stands without `scheduler.type`";
+            let help = format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "));
+            block.settings.report(problems, message, &["scheduler.params"], help);
         }
         return;
     };

@@ -1,6 +1,6 @@
 //! Front ends: what other programs' configurations say, in this program's terms. A block of theirs is read against a
 //! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
-//! divides states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
+//! shards states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
 
 mod block;
 mod deepspeed;
@@ -27,9 +27,9 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
         notes: Vec::new(),
     };
     if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
-        let problem = settings
-            .problem("`deepspeed` and `fsdp` exclude each other", &["deepspeed", "fsdp", "fsdp_config"]);
-        problems.push(problem.help("keep one of them"));
+        let names = ["deepspeed", "fsdp", "fsdp_config"];
+        let message = "`deepspeed` and `fsdp` exclude each other";
+        settings.report(problems, message, &names, "keep one of them");
     }
     if let Some(block) = &dialects.deepspeed {
         dialects.notes.extend(deepspeed::scheduler_of_script(block, settings));
