@@ -372,7 +372,7 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
         wrap: &wrap,
         device: &device,
         shape,
-        settings,
+        settings: &settings,
         program: 1 << 20,
         micro_batch: &micro_batch,
     };

@@ -298,7 +298,7 @@ pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
     }
     LossScale::Dynamic {
         initial_power: power.clamp(0, 120) as u32,
-        window: settings.int("fp16.loss_scale_window").unsigned_abs(),
+        growth_interval: settings.int("fp16.loss_scale_window").unsigned_abs(),
         hysteresis: u32::try_from(settings.int("fp16.hysteresis")).unwrap_or(u32::MAX),
         consecutive_hysteresis: settings.bool("fp16.consecutive_hysteresis"),
         min_scale,
