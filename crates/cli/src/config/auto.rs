@@ -4,9 +4,9 @@
 use oarlock::config::{Elems, ModelSource};
 
 use super::resolved::ResolvedConfig;
+use super::yaml::Node;
 use oarlock::settings::resolve::{AUTO, Settings};
 use oarlock::settings::value::{self, Value, number};
-use super::yaml::Node;
 
 /// Settings that take the value of one of ours.
 const SAME: [(&str, &str); 8] = [

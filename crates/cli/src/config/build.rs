@@ -10,12 +10,12 @@ use oarlock::config::{
 use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::DType;
 
+use super::resolved::ResolvedConfig;
+use super::{checks, model, monitor, recompute};
 use oarlock::settings::dialect::{self, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, AUTO, Settings};
 use oarlock::settings::value::Value;
-use super::resolved::ResolvedConfig;
-use super::{checks, model, monitor, recompute};
 
 /// Builds the configuration; `problems` are those found before.
 ///

@@ -57,7 +57,9 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["quantization_bit", "finetuning_type"],
-        broken: |choices| choices.said("quantization_bit") && !choices.is("finetuning_type", &["lora", "oft"]),
+        broken: |choices| {
+            choices.said("quantization_bit") && !choices.is("finetuning_type", &["lora", "oft"])
+        },
         message: "quantized weights can only be trained through adapters",
         help: "write `finetuning_type: lora` or `oft`, or remove quantization_bit",
     },
@@ -192,7 +194,9 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["use_galore", "use_apollo", "deepspeed"],
-        broken: |choices| choices.zero_stage.is_some() && (choices.on("use_galore") || choices.on("use_apollo")),
+        broken: |choices| {
+            choices.zero_stage.is_some() && (choices.on("use_galore") || choices.on("use_apollo"))
+        },
         message: "GaLore and APOLLO do not go with DeepSpeed",
         help: "remove them, or the key deepspeed",
     },

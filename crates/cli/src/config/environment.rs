@@ -6,10 +6,10 @@ use oarlock_comm::Launched;
 
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::Settings;
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::Settings;
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///

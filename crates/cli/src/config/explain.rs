@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use oarlock::settings::keys::{Group, Key, ValueType, Status};
 use super::table::KEYS;
+use oarlock::settings::keys::{Group, Key, Status, ValueType};
 
 /// The help text of the keys: those that have a meaning, in groups, then the names of the others.
 pub fn help() -> String {
@@ -135,8 +135,8 @@ pub fn block_tables(keys: &[Key]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::accelerate::keys as accelerate_keys;
-    use oarlock::settings::dialect::{deepspeed_keys, fsdp_keys};
     use super::*;
+    use oarlock::settings::dialect::{deepspeed_keys, fsdp_keys};
 
     #[test]
     fn pages_of_blocks_end_with_their_tables() {

@@ -4,15 +4,15 @@
 
 use std::fmt::Write as _;
 
-use oarlock::settings::keys::{Key, ValueType, Status};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{Settings, wrong_type};
-use oarlock::settings::location::{Origin, Location};
-use oarlock::settings::value;
 use super::explain::described;
 use super::words::Words;
 use super::yaml::Node;
 use oarlock::nearest::nearest_of;
+use oarlock::settings::keys::{Key, Status, ValueType};
+use oarlock::settings::location::{Location, Origin};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Settings, wrong_type};
+use oarlock::settings::value;
 
 /// The flags of a command.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +232,8 @@ impl Flags {
                 return Err(Problem::new(message).at(location, ""));
             }
         };
-        let read = value::read(key.value_type, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
+        let read =
+            value::read(key.value_type, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
         if let Some(setting) = settings.get_mut(key.name) {
             setting.value = read;
             setting.origin = Origin::Written(node.location);
@@ -394,7 +395,9 @@ mod tests {
             flags.parse(&Words::new(&[word.to_owned()]), &mut problems);
             problems.to_string()
         };
-        assert!(reported(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check"));
+        assert!(
+            reported(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check")
+        );
         assert_eq!(reported(TWO, "--no-ssh"), "", "a name is no beginning");
         assert!(reported(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
         assert!(reported(TWO, "-no_ssh_c").contains("has no flag"));

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
 use oarlock_comm::{Operation, Recorded};
 
+use super::written::{Authority, Entry, Layer};
+use oarlock::settings::accelerate::said_in;
 use oarlock::settings::dialect::{Dialect, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::Settings;
-use oarlock::settings::accelerate::said_in;
-use super::written::{Authority, Entry, Layer};
 
 /// The trackers of `report_to`.
 const TRACKERS: [&str; 4] = ["tensorboard", "wandb", "csv", "jsonl"];
@@ -50,9 +50,8 @@ const VARIABLES: [(&str, &str); 2] =
 
 /// The settings that the environment makes; `read` looks up a variable.
 pub(super) fn environment(read: &dyn Fn(&str) -> Option<String>) -> Layer {
-    let entry = |(name, key): (&str, &str)| {
-        said_in(name, read).map(|entry| Entry { key: key.to_owned(), ..entry })
-    };
+    let entry =
+        |(name, key): (&str, &str)| said_in(name, read).map(|entry| Entry { key: key.to_owned(), ..entry });
     Layer { authority: Authority::Replaces, entries: VARIABLES.into_iter().filter_map(entry).collect() }
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 
-use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::location::ValueSource;
+use oarlock::settings::problem::{Problem, Problems};
 
 /// All problems with excerpts of their texts, as a terminal shows them. `color` also switches to the characters that
 /// only terminals draw well.

@@ -7,10 +7,10 @@ use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
 
 use oarlock::settings::keys::{Group, Status};
+use oarlock::settings::location::Origin;
 use oarlock::settings::node::to_yaml;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
-use oarlock::settings::location::Origin;
 use oarlock::settings::value::{Value, quoted};
 
 /// A training configuration whose values know their origins.

@@ -1,12 +1,14 @@
 //! THE table: every key that a training YAML of LLaMA-Factory for `stage: pt` can hold, those of its other stages by
 //! which a file is still read whole, and our own, each declared once. Help, `docs/keys.md`, checks and nearest names all read it.
 
+use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
-use oarlock::settings::keys::ValueType::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
 use oarlock::settings::keys::Range::{BelowOne, NotNegative, Positive};
 use oarlock::settings::keys::Status::{Later, NoEffect, Only, Used};
+use oarlock::settings::keys::ValueType::{
+    Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
+};
 use oarlock::settings::keys::{Key, key, row};
-use oarlock::nearest::nearest_of;
 use oarlock::settings::table::TRAINING;
 
 /// What other programs call a key.

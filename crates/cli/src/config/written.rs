@@ -5,13 +5,13 @@ use std::path::Path;
 
 use oarlock::settings::json::read_file;
 
-use oarlock::settings::keys::ValueType;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::location::Location;
 use super::table;
-use oarlock::settings::value::boolean;
 use super::words::Words;
 use super::yaml::{self, Node};
+use oarlock::settings::keys::ValueType;
+use oarlock::settings::location::Location;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::value::boolean;
 
 pub use oarlock::settings::layer::{Authority, Layer};
 pub use oarlock::settings::node::Entry;
@@ -97,7 +97,9 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
                 } else if flag || word.starts_with('-') {
                     let help = "settings are written key=value or --key value";
                     problems.push(
-                        Problem::new(format!("unknown argument `{word}`")).at(&words.location(i), "").help(help),
+                        Problem::new(format!("unknown argument `{word}`"))
+                            .at(&words.location(i), "")
+                            .help(help),
                     );
                 } else if let Some(first) = &out.file {
                     problems.push(

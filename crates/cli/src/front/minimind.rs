@@ -279,7 +279,8 @@ impl Reader<'_> {
         if let Some(precision) = environment(VARIABLE).filter(|value| !value.is_empty()) {
             let text = format!("{VARIABLE}={precision}");
             let bytes = VARIABLE.len() + 1..text.len();
-            let source = SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
+            let source =
+                SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
             location = Location { source: Arc::new(source), bytes };
             let decided = match precision.as_str() {
                 "bf16" => "bfloat16",

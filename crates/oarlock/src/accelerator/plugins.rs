@@ -17,7 +17,7 @@ use crate::lr_scheduler::Scheduler;
 use crate::nearest::nearest_of;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Group, Optim, Parameters, Schedule, adamw};
-use crate::settings::{DeepSpeedConfig, DeepSpeedArgs};
+use crate::settings::{DeepSpeedArgs, DeepSpeedConfig};
 use crate::shard::Options;
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other

@@ -40,7 +40,7 @@ mod checkpoint;
 mod engine;
 pub mod zero;
 
-pub use crate::settings::{DeepSpeedConfig as Config, DeepSpeedArgs};
+pub use crate::settings::{DeepSpeedArgs, DeepSpeedConfig as Config};
 pub use engine::DeepSpeedEngine;
 
 use crate::accelerator::{

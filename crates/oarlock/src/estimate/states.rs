@@ -82,7 +82,9 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     }
     push("state between file and use", &|share| share.beyond(step).1);
     push("optimizer's workspace", &|share| share.beyond(step).0);
-    if stage == Stage::Parameters && (settings.gather_copies || is_apart && settings.offload_parameters.is_none()) {
+    if stage == Stage::Parameters
+        && (settings.gather_copies || is_apart && settings.offload_parameters.is_none())
+    {
         parts.push(Part {
             name: "gathered weights",
             rank: if is_apart { gathered } else { gathered.div_ceil(n) },

@@ -111,7 +111,8 @@ impl LossScaler {
     /// # Errors
     /// If they overflowed and the scale is at its minimum.
     pub fn update(&mut self, overflow: bool) -> Result<Verdict, ScaleAtMinimum> {
-        let LossScale::Dynamic { growth_interval, hysteresis, consecutive_hysteresis, min_scale, .. } = self.rule
+        let LossScale::Dynamic { growth_interval, hysteresis, consecutive_hysteresis, min_scale, .. } =
+            self.rule
         else {
             return Ok(match overflow {
                 true => Verdict::Skip {

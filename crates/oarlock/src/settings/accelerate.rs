@@ -4,13 +4,13 @@
 use super::dialect::{self, settle};
 use super::json;
 use super::keys::Key;
-use super::keys::ValueType::{Choice, Int, List, Text};
 use super::keys::Status::Used;
+use super::keys::ValueType::{Choice, Int, List, Text};
 use super::layer::{Authority, Layer};
+use super::location::{Location, ValueSource};
 use super::node::{Entry, Node};
 use super::problem::Problems;
 use super::resolve::{Setting, Settings, add};
-use super::location::{Location, ValueSource};
 use super::table::TRAINING;
 use super::value::{self, Value, boolean};
 use crate::config::ShardArgs;
@@ -161,7 +161,8 @@ pub fn exported(setting: &Setting) -> Option<String> {
         Value::Bool(flag) => Some(if *flag { "True" } else { "False" }.to_owned()),
         // What stands in a file as a whole number stays one.
         Value::Float(number) => {
-            let in_file = setting.location().filter(|location| location.source.read_from == ValueSource::File);
+            let in_file =
+                setting.location().filter(|location| location.source.read_from == ValueSource::File);
             let whole = in_file.map(Location::text).filter(|text| text.parse::<i64>().is_ok());
             Some(whole.map_or_else(|| format!("{number:?}"), str::to_owned))
         }

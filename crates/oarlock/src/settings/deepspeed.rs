@@ -7,10 +7,10 @@ use std::sync::Arc;
 use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
+use super::location::{Location, SourceText, ValueSource};
 use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
-use super::location::{Location, SourceText, ValueSource};
 use super::table::TRAINING;
 use super::value::Value;
 use super::{json, optimizer, schedule};

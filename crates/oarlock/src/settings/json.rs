@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::location::{Location, SourceText};
 use super::node::{Data, Entry, Node, add_entry};
 use super::problem::Problem;
-use super::location::{Location, SourceText};
 
 /// Deeper nesting than any configuration has; it bounds the recursion over a tree.
 pub const MAX_DEPTH: usize = 32;
@@ -254,7 +254,9 @@ fn unbalanced(text: &str, source: &Arc<SourceText>) -> Option<Problem> {
                         char::from(byte),
                         char::from(first)
                     ));
-                    return Some(problem.at(&location(at), "this one").at(&location(first_at), "opened here"));
+                    return Some(
+                        problem.at(&location(at), "this one").at(&location(first_at), "opened here"),
+                    );
                 }
                 None => {
                     let problem = Problem::new(format!("`{}` closes nothing", char::from(byte)));

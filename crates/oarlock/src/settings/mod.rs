@@ -20,5 +20,5 @@ pub mod table;
 pub mod value;
 mod word;
 
-pub use deepspeed::{DeepSpeedConfig, DeepSpeedArgs};
+pub use deepspeed::{DeepSpeedArgs, DeepSpeedConfig};
 pub use problem::{Problem, Problems};

@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use super::problem::Problem;
 use super::location::Location;
+use super::problem::Problem;
 use super::word::quoted;
 
 /// A node of the tree.
@@ -131,12 +131,7 @@ pub fn to_yaml(entries: &[Entry]) -> String {
 /// # Errors
 /// A key that is a list or a mapping, and inside a block one that was there before. At the top all repeated keys are
 /// reported together, when they are resolved.
-pub fn add_entry(
-    entries: &mut Vec<Entry>,
-    key: Node,
-    value: Node,
-    depth: usize,
-) -> Result<(), Problem> {
+pub fn add_entry(entries: &mut Vec<Entry>, key: Node, value: Node, depth: usize) -> Result<(), Problem> {
     let Some(name) = key.word() else {
         return Err(Problem::new("a key is a word").at(&key.location, "this is a list or a mapping"));
     };

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, ValueType, Status};
+use super::keys::{Key, Status, ValueType};
 use super::layer::{Authority, Layer};
+use super::location::{Location, Origin, ValueSource};
 use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
-use super::location::{Origin, Location, ValueSource};
 use super::value::{self, Value};
 use crate::nearest::nearest_of;
 

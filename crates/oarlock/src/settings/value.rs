@@ -81,7 +81,9 @@ pub fn read(value_type: ValueType, node: &Node) -> Option<Value> {
             names.collect::<Option<Vec<_>>>().map(list)
         }
         (ValueType::Map | ValueType::MapOrPath, Data::Map(entries)) => Some(Value::Map(entries.clone())),
-        (ValueType::Map | ValueType::MapOrPath, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
+        (ValueType::Map | ValueType::MapOrPath, Data::Scalar { text, .. })
+            if text.trim_start().starts_with('{') =>
+        {
             match parse_inside(text, &node.location).ok()?.data {
                 Data::Map(entries) => Some(Value::Map(entries)),
                 _ => None,
@@ -94,7 +96,11 @@ pub fn read(value_type: ValueType, node: &Node) -> Option<Value> {
 
 /// The default of a key.
 pub fn default(key: &Key) -> Value {
-    if key.default.is_empty() { Value::Null } else { word(key.value_type, key.default).unwrap_or(Value::Null) }
+    if key.default.is_empty() {
+        Value::Null
+    } else {
+        word(key.value_type, key.default).unwrap_or(Value::Null)
+    }
 }
 
 fn word(value_type: ValueType, text: &str) -> Option<Value> {

@@ -1,14 +1,14 @@
 //! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
+use super::super::yaml::{self, Data};
+use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
 use oarlock::settings::dialect::settle;
 use oarlock::settings::keys::ValueType;
+use oarlock::settings::node::Entry;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings};
 use oarlock::settings::value::{Value, boolean};
-use super::super::yaml::{self, Data};
-use oarlock::settings::node::Entry;
-use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
 
 /// What a file says.
 #[derive(Clone, Debug)]
@@ -109,7 +109,8 @@ impl File {
             let text = &entry.key;
             let name = if text.starts_with(prefix) { text.clone() } else { format!("{prefix}{text}") };
             if !names.contains(&name.as_str()) {
-                let problem = Problem::new(format!("unknown key `{text}` in `{block}`")).at(&entry.location, "");
+                let problem =
+                    Problem::new(format!("unknown key `{text}` in `{block}`")).at(&entry.location, "");
                 let otherwise = format!("it takes {}", names.join(", "));
                 problems.push(problem.did_you_mean(&name, names.iter().copied(), otherwise));
                 continue;
@@ -168,8 +169,8 @@ fn inner_names(prefix: &str) -> Vec<&'static str> {
 
 fn unknown(entry: &Entry) -> Problem {
     let name = entry.key.as_str();
-    let problem =
-        Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&entry.location, "");
+    let problem = Problem::new(format!("unknown key `{name}` in the configuration of Accelerate"))
+        .at(&entry.location, "");
     let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
     if let Some((block, _)) = home {
         return problem.help(format!("`{name}` belongs into `{block}`"));

@@ -1,10 +1,10 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
 use oarlock::settings::keys::Range::{NotNegative, Positive};
 use oarlock::settings::keys::Status::{Later, NoEffect, Used};
-use oarlock::settings::keys::{Key, ValueType, Status, row};
+use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock::settings::keys::{Key, Status, ValueType, row};
 
 pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, variable};
 

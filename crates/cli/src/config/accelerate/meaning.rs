@@ -1,13 +1,13 @@
 //! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{AUTO, Setting, Settings};
-use oarlock::settings::location::Location;
-use oarlock::settings::value::{boolean, float};
-use oarlock::settings::node::{Entry, Node, find, find_mut, put};
 use super::super::yaml;
 use oarlock::settings::accelerate::{fsdp_block, text};
+use oarlock::settings::location::Location;
+use oarlock::settings::node::{Entry, Node, find, find_mut, put};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{AUTO, Setting, Settings};
+use oarlock::settings::value::{boolean, float};
 
 /// What shards the states over the ranks, and where that is said.
 #[derive(Clone, Debug)]
@@ -87,7 +87,8 @@ fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) ->
         && let Some(on) = zero.word().and_then(boolean)
     {
         // `"zero_optimization": true` becomes a block, so that something fits beside the stage.
-        *zero = Node::map(vec![Entry::new("stage", if on { "1" } else { "0" }, &zero.location)], &zero.location);
+        *zero =
+            Node::map(vec![Entry::new("stage", if on { "1" } else { "0" }, &zero.location)], &zero.location);
     }
     let mut filled = false;
     for (setting, location, path) in said(settings) {
@@ -104,7 +105,11 @@ fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) ->
             }
         }
     }
-    if filled { Entry::of("deepspeed", Node::map(block, location)) } else { Entry::new("deepspeed", path, location) }
+    if filled {
+        Entry::of("deepspeed", Node::map(block, location))
+    } else {
+        Entry::new("deepspeed", path, location)
+    }
 }
 
 /// Settings that belong into a block of DeepSpeed, with their paths there.

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use oarlock::settings::keys::{ValueType, Range};
+use oarlock::settings::keys::{Range, ValueType};
 use oarlock::settings::location::{Location, SourceText, ValueSource};
 use oarlock::settings::value::read;
 
 use crate::config::yaml::parse_inside;
 
 fn shown(value_type: ValueType, text: &str) -> Option<String> {
-    let source =
-        Arc::new(SourceText { read_from: ValueSource::File, name: "t.yaml".to_owned(), text: text.to_owned() });
+    let source = Arc::new(SourceText {
+        read_from: ValueSource::File,
+        name: "t.yaml".to_owned(),
+        text: text.to_owned(),
+    });
     let location = Location { source, bytes: 0..text.len() };
     read(value_type, &parse_inside(text, &location).unwrap()).map(|value| value.to_string())
 }

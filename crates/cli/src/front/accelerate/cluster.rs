@@ -170,8 +170,10 @@ fn unknown(entry: &Entry) -> Problem {
 
 /// What the file as a whole must say.
 fn check(path: &Path, entries: &[Entry], said: &Map<String, Value>) -> Result<(), Problem> {
-    let location = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.location);
-    if let (Some(environment), Some(location)) = (said.get("compute_environment"), location("compute_environment"))
+    let location =
+        |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.location);
+    if let (Some(environment), Some(location)) =
+        (said.get("compute_environment"), location("compute_environment"))
         && environment != "LOCAL_MACHINE"
     {
         let message =
@@ -217,9 +219,9 @@ pub fn value(node: &Node, json: bool) -> Value {
         Data::Scalar { text, plain: true } => scalar::resolve(text),
         Data::Scalar { text, plain: false } => Value::from(text.as_str()),
         Data::List(items) => items.iter().map(|item| value(item, json)).collect(),
-        Data::Map(entries) => {
-            Value::Object(entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, json))).collect())
-        }
+        Data::Map(entries) => Value::Object(
+            entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, json))).collect(),
+        ),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{parse, scalar};
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::value::Value;
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say};

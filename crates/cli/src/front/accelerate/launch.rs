@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use crate::config::accelerate::{File, meaning};
 use crate::config::flags::Parsed;
 use crate::config::keys::Status;
-use crate::config::resolve::{Settings, refuse};
 use crate::config::location::ValueSource;
+use crate::config::resolve::{Settings, refuse};
 use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
@@ -119,7 +119,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         problems.push(problem.help("a module is run by Python"));
     }
     let resolved = script::resolve(&parsed.rest, call, LAUNCH.command);
-    let machines = launch.location(0, 0).local_ranks.len();
+    let machines = launch.place(0, 0).local_ranks.len();
     let command = |name: &str| asked.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
     let several = machines > 1 && strategy.kind == Kind::DeepSpeed;
     starters(&all, several.then_some(&command), &mut notes, &mut problems);
@@ -177,7 +177,9 @@ fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
         return;
     }
     strategy.kind = Kind::Ddp;
-    if strategy.cpu || ranks.location.as_ref().is_some_and(|location| location.source.read_from == ValueSource::File) {
+    if strategy.cpu
+        || ranks.location.as_ref().is_some_and(|location| location.source.read_from == ValueSource::File)
+    {
         notes.push(format!(
             "{} processes are asked for, so as many data parallel ranks start; Accelerate would start one process here",
             ranks.count
@@ -366,7 +368,10 @@ fn differs(precision: &[Entry], script: &[Layer]) -> Option<String> {
     let own = script.iter().flat_map(|layer| &layer.entries).filter(written).rfind(|entry| is_on(entry))?;
     let decides = precision.iter().find(|entry| is_on(entry)).map_or("f32", |entry| entry.key.as_str());
     (decides != own.key).then(|| {
-        format!("{decides} ({location}) decides, as with Accelerate, over `{}: true` ({})", own.key, own.location)
+        format!(
+            "{decides} ({location}) decides, as with Accelerate, over `{}: true` ({})",
+            own.key, own.location
+        )
     })
 }
 

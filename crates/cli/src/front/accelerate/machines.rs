@@ -1,8 +1,8 @@
 //! How many ranks on how many machines, and where they meet.
 
 use crate::config::accelerate::File;
-use crate::config::resolve::Settings;
 use crate::config::location::Location;
+use crate::config::resolve::Settings;
 use crate::config::{Problem, Problems};
 use crate::front::job::too_few_gpus;
 use crate::launch::devices::Devices;

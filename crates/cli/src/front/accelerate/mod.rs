@@ -22,7 +22,7 @@ mod tpu_config;
 use std::time::SystemTime;
 
 use crate::config::flags::{Flags, Parsed};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, say, tell};
 use oarlock::nearest::nearest_of;

@@ -3,8 +3,8 @@
 use crate::config::Problems;
 use crate::config::accelerate::keys::DEEPSPEED;
 use crate::config::accelerate::{Engine, File};
-use crate::config::resolve::Settings;
 use crate::config::location::Location;
+use crate::config::resolve::Settings;
 use crate::config::value::Value;
 
 /// How ranks stand to each other.

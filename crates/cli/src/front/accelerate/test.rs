@@ -10,7 +10,7 @@ use super::checks::{self, CHECKS, Site};
 use super::cluster::{Cluster, default_file};
 use super::{CONFIG_FILE, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::error::{Error, Result};

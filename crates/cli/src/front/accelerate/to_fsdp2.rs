@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::cluster::{save_or_show, value};
 use super::{dump, parse};
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Words, written};
 use crate::console::{Failure, Outcome, tell};
 

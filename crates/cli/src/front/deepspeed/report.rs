@@ -6,8 +6,8 @@ use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
-use crate::config::keys::ValueType::Bool;
 use crate::config::keys::Status::Used;
+use crate::config::keys::ValueType::Bool;
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, say};
 use crate::launch::devices::Devices;

@@ -395,7 +395,7 @@ fn each_machine_of_several_can_be_started_by_hand() {
     let site = Site::new("a slots=2\nb slots=3\n");
     let job = site.here(&["--no_ssh", "--node_rank", "1", "--master_addr", "a"], &[], &GPUS);
     assert_eq!(job.launch.nodes, Nodes::Static { ranks: vec![2, 3], this: 1 });
-    assert_eq!(job.launch.location(1, 2).rank(), 4);
+    assert_eq!(job.launch.place(1, 2).rank(), 4);
     let by_us = ["--no_ssh", "--world_info=a:0@b:1,2", "--node_rank=1", "--master_addr=a", "--cpu"];
     let job = Site::new("").here(&by_us, &[], &CPU);
     assert_eq!(job.launch.nodes, Nodes::Static { ranks: vec![1, 2], this: 1 });

@@ -7,7 +7,7 @@ use oarlock_tensor::DType;
 
 use super::*;
 use crate::config::{
-    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, table, written,
+    Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, When, keys, table, written,
 };
 
 /// The command of the guide, behind the name of the script.
@@ -148,10 +148,10 @@ fn other_value(key: &Key) -> &'static str {
     match (key.name, key.value_type) {
         ("device", _) => "cpu",
         ("from_weight", _) => "other",
-        (_, keys::Kind::Bool) => "",
-        (_, keys::Kind::Choice(_)) if key.name == "dtype" => "float16",
-        (_, keys::Kind::Choice(_)) => "1",
-        (_, keys::Kind::Text | keys::Kind::Path) => "elsewhere",
+        (_, keys::ValueType::Bool) => "",
+        (_, keys::ValueType::Choice(_)) if key.name == "dtype" => "float16",
+        (_, keys::ValueType::Choice(_)) => "1",
+        (_, keys::ValueType::Text | keys::ValueType::Path) => "elsewhere",
         (_, _) => "3",
     }
 }

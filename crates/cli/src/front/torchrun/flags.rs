@@ -1,10 +1,10 @@
 //! The flags of torchrun, with what each means here.
 
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::NotNegative;
 use crate::config::keys::Status::{Later, NoEffect, Used};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
+use crate::config::keys::{Key, Status, ValueType};
 
 const fn key(
     value_type: ValueType,

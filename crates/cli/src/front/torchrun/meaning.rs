@@ -122,7 +122,8 @@ fn meeting(
     if settings.bool("standalone") {
         return Ok(one());
     }
-    let location = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
+    let location =
+        |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
     let backend = settings.text("rdzv_backend").unwrap_or_default();
     let endpoint = settings.said("rdzv_endpoint").and(settings.text("rdzv_endpoint"));
     match backend.to_ascii_lowercase().as_str() {

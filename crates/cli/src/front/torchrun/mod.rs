@@ -54,8 +54,11 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     let said = (!launch::is_our_rank()).then(|| {
         let location = parsed.settings.get("nproc_per_node").location().cloned();
         let location = location.unwrap_or_else(|| words.location(words.len()));
-        let ranks = launch.location(0, 0).world_size().to_string();
-        Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &location)] }
+        let ranks = launch.place(0, 0).world_size().to_string();
+        Layer {
+            authority: Authority::MustAgree,
+            entries: vec![Entry::new("num_processes", ranks, &location)],
+        }
     });
     Job::new(again, launch, script, said.into_iter().collect(), &parsed)
 }

@@ -121,25 +121,16 @@ fn an_update_borrows_what_the_estimate_says() {
             (DType::BF16, false, (6, 64)),
             (DType::BF16, true, (6, 64)),
         ] {
-            let offload = Offload {
-                dir: disk.path().to_path_buf(),
-                sub_group_elems: 1 << 14,
-                buffers: 3,
-            };
+            let offload = Offload { dir: disk.path().to_path_buf(), sub_group_elems: 1 << 14, buffers: 3 };
             let offload_optimizer = in_files.then_some(offload);
-            let shard =
-                Options { dtype, offload_optimizer: offload_optimizer.clone(), ..Options::default() };
+            let shard = Options { dtype, offload_optimizer: offload_optimizer.clone(), ..Options::default() };
             let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
             let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
             let mut model = llama(64, 2, 500, len);
             model.set_recompute(Recompute::Units { every: 1 });
             let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
             let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
-            let settings = Settings {
-                optim,
-                offload_optimizer,
-                ..Settings::new(dtype, Stage::Optimizer, 1)
-            };
+            let settings = Settings { optim, offload_optimizer, ..Settings::new(dtype, Stage::Optimizer, 1) };
             let size = ModelSize::of(&model, dtype);
             let estimated = estimate(&size, &settings, Some(&dry), 0);
 

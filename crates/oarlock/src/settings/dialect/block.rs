@@ -1,10 +1,10 @@
 //! A block of another program's configuration, read against the table of its keys.
 
 use super::super::keys::Key;
+use super::super::location::Origin;
 use super::super::node::{Data, Entry, written_twice};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{self, Setting, Settings, wrong_type};
-use super::super::location::Origin;
 use super::super::value::{self, Value};
 use super::deepspeed_keys;
 
@@ -117,7 +117,8 @@ impl Dialect {
 /// If it was written before, or is of another type.
 pub fn settle(setting: &mut Setting, entry: &Entry) -> Result<(), Problem> {
     let key = setting.key;
-    let location = if entry.value.location.bytes.is_empty() { &entry.location } else { &entry.value.location };
+    let location =
+        if entry.value.location.bytes.is_empty() { &entry.location } else { &entry.value.location };
     if let Some(first) = setting.location() {
         return Err(written_twice(key.name, &entry.location, first));
     }

@@ -1,10 +1,10 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
-use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
 use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
 use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::{Key, ValueType, Status};
+use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
+use super::super::keys::{Key, Status, ValueType};
 
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);

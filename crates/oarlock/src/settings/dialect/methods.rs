@@ -1,10 +1,10 @@
 //! DeepSpeed's `optimizer` and `scheduler` blocks as settings of ours: optim, optim_args, lr_scheduler_type,
 //! lr_scheduler_kwargs, and the rates and moments that have keys of their own.
 
+use super::super::location::Location;
 use super::super::node::{Entry, Node};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{AUTO, Setting, Settings, at};
-use super::super::location::Location;
 use super::super::value::{self, Value};
 use super::block::Dialect;
 
@@ -163,7 +163,11 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
 }
 
 /// The learning rate, and what Muon's other parameters have of it where they have one of their own.
-fn rates<'b>(block: &'b Dialect, settings: &Settings, entries: &mut Vec<Entry>) -> Option<(f64, &'b Location)> {
+fn rates<'b>(
+    block: &'b Dialect,
+    settings: &Settings,
+    entries: &mut Vec<Entry>,
+) -> Option<(f64, &'b Location)> {
     let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
         let (setting, location) = block.settings.said_at(&format!("optimizer.params.{name}"))?;
         match setting.value {

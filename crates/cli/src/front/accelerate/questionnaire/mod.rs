@@ -18,7 +18,7 @@ use serde_json::json;
 use super::cluster::{Cluster, default_file, save_or_show};
 use super::{CONFIG_FILE, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, ValueType, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Words};
 use crate::console::{Failure, Outcome, say, tell};
 use crate::error::Error;

@@ -142,7 +142,7 @@ fn two_machines_of_eight_are_known_by_rank() {
             (resolved.launch.master.addr.as_str(), resolved.launch.master.port),
             ("192.168.0.1", 29500)
         );
-        assert_eq!(resolved.launch.location(1, 7).rank(), 15);
+        assert_eq!(resolved.launch.place(1, 7).rank(), 15);
     }
 }
 
