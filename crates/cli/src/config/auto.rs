@@ -2,11 +2,11 @@
 //! transformers, and 1e9 for the two that those cannot resolve.
 
 use oarlock::config::{Elems, ModelSource};
+use oarlock::settings::resolve::{AUTO, Settings};
+use oarlock::settings::value::{self, Value, number};
 
 use super::resolved::ResolvedConfig;
 use super::yaml::Node;
-use oarlock::settings::resolve::{AUTO, Settings};
-use oarlock::settings::value::{self, Value, number};
 
 /// Settings that take the value of one of ours.
 const SAME: [(&str, &str); 8] = [

@@ -7,15 +7,18 @@ use oarlock::config::{
     DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription, SaveArgs,
     ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
-use oarlock::settings::{optimizer, schedule};
-use oarlock_tensor::DType;
-
-use super::resolved::ResolvedConfig;
-use super::{checks, model, monitor, recompute};
 use oarlock::settings::dialect::{self, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, AUTO, Settings};
 use oarlock::settings::value::Value;
+use oarlock::settings::{optimizer, schedule};
+use oarlock_tensor::DType;
+
+use super::checks;
+use super::model;
+use super::monitor;
+use super::recompute;
+use super::resolved::ResolvedConfig;
 
 /// Builds the configuration; `problems` are those found before.
 ///

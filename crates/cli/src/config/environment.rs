@@ -1,15 +1,16 @@
 //! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
 use oarlock::settings::accelerate::{Lookup, USE_FSDP, asks, take};
-pub use oarlock::settings::accelerate::{said_by, said_in};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::Settings;
 use oarlock_comm::Launched;
 
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::Settings;
+
+pub use oarlock::settings::accelerate::{said_by, said_in};
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::table::KEYS;
 use oarlock::settings::keys::{Group, Key, Status, ValueType};
+
+use super::table::KEYS;
 
 /// The help text of the keys: those that have a meaning, in groups, then the names of the others.
 pub fn help() -> String {

@@ -4,15 +4,16 @@
 
 use std::fmt::Write as _;
 
-use super::explain::described;
-use super::words::Words;
-use super::yaml::Node;
 use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::{Key, Status, ValueType};
 use oarlock::settings::location::{Location, Origin};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Settings, wrong_type};
 use oarlock::settings::value;
+
+use super::explain::described;
+use super::words::Words;
+use super::yaml::Node;
 
 /// The flags of a command.
 #[derive(Clone, Copy, Debug)]

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource};
 use oarlock::model::Family;
-use oarlock::settings::kwargs::Kwargs;
-use serde_json::{Map, Value as Json, json};
-
 use oarlock::settings::keys::Range;
+use oarlock::settings::kwargs::Kwargs;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 use oarlock::settings::value::Value;
+use serde_json::{Map, Value as Json, json};
 
 const SIZES: [&str; 8] = [
     "vocab_size",

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
-use oarlock_comm::{Operation, Recorded};
-
-use super::written::{Authority, Entry, Layer};
 use oarlock::settings::accelerate::said_in;
 use oarlock::settings::dialect::{Dialect, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::Settings;
+use oarlock_comm::{Operation, Recorded};
+
+use super::written::{Authority, Entry, Layer};
 
 /// The trackers of `report_to`.
 const TRACKERS: [&str; 4] = ["tensorboard", "wandb", "csv", "jsonl"];

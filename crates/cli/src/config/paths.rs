@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
+use oarlock::settings::problem::Problems;
 
 use super::resolved::ResolvedConfig;
-use oarlock::settings::problem::Problems;
 
 /// Checks the paths that must exist before a training starts.
 ///

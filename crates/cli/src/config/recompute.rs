@@ -1,7 +1,6 @@
 //! Which activations are recomputed: the one answer of all keys about it.
 
 use oarlock::config::Recompute;
-
 use oarlock::settings::dialect::{Dialect, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings, at};

@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
-
 use oarlock::settings::location::ValueSource;
 use oarlock::settings::problem::{Problem, Problems};
 

@@ -5,7 +5,6 @@ use std::ops::Deref;
 
 use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
-
 use oarlock::settings::keys::{Group, Status};
 use oarlock::settings::location::Origin;
 use oarlock::settings::node::to_yaml;

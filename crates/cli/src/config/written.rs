@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use oarlock::settings::json::read_file;
-
-use super::table;
-use super::words::Words;
-use super::yaml::{self, Node};
 use oarlock::settings::keys::ValueType;
 use oarlock::settings::location::Location;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::value::boolean;
+
+use super::table;
+use super::words::Words;
+use super::yaml::{self, Node};
 
 pub use oarlock::settings::layer::{Authority, Layer};
 pub use oarlock::settings::node::Entry;

@@ -13,7 +13,9 @@ use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
 use super::table::TRAINING;
 use super::value::Value;
-use super::{json, optimizer, schedule};
+use super::json;
+use super::optimizer;
+use super::schedule;
 use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
 
 /// The highest rate of DeepSpeed's warm-ups.

@@ -1,14 +1,15 @@
 //! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
-use super::super::yaml::{self, Data};
-use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
 use oarlock::settings::dialect::settle;
 use oarlock::settings::keys::ValueType;
 use oarlock::settings::node::Entry;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings};
 use oarlock::settings::value::{Value, boolean};
+
+use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
+use super::super::yaml::{self, Data};
 
 /// What a file says.
 #[derive(Clone, Debug)]

@@ -1,13 +1,14 @@
 //! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
-use super::super::yaml;
 use oarlock::settings::accelerate::{fsdp_block, text};
 use oarlock::settings::location::Location;
 use oarlock::settings::node::{Entry, Node, find, find_mut, put};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{AUTO, Setting, Settings};
 use oarlock::settings::value::{boolean, float};
+
+use super::super::yaml;
 
 /// What shards the states over the ranks, and where that is said.
 #[derive(Clone, Debug)]

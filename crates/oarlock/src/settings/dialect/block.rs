@@ -1,6 +1,7 @@
 //! A block of another program's configuration, read against the table of its keys.
 
 use super::super::keys::Key;
+use super::super::layer::{Authority, Layer};
 use super::super::location::Origin;
 use super::super::node::{Data, Entry, written_twice};
 use super::super::problem::{Problem, Problems};
@@ -161,9 +162,13 @@ pub(super) fn entries(
     None
 }
 
-/// A block names no key that a table of a training lacks.
-pub(in crate::settings) fn unknown(entry: &Entry) -> Problem {
-    Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "")
+/// Joins what a block says about keys of ours to the settings, with which it must agree.
+pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problems) {
+    // A block names no key that a table of a training lacks.
+    let unknown = |entry: &Entry| {
+        Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "")
+    };
+    resolve::add(&Layer { authority: Authority::MustAgree, entries }, settings, &unknown, problems);
 }
 
 /// Whether a number of ranks divides all ranks; else it is reported.

@@ -10,13 +10,11 @@ pub mod fsdp_keys;
 mod left_out;
 mod methods;
 
-use super::layer::{Authority, Layer};
 use super::problem::Problems;
-use super::resolve::{self, Settings};
+use super::resolve::Settings;
 use crate::config::{LossScale, ShardArgs};
 
-pub(super) use block::unknown;
-pub use block::{Dialect, Dialects, ReadFile, settle};
+pub use block::{Dialect, Dialects, ReadFile, join, settle};
 pub use left_out::defaults as optimizer_defaults;
 
 /// Reads the blocks that the settings hold, or name the file of, and joins what they say to the settings.
@@ -35,8 +33,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
         dialects.notes.extend(deepspeed::scheduler_of_script(block, settings));
         let mut entries = deepspeed::entries(block, settings, problems);
         dialects.notes.extend(deepspeed::rate_of_scheduler(&mut entries, settings));
-        let layer = Layer { authority: Authority::MustAgree, entries };
-        resolve::add(&layer, settings, &unknown, problems);
+        join(entries, settings, problems);
         deepspeed::batch(block, settings, problems);
     }
     left_out::warmup(dialects.deepspeed.as_ref(), settings);
