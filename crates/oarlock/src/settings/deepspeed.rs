@@ -7,15 +7,15 @@ use std::sync::Arc;
 use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
+use super::json;
 use super::location::{Location, SourceText, ValueSource};
 use super::node::{Data, Entry, Node, find, find_mut, put};
+use super::optimizer;
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
+use super::schedule;
 use super::table::TRAINING;
 use super::value::Value;
-use super::json;
-use super::optimizer;
-use super::schedule;
 use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
 
 /// The highest rate of DeepSpeed's warm-ups.

@@ -8,8 +8,8 @@ use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings};
 use oarlock::settings::value::{Value, boolean};
 
-use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
 use super::super::yaml::{self, Data};
+use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
 
 /// What a file says.
 #[derive(Clone, Debug)]

@@ -165,9 +165,8 @@ pub(super) fn entries(
 /// Joins what a block says about keys of ours to the settings, with which it must agree.
 pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problems) {
     // A block names no key that a table of a training lacks.
-    let unknown = |entry: &Entry| {
-        Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "")
-    };
+    let unknown =
+        |entry: &Entry| Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "");
     resolve::add(&Layer { authority: Authority::MustAgree, entries }, settings, &unknown, problems);
 }
 
