@@ -102,7 +102,7 @@ fn files_of_accelerate() {
     fuzz("accelerate", seeds.into(), |_, input| {
         match File::text("c.yaml", &String::from_utf8_lossy(input)) {
             Ok(file) => {
-                let Some(place) = file.own.get("distributed_type").place() else { return };
+                let Some(place) = file.own.get("distributed_type").location() else { return };
                 for engine in [Engine::DeepSpeed(place.clone()), Engine::Fsdp(place.clone()), Engine::Plain] {
                     let mut problems = Problems::default();
                     drop(meaning::entries(&file.settings, &engine, &mut problems));

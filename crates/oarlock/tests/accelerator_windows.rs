@@ -219,7 +219,7 @@ fn f16(steps: usize) -> AcceleratorConfig {
 
 const SCALE: LossScale = LossScale::Dynamic {
     initial_power: 8,
-    window: 1000,
+    growth_interval: 1000,
     hysteresis: 1,
     consecutive_hysteresis: false,
     min_scale: 1.0,

@@ -327,7 +327,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
     // So large that the first steps overflow; after that it grows into the next overflow again.
     let loss_scale = LossScale::Dynamic {
         initial_power: 24,
-        window: 3,
+        growth_interval: 3,
         hysteresis: 2,
         consecutive_hysteresis: false,
         min_scale: 1.0,

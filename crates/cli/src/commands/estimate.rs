@@ -11,7 +11,7 @@ use super::dtypes;
 use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 use oarlock::estimate::{
-    self, DryRun, Estimate, ModelSize, Offload, Optim, Settings, Stage, StepShape, decoder_step,
+    self, DryRun, Estimate, ModelSize, Optim, Settings, Stage, StepShape, decoder_step, offload_to_files,
 };
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
@@ -137,7 +137,7 @@ fn llama(args: &EstimateArgs, hidden: usize, n_layers: usize) -> DecoderConfig {
 }
 
 fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings> {
-    let kept = |place| if place == OffloadDevice::Nvme { Offload::Nvme } else { Offload::Memory };
+    let offload = |device| (device == OffloadDevice::Nvme).then(offload_to_files);
     if args.offload_param == OffloadDevice::Nvme && args.stage != Some(3) {
         return Err(Error::Usage(
             "--offload-param nvme needs --stage 3: only it shards parameters".to_owned(),
@@ -153,8 +153,8 @@ fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings>
     };
     Ok(Settings {
         optim,
-        optimizer: kept(args.offload_optimizer),
-        parameters: kept(args.offload_param),
+        offload_optimizer: offload(args.offload_optimizer),
+        offload_parameters: offload(args.offload_param),
         ..Settings::new(dtype, stage, usize::from(args.num_processes))
     })
 }
@@ -187,7 +187,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     };
     let stages = Stage::ALL.into_iter().filter(|s| args.stage.is_none_or(|n| usize::from(n) == s.number()));
     let estimates: Vec<Estimate> = stages
-        .map(|stage| Ok(estimate::estimate(&size, settings(args, dtype, stage)?, step.as_ref(), program)))
+        .map(|stage| Ok(estimate::estimate(&size, &settings(args, dtype, stage)?, step.as_ref(), program)))
         .collect::<Result<_>>()?;
     let mut text = match args.json {
         true => format!("{:#}\n", super::estimate_table::json(&size, &estimates, step.as_ref())),

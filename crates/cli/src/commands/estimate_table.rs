@@ -13,7 +13,7 @@ const WIDTH: usize = 11;
 /// One column for each estimate: bytes of a rank by part, their sum, and the sum over the ranks of the machine.
 pub fn table(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) -> String {
     let Some(first) = estimates.first() else { return String::new() };
-    let settings = first.settings;
+    let settings = &first.settings;
     let largest = match size.is_known() {
         true => format!(" ({:.2} M)", size.largest_unit() as f64 / 1e6),
         false => String::new(),
@@ -71,7 +71,7 @@ pub fn table(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) ->
 
 /// What the model states of a rank come to, in bytes.
 fn formula(estimate: &Estimate) -> String {
-    let settings = estimate.settings;
+    let settings = &estimate.settings;
     let working = settings.dtype.size();
     let master = if settings.dtype == DType::F32 { 0 } else { 4 };
     let state = match settings.optim {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_count_alone_gives_model_states_alone() {
         let size = ModelSize::of_count(7_000_000_000, None, DType::BF16).unwrap();
-        let estimate = estimate(&size, Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
+        let estimate = estimate(&size, &Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
         assert!(table(&size, &[estimate], None).contains("model states only"));
     }
 }

@@ -2,11 +2,11 @@
 //! transformers, and 1e9 for the two that those cannot resolve.
 
 use oarlock::config::{Elems, ModelSource};
+use oarlock::settings::resolve::{AUTO, Settings};
+use oarlock::settings::value::{self, Value, number};
 
-use super::ResolvedConfig;
-use super::resolve::Settings;
-use super::value::{self, Value, number};
-use super::yaml::{Data, Node};
+use super::resolved::ResolvedConfig;
+use super::yaml::Node;
 
 /// Settings that take the value of one of ours.
 const SAME: [(&str, &str); 8] = [
@@ -28,7 +28,7 @@ const SIZES: [(&str, Elems, &str); 3] = [
 ];
 
 /// Writes into the block what each `"auto"` became.
-pub fn tell(config: &mut ResolvedConfig) {
+pub fn describe(config: &mut ResolvedConfig) {
     let hidden = hidden_size(&config.model.source);
     let ours = |name: &str| config.settings.get(name).value.clone();
     let size = |name: &str| match ours(name) {
@@ -57,13 +57,11 @@ pub fn tell(config: &mut ResolvedConfig) {
         setting.value = Value::Text(format!("auto: {text}"));
     }
     if let Some(setting) = block.settings.get_mut("scheduler.params")
-        && let Value::Map(fields) = &mut setting.value
+        && let Value::Map(entries) = &mut setting.value
     {
-        for field in fields {
-            if matches!(&field.value.data, Data::Scalar { text, .. } if text == "auto")
-                && let Some(text) = course.of_parameter(&field.name)
-            {
-                field.value = Node::scalar(text, field.value.place.clone());
+        for entry in entries.iter_mut().filter(|entry| entry.value.word() == Some(AUTO)) {
+            if let Some(text) = course.of_parameter(&entry.key) {
+                entry.value = Node::scalar(text, entry.value.location.clone());
             }
         }
     }

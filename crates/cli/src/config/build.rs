@@ -7,14 +7,18 @@ use oarlock::config::{
     DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription, SaveArgs,
     ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
+use oarlock::settings::dialect::{self, Dialects};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{self, AUTO, Settings};
+use oarlock::settings::value::Value;
 use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::DType;
 
-use super::dialect::{self, Dialects};
-use super::problem::{Problem, Problems};
-use super::resolve::{self, Settings, at};
-use super::value::Value;
-use super::{ResolvedConfig, checks, model, monitor, recompute};
+use super::checks;
+use super::model;
+use super::monitor;
+use super::recompute;
+use super::resolved::ResolvedConfig;
 
 /// Builds the configuration; `problems` are those found before.
 ///
@@ -31,7 +35,7 @@ pub fn build(
     required(&settings, found);
     between(&settings, found);
     checks::between(&mut settings, &dialects, found);
-    let read = Reader { settings: &settings };
+    let read = &settings;
     let learning_rate = read.f64("learning_rate");
     let (shard, loss_scale) = dialect::shard(&mut dialects, read.int("num_processes"), found);
     let recompute = recompute::recompute(&settings, &dialects, found);
@@ -40,15 +44,15 @@ pub fn build(
     let monitor = monitor::monitors(&settings, &dialects, found);
 
     let model = model::model(&settings, found);
-    let held_out = match read.f64("val_size") {
+    let val_size = match read.f64("val_size") {
         0.0 => None,
         share if share < 1.0 => Some(ValSize::Fraction(share)),
         records => Some(ValSize::Count(records as u64)),
     };
     let data = DataArgs {
-        datasets: read.list("dataset"),
-        eval_datasets: read.list("eval_dataset"),
-        dataset_dir: read.path("dataset_dir"),
+        datasets: read.list("dataset").to_vec(),
+        eval_datasets: read.list("eval_dataset").to_vec(),
+        dataset_dir: PathBuf::from(read.word("dataset_dir")),
         cutoff_len: read.usize("cutoff_len"),
         packing: match (read.bool("minimind_rows"), read.bool("neat_packing"), read.bool("packing")) {
             (true, _, _) => Packing::MiniMind,
@@ -58,7 +62,7 @@ pub fn build(
         },
         shuffle: !read.bool("disable_shuffling"),
         max_samples: read.count("max_samples"),
-        held_out,
+        val_size,
         overwrite_cache: read.bool("overwrite_cache"),
     };
     let train = TrainArgs {
@@ -79,12 +83,12 @@ pub fn build(
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,
-        schedule: ScheduleArgs { learning_rate, shape, warmup: read.warmup() },
+        schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         enabled: read.bool("do_train"),
     };
-    let has_eval = held_out.is_some() || !data.eval_datasets.is_empty();
+    let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();
     let eval = EvalArgs {
-        when: read.when("eval_strategy", "eval_steps"),
+        when: when(&settings, "eval_strategy", "eval_steps"),
         delay: read.f64("eval_delay"),
         at_start: read.bool("eval_on_start"),
         at_end: has_eval && read.bool("do_eval"),
@@ -92,7 +96,7 @@ pub fn build(
     };
     let overwrite = read.bool("overwrite_output_dir");
     let save = SaveArgs {
-        output_dir: read.path("output_dir"),
+        output_dir: PathBuf::from(read.word("output_dir")),
         resume: match &settings.get("resume_from_checkpoint").value {
             Value::Bool(true) => Resume::Newest,
             Value::Bool(false) => Resume::Never,
@@ -101,12 +105,12 @@ pub fn build(
             _ => Resume::IfPresent,
         },
         overwrite,
-        when: read.when("save_strategy", "save_steps"),
+        when: when(&settings, "save_strategy", "save_steps"),
         keep: read.count("save_total_limit").filter(|keep| *keep > 0),
         only_model: read.bool("save_only_model"),
     };
     let log = LogArgs {
-        when: read.when("logging_strategy", "logging_steps"),
+        when: when(&settings, "logging_strategy", "logging_steps"),
         first_step: read.bool("logging_first_step"),
         plot_loss: read.bool("plot_loss"),
         plain: read.bool("disable_tqdm"),
@@ -117,7 +121,7 @@ pub fn build(
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
-        cpu_path: Some(read.text("cpu_path").to_owned()).filter(|name| name != "auto"),
+        cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));
@@ -135,10 +139,9 @@ fn rename_evaluation_strategy(settings: &mut Settings, problems: &mut Problems) 
         return;
     }
     if new.is_written() && !new.value.agrees(&old.value) {
-        problems.push(
-            at(Problem::new("`evaluation_strategy` and `eval_strategy` differ"), &[old, new])
-                .help("they are two names of one setting; keep eval_strategy"),
-        );
+        let message = "`evaluation_strategy` and `eval_strategy` differ";
+        let names = ["evaluation_strategy", "eval_strategy"];
+        settings.report(problems, message, &names, "they are two names of one setting; keep eval_strategy");
     } else {
         let value = old.value.clone();
         settings.derive("eval_strategy", value, "evaluation_strategy");
@@ -153,8 +156,7 @@ fn derive(settings: &mut Settings) {
     if !settings.get("eval_steps").is_written() {
         settings.derive("eval_steps", settings.get("logging_steps").value.clone(), "logging_steps");
     }
-    let read = Reader { settings };
-    let evaluates = read.f64("val_size") > 0.0 || !read.list("eval_dataset").is_empty();
+    let evaluates = settings.f64("val_size") > 0.0 || !settings.list("eval_dataset").is_empty();
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
     }
@@ -182,166 +184,92 @@ fn required(settings: &Settings, problems: &mut Problems) {
 
 /// What contradicts.
 fn between(settings: &Settings, problems: &mut Problems) {
-    let read = Reader { settings };
     let get = |name: &str| settings.get(name);
 
-    let written_true = |name: &str| {
-        let setting = get(name);
-        setting.place().is_some_and(|_| setting.broken || matches!(setting.value, Value::Bool(true)))
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
     };
+    let is_true = |name: &str| matches!(get(name).value, Value::Bool(true));
+    let written_true = |name: &str| get(name).location().is_some_and(|_| get(name).broken || is_true(name));
     if written_true("bf16") && written_true("fp16") {
-        problems.push(
-            at(Problem::new("`bf16` and `fp16` exclude each other"), &[get("bf16"), get("fp16")])
-                .help("keep one of them"),
+        report("`bf16` and `fp16` exclude each other", &["bf16", "fp16"], "keep one of them");
+    }
+    if settings.usize("num_processes") > MOST_RANKS {
+        report(
+            &format!("`num_processes` is more than {MOST_RANKS}"),
+            &["num_processes"],
+            "ranks are processes; write a number that the machines can start",
         );
     }
-    if read.usize("num_processes") > MOST_RANKS {
-        problems.push(
-            at(Problem::new(format!("`num_processes` is more than {MOST_RANKS}")), &[get("num_processes")])
-                .help("ranks are processes; write a number that the machines can start"),
+    let (val_size, eval_dataset) = (settings.f64("val_size"), !settings.list("eval_dataset").is_empty());
+    if val_size > 0.0 && eval_dataset {
+        report(
+            "`val_size` and `eval_dataset` exclude each other",
+            &["val_size", "eval_dataset"],
+            "hold out a part of the training data, or evaluate on data of its own",
         );
     }
-    let (held_out, eval_dataset) = (read.f64("val_size"), !read.list("eval_dataset").is_empty());
-    if held_out > 0.0 && eval_dataset {
-        problems.push(
-            at(
-                Problem::new("`val_size` and `eval_dataset` exclude each other"),
-                &[get("val_size"), get("eval_dataset")],
-            )
-            .help("hold out a part of the training data, or evaluate on data of its own"),
+    if val_size > 1.0 && val_size.fract() != 0.0 {
+        report(
+            "`val_size` is a whole number of records, or a share below 1",
+            &["val_size"],
+            &format!("write {} or {}", val_size.floor(), val_size / 100.0),
         );
     }
-    if held_out > 1.0 && held_out.fract() != 0.0 {
-        problems.push(
-            at(
-                Problem::new("`val_size` is a whole number of records, or a share below 1"),
-                &[get("val_size")],
-            )
-            .help(format!("write {} or {}", held_out.floor(), held_out / 100.0)),
-        );
-    }
-    let evaluates = read.when("eval_strategy", "eval_steps") != When::Never;
-    let nothing = held_out == 0.0 && !eval_dataset;
-    if evaluates && nothing {
-        problems.push(
-            at(
-                Problem::new("`eval_strategy` is on, but there is nothing to evaluate on"),
-                &[get("eval_strategy")],
-            )
-            .help("write `val_size: 0.01` or `eval_dataset: …`"),
-        );
-    }
-    for name in ["do_eval", "eval_on_start"] {
-        if matches!(get(name).value, Value::Bool(true)) && nothing {
-            let problem = Problem::new(format!("`{name}` is on, but there is nothing to evaluate on"));
-            problems.push(at(problem, &[get(name)]).help("write `val_size: 0.01` or `eval_dataset: …`"));
+    let nothing = val_size == 0.0 && !eval_dataset;
+    let evaluates = when(settings, "eval_strategy", "eval_steps") != When::Never;
+    for (name, on) in [
+        ("eval_strategy", evaluates),
+        ("do_eval", is_true("do_eval")),
+        ("eval_on_start", is_true("eval_on_start")),
+    ] {
+        if on && nothing {
+            let message = format!("`{name}` is on, but there is nothing to evaluate on");
+            report(&message, &[name], "write `val_size: 0.01` or `eval_dataset: …`");
         }
     }
-    if !read.bool("do_train") && nothing {
-        problems.push(
-            at(Problem::new("`do_train` is off and there is nothing to evaluate on"), &[get("do_train")])
-                .help("remove it to train"),
-        );
+    if !settings.bool("do_train") && nothing {
+        report("`do_train` is off and there is nothing to evaluate on", &["do_train"], "remove it to train");
     }
     for (strategy, steps) in [
         ("logging_strategy", "logging_steps"),
         ("save_strategy", "save_steps"),
         ("eval_strategy", "eval_steps"),
     ] {
-        if read.when(strategy, steps) == When::Every(Steps::Count(0)) && get(steps).place().is_some() {
-            problems.push(
-                at(Problem::new(format!("`{steps}` is 0")), &[get(steps)])
-                    .help(format!("write a number of steps, or `{strategy}: \"no\"`")),
-            );
+        let is_zero = when(settings, strategy, steps) == When::Every(Steps::Count(0));
+        if is_zero && get(steps).location().is_some() {
+            let help = format!("write a number of steps, or `{strategy}: \"no\"`");
+            report(&format!("`{steps}` is 0"), &[steps], &help);
         }
     }
-    let (resume, overwrite) = (get("resume_from_checkpoint"), get("overwrite_output_dir"));
-    if matches!(resume.value, Value::Bool(true)) && read.bool("overwrite_output_dir") {
-        problems.push(
-            at(
-                Problem::new(
-                    "`resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other",
-                ),
-                &[resume, overwrite],
-            )
-            .help("resume the run in output_dir, or start a new one"),
+    let names = ["resume_from_checkpoint", "overwrite_output_dir"];
+    if names.iter().all(|name| is_true(name)) {
+        report(
+            "`resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other",
+            &names,
+            "resume the run in output_dir, or start a new one",
         );
     }
 }
 
-/// Typed access to settings. A value that is missing or of another type was reported before; its stand-in is never
-/// seen, because the configuration is not built then.
-pub(super) struct Reader<'s> {
-    pub settings: &'s Settings,
+fn steps(settings: &Settings, name: &str) -> Steps {
+    match settings.f64(name) {
+        share if share > 0.0 && share < 1.0 => Steps::Share(share),
+        count => Steps::Count(count as u64),
+    }
 }
 
-impl Reader<'_> {
-    fn bool(&self, name: &str) -> bool {
-        matches!(self.settings.get(name).value, Value::Bool(true))
+fn warmup(settings: &Settings) -> Steps {
+    match steps(settings, "warmup_steps") {
+        Steps::Count(0) => Steps::Share(settings.f64("warmup_ratio")),
+        steps => steps,
     }
+}
 
-    fn int(&self, name: &str) -> i64 {
-        match self.settings.get(name).value {
-            Value::Int(x) => x,
-            _ => 0,
-        }
-    }
-
-    fn usize(&self, name: &str) -> usize {
-        usize::try_from(self.int(name)).unwrap_or(0)
-    }
-
-    fn count(&self, name: &str) -> Option<usize> {
-        match self.settings.get(name).value {
-            Value::Int(x) => usize::try_from(x).ok(),
-            _ => None,
-        }
-    }
-
-    pub fn f64(&self, name: &str) -> f64 {
-        match self.settings.get(name).value {
-            Value::Float(x) => x,
-            _ => 0.0,
-        }
-    }
-
-    pub fn text(&self, name: &str) -> &str {
-        match &self.settings.get(name).value {
-            Value::Text(x) => x,
-            _ => "",
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        PathBuf::from(self.text(name))
-    }
-
-    fn list(&self, name: &str) -> Vec<String> {
-        match &self.settings.get(name).value {
-            Value::List(names) => names.clone(),
-            _ => Vec::new(),
-        }
-    }
-
-    fn steps(&self, name: &str) -> Steps {
-        match self.f64(name) {
-            share if share > 0.0 && share < 1.0 => Steps::Share(share),
-            count => Steps::Count(count as u64),
-        }
-    }
-
-    fn warmup(&self) -> Steps {
-        match self.steps("warmup_steps") {
-            Steps::Count(0) => Steps::Share(self.f64("warmup_ratio")),
-            steps => steps,
-        }
-    }
-
-    fn when(&self, strategy: &str, steps: &str) -> When {
-        match self.text(strategy) {
-            "steps" => When::Every(self.steps(steps)),
-            "epoch" => When::Epoch,
-            _ => When::Never,
-        }
+fn when(settings: &Settings, strategy: &str, interval: &str) -> When {
+    match settings.word(strategy) {
+        "steps" => When::Every(steps(settings, interval)),
+        "epoch" => When::Epoch,
+        _ => When::Never,
     }
 }

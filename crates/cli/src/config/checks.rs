@@ -2,31 +2,31 @@
 //! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
 //! with ZeRO-3, neat packing before stage sft.
 
-use super::dialect::Dialects;
-use super::problem::Problems;
-use super::resolve::Settings;
-use super::value::Value;
+use oarlock::settings::dialect::Dialects;
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+use oarlock::settings::value::Value;
 
 /// Keys that cannot be written together.
 struct Rule {
     /// The keys; the first is the one to change.
     keys: &'static [&'static str],
     /// Whether they stand so that they cannot.
-    broken: fn(&Asked) -> bool,
+    broken: fn(&Choices) -> bool,
     /// What is wrong.
     message: &'static str,
     /// What to do.
     help: &'static str,
 }
 
-/// What is asked for.
-struct Asked<'s> {
+/// The settings that the rules look at.
+struct Choices<'s> {
     settings: &'s Settings,
     /// The stage of the DeepSpeed configuration, where there is one.
-    zero: Option<i64>,
+    zero_stage: Option<i64>,
 }
 
-impl Asked<'_> {
+impl Choices<'_> {
     fn on(&self, name: &str) -> bool {
         self.settings.bool(name)
     }
@@ -51,148 +51,152 @@ impl Asked<'_> {
 const RULES: &[Rule] = &[
     Rule {
         keys: &["adapter_name_or_path", "finetuning_type"],
-        broken: |asked| asked.said("adapter_name_or_path") && !asked.is("finetuning_type", &["lora"]),
+        broken: |choices| choices.said("adapter_name_or_path") && !choices.is("finetuning_type", &["lora"]),
         message: "an adapter is of finetuning_type lora only",
         help: "write `finetuning_type: lora`, or remove adapter_name_or_path",
     },
     Rule {
         keys: &["quantization_bit", "finetuning_type"],
-        broken: |asked| asked.said("quantization_bit") && !asked.is("finetuning_type", &["lora", "oft"]),
+        broken: |choices| {
+            choices.said("quantization_bit") && !choices.is("finetuning_type", &["lora", "oft"])
+        },
         message: "quantized weights can only be trained through adapters",
         help: "write `finetuning_type: lora` or `oft`, or remove quantization_bit",
     },
     Rule {
         keys: &["pissa_init", "quantization_bit"],
-        broken: |asked| asked.said("quantization_bit") && asked.on("pissa_init"),
+        broken: |choices| choices.said("quantization_bit") && choices.on("pissa_init"),
         message: "PiSSA begins with singular vectors of weights that are not quantized",
         help: "remove pissa_init, or make its adapter before quantizing",
     },
     Rule {
         keys: &["resize_vocab", "quantization_bit"],
-        broken: |asked| asked.said("quantization_bit") && asked.on("resize_vocab"),
+        broken: |choices| choices.said("quantization_bit") && choices.on("resize_vocab"),
         message: "a quantized embedding cannot be resized",
         help: "remove resize_vocab or quantization_bit",
     },
     Rule {
         keys: &["create_new_adapter", "quantization_bit"],
-        broken: |asked| {
-            asked.said("quantization_bit")
-                && asked.said("adapter_name_or_path")
-                && asked.on("create_new_adapter")
+        broken: |choices| {
+            choices.said("quantization_bit")
+                && choices.said("adapter_name_or_path")
+                && choices.on("create_new_adapter")
         },
         message: "a new adapter cannot be begun upon a quantized model with another one",
         help: "remove create_new_adapter, or merge the first adapter into the model",
     },
     Rule {
         keys: &["fp8", "quantization_bit"],
-        broken: |asked| asked.said("quantization_bit") && asked.on("fp8"),
+        broken: |choices| choices.said("quantization_bit") && choices.on("fp8"),
         message: "`fp8` and `quantization_bit` exclude each other",
         help: "keep one of them",
     },
     Rule {
         keys: &["predict_with_generate", "stage"],
-        broken: |asked| !asked.sft() && asked.on("predict_with_generate"),
+        broken: |choices| !choices.sft() && choices.on("predict_with_generate"),
         message: "`predict_with_generate` belongs to stage sft",
         help: "remove it",
     },
     Rule {
         keys: &["train_on_prompt", "stage"],
-        broken: |asked| !asked.sft() && asked.on("train_on_prompt"),
+        broken: |choices| !choices.sft() && choices.on("train_on_prompt"),
         message: "`train_on_prompt` belongs to stage sft",
         help: "remove it; stage pt learns every token",
     },
     Rule {
         keys: &["mask_history", "stage"],
-        broken: |asked| !asked.sft() && asked.on("mask_history"),
+        broken: |choices| !choices.sft() && choices.on("mask_history"),
         message: "`mask_history` belongs to stage sft",
         help: "remove it; stage pt has no turns",
     },
     Rule {
         keys: &["train_on_prompt", "mask_history"],
-        broken: |asked| asked.sft() && asked.on("train_on_prompt") && asked.on("mask_history"),
+        broken: |choices| choices.sft() && choices.on("train_on_prompt") && choices.on("mask_history"),
         message: "`train_on_prompt` and `mask_history` exclude each other",
         help: "keep one of them",
     },
     Rule {
         keys: &["do_predict"],
-        broken: |asked| asked.sft() && asked.on("do_predict") && !asked.on("predict_with_generate"),
+        broken: |choices| choices.sft() && choices.on("do_predict") && !choices.on("predict_with_generate"),
         message: "`do_predict` without `predict_with_generate` would keep no answers",
         help: "write `predict_with_generate: true`, too",
     },
     Rule {
         keys: &["predict_with_generate", "compute_accuracy"],
-        broken: |asked| asked.on("predict_with_generate") && asked.on("compute_accuracy"),
+        broken: |choices| choices.on("predict_with_generate") && choices.on("compute_accuracy"),
         message: "`predict_with_generate` and `compute_accuracy` exclude each other",
         help: "keep one of them",
     },
     Rule {
         keys: &["predict_with_generate", "deepspeed"],
-        broken: |asked| asked.on("predict_with_generate") && asked.zero == Some(3),
+        broken: |choices| choices.on("predict_with_generate") && choices.zero_stage == Some(3),
         message: "`predict_with_generate` does not go with ZeRO-3",
         help: "write stage 2, or generate after the training",
     },
     Rule {
         keys: &["do_predict", "predict_with_generate", "eval_dataset"],
-        broken: |asked| {
-            asked.predicts() && !asked.said("eval_dataset") && asked.settings.f64("val_size") == 0.0
+        broken: |choices| {
+            choices.predicts() && !choices.said("eval_dataset") && choices.settings.f64("val_size") == 0.0
         },
         message: "there is nothing to predict on",
         help: "write `eval_dataset: …` or `val_size: 0.01`",
     },
     Rule {
         keys: &["load_best_model_at_end", "stage"],
-        broken: |asked| asked.is("stage", &["rm", "ppo"]) && asked.on("load_best_model_at_end"),
+        broken: |choices| choices.is("stage", &["rm", "ppo"]) && choices.on("load_best_model_at_end"),
         message: "stages rm and ppo know no best model",
         help: "remove load_best_model_at_end",
     },
     Rule {
         keys: &["do_train", "stage"],
-        broken: |asked| asked.is("stage", &["ppo"]) && !asked.on("do_train"),
+        broken: |choices| choices.is("stage", &["ppo"]) && !choices.on("do_train"),
         message: "stage ppo cannot only evaluate",
         help: "evaluate with stage sft",
     },
     Rule {
         keys: &["shift_attn", "stage"],
-        broken: |asked| asked.is("stage", &["ppo"]) && asked.on("shift_attn"),
+        broken: |choices| choices.is("stage", &["ppo"]) && choices.on("shift_attn"),
         message: "stage ppo does not go with shifted sparse attention",
         help: "remove shift_attn",
     },
     Rule {
         keys: &["streaming", "max_steps"],
-        broken: |asked| asked.on("streaming") && asked.settings.int("max_steps") <= 0,
+        broken: |choices| choices.on("streaming") && choices.settings.int("max_steps") <= 0,
         message: "a stream has no length: `max_steps` is needed",
         help: "write `max_steps: …`, or remove streaming",
     },
     Rule {
         keys: &["max_samples", "streaming"],
-        broken: |asked| asked.on("streaming") && asked.said("max_samples"),
+        broken: |choices| choices.on("streaming") && choices.said("max_samples"),
         message: "`max_samples` and `streaming` exclude each other",
         help: "write max_steps instead of max_samples",
     },
     Rule {
         keys: &["val_size", "streaming"],
-        broken: |asked| {
-            let held_out = asked.settings.f64("val_size");
-            asked.on("streaming") && held_out > 0.0 && held_out < 1.0
+        broken: |choices| {
+            let held_out = choices.settings.f64("val_size");
+            choices.on("streaming") && held_out > 0.0 && held_out < 1.0
         },
         message: "a share of a stream cannot be held out",
         help: "write `val_size` as a number of records",
     },
     Rule {
         keys: &["pissa_init", "deepspeed"],
-        broken: |asked| asked.on("pissa_init") && asked.zero == Some(3),
-        message: "PiSSA needs whole weights, and ZeRO-3 divides them",
+        broken: |choices| choices.on("pissa_init") && choices.zero_stage == Some(3),
+        message: "PiSSA needs whole weights, and ZeRO-3 shards them",
         help: "write stage 2, or make its adapter beforehand",
     },
     Rule {
         keys: &["pure_bf16", "deepspeed"],
-        broken: |asked| asked.on("pure_bf16") && asked.zero == Some(3),
+        broken: |choices| choices.on("pure_bf16") && choices.zero_stage == Some(3),
         message: "`pure_bf16` does not go with ZeRO-3",
         help: "write `bf16: true` instead",
     },
     Rule {
         keys: &["use_galore", "use_apollo", "deepspeed"],
-        broken: |asked| asked.zero.is_some() && (asked.on("use_galore") || asked.on("use_apollo")),
+        broken: |choices| {
+            choices.zero_stage.is_some() && (choices.on("use_galore") || choices.on("use_apollo"))
+        },
         message: "GaLore and APOLLO do not go with DeepSpeed",
         help: "remove them, or the key deepspeed",
     },
@@ -200,9 +204,9 @@ const RULES: &[Rule] = &[
 
 /// Reports the rules that are broken. Their keys then count as reported.
 pub(super) fn between(settings: &mut Settings, dialects: &Dialects, problems: &mut Problems) {
-    let zero = dialects.deepspeed.as_ref().map(|block| block.settings.int("zero_optimization.stage"));
-    let asked = Asked { settings, zero };
-    let broken: Vec<&Rule> = RULES.iter().filter(|rule| (rule.broken)(&asked)).collect();
+    let zero_stage = dialects.deepspeed.as_ref().map(|block| block.settings.int("zero_optimization.stage"));
+    let choices = Choices { settings, zero_stage };
+    let broken: Vec<&Rule> = RULES.iter().filter(|rule| (rule.broken)(&choices)).collect();
     for rule in broken {
         problems.push(settings.problem(rule.message, rule.keys).help(rule.help));
         for name in rule.keys {
@@ -222,15 +226,15 @@ mod tests {
 
     /// The rules that a text breaks, by their numbers.
     fn broken(text: &str) -> Vec<usize> {
-        let told = match train(&format!("{MINIMUM}{text}"), &[], &[]) {
+        let reported = match train(&format!("{MINIMUM}{text}"), &[], &[]) {
             Ok(_) => return Vec::new(),
             Err(problems) => problems.to_string(),
         };
-        (0..RULES.len()).filter(|i| told.contains(RULES[*i].message)).collect()
+        (0..RULES.len()).filter(|i| reported.contains(RULES[*i].message)).collect()
     }
 
     #[test]
-    fn every_rule_is_told_where_it_is_broken_and_only_there() {
+    fn every_rule_is_reported_where_it_is_broken_and_only_there() {
         const ZERO3: &str = "deepspeed: {zero_optimization: {stage: 3}}\n";
         let eval = "eval_dataset: e\nstage: sft\n";
         let mut seen = Vec::new();
@@ -279,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_told_at_once_and_each_key_once() {
+    fn all_are_reported_at_once_and_each_key_once() {
         let problems =
             train(&format!("{MINIMUM}streaming: true\nmax_samples: 3\ntrain_on_prompt: true\n"), &[], &[])
                 .unwrap_err();

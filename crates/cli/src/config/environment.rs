@@ -1,40 +1,40 @@
 //! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
-use oarlock::settings::accelerate::{Lookup, USE_FSDP, take};
-pub use oarlock::settings::accelerate::{said_by, said_in};
+use oarlock::settings::accelerate::{Lookup, USE_FSDP, asks, take};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::Settings;
 use oarlock_comm::Launched;
 
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
-use super::problem::{Problem, Problems};
-use super::resolve::Settings;
-use super::value::{Field, boolean};
 use super::written::{Authority, Entry, Layer};
-use super::yaml::{Data, Node};
+use super::yaml::Node;
+
+pub use oarlock::settings::accelerate::{said_by, said_in};
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///
 /// Any launcher says how many ranks there are; that of Accelerate says precision, accumulation, clipping and what
-/// divides the states.
+/// shards the states.
 ///
 /// # Errors
 /// If the ranks are on several machines, or a variable is not of its type.
 pub fn layer(read: &Lookup<'_>) -> Result<Layer, Problems> {
-    let variable = |name: &str| said_in(name, read);
-    let mut entries: Vec<Entry> = ranks(read, &variable)?.into_iter().collect();
+    let mut entries: Vec<Entry> = ranks(read)?.into_iter().collect();
     entries.extend(accelerate(read)?);
     Ok(Layer { authority: Authority::MustAgree, entries })
 }
 
 /// A value as the number of ranks.
 pub fn number_of_ranks(value: Node) -> Entry {
-    Entry { key: "num_processes".to_owned(), inner: None, place: value.place.clone(), value }
+    Entry::of("num_processes", value)
 }
 
 /// How many ranks there are: what a launcher says that started this one (see [`Launched`]), else WORLD_SIZE.
-fn ranks(read: &Lookup<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<Option<Entry>, Problem> {
+fn ranks(read: &Lookup<'_>) -> Result<Option<Entry>, Problem> {
+    let variable = |name: &str| said_in(name, read);
     let wrong = |name: &str, error: &oarlock_comm::Error| match variable(name) {
-        Some(field) => Problem::new(error.to_string()).at(&field.value.place, "from the launcher"),
+        Some(entry) => Problem::new(error.to_string()).at(&entry.value.location, "from the launcher"),
         None => Problem::new(error.to_string()),
     };
     let ranks = match Launched::read(read) {
@@ -47,19 +47,16 @@ fn ranks(read: &Lookup<'_>, variable: &dyn Fn(&str) -> Option<Field>) -> Result<
         Err(error @ oarlock_comm::Error::Variable { name, .. }) => return Err(wrong(name, &error)),
         Err(error) => return Err(Problem::new(error.to_string())),
     };
-    Ok(ranks.map(|field| number_of_ranks(field.value)))
+    Ok(ranks.map(|entry| number_of_ranks(entry.value)))
 }
 
 /// What Accelerate's launcher says.
 fn accelerate(lookup: &Lookup<'_>) -> Result<Vec<Entry>, Problems> {
-    let variable = |name: &str| said_in(name, lookup);
     let mut problems = Problems::default();
     let mut settings = Settings::of(FLAGS);
-    let on =
-        |name: &str| variable(name).filter(|field| boolean(field.value.place.text().trim()) == Some(true));
-    let engine = match (on("ACCELERATE_USE_DEEPSPEED"), on(USE_FSDP)) {
-        (Some(field), _) => Engine::DeepSpeed(field.place),
-        (None, Some(field)) => Engine::Fsdp(field.place),
+    let engine = match (asks("ACCELERATE_USE_DEEPSPEED", lookup), asks(USE_FSDP, lookup)) {
+        (Some(entry), _) => Engine::DeepSpeed(entry.location),
+        (None, Some(entry)) => Engine::Fsdp(entry.location),
         (None, None) => Engine::Plain,
     };
     let of_engine: &[Variable] = match engine {
@@ -78,12 +75,8 @@ fn accelerate(lookup: &Lookup<'_>) -> Result<Vec<Entry>, Problems> {
     let mut entries = meaning::entries(&settings, &engine, &mut problems);
     match meaning::precision(&settings) {
         // A precision of none is what it says where nothing was chosen.
-        Ok(precision) => entries.extend(precision.into_iter().filter(is_on)),
+        Ok(precision) => entries.extend(precision.into_iter().filter(|one| one.value.word() == Some("true"))),
         Err(problem) => problems.push(problem),
     }
     problems.into_result(|| entries)
-}
-
-fn is_on(entry: &Entry) -> bool {
-    matches!(&entry.value.data, Data::Scalar { text, .. } if text == "true")
 }

@@ -2,25 +2,19 @@
 
 use std::fmt::Write as _;
 
-use super::keys::{Group, Key, Kind, Status};
+use oarlock::settings::keys::{Group, Key, Status, ValueType};
+
 use super::table::KEYS;
 
 /// The help text of the keys: those that have a meaning, in groups, then the names of the others.
 pub fn help() -> String {
     let mut out = String::new();
-    let name = |key: &Key| format!("{}={}", key.name, key.kind.placeholder());
+    let name = |key: &Key| format!("{}={}", key.name, key.value_type.placeholder());
     let width = used().map(|key| name(key).len()).max().unwrap_or(0);
     for group in Group::ALL {
         let _ = writeln!(out, "{}:", group.title());
         for key in used().filter(|key| key.group == group) {
-            let _ = write!(out, "  {:width$}  {}", name(key), key.doc);
-            if let Kind::Choice(names) = key.kind {
-                let _ = write!(out, " ({})", names.join(", "));
-            }
-            if !key.default.is_empty() {
-                let _ = write!(out, " [{}]", key.default);
-            }
-            out.push('\n');
+            let _ = writeln!(out, "  {:width$}  {}", name(key), described(key));
         }
         out.push('\n');
     }
@@ -32,6 +26,23 @@ pub fn help() -> String {
     out.push_str("\nNot supported yet (accepted while they change nothing):\n");
     wrap(&mut out, &names(&|status| matches!(status, Status::Later(_))));
     out
+}
+
+/// What a key means, with the values it takes and its default, for help texts.
+pub fn described(key: &Key) -> String {
+    let mut text = key.doc.to_owned();
+    if let ValueType::Choice(names) = key.value_type {
+        let _ = write!(text, " ({})", names.join(", "));
+    }
+    if !key.default.is_empty() {
+        let _ = write!(text, " [{}]", key.default);
+    }
+    text
+}
+
+/// The default of a key as a cell of a table.
+fn default_cell(key: &Key) -> String {
+    if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) }
 }
 
 fn used() -> impl Iterator<Item = &'static Key> {
@@ -67,15 +78,12 @@ pub fn page() -> String {
         let _ =
             write!(out, "\n## {}\n\n| key | value | default | meaning |\n|---|---|---|---|\n", group.title());
         for key in used().filter(|key| key.group == group) {
-            let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-            let kind = key.kind.describe();
-            let _ = write!(out, "| `{}` | {kind} | {default} | {}", key.name, key.doc);
-            match key.status {
-                Status::Only(reason) => {
-                    let _ = writeln!(out, "; so far {reason} |");
-                }
-                _ => out.push_str(" |\n"),
-            }
+            let so_far = match key.status {
+                Status::Only(reason) => format!("; so far {reason}"),
+                _ => String::new(),
+            };
+            let (kind, default) = (key.value_type.describe(), default_cell(key));
+            let _ = writeln!(out, "| `{}` | {kind} | {default} | {}{so_far} |", key.name, key.doc);
         }
     }
     out.push_str(
@@ -93,8 +101,7 @@ pub fn page() -> String {
     );
     for key in KEYS {
         if let Status::Later(reason) = key.status {
-            let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
-            let _ = writeln!(out, "| `{}` | {} | {default} | {reason} |", key.name, key.doc);
+            let _ = writeln!(out, "| `{}` | {} | {} | {reason} |", key.name, key.doc, default_cell(key));
         }
     }
     out
@@ -118,10 +125,8 @@ pub fn block_tables(keys: &[Key]) -> String {
                 Status::Later(reason) | Status::Only(reason) => (2, Some(reason)),
             };
             if kind == wanted {
-                let default =
-                    if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
                 let reason = reason.map(|reason| format!(" {reason} |")).unwrap_or_default();
-                let _ = writeln!(out, "| `{}` | {default} | {} |{reason}", key.name, key.doc);
+                let _ = writeln!(out, "| `{}` | {} | {} |{reason}", key.name, default_cell(key), key.doc);
             }
         }
     }
@@ -131,8 +136,8 @@ pub fn block_tables(keys: &[Key]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::accelerate::keys as accelerate_keys;
-    use super::super::dialect::{deepspeed_keys, fsdp_keys};
     use super::*;
+    use oarlock::settings::dialect::{deepspeed_keys, fsdp_keys};
 
     #[test]
     fn pages_of_blocks_end_with_their_tables() {

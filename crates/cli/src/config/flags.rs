@@ -1,17 +1,19 @@
-//! Flags of a command against a table of them: what each front end accepts, with the place at which it was written.
+//! Flags of a command against a table of them: what each front end accepts, with the location at which it was written.
 //! Hyphens and underscores are alike, `--flag value` and `--flag=value` too, and of a repeated flag the last counts,
 //! as in the originals. Where they take a beginning that only one flag has for the flag, so do we.
 
 use std::fmt::Write as _;
 
-use super::keys::{Key, Kind, Status};
-use super::problem::{Problem, Problems};
-use super::resolve::{Settings, wrong_type};
-use super::source::{Origin, Place};
-use super::value;
+use oarlock::nearest::nearest_of;
+use oarlock::settings::keys::{Key, Status, ValueType};
+use oarlock::settings::location::{Location, Origin};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Settings, wrong_type};
+use oarlock::settings::value;
+
+use super::explain::described;
 use super::words::Words;
 use super::yaml::Node;
-use oarlock::nearest::nearest_of;
 
 /// The flags of a command.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +26,7 @@ pub struct Flags {
     pub operands: &'static str,
     /// What the command does, in a line.
     pub about: &'static str,
-    /// The flags, by their names without hyphens. A [`Kind::Bool`] needs no value.
+    /// The flags, by their names without hyphens. A [`ValueType::Bool`] needs no value.
     pub keys: &'static [Key],
     /// Names of one letter, and other names.
     pub aliases: &'static [(&'static str, &'static str)],
@@ -98,7 +100,7 @@ impl Flags {
                 Some((name, _)) => (name, Some(words.part(i, start + name.len() + 1..word.len()))),
                 None => (body, None),
             };
-            let place = words.part(i, start..start + name.len());
+            let location = words.part(i, start..start + name.len());
             match name.replace('_', "-").as_str() {
                 "dry-run" => out.dry_run = true,
                 "print-config" => out.print_config = true,
@@ -107,9 +109,9 @@ impl Flags {
                     wrong @ (Named::Ambiguous(_) | Named::Unknown) => {
                         let (problem, meant) = match wrong {
                             Named::Ambiguous(names) => {
-                                (ambiguous(name, &names, &place), names.last().copied())
+                                (ambiguous(name, &names, &location), names.last().copied())
                             }
-                            _ => (self.unknown(name, &place), self.nearest(name)),
+                            _ => (self.unknown(name, &location), self.nearest(name)),
                         };
                         problems.push(problem);
                         // The value of a flag with a slip in its name is no program to start.
@@ -126,8 +128,8 @@ impl Flags {
                         let bare = self.bare_switches || program;
                         let next =
                             words.get(i + 1).filter(|next| attached.is_none() && takes(key, next, bare));
-                        let value = attached.or(next.map(|_| words.place(i + 1)));
-                        if let Err(problem) = self.settle(key, &place, value, &mut out.settings) {
+                        let value = attached.or(next.map(|_| words.location(i + 1)));
+                        if let Err(problem) = self.settle(key, &location, value, &mut out.settings) {
                             problems.push(problem);
                         }
                         i += usize::from(next.is_some());
@@ -149,13 +151,13 @@ impl Flags {
         problems: &mut Problems,
     ) {
         for key in self.keys {
-            if settings.get(key.name).place().is_some() {
+            if settings.get(key.name).location().is_some() {
                 continue;
             }
             let name = format!("{prefix}{}", key.name.to_uppercase());
             let Some(value) = read(&name) else { continue };
-            let place = Place::of_variable(&name, &value);
-            if let Err(problem) = self.settle(key, &place, Some(place.clone()), settings) {
+            let location = Location::of_variable(&name, &value);
+            if let Err(problem) = self.settle(key, &location, Some(location.clone()), settings) {
                 problems.push(problem);
             }
         }
@@ -219,28 +221,29 @@ impl Flags {
     fn settle(
         &self,
         key: &'static Key,
-        place: &Place,
-        value: Option<Place>,
+        location: &Location,
+        value: Option<Location>,
         settings: &mut Settings,
     ) -> Result<(), Problem> {
         let node = match value {
-            Some(place) => Node::scalar(place.text(), place.clone()),
-            None if key.kind == Kind::Bool => Node::scalar("true", place.clone()),
+            Some(location) => Node::scalar(location.text(), location.clone()),
+            None if key.value_type == ValueType::Bool => Node::scalar("true", location.clone()),
             None => {
-                let message = format!("`--{}` needs a value: {}", key.name, key.kind.describe());
-                return Err(Problem::new(message).at(place, ""));
+                let message = format!("`--{}` needs a value: {}", key.name, key.value_type.describe());
+                return Err(Problem::new(message).at(location, ""));
             }
         };
-        let read = value::read(key.kind, &node).ok_or_else(|| wrong_type(key, &node, &node.place))?;
+        let read =
+            value::read(key.value_type, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
         if let Some(setting) = settings.get_mut(key.name) {
             setting.value = read;
-            setting.origin = Origin::Written(node.place);
+            setting.origin = Origin::Written(node.location);
         }
         Ok(())
     }
 
-    fn unknown(&self, name: &str, place: &Place) -> Problem {
-        let problem = Problem::new(format!("`{}` has no flag `--{name}`", self.command)).at(place, "");
+    fn unknown(&self, name: &str, location: &Location) -> Problem {
+        let problem = Problem::new(format!("`{}` has no flag `--{name}`", self.command)).at(location, "");
         match self.nearest(name) {
             Some(near) => problem.help(format!("did you mean `--{near}`?")),
             None => problem.help(format!("`{} --help` lists them", self.command)),
@@ -254,29 +257,18 @@ impl Flags {
             let _ = write!(out, " {}", self.operands);
         }
         out.push_str("\n\n");
-        let left = |key: &Key| match key.kind {
-            Kind::Bool => format!("--{}", key.name),
-            kind => format!("--{} {}", key.name, kind.placeholder()),
+        let left = |key: &Key| match key.value_type {
+            ValueType::Bool => format!("--{}", key.name),
+            value_type => format!("--{} {}", key.name, value_type.placeholder()),
         };
         let width = self.keys.iter().map(|key| left(key).len()).max().unwrap_or(0).min(44);
         for key in self.keys {
-            let _ = write!(out, "  {:width$}  {}", left(key), key.doc);
-            if let Kind::Choice(names) = key.kind {
-                let _ = write!(out, " ({})", names.join(", "));
-            }
-            if !key.default.is_empty() {
-                let _ = write!(out, " [{}]", key.default);
-            }
-            match key.status {
-                Status::NoEffect(reason) => {
-                    let _ = write!(out, " (accepted without effect: {reason})");
-                }
-                Status::Later(reason) => {
-                    let _ = write!(out, " (not supported: {reason})");
-                }
-                Status::Used | Status::Only(_) => {}
-            }
-            out.push('\n');
+            let status = match key.status {
+                Status::NoEffect(reason) => format!(" (accepted without effect: {reason})"),
+                Status::Later(reason) => format!(" (not supported: {reason})"),
+                Status::Used | Status::Only(_) => String::new(),
+            };
+            let _ = writeln!(out, "  {:width$}  {}{status}", left(key), described(key));
         }
         for (name, doc) in OWN {
             let _ = writeln!(out, "  {:width$}  {doc}", format!("--{name}"));
@@ -285,9 +277,9 @@ impl Flags {
     }
 }
 
-fn ambiguous(name: &str, names: &[&str], place: &Place) -> Problem {
+fn ambiguous(name: &str, names: &[&str], location: &Location) -> Problem {
     let names: Vec<String> = names.iter().map(|name| format!("--{name}")).collect();
-    Problem::new(format!("ambiguous option: --{name} could match {}", names.join(", "))).at(place, "")
+    Problem::new(format!("ambiguous option: --{name} could match {}", names.join(", "))).at(location, "")
 }
 
 /// Compares what words mean as flags of a command with what the original's parser takes them for
@@ -323,9 +315,9 @@ pub(crate) fn assert_abbreviations(flags: &Flags, command: &str) {
 
 /// Whether the word after a flag is its value: a switch takes one only if it is true or false.
 fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
-    match key.kind {
-        Kind::Bool if bare_switches => false,
-        Kind::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
+    match key.value_type {
+        ValueType::Bool if bare_switches => false,
+        ValueType::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
         // A negative number is a value, and so are words with a blank between them; another word that begins like a
         // flag is one.
         _ => !next.starts_with('-') || next.contains(' ') || next.parse::<f64>().is_ok(),
@@ -336,8 +328,8 @@ fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
 mod tests {
     use super::*;
 
-    const fn key(kind: Kind, name: &'static str, status: Status) -> Key {
-        Key::flag(kind, name, "", status, "a flag")
+    const fn key(value_type: ValueType, name: &'static str, status: Status) -> Key {
+        Key::flag(value_type, name, "", status, "a flag")
     }
 
     const FLAGS: Flags = Flags {
@@ -346,9 +338,9 @@ mod tests {
         operands: "SCRIPT …",
         about: "Launches.",
         keys: &[
-            key(Kind::Int(1), "nproc_per_node", Status::Used),
-            key(Kind::Bool, "standalone", Status::Used),
-            key(Kind::Text, "role", Status::Used),
+            key(ValueType::Int(1), "nproc_per_node", Status::Used),
+            key(ValueType::Bool, "standalone", Status::Used),
+            key(ValueType::Text, "role", Status::Used),
         ],
         aliases: &[("r", "role")],
         abbreviations: Abbreviations::AllBut(&[]),
@@ -392,28 +384,30 @@ mod tests {
         assert!(parse("--he").0.help);
         const TWO: Flags = Flags {
             keys: &[
-                key(Kind::Bool, "no_ssh", Status::Used),
-                key(Kind::Bool, "no_ssh_check", Status::Used),
-                key(Kind::Bool, "no_own", Status::Used),
+                key(ValueType::Bool, "no_ssh", Status::Used),
+                key(ValueType::Bool, "no_ssh_check", Status::Used),
+                key(ValueType::Bool, "no_own", Status::Used),
             ],
             abbreviations: Abbreviations::AllBut(&["no_own"]),
             ..FLAGS
         };
-        let told = |flags: Flags, word: &str| {
+        let reported = |flags: Flags, word: &str| {
             let mut problems = Problems::default();
             flags.parse(&Words::new(&[word.to_owned()]), &mut problems);
             problems.to_string()
         };
-        assert!(told(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check"));
-        assert_eq!(told(TWO, "--no-ssh"), "", "a name is no beginning");
-        assert!(told(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
-        assert!(told(TWO, "-no_ssh_c").contains("has no flag"));
+        assert!(
+            reported(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check")
+        );
+        assert_eq!(reported(TWO, "--no-ssh"), "", "a name is no beginning");
+        assert!(reported(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
+        assert!(reported(TWO, "-no_ssh_c").contains("has no flag"));
         let strict = Flags { abbreviations: Abbreviations::None, ..TWO };
-        assert!(told(strict, "--no_ssh_c").contains("did you mean `--no_ssh_check`?"));
+        assert!(reported(strict, "--no_ssh_c").contains("did you mean `--no_ssh_check`?"));
     }
 
     #[test]
-    fn wrong_flags_are_told_with_their_places() {
+    fn wrong_flags_are_reported_with_their_places() {
         let (parsed, problems) = parse("--nproc_per_nodes 2 x");
         assert_eq!(parsed.rest.to_vec(), ["x"]);
         assert!(problems.to_string().contains("did you mean `--nproc_per_node`?"), "{problems}");

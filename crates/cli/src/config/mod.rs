@@ -12,13 +12,11 @@ mod checks;
 pub mod environment;
 pub mod explain;
 pub mod flags;
-pub mod keys;
 mod model;
 pub mod monitor;
 pub mod paths;
 mod recompute;
 pub mod render;
-pub mod resolve;
 pub mod resolved;
 pub mod table;
 pub mod words;
@@ -30,10 +28,12 @@ mod dialect_tests;
 #[cfg(test)]
 mod tests;
 
+use resolve::Settings;
+
 pub use oarlock::config::*;
-pub use oarlock::settings::{Problem, Problems, dialect, problem, source, value};
+pub use oarlock::settings::location::Origin;
+pub use oarlock::settings::{Problem, Problems, dialect, keys, location, problem, resolve, value};
 pub use resolved::ResolvedConfig;
-pub use source::Origin;
 pub use words::Words;
 pub use written::Arguments;
 
@@ -65,11 +65,23 @@ pub fn train_config_of(
         }
         Err(problems) => problems,
     };
-    let (mut settings, mut problems) = resolve::resolve(&layers);
+    let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
+    for layer in &layers {
+        resolve::add(layer, &mut settings, &unknown, &mut problems);
+    }
     problems.append(refused);
     let dialects = dialect::read(&mut settings, &yaml::file, &mut problems);
     let mut config = build::build(settings, dialects, problems)?;
-    auto::tell(&mut config);
+    auto::describe(&mut config);
     config.values.description = config.description();
     Ok(config)
+}
+
+fn unknown(entry: &written::Entry) -> Problem {
+    let name = entry.key.split('.').next().unwrap_or_default();
+    let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
+    match table::nearest(name) {
+        Some(near) => problem.help(format!("did you mean `{near}`?")),
+        None => problem.help("`oarlock train --help` lists every key"),
+    }
 }

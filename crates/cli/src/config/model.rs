@@ -4,14 +4,12 @@ use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource};
 use oarlock::model::Family;
+use oarlock::settings::keys::Range;
 use oarlock::settings::kwargs::Kwargs;
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+use oarlock::settings::value::Value;
 use serde_json::{Map, Value as Json, json};
-
-use super::build::Reader;
-use super::keys::Range;
-use super::problem::{Problem, Problems};
-use super::resolve::{Settings, at};
-use super::value::Value;
 
 const SIZES: [&str; 8] = [
     "vocab_size",
@@ -28,45 +26,48 @@ const NUMBERS: [&str; 3] = ["rms_norm_eps", "rope_theta", "initializer_range"];
 
 /// The model; what is wrong with it goes to `problems`.
 pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
-    let read = Reader { settings };
     let [folder, config, tokenizer, scratch] =
         ["model_name_or_path", "model_config", "tokenizer_path", "train_from_scratch"]
             .map(|name| settings.get(name));
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
     if !config.is_written() {
         if tokenizer.is_written() {
-            problems.push(
-                at(Problem::new("`tokenizer_path` goes with `model_config`"), &[tokenizer])
-                    .help("the tokenizer of a model folder lies in it; remove tokenizer_path"),
+            report(
+                "`tokenizer_path` goes with `model_config`",
+                &["tokenizer_path"],
+                "the tokenizer of a model folder lies in it; remove tokenizer_path",
             );
         }
-        let path = PathBuf::from(read.text("model_name_or_path"));
+        let path = PathBuf::from(settings.word("model_name_or_path"));
         let from_scratch = matches!(scratch.value, Value::Bool(true));
         return ModelArgs { tokenizer: path.clone(), source: ModelSource::Folder(path), from_scratch };
     }
     if folder.is_written() {
-        problems.push(
-            at(Problem::new("`model_name_or_path` and `model_config` exclude each other"), &[folder, config])
-                .help("name the folder of a model, or say what a new one is made of"),
+        report(
+            "`model_name_or_path` and `model_config` exclude each other",
+            &["model_name_or_path", "model_config"],
+            "name the folder of a model, or say what a new one is made of",
         );
     }
     if scratch.is_written() && matches!(scratch.value, Value::Bool(false)) {
-        problems.push(
-            at(
-                Problem::new("`train_from_scratch` is off, but `model_config` brings no weights"),
-                &[scratch, config],
-            )
-            .help("remove it, or name the folder of a model in model_name_or_path"),
+        report(
+            "`train_from_scratch` is off, but `model_config` brings no weights",
+            &["train_from_scratch", "model_config"],
+            "remove it, or name the folder of a model in model_name_or_path",
         );
     }
     if !tokenizer.is_written() {
-        problems.push(
-            at(Problem::new("`model_config` needs a tokenizer"), &[config])
-                .help("write `tokenizer_path: …`, a tokenizer.json or its folder"),
+        report(
+            "`model_config` needs a tokenizer",
+            &["model_config"],
+            "write `tokenizer_path: …`, a tokenizer.json or its folder",
         );
     }
     ModelArgs {
         source: ModelSource::Fields(fields(settings, problems)),
-        tokenizer: folder_of(Path::new(read.text("tokenizer_path"))),
+        tokenizer: folder_of(Path::new(settings.word("tokenizer_path"))),
         from_scratch: true,
     }
 }
@@ -85,10 +86,13 @@ fn folder_of(path: &Path) -> PathBuf {
 fn fields(settings: &Settings, problems: &mut Problems) -> Map<String, Json> {
     let mut out = Map::new();
     let setting = settings.get("model_config");
-    let Value::Map(written) = &setting.value else { return out };
+    let written = settings.entries("model_config");
+    if setting.broken {
+        return out;
+    }
     let mut kwargs = Kwargs::new("model_config", [setting, setting], written, problems);
     let names: Vec<&str> = Family::new_model_types().collect();
-    if !written.iter().any(|field| field.name == "model_type") {
+    if !written.iter().any(|entry| entry.key == "model_type") {
         kwargs.reject(format!("`model_config` needs a model_type: {}", names.join(", ")));
     }
     let types: Vec<(&str, &str)> = names.iter().map(|name| (*name, *name)).collect();

@@ -1,20 +1,15 @@
 //! What a run reports beside its own logs: the trackers of `report_to`, and DeepSpeed's monitors, profiler and lines.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
+use oarlock::settings::accelerate::said_in;
+use oarlock::settings::dialect::{Dialect, Dialects};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::Settings;
 use oarlock_comm::{Operation, Recorded};
 
-use super::build::Reader;
-use super::dialect::{Dialect, Dialects};
-use super::problem::{Problem, Problems};
-use super::resolve::Settings;
-use super::source::{Place, Source, SourceKind};
-use super::value::Value;
 use super::written::{Authority, Entry, Layer};
-use super::yaml::Node;
-use oarlock::nearest::nearest_of;
 
 /// The trackers of `report_to`.
 const TRACKERS: [&str; 4] = ["tensorboard", "wandb", "csv", "jsonl"];
@@ -55,14 +50,8 @@ const VARIABLES: [(&str, &str); 2] =
 
 /// The settings that the environment makes; `read` looks up a variable.
 pub(super) fn environment(read: &dyn Fn(&str) -> Option<String>) -> Layer {
-    let entry = |(name, key): (&str, &str)| {
-        let value = read(name).filter(|value| !value.trim().is_empty())?;
-        let text = format!("{name}={value}");
-        let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-        let place = |bytes| Place { source: source.clone(), bytes };
-        let value = Node::scalar(value.trim(), place(name.len() + 1..source.text.len()));
-        Some(Entry { key: key.to_owned(), inner: None, place: place(0..name.len()), value })
-    };
+    let entry =
+        |(name, key): (&str, &str)| said_in(name, read).map(|entry| Entry { key: key.to_owned(), ..entry });
     Layer { authority: Authority::Replaces, entries: VARIABLES.into_iter().filter_map(entry).collect() }
 }
 
@@ -75,13 +64,8 @@ pub(super) fn monitors(settings: &Settings, dialects: &Dialects, problems: &mut 
 }
 
 fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
-    let read = Reader { settings };
-    let words = match &settings.get("report_to").value {
-        Value::List(words) => words.clone(),
-        _ => Vec::new(),
-    };
     let mut names: Vec<&str> = Vec::new();
-    for word in &words {
+    for word in settings.list("report_to") {
         match word.as_str() {
             "none" => {}
             "all" => names.extend(TRACKERS),
@@ -89,8 +73,8 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
             name => problems.push(no_tracker(name, settings)),
         }
     }
-    let folder = match read.text("logging_dir") {
-        "" => Path::new(read.text("output_dir")).join("runs"),
+    let folder = match settings.word("logging_dir") {
+        "" => Path::new(settings.word("output_dir")).join("runs"),
         folder => PathBuf::from(folder),
     };
     let tracker = |name: &str| match name {
@@ -98,10 +82,10 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
         "csv" => Tracker::Csv(folder.clone()),
         "jsonl" => Tracker::Jsonl(folder.join("metrics.jsonl")),
         _ => Tracker::Wandb {
-            project: read.text("wandb_project").to_owned(),
+            project: settings.word("wandb_project").to_owned(),
             entity: String::new(),
             group: String::new(),
-            name: read.text("run_name").to_owned(),
+            name: settings.word("run_name").to_owned(),
         },
     };
     TRACKERS.iter().filter(|name| names.contains(name)).map(|name| tracker(name)).collect()
@@ -112,10 +96,8 @@ fn no_tracker(name: &str, settings: &Settings) -> Problem {
         true => settings.problem(format!("`report_to: {name}` is not supported yet"), &["report_to"]),
         false => settings.problem(format!("no tracker `{name}`"), &["report_to"]),
     };
-    match nearest_of(name, TRACKERS.iter().copied().chain(["none", "all"])) {
-        Some(near) => problem.help(format!("did you mean `{near}`?")),
-        None => problem.help(format!("there are {}, all and none", TRACKERS.join(", "))),
-    }
+    let otherwise = format!("there are {}, all and none", TRACKERS.join(", "));
+    problem.did_you_mean(name, TRACKERS.into_iter().chain(["none", "all"]), otherwise)
 }
 
 fn engine(block: &Dialect, problems: &mut Problems) -> EngineReports {
@@ -159,21 +141,15 @@ fn engine(block: &Dialect, problems: &mut Problems) -> EngineReports {
 fn comms(block: &Dialect, problems: &mut Problems) -> CommsArgs {
     const NAMES: &str = "comms_logger.prof_ops";
     let read = &block.settings;
-    let words = match read.value(NAMES) {
-        Value::List(words) => words,
-        _ => Vec::new(),
-    };
     let mut only = Vec::new();
-    for word in &words {
+    for word in read.list(NAMES) {
         match COLLECTIVES.iter().find(|(name, _)| name == word) {
             Some((_, operation)) => only.push(*operation),
             None => {
-                let names = COLLECTIVES.iter().map(|(name, _)| *name);
+                let names = COLLECTIVES.map(|(name, _)| name);
+                let otherwise = format!("there are {}", names.join(", "));
                 let problem = read.problem(format!("no collective `{word}`"), &[NAMES]);
-                problems.push(match nearest_of(word, names.clone()) {
-                    Some(near) => problem.help(format!("did you mean `{near}`?")),
-                    None => problem.help(format!("there are {}", names.collect::<Vec<_>>().join(", "))),
-                });
+                problems.push(problem.did_you_mean(word, names, otherwise));
             }
         }
     }

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
+use oarlock::settings::problem::Problems;
 
-use super::ResolvedConfig;
-use super::problem::{Problem, Problems};
+use super::resolved::ResolvedConfig;
 
 /// Checks the paths that must exist before a training starts.
 ///
@@ -14,12 +14,7 @@ use super::problem::{Problem, Problems};
 pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let mut problems = Problems::default();
     let mut report = |key: &str, message: String, help: String| {
-        let problem = Problem::new(message).help(help);
-        let setting = config.settings.get(key);
-        problems.push(match setting.place() {
-            Some(place) => problem.at(place, ""),
-            None => problem,
-        });
+        config.settings.report(&mut problems, message, &[key], help);
     };
     match &config.model.source {
         ModelSource::Folder(model) if !model.is_dir() => report(

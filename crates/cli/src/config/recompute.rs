@@ -1,74 +1,46 @@
-//! Which activations are recomputed: every key that asks for it, in one answer.
+//! Which activations are recomputed: the one answer of all keys about it.
 
 use oarlock::config::Recompute;
-
-use super::dialect::{Dialect, Dialects};
-use super::problem::{Problem, Problems};
-use super::resolve::{Setting, Settings, at};
-use super::value::{Value, boolean};
+use oarlock::settings::dialect::{Dialect, Dialects};
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Setting, Settings, at};
+use oarlock::settings::value::{Value, boolean};
 
 const FULL: Recompute = Recompute::Units { every: 1 };
 
 /// The answer of all keys; those that differ are reported together.
 pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Problems) -> Recompute {
-    let (on, off) = (settings.get("gradient_checkpointing"), settings.get("disable_gradient_checkpointing"));
-    let own = settings.get("activation_checkpointing");
-    let mut asked: Vec<(&Setting, Recompute)> = Vec::new();
+    const OWN: &str = "activation_checkpointing";
+    let [on, off, own] =
+        ["gradient_checkpointing", "disable_gradient_checkpointing", OWN].map(|name| settings.get(name));
+    let mut requested: Vec<(&Setting, Recompute)> = Vec::new();
     if on.is_written() {
-        asked.push((on, if is_true(on) { FULL } else { Recompute::None }));
+        requested.push((on, if is_true(on) { FULL } else { Recompute::None }));
     }
     if is_true(off) {
-        asked.push((off, Recompute::None));
+        requested.push((off, Recompute::None));
     }
     if let Value::Text(text) = &own.value
         && own.is_written()
     {
         match parse(text) {
-            Some(recompute) => asked.push((own, recompute)),
-            None => problems.push(
-                at(
-                    Problem::new(format!(
-                        "`activation_checkpointing` takes none, full, every-N, attention or mlp, not `{text}`"
-                    )),
-                    &[own],
-                )
-                .help("every-2 recomputes every second unit"),
-            ),
+            Some(recompute) => requested.push((own, recompute)),
+            None => {
+                let message = format!("`{OWN}` takes none, full, every-N, attention or mlp, not `{text}`");
+                settings.report(problems, message, &[OWN], "every-2 recomputes every second unit");
+            }
         }
     }
-    let said = |block: &'_ Option<Dialect>, name: &str| {
-        block.as_ref().is_some_and(|block| match &block.settings.get(name).value {
-            Value::Bool(on) => *on,
-            Value::Int(_) => true,
-            _ => false,
-        })
-    };
-    for (block, name) in [
-        (&dialects.deepspeed, "activation_checkpointing.number_checkpoints"),
-        (&dialects.fsdp, "activation_checkpointing"),
-    ] {
-        if said(block, name)
-            && let Some(block) = block
-        {
-            asked.push((block.settings.get(name), FULL));
-        }
-    }
-    if said(&dialects.fsdp, "activation_checkpointing")
-        && is_true(on)
-        && let Some(block) = &dialects.fsdp
-    {
-        let both = [on, block.settings.get("activation_checkpointing")];
-        problems.push(
-            at(
-                Problem::new("`gradient_checkpointing` and FSDP's `activation_checkpointing` are both on"),
-                &both,
-            )
-            .help("keep one of them"),
-        );
+    let deepspeed = of_block(&dialects.deepspeed, "activation_checkpointing.number_checkpoints");
+    let fsdp = of_block(&dialects.fsdp, "activation_checkpointing");
+    requested.extend(deepspeed.into_iter().chain(fsdp).map(|setting| (setting, FULL)));
+    if let Some(fsdp) = fsdp.filter(|_| is_true(on)) {
+        let message = "`gradient_checkpointing` and FSDP's `activation_checkpointing` are both on";
+        problems.push(at(Problem::new(message), &[on, fsdp]).help("keep one of them"));
         return FULL;
     }
-    let Some((first, recompute)) = asked.first().copied() else { return Recompute::None };
-    if let Some((other, _)) = asked.iter().find(|(_, other)| *other != recompute) {
+    let Some((first, recompute)) = requested.first().copied() else { return Recompute::None };
+    if let Some((other, _)) = requested.iter().find(|(_, other)| *other != recompute) {
         let message = format!("`{}` and `{}` differ", first.key.name, other.key.name);
         problems.push(
             at(Problem::new(message), &[first, other])
@@ -76,6 +48,12 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
         );
     }
     recompute
+}
+
+/// The setting of a block, if it switches recomputation on.
+fn of_block<'d>(block: &'d Option<Dialect>, name: &str) -> Option<&'d Setting> {
+    let setting = block.as_ref()?.settings.get(name);
+    matches!(setting.value, Value::Bool(true) | Value::Int(_)).then_some(setting)
 }
 
 fn is_true(setting: &Setting) -> bool {

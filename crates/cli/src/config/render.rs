@@ -4,9 +4,8 @@ use std::fmt;
 use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
-
-use super::problem::{Problem, Problems};
-use super::source::SourceKind;
+use oarlock::settings::location::ValueSource;
+use oarlock::settings::problem::{Problem, Problems};
 
 /// All problems with excerpts of their texts, as a terminal shows them. `color` also switches to the characters that
 /// only terminals draw well.
@@ -23,7 +22,7 @@ pub fn render(problems: &Problems, color: bool, width: usize) -> String {
     out
 }
 
-/// A problem with the text that is shown of its place.
+/// A problem with the text that is shown of its location.
 #[derive(Debug)]
 struct Excerpt<'p> {
     problem: &'p Problem,
@@ -35,12 +34,12 @@ struct Excerpt<'p> {
 impl<'p> Excerpt<'p> {
     fn of(problem: &'p Problem) -> Excerpt<'p> {
         let shown = shown(problem);
-        let source = problem.place().map(|place| {
-            let text = &place.source.text;
+        let source = problem.location().map(|location| {
+            let text = &location.source.text;
             let [before, behind] =
                 [shown.start > 0, shown.end < text.len()].map(|cut| if cut { "…" } else { "" });
             let text = text.get(shown.clone()).unwrap_or_default();
-            NamedSource::new(&place.source.name, format!("{before}{text}{behind}"))
+            NamedSource::new(&location.source.name, format!("{before}{text}{behind}"))
         });
         Excerpt { problem, source, shown }
     }
@@ -51,14 +50,14 @@ fn shown(problem: &Problem) -> Range<usize> {
     /// The bytes of a command line that need no cutting, and those beside a label that stay.
     const SHORT: usize = 100;
     const BESIDE: usize = 40;
-    let places = || problem.labels().iter().map(|(place, _)| place);
-    let Some(source) = places().next().map(|place| &place.source) else { return 0..0 };
+    let locations = || problem.labels().iter().map(|(location, _)| location);
+    let Some(source) = locations().next().map(|location| &location.source) else { return 0..0 };
     let text = source.text.as_str();
-    if source.kind != SourceKind::Arguments || text.len() <= SHORT {
+    if source.read_from != ValueSource::Arguments || text.len() <= SHORT {
         return 0..text.len();
     }
-    let first = places().map(|place| place.bytes.start).min().unwrap_or(0).saturating_sub(BESIDE);
-    let last = places().map(|place| place.bytes.end).max().unwrap_or(0).saturating_add(BESIDE);
+    let first = locations().map(|location| location.bytes.start).min().unwrap_or(0).saturating_sub(BESIDE);
+    let last = locations().map(|location| location.bytes.end).max().unwrap_or(0).saturating_add(BESIDE);
     // Whole words.
     let begin = if first == 0 {
         0
@@ -90,10 +89,10 @@ impl Diagnostic for Excerpt<'_> {
         if self.problem.labels().is_empty() {
             return None;
         }
-        Some(Box::new(self.problem.labels().iter().map(|(place, label)| {
+        Some(Box::new(self.problem.labels().iter().map(|(location, label)| {
             let label = (!label.is_empty()).then(|| label.clone());
             let cut = if self.shown.start > 0 { '…'.len_utf8() } else { 0 };
-            LabeledSpan::new(label, place.bytes.start - self.shown.start + cut, place.bytes.len())
+            LabeledSpan::new(label, location.bytes.start - self.shown.start + cut, location.bytes.len())
         })))
     }
 }

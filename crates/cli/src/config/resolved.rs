@@ -5,12 +5,12 @@ use std::ops::Deref;
 
 use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
-
-use super::keys::{Group, Status};
-use super::problem::{Problem, Problems};
-use super::resolve::{self, Setting, Settings};
-use super::source::Origin;
-use super::value::{Value, boolean, float, number};
+use oarlock::settings::keys::{Group, Status};
+use oarlock::settings::location::Origin;
+use oarlock::settings::node::to_yaml;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{self, Setting, Settings};
+use oarlock::settings::value::{Value, quoted};
 
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ impl ResolvedConfig {
         self.settings.iter().find(|setting| setting.key.name == name).map(|setting| &setting.origin)
     }
 
-    /// A problem of the keys with these names, at the places at which they are written.
+    /// A problem of the keys with these names, at the locations at which they are written.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
         self.settings.problem(message, names)
     }
@@ -160,27 +160,11 @@ impl Row {
 fn yaml_value(setting: &Setting) -> String {
     match &setting.value {
         Value::Null => "null".to_owned(),
-        Value::Bool(x) => x.to_string(),
-        Value::Int(x) => x.to_string(),
-        Value::Float(x) => number(*x),
         Value::Text(x) => quoted(x),
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(fields) => {
-            let fields =
-                fields.iter().map(|field| format!("{}: {}", quoted(&field.name), field.value.to_yaml()));
-            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
-        }
+        Value::Map(entries) => to_yaml(entries),
+        number => number.to_string(),
     }
-}
-
-/// Words in double quotes where YAML could take them for something else. JSON's escapes are YAML's.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '.' | '_'))
-        && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '+'))
-        && boolean(text).is_none()
-        && float(text).is_none()
-        && !matches!(text.to_ascii_lowercase().as_str(), "null" | "nan" | "inf");
-    if plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
 }

@@ -1,11 +1,14 @@
 //! THE table: every key that a training YAML of LLaMA-Factory for `stage: pt` can hold, those of its other stages by
 //! which a file is still read whole, and our own, each declared once. Help, `docs/keys.md`, checks and nearest names all read it.
 
-use super::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
-use super::keys::Kind::{Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text};
-use super::keys::Range::{BelowOne, NotNegative, Positive};
-use super::keys::Status::{Later, NoEffect, Only, Used};
-use super::keys::{Key, key, row};
+use oarlock::nearest::nearest_of;
+use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
+use oarlock::settings::keys::Range::{BelowOne, NotNegative, Positive};
+use oarlock::settings::keys::Status::{Later, NoEffect, Only, Used};
+use oarlock::settings::keys::ValueType::{
+    Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
+};
+use oarlock::settings::keys::{Key, key, row};
 use oarlock::settings::table::TRAINING;
 
 /// What other programs call a key.
@@ -263,7 +266,7 @@ pub const KEYS: &[Key] = &[
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),
     key(Log, Int(0), "memory_steps", "0", Used, "Our own: steps between lines on memory; 0: none"),
     key(Log, Bool, "memory_check", "true", Used, "Our own: refuse a training that would not fit into memory"),
-    key(Log, Bool, "profile", "false", Used, "Our own: tell the time of each phase of a step, and memory, every profile_interval steps"),
+    key(Log, Bool, "profile", "false", Used, "Our own: report the time of each phase of a step, and memory, every profile_interval steps"),
     key(Log, Int(1), "profile_interval", "10", Used, "Our own: optimizer steps between these tables"),
     key(Log, Bool, "skip_memory_metrics", "true", NoEffect("memory is always logged"), "Leave memory out of the logs"),
     key(Log, Bool, "use_swanlab", "false", Later("logs go to trainer_log.jsonl"), "Report to SwanLab"),
@@ -286,3 +289,47 @@ pub const KEYS: &[Key] = &[
     key(Ranks, Text, "master_addr", "", NoEffect("there is one machine"), "Address of the first machine"),
     key(Ranks, Text, "master_port", "", NoEffect("there is one machine"), "Port of the first machine"),
 ];
+
+/// The key of this name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The name that somebody who wrote `name` probably meant: a key that other programs call so, or the nearest one.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    if let Some((_, key)) = OTHER_NAMES.iter().find(|(other, _)| *other == name) {
+        return Some(key);
+    }
+    nearest_of(name, KEYS.iter().map(|key| key.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_found() {
+        assert_eq!(nearest("learning_rat"), Some("learning_rate"));
+        assert_eq!(nearest("warmup_step"), Some("warmup_steps"));
+        assert_eq!(nearest("BF16"), Some("bf16"));
+        assert_eq!(nearest("grad_clip"), Some("max_grad_norm"));
+        assert_eq!(nearest("completely_different"), None);
+        assert_eq!(nearest(""), None);
+    }
+
+    #[test]
+    fn every_key_is_declared_once_and_well() {
+        for (i, key) in KEYS.iter().enumerate() {
+            assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{} stands twice", key.name);
+            assert!(
+                key.name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'),
+                "{}",
+                key.name
+            );
+            assert!(!key.doc.is_empty() && !key.doc.ends_with('.'), "{}: doc", key.name);
+        }
+        for (other, key) in OTHER_NAMES {
+            assert!(find(key).is_some() && find(other).is_none(), "{other} -> {key}");
+        }
+    }
+}

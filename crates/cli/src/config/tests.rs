@@ -187,7 +187,7 @@ fn settings_take_their_meaning_from_each_other() {
         Resume::From("out/checkpoint-5".into())
     );
     let eval = good("val_size: 0.1\nevaluation_strategy: steps\nlogging_steps: 5");
-    assert_eq!(eval.data.held_out, Some(ValSize::Fraction(0.1)));
+    assert_eq!(eval.data.val_size, Some(ValSize::Fraction(0.1)));
     assert_eq!(
         eval.eval,
         EvalArgs {
@@ -200,7 +200,7 @@ fn settings_take_their_meaning_from_each_other() {
     );
     assert_eq!(eval.origin("eval_strategy").unwrap().to_string(), "evaluation_strategy");
     assert!(!good("val_size: 0.1\ndo_eval: no").eval.at_end);
-    assert_eq!(good("val_size: 20").data.held_out, Some(ValSize::Count(20)));
+    assert_eq!(good("val_size: 20").data.val_size, Some(ValSize::Count(20)));
     let shape =
         |text: &str| good(&format!("learning_rate: 1e-3\nlr_scheduler_type: {text}")).train.schedule.shape;
     let decay = "warmup_stable_decay\nmin_lr_ratio: 0.1\n\

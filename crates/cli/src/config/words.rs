@@ -1,14 +1,14 @@
-//! The words of a command as one text, so that every word, and every part of one, has its place in messages.
+//! The words of a command as one text, so that every word, and every part of one, has its location in messages.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::source::{Place, Source, SourceKind};
+use oarlock::settings::location::{Location, SourceText, ValueSource};
 
 /// Words of a command line.
 #[derive(Clone, Debug)]
 pub struct Words {
-    source: Arc<Source>,
+    source: Arc<SourceText>,
     bytes: Vec<Range<usize>>,
 }
 
@@ -24,7 +24,7 @@ impl Words {
             bytes.push(text.len()..text.len() + word.len());
             text.push_str(word);
         }
-        let source = Source { kind: SourceKind::Arguments, name: "command line".to_owned(), text };
+        let source = SourceText { read_from: ValueSource::Arguments, name: "command line".to_owned(), text };
         Words { source: Arc::new(source), bytes }
     }
 
@@ -43,20 +43,20 @@ impl Words {
         self.source.text.get(self.bytes.get(i)?.clone())
     }
 
-    /// The place of a word; behind the last one, the end of the text.
-    pub fn place(&self, i: usize) -> Place {
+    /// The location of a word; behind the last one, the end of the text.
+    pub fn location(&self, i: usize) -> Location {
         let end = self.source.text.len();
-        Place { source: self.source.clone(), bytes: self.bytes.get(i).cloned().unwrap_or(end..end) }
+        Location { source: self.source.clone(), bytes: self.bytes.get(i).cloned().unwrap_or(end..end) }
     }
 
-    /// The place of some bytes of a word.
-    pub fn part(&self, i: usize, bytes: Range<usize>) -> Place {
-        let whole = self.place(i);
+    /// The location of some bytes of a word.
+    pub fn part(&self, i: usize, bytes: Range<usize>) -> Location {
+        let whole = self.location(i);
         let at = |offset: usize| (whole.bytes.start + offset).min(whole.bytes.end);
-        Place { bytes: at(bytes.start)..at(bytes.end), ..whole }
+        Location { bytes: at(bytes.start)..at(bytes.end), ..whole }
     }
 
-    /// The words from the `first` on, each still with its place in the whole command.
+    /// The words from the `first` on, each still with its location in the whole command.
     #[must_use]
     pub fn from(&self, first: usize) -> Words {
         let bytes = self.bytes.get(first..).unwrap_or_default().to_vec();

@@ -1,17 +1,20 @@
-//! What the user wrote: entries with their places, from a file, the arguments and the environment. Nothing is
+//! What the user wrote: entries with their locations, from a file, the arguments and the environment. Nothing is
 //! interpreted here except the grammar.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use super::keys::{self, Kind};
-use super::problem::{Problem, Problems};
-use super::source::{Place, Source, SourceKind};
-use super::value::boolean;
+use oarlock::settings::json::read_file;
+use oarlock::settings::keys::ValueType;
+use oarlock::settings::location::Location;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::value::boolean;
+
+use super::table;
 use super::words::Words;
-use super::yaml::{self, Data, Node};
+use super::yaml::{self, Node};
 
-pub use oarlock::settings::entry::{Authority, Entry, Layer};
+pub use oarlock::settings::layer::{Authority, Layer};
+pub use oarlock::settings::node::Entry;
 
 /// The arguments of `oarlock train`, sorted.
 #[derive(Clone, Debug)]
@@ -49,17 +52,7 @@ impl Arguments {
 /// If the file cannot be read or its text is not a mapping.
 pub fn file(path: &Path) -> Result<Layer, Problem> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| {
-        Problem::new(format!("cannot read the configuration `{name}`: {error}"))
-            .help("paths are relative to the working directory")
-    })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        Problem::new(format!(
-            "the configuration `{name}` is not UTF-8 text: byte {} is wrong",
-            error.utf8_error().valid_up_to()
-        ))
-    })?;
-    text_of_file(&name, text)
+    text_of_file(&name, read_file(&name, "the configuration")?)
 }
 
 /// Reads the text of a configuration file; `name` is for messages.
@@ -67,32 +60,7 @@ pub fn file(path: &Path) -> Result<Layer, Problem> {
 /// # Errors
 /// If the text is not a mapping.
 pub fn text_of_file(name: &str, text: String) -> Result<Layer, Problem> {
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
-    let root = yaml::parse(&source)?;
-    let pairs = match root.data {
-        Data::Map(pairs) => pairs,
-        _ if root.is_null() => Vec::new(),
-        _ => {
-            return Err(Problem::new(format!(
-                "a configuration is a mapping of keys to values, not {}",
-                root.describe()
-            ))
-            .at(&root.place, "expected `key: value`"));
-        }
-    };
-    let mut entries = Vec::with_capacity(pairs.len());
-    for (key, value) in pairs {
-        match key.data {
-            Data::Scalar { text, .. } => {
-                entries.push(Entry { key: text, inner: None, place: key.place, value });
-            }
-            _ => {
-                return Err(Problem::new("a key is a word").at(&key.place, "this is a list or a mapping"));
-            }
-        }
-    }
-    Ok(Layer { authority: Authority::Replaces, entries })
+    Ok(Layer { authority: Authority::Replaces, entries: yaml::entries(name, text, "a configuration")? })
 }
 
 /// Sorts the arguments that follow the subcommand.
@@ -113,28 +81,30 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
                 let body = word.strip_prefix("--").unwrap_or(word);
                 let (flag, start) = (body.len() < word.len(), word.len() - body.len());
                 if let Some((name, value)) = body.split_once('=') {
-                    let place = words.part(i, start + name.len() + 1..word.len());
-                    let value = argument(value, place, name);
-                    let place = words.part(i, start..start + name.len());
-                    out.overrides.entries.push(entry(name, flag, place, value));
+                    let location = words.part(i, start + name.len() + 1..word.len());
+                    let value = argument(value, location, name);
+                    let location = words.part(i, start..start + name.len());
+                    out.overrides.entries.push(entry(name, flag, location, value));
                 } else if flag && !body.is_empty() {
-                    let place = words.part(i, start..word.len());
+                    let location = words.part(i, start..word.len());
                     let next = words.get(i + 1).filter(|next| takes_value(body, next));
                     let value = match next {
-                        Some(next) => argument(next, words.place(i + 1), body),
-                        None => Node::scalar("true", place.clone()),
+                        Some(next) => argument(next, words.location(i + 1), body),
+                        None => Node::scalar("true", location.clone()),
                     };
-                    out.overrides.entries.push(entry(body, flag, place, value));
+                    out.overrides.entries.push(entry(body, flag, location, value));
                     i += usize::from(next.is_some());
                 } else if flag || word.starts_with('-') {
                     let help = "settings are written key=value or --key value";
                     problems.push(
-                        Problem::new(format!("unknown argument `{word}`")).at(&words.place(i), "").help(help),
+                        Problem::new(format!("unknown argument `{word}`"))
+                            .at(&words.location(i), "")
+                            .help(help),
                     );
                 } else if let Some(first) = &out.file {
                     problems.push(
                         Problem::new(format!("two configuration files, `{first}` and `{word}`"))
-                            .at(&words.place(i), "the second file")
+                            .at(&words.location(i), "the second file")
                             .help("name one file; settings are written key=value"),
                     );
                 } else {
@@ -147,34 +117,33 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
     problems.into_result(|| out)
 }
 
+/// The type of the key of this name.
+fn value_type(name: &str) -> Option<ValueType> {
+    table::find(&normal(name)).map(|key| key.value_type)
+}
+
 /// Whether the word after `--name` is its value: a flag takes one only if it is true or false.
 fn takes_value(name: &str, next: &str) -> bool {
-    let flag = keys::find(&normal(name)).is_some_and(|key| key.kind == Kind::Bool);
-    !next.starts_with("--") && (!flag || boolean(next).is_some())
+    !next.starts_with("--") && (value_type(name) != Some(ValueType::Bool) || boolean(next).is_some())
 }
 
 /// A value from the command line: words, or YAML where a mapping is meant.
-fn argument(text: &str, place: Place, name: &str) -> Node {
-    let map = keys::find(&normal(name)).is_some_and(|key| matches!(key.kind, Kind::Map | Kind::MapOrPath));
-    let list = text.starts_with('[');
-    if (map || list)
-        && let Ok(node) = yaml::parse_inside(text, &place)
+fn argument(text: &str, location: Location, name: &str) -> Node {
+    if (matches!(value_type(name), Some(ValueType::Map | ValueType::MapOrPath)) || text.starts_with('['))
+        && let Ok(node) = yaml::parse_inside(text, &location)
     {
         return node;
     }
-    Node::scalar(text, place)
+    Node::scalar(text, location)
 }
 
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// `key` or `key.inner`; flags may be written with hyphens.
-fn entry(name: &str, flag: bool, place: Place, value: Node) -> Entry {
-    let (key, inner) = match name.split_once('.') {
-        Some((key, inner)) => (key, Some(inner.to_owned())),
-        None => (name, None),
-    };
-    let key = if flag { normal(key) } else { key.to_owned() };
-    Entry { key, inner, place, value }
+/// An entry for `key` or `key.inner`. The key of a flag may be written with hyphens.
+fn entry(name: &str, flag: bool, location: Location, value: Node) -> Entry {
+    let (key, inner) = name.split_at(name.find('.').unwrap_or(name.len()));
+    let key = if flag { normal(key) + inner } else { name.to_owned() };
+    Entry { key, location, value }
 }

@@ -1,30 +1,28 @@
 //! Reads YAML into the tree of [`oarlock::settings::node`].
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use oarlock::settings::json::{self, MAX_DEPTH, read_file};
+use oarlock::settings::location::{Location, SourceText};
+use oarlock::settings::node::{Entry, add_entry};
+use oarlock::settings::problem::Problem;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 
-use oarlock::settings::json::{MAX_DEPTH, fields_of, read_file, repeated, text_of_file, written_twice};
 pub use oarlock::settings::node::{Data, Node};
-
-use super::problem::Problem;
-use super::source::{Place, Source, SourceKind};
-use super::value::Field;
 
 /// Reads a whole text.
 ///
 /// # Errors
-/// The first place at which the text is not YAML, or holds more than one document or an alias.
-pub fn parse(source: &Arc<Source>) -> Result<Node, Problem> {
-    Reader::new(&source.text, |bytes| Place { source: source.clone(), bytes }).document()
+/// The first location at which the text is not YAML, or holds more than one document or an alias.
+fn parse(source: &Arc<SourceText>) -> Result<Node, Problem> {
+    Reader::new(&source.text, |bytes| Location { source: source.clone(), bytes }).document()
 }
 
 /// The settings in a file, YAML or JSON; `what` names it in messages, as in "the DeepSpeed configuration".
 ///
 /// # Errors
 /// If the file cannot be read or its text is not a mapping.
-pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
+pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
     text(path, read_file(path, what)?, what)
 }
 
@@ -32,46 +30,53 @@ pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
 ///
 /// # Errors
 /// If the text is not a mapping.
-pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Field>, Problem> {
-    let is_yaml = [".yaml", ".yml"].iter().any(|end| name.ends_with(end));
-    if !is_yaml {
-        return text_of_file(name, text, what);
+pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    match [".yaml", ".yml"].iter().any(|end| name.ends_with(end)) {
+        true => entries(name, text, what),
+        false => json::text(name, text, what),
     }
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    fields_of(parse(&Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text }))?, what)
 }
 
-/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the
+/// The settings in a text that is YAML whatever its name.
+///
+/// # Errors
+/// If the text is not a mapping.
+pub fn entries(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    let root = parse(&SourceText::file(name, text))?;
+    if root.is_null() { Ok(Vec::new()) } else { root.into_entries(what) }
+}
+
+/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the location of the
 /// value.
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_inside(text: &str, place: &Place) -> Result<Node, Problem> {
-    Reader::new(text, |_| place.clone()).document()
+pub fn parse_inside(text: &str, location: &Location) -> Result<Node, Problem> {
+    Reader::new(text, |_| location.clone()).document()
 }
 
 /// Pulls events and builds the tree.
-struct Reader<'t, P: Fn(std::ops::Range<usize>) -> Place> {
+struct Reader<'t, P: Fn(std::ops::Range<usize>) -> Location> {
     parser: Parser<'t, saphyr_parser::StrInput<'t>>,
     /// The byte at which each character starts: the parser counts characters.
     starts: Vec<usize>,
     end: usize,
-    place: P,
+    location: P,
 }
 
-impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
-    fn new(text: &'t str, place: P) -> Self {
+impl<'t, P: Fn(std::ops::Range<usize>) -> Location> Reader<'t, P> {
+    fn new(text: &'t str, location: P) -> Self {
         let starts = text.char_indices().map(|(at, _)| at).collect();
-        Reader { parser: Parser::new_from_str(text), starts, end: text.len(), place }
+        Reader { parser: Parser::new_from_str(text), starts, end: text.len(), location }
     }
 
     fn byte(&self, character: usize) -> usize {
         self.starts.get(character).copied().unwrap_or(self.end)
     }
 
-    fn at(&self, span: Span) -> Place {
+    fn at(&self, span: Span) -> Location {
         let start = self.byte(span.start.index());
-        (self.place)(start..self.byte(span.end.index()).max(start))
+        (self.location)(start..self.byte(span.end.index()).max(start))
     }
 
     fn next(&mut self) -> Result<(Event<'t>, Span), Problem> {
@@ -81,14 +86,14 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
             None => {
                 let end = self.end;
                 Err(Problem::new("the text ends in the middle of a value")
-                    .at(&(self.place)(end..end), "here"))
+                    .at(&(self.location)(end..end), "here"))
             }
         }
     }
 
     fn broken(&self, error: &ScanError) -> Problem {
         let at = self.byte(error.marker().index());
-        Problem::new("this is not valid YAML").at(&(self.place)(at..at), error.info()).help(
+        Problem::new("this is not valid YAML").at(&(self.location)(at..at), error.info()).help(
             "a configuration is lines of `key: value`, or a JSON object; blanks, not tabs, before a key",
         )
     }
@@ -99,7 +104,7 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
                 (Event::Nothing | Event::StreamStart | Event::DocumentStart(_), _) => {}
                 // An empty text is an empty mapping: whatever is missing is then reported by name.
                 (Event::StreamEnd, span) => {
-                    return Ok(Node { data: Data::Map(Vec::new()), place: self.at(span) });
+                    return Ok(Node { data: Data::Map(Vec::new()), location: self.at(span) });
                 }
                 (event, span) => {
                     let node = self.node(event, span, 0)?;
@@ -125,9 +130,9 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
     }
 
     fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, Problem> {
-        let place = self.at(span);
+        let location = self.at(span);
         if depth > MAX_DEPTH {
-            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&place, "here"));
+            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&location, "here"));
         }
         let data = match event {
             Event::Scalar(text, style, ..) => {
@@ -144,33 +149,25 @@ impl<'t, P: Fn(std::ops::Range<usize>) -> Place> Reader<'t, P> {
                 Data::List(items)
             }
             Event::MappingStart(..) => {
-                let mut pairs = Vec::new();
-                let mut seen = BTreeMap::new();
+                let mut entries = Vec::new();
                 loop {
-                    match self.next()? {
+                    let key = match self.next()? {
                         (Event::MappingEnd, _) => break,
-                        (event, span) => {
-                            let key = self.node(event, span, depth + 1)?;
-                            // At the top all duplicates are reported together, later; here one is enough.
-                            if depth > 0
-                                && let Some(first) = repeated(&mut seen, &key)
-                            {
-                                return Err(written_twice(&key, &first));
-                            }
-                            let (event, span) = self.next()?;
-                            pairs.push((key, self.node(event, span, depth + 1)?));
-                        }
-                    }
+                        (event, span) => self.node(event, span, depth + 1)?,
+                    };
+                    let (event, span) = self.next()?;
+                    let value = self.node(event, span, depth + 1)?;
+                    add_entry(&mut entries, key, value, depth)?;
                 }
-                Data::Map(pairs)
+                Data::Map(entries)
             }
             Event::Alias(_) => {
                 return Err(Problem::new("aliases (`*name`) are not supported")
-                    .at(&place, "an alias")
+                    .at(&location, "an alias")
                     .help("write the value itself"));
             }
-            _ => return Err(Problem::new("expected a value").at(&place, "here")),
+            _ => return Err(Problem::new("expected a value").at(&location, "here")),
         };
-        Ok(Node { data, place })
+        Ok(Node { data, location })
     }
 }

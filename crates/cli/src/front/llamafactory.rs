@@ -192,12 +192,12 @@ impl Variables<'_> {
 
     fn number(&mut self, name: &str, range: RangeInclusive<usize>) -> Option<usize> {
         let value = environment::said_in(name, self.read)?.value;
-        let text = value.place.text().to_owned();
+        let text = value.location.text().to_owned();
         let number = text.parse().ok().filter(|number| range.contains(number));
         if number.is_none() {
             let message =
                 format!("`{name}` takes a whole number, {} to {}, not `{text}`", range.start(), range.end());
-            self.problems.push(Problem::new(message).at(&value.place, ""));
+            self.problems.push(Problem::new(message).at(&value.location, ""));
         }
         number
     }

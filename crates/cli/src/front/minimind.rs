@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use crate::config::flags::Parsed;
 use crate::config::keys::{Key, Status};
-use crate::config::source::{Place, Source, SourceKind};
+use crate::config::location::{Location, SourceText, ValueSource};
 use crate::config::value::{self, Value};
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Node;
@@ -105,7 +105,7 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
     }
     if let Some(word) = parsed.rest.get(0) {
         let message = format!("`{COMMAND}` takes flags only, not `{word}`");
-        problems.push(Problem::new(message).at(&parsed.rest.place(0), ""));
+        problems.push(Problem::new(message).at(&parsed.rest.location(0), ""));
     }
     let era = Era::of(&parsed, &mut problems);
     let mut reader =
@@ -124,27 +124,23 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
 }
 
 /// Defaults as lines `name: value`, with the places of both.
-fn lines(text: String) -> Vec<(Place, Place)> {
-    let source = Arc::new(Source { kind: SourceKind::Defaults, name: COMMAND.to_owned(), text });
+fn lines(text: String) -> Vec<(Location, Location)> {
+    let source = Arc::new(SourceText { read_from: ValueSource::Defaults, name: COMMAND.to_owned(), text });
     let mut start = 0;
     let mut out = Vec::new();
     for line in source.text.split_inclusive('\n') {
         if let Some((key, value)) = line.trim_end().split_once(": ") {
-            let place = |bytes| Place { source: source.clone(), bytes };
+            let location = |bytes| Location { source: source.clone(), bytes };
             let value_at = start + key.len() + 2;
-            out.push((place(start..start + key.len()), place(value_at..value_at + value.len())));
+            out.push((location(start..start + key.len()), location(value_at..value_at + value.len())));
         }
         start += line.len();
     }
     out
 }
 
-fn entry(key: &str, place: Place, value: &str, at: Place) -> Entry {
-    let (key, inner) = match key.split_once('.') {
-        Some((key, inner)) => (key, Some(inner.to_owned())),
-        None => (key, None),
-    };
-    Entry { key: key.to_owned(), inner, place, value: Node::scalar(value, at) }
+fn entry(key: &str, location: Location, value: &str, at: Location) -> Entry {
+    Entry { key: key.to_owned(), location, value: Node::scalar(value, at) }
 }
 
 /// The settings that MiniMind's script writes into itself.
@@ -157,7 +153,7 @@ fn fixed(era: Era) -> Layer {
 }
 
 /// The default of every flag, as a text in which each has its place.
-fn defaults(era: Era) -> Vec<(Place, Place)> {
+fn defaults(era: Era) -> Vec<(Location, Location)> {
     let default = |key: &Key| match NEWEST.iter().find(|(name, _)| *name == key.name) {
         Some((_, newest)) if era == Era::Minimind3 => format!("{}: {newest}\n", key.name),
         _ => format!("{}: {}\n", key.name, key.default),
@@ -169,7 +165,7 @@ fn defaults(era: Era) -> Vec<(Place, Place)> {
 struct Reader<'p> {
     parsed: &'p Parsed,
     era: Era,
-    defaults: Vec<(Place, Place)>,
+    defaults: Vec<(Location, Location)>,
     entries: Vec<Entry>,
     notes: Vec<String>,
 }
@@ -180,10 +176,10 @@ impl Reader<'_> {
     }
 
     /// The value of a flag, and where it stands: on the command line, or among the defaults.
-    fn value(&self, name: &str) -> Option<(String, Place)> {
+    fn value(&self, name: &str) -> Option<(String, Location)> {
         let setting = self.parsed.settings.get(name);
-        match setting.place().filter(|_| setting.is_written()) {
-            Some(place) => Some((setting.value.to_string(), place.clone())),
+        match setting.location().filter(|_| setting.is_written()) {
+            Some(location) => Some((setting.value.to_string(), location.clone())),
             None => {
                 let (_, value) = self.defaults.iter().find(|(key, _)| key.text() == name)?;
                 Some((value.text().to_owned(), value.clone())).filter(|(value, _)| !value.is_empty())
@@ -196,8 +192,8 @@ impl Reader<'_> {
     }
 
     /// Adds a setting that says what a flag says in another way.
-    fn put(&mut self, key: &str, value: &str, place: Place) {
-        self.entries.push(entry(key, place.clone(), value, place));
+    fn put(&mut self, key: &str, value: &str, location: Location) {
+        self.entries.push(entry(key, location.clone(), value, location));
     }
 
     /// The flags of the model belong to one of the scripts.
@@ -240,12 +236,12 @@ impl Reader<'_> {
 
     fn rename(&mut self) {
         for (name, key) in RENAMED {
-            if let Some((value, place)) = self.value(name).filter(|_| self.is_of_era(name)) {
-                self.put(key, &value, place);
+            if let Some((value, location)) = self.value(name).filter(|_| self.is_of_era(name)) {
+                self.put(key, &value, location);
             }
         }
-        if let Some((_, place)) = self.value("use_wandb").filter(|(value, _)| value == "true") {
-            self.put("report_to", "wandb", place);
+        if let Some((_, location)) = self.value("use_wandb").filter(|(value, _)| value == "true") {
+            self.put("report_to", "wandb", location);
         }
     }
 
@@ -253,9 +249,9 @@ impl Reader<'_> {
         let accumulation = self.count("accumulation_steps").max(1);
         let mut rounded = Vec::new();
         for (name, key) in INTERVALS {
-            let Some((value, place)) = self.value(name) else { continue };
+            let Some((value, location)) = self.value(name) else { continue };
             let steps = ((self.count(name) as f64 / accumulation as f64).round() as u64).max(1);
-            self.put(key, &steps.to_string(), place);
+            self.put(key, &steps.to_string(), location);
             if name != "profile_interval" || self.parsed.settings.bool("profile") {
                 rounded.push(format!("--{name} {value} is every {steps}"));
             }
@@ -270,18 +266,19 @@ impl Reader<'_> {
 
     fn precision(&mut self, environment: &dyn Fn(&str) -> Option<String>, problems: &mut Problems) {
         const VARIABLE: &str = "ACCELERATE_MIXED_PRECISION";
-        let Some((mut dtype, mut place)) = self.value("dtype") else { return };
+        let Some((mut dtype, mut location)) = self.value("dtype") else { return };
         if let Some(precision) = environment(VARIABLE).filter(|value| !value.is_empty()) {
             let text = format!("{VARIABLE}={precision}");
             let bytes = VARIABLE.len() + 1..text.len();
-            let source = Source { kind: SourceKind::Environment, name: "environment".to_owned(), text };
-            place = Place { source: Arc::new(source), bytes };
+            let source =
+                SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
+            location = Location { source: Arc::new(source), bytes };
             let decided = match precision.as_str() {
                 "bf16" => "bfloat16",
                 "fp16" => "float16",
                 "no" => "float32",
                 _ => {
-                    let problem = Problem::new(format!("{VARIABLE} is `{precision}`")).at(&place, "");
+                    let problem = Problem::new(format!("{VARIABLE} is `{precision}`")).at(&location, "");
                     problems.push(problem.help("--mixed_precision is no, fp16 or bf16 here"));
                     return;
                 }
@@ -294,7 +291,7 @@ impl Reader<'_> {
             dtype = decided.to_owned();
         }
         for (key, name) in [("bf16", "bfloat16"), ("fp16", "float16")] {
-            self.put(key, if dtype == name { "true" } else { "false" }, place.clone());
+            self.put(key, if dtype == name { "true" } else { "false" }, location.clone());
         }
     }
 
@@ -305,27 +302,27 @@ impl Reader<'_> {
         let by_era = if self.era == Era::Minimind2 { "out_dir" } else { "save_dir" };
         let name = ["out_dir", "save_dir"].into_iter().find(written).unwrap_or(by_era);
         let width = if self.era == Era::Minimind2 { "dim" } else { "hidden_size" };
-        if let (Some((dir, place)), Some((weight, _)), Some((width, _))) =
+        if let (Some((dir, location)), Some((weight, _)), Some((width, _))) =
             (self.value(name), self.value("save_weight"), self.value(width))
         {
             let folder = Path::new(&dir).join(format!("{weight}_{width}"));
-            self.put("output_dir", &folder.display().to_string(), place);
+            self.put("output_dir", &folder.display().to_string(), location);
         }
-        if let Some((value, place)) = self.value("from_resume").filter(|(value, _)| value == "0") {
-            self.put("resume_from_checkpoint", &value, place.clone());
-            self.put("overwrite_output_dir", "true", place);
+        if let Some((value, location)) = self.value("from_resume").filter(|(value, _)| value == "0") {
+            self.put("resume_from_checkpoint", &value, location.clone());
+            self.put("overwrite_output_dir", "true", location);
         }
     }
 
     fn tokenizer(&mut self, problems: &mut Problems) {
-        if let Some((path, place)) = self.value("tokenizer_path") {
-            return self.put("tokenizer_path", &path, place);
+        if let Some((path, location)) = self.value("tokenizer_path") {
+            return self.put("tokenizer_path", &path, location);
         }
         let holds = |dir: &&str| Path::new(dir).join("tokenizer.json").is_file();
         match TOKENIZERS.into_iter().find(holds) {
             Some(dir) => {
-                let place = lines(format!("tokenizer_path: {dir}\n")).remove(0).1;
-                self.put("tokenizer_path", dir, place);
+                let location = lines(format!("tokenizer_path: {dir}\n")).remove(0).1;
+                self.put("tokenizer_path", dir, location);
             }
             None => problems.push(
                 Problem::new(format!("no tokenizer.json in {}", TOKENIZERS.join(", "))).help(

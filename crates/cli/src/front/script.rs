@@ -78,7 +78,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
                 true => Problem::new(format!("`{name}` is a folder, not a script")),
                 false => Problem::new(format!("there is no file `{name}`")),
             };
-            let problem = problem.at(&words.place(0), "");
+            let problem = problem.at(&words.location(0), "");
             return Err(problem
                 .help(
                     "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are \
@@ -89,7 +89,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
     }
     if call == Call::default() && is_executable(Path::new(name)) {
         let problem = Problem::new(format!("`{name}` is a program, not a Python script"));
-        return Err(problem.at(&words.place(0), "").help("write --no_python before it").into());
+        return Err(problem.at(&words.location(0), "").help("write --no_python before it").into());
     }
     let mut argv = match (call.no_python, call.module) {
         (true, _) => Vec::new(),
@@ -151,7 +151,7 @@ fn join_deepspeed_flags(layer: &mut Layer) -> Result<(), Problem> {
         && !has_file
     {
         return Err(Problem::new("`--deepspeed` names no configuration")
-            .at(&switch.place, "")
+            .at(&switch.location, "")
             .help("write `--deepspeed FILE.json`, or `--deepspeed --deepspeed_config FILE.json`"));
     }
     layer.entries.retain(|entry| !is_switch(entry));

@@ -154,7 +154,7 @@ impl Plan {
             config.forget(&["optimizer", "scheduler"]);
         }
         let hidden_size = plugin.hidden_size.or(self.hidden_size);
-        let plan = config.plan(accelerator.comm.world_size(), hidden_size)?;
+        let plan = config.resolve(accelerator.comm.world_size(), hidden_size)?;
         Ok(Some(Resolved::new(plan, hidden_size, &accelerator.options, title)))
     }
 

@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Optim, Schedule};
-use crate::settings::DeepSpeedPlan;
+use crate::settings::DeepSpeedArgs;
 use crate::shard::Options;
 
 /// What a DeepSpeed configuration makes of what is prepared.
 #[derive(Clone)]
 pub(crate) struct Resolved {
-    pub plan: DeepSpeedPlan,
+    pub plan: DeepSpeedArgs,
     /// How the model is held.
     pub options: Options,
     /// What an error calls the configuration.
@@ -23,7 +23,7 @@ pub(crate) struct Resolved {
 
 impl Resolved {
     /// On top of the options that no DeepSpeed configuration speaks of.
-    pub fn new(plan: DeepSpeedPlan, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
+    pub fn new(plan: DeepSpeedArgs, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
         let options = engine_options(&plan.shard, plan.dtype, hidden_size.unwrap_or(0));
         Resolved { options: Options { gather: base.gather, ..options }, plan, title }
     }

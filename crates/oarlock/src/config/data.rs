@@ -1,4 +1,4 @@
-//! How texts become rows, and which of them are held out.
+//! How texts become rows, and which of them are split off for validation.
 
 /// How records become rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Packing {
     MiniMind,
 }
 
-/// How many records are held out for validation.
+/// How many records are split off for validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValSize {
     /// So many.

@@ -20,7 +20,7 @@ pub struct EngineReports {
     pub monitors: Vec<Tracker>,
     /// Steps between lines with rate, moments and skipped steps.
     pub steps_per_print: Option<u64>,
-    /// Whether the times of the phases are told.
+    /// Whether the times of the phases are reported.
     pub wall_clock_breakdown: bool,
     /// The profile of the model, if one is wanted.
     pub flops_profiler: Option<FlopsArgs>,
@@ -63,7 +63,7 @@ pub struct FlopsArgs {
     pub detailed: bool,
     /// Forward passes that a backward pass repeats, as a share, in the account of operations.
     pub recompute_factor: f64,
-    /// The file to write instead of telling it.
+    /// The file to write it to instead of the log.
     pub file: Option<PathBuf>,
 }
 

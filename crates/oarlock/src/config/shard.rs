@@ -18,9 +18,9 @@ pub struct ShardArgs {
     pub wrap: Wrap,
     /// How long a gathered copy of sharded parameters lives.
     pub lifetime: Lifetime,
-    /// The ranks among which a state is divided; other groups of ranks hold replicas.
+    /// The ranks over which a state is sharded; other groups of ranks hold replicas.
     pub group: ShardGroup,
-    /// The ranks of a group that keeps a second divided copy of the parameters from forward to backward.
+    /// The ranks of a group that keeps a second sharded copy of the parameters from forward to backward.
     pub secondary: Option<usize>,
     /// Parameters that are gathered ahead of their use.
     pub prefetch: Elems,
@@ -36,7 +36,7 @@ pub struct ShardArgs {
     pub offload_optimizer: Option<Offload>,
     /// Files in which parameters lie; `None`: in memory.
     pub offload_parameters: Option<Offload>,
-    /// Write whole weights beside the divided ones into every checkpoint.
+    /// Write whole weights beside the sharded ones into every checkpoint.
     pub whole_weights_on_save: bool,
     /// The form of checkpoints.
     pub state_dict: StateDict,
@@ -98,7 +98,7 @@ pub enum Lifetime {
     ForwardToBackward,
 }
 
-/// The ranks among which a state is divided.
+/// The ranks over which a state is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardGroup {
     /// All ranks.
@@ -188,7 +188,7 @@ pub enum LossScale {
         /// The exponent of the first scale.
         initial_power: u32,
         /// Steps without an overflow after which the scale doubles.
-        window: u64,
+        growth_interval: u64,
         /// Overflows that are borne before the scale falls.
         hysteresis: u32,
         /// A step without an overflow renews the hysteresis; otherwise only a doubling does.
@@ -202,7 +202,7 @@ impl LossScale {
     /// What holds when nobody says anything.
     pub const UNSAID: LossScale = LossScale::Dynamic {
         initial_power: 16,
-        window: 1000,
+        growth_interval: 1000,
         hysteresis: 2,
         consecutive_hysteresis: false,
         min_scale: 1.0,

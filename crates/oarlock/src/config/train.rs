@@ -87,8 +87,8 @@ pub struct DataArgs {
     pub shuffle: bool,
     /// Read at most so many records of a data set.
     pub max_samples: Option<usize>,
-    /// What is held out for the evaluation, if anything is.
-    pub held_out: Option<ValSize>,
+    /// What is split off for the evaluation, if anything is.
+    pub val_size: Option<ValSize>,
     /// Build the token cache again.
     pub overwrite_cache: bool,
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::DeepSpeedPlan;
+use super::DeepSpeedArgs;
 use crate::accelerator::{Accelerator, Loss, Prepare, Prepared, PreparedOptimizer, PreparedScheduler};
 use crate::error::{Error, Result};
 use crate::nested::Nested;
@@ -18,7 +18,7 @@ use crate::optim::Stepped;
 /// Some(first.accelerator().clone()), .. }`.
 pub struct DeepSpeedEngine<M> {
     accelerator: Accelerator,
-    plan: DeepSpeedPlan,
+    plan: DeepSpeedArgs,
     model: Prepared<M>,
     optimizer: Option<PreparedOptimizer>,
     scheduler: Option<PreparedScheduler>,
@@ -45,7 +45,7 @@ pub(super) struct Count {
 impl<M: Module> DeepSpeedEngine<M> {
     pub(super) fn new(
         accelerator: Accelerator,
-        plan: DeepSpeedPlan,
+        plan: DeepSpeedArgs,
         model: Prepared<M>,
         optimizer: Option<PreparedOptimizer>,
         scheduler: Option<PreparedScheduler>,

@@ -40,7 +40,7 @@ mod checkpoint;
 mod engine;
 pub mod zero;
 
-pub use crate::settings::{DeepSpeedConfig as Config, DeepSpeedPlan};
+pub use crate::settings::{DeepSpeedArgs, DeepSpeedConfig as Config};
 pub use engine::DeepSpeedEngine;
 
 use crate::accelerator::{
@@ -161,7 +161,7 @@ pub fn initialize<M: Module, L: Prepare>(
         config.fill("train_micro_batch_size_per_gpu", rows);
     }
     let hidden_size = hidden_size.or_else(|| hidden_size_of(&model));
-    let plan = config.plan(base.num_processes(), hidden_size)?;
+    let plan = config.resolve(base.num_processes(), hidden_size)?;
     if let Some(rows) = rows.filter(|rows| *rows != plan.micro_batch_size) {
         return Err(Error::Usage(format!(
             "initialize: a batch of the loader has {rows} samples for each rank, and the configuration's micro-batch is {}; \

@@ -4,12 +4,13 @@ use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Arena, DType, Device};
 
-use super::{
-    DryRun, Estimate, Limits, MicroBatch, ModelSize, Offload, Optim, Settings, Stage, StepShape,
-    decoder_step, estimate, readable,
-};
+use super::activations::{DryRun, MicroBatch, StepShape, decoder_step};
+use super::limits::Limits;
+use super::prediction::{Estimate, estimate};
+use super::settings::{Optim, Settings, Stage};
+use super::size::ModelSize;
 use crate::config::{Packing, Placement, Recompute, TrainConfig, When, Wrap};
-use crate::error::{NotEnoughMemory, Result};
+use crate::error::{NotEnoughMemory, Result, readable};
 use crate::model::Decoder;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
@@ -34,7 +35,7 @@ pub struct Forecast {
     every: u64,
 }
 
-/// A training whose memory is to be foretold.
+/// A training whose memory is predicted.
 #[derive(Clone, Copy)]
 pub struct Training<'a> {
     /// The model.
@@ -45,8 +46,8 @@ pub struct Training<'a> {
     pub device: &'a Device,
     /// The micro-batches of a rank.
     pub shape: StepShape,
-    /// How the model is held.
-    pub settings: Settings,
+    /// How the model's states are kept.
+    pub settings: &'a Settings,
     /// [`program_bytes`].
     pub program: u64,
     /// What is done with a micro-batch.
@@ -78,6 +79,7 @@ impl Forecast {
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
+        let settings = &settings;
         let training = Training { model, wrap, device, shape, settings, program, micro_batch };
         let estimate = training.predict()?;
         if config.log.memory_check
@@ -173,15 +175,8 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
     settings.optim = optim;
     settings.prefetch_elems = shard.prefetch.of(hidden_size);
     settings.reduce_dtype = shard.reduce_dtype.unwrap_or(DType::F32);
-    for (offload, place) in [
-        (&shard.offload_parameters, &mut settings.parameters),
-        (&shard.offload_optimizer, &mut settings.optimizer),
-    ] {
-        if let Some(files) = offload {
-            *place = Offload::Nvme;
-            (settings.sub_group_elems, settings.buffers) = (files.sub_group_elems, files.buffers);
-        }
-    }
+    settings.offload_optimizer = shard.offload_optimizer.clone();
+    settings.offload_parameters = shard.offload_parameters.clone();
     settings
 }
 
@@ -238,7 +233,7 @@ impl Training<'_> {
             }
         }
         let now = self.step()?;
-        let mut keep = |what: String, settings, step| -> bool {
+        let mut keep = |what: String, settings: &Settings, step| -> bool {
             let estimate = estimate(&size, settings, Some(step), program);
             let kept = fits(&estimate);
             if kept {
@@ -254,17 +249,21 @@ impl Training<'_> {
             keep("gradient_checkpointing: true".to_owned(), settings, &less);
         }
         for stage in Stage::ALL.into_iter().filter(|stage| *stage > settings.stage && settings.ranks > 1) {
-            if keep(stage.name().to_owned(), Settings { stage, ..settings }, &now) {
+            if keep(stage.name().to_owned(), &Settings { stage, ..settings.clone() }, &now) {
                 break;
             }
         }
-        let nvme =
-            Settings { optimizer: Offload::Nvme, stage: settings.stage.max(Stage::Optimizer), ..settings };
-        keep("the optimizer state offloaded to NVMe".to_owned(), nvme, &now);
+        let nvme = Settings {
+            offload_optimizer: Some(settings.files()),
+            stage: settings.stage.max(Stage::Optimizer),
+            ..settings.clone()
+        };
+        keep("the optimizer state offloaded to NVMe".to_owned(), &nvme, &now);
         if found.is_empty() {
-            let all = Settings { stage: Stage::Parameters, parameters: Offload::Nvme, ..nvme };
+            let offload_parameters = Some(nvme.files());
+            let all = Settings { stage: Stage::Parameters, offload_parameters, ..nvme };
             let step = Training { shape: smallest, ..recomputing }.step()?;
-            let estimate = estimate(&size, all, Some(&step), program);
+            let estimate = estimate(&size, &all, Some(&step), program);
             if fits(&estimate) {
                 let what = format!(
                     "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \

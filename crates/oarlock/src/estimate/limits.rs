@@ -2,7 +2,8 @@
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 
-use super::Estimate;
+use super::part::Part;
+use super::prediction::Estimate;
 use crate::error::{Error, Limit, Result};
 
 /// The limits that hold for this process and its like.
@@ -40,7 +41,7 @@ impl Limits {
     /// The first limit that a training with this estimate would not keep.
     pub fn broken_by(&self, estimate: &Estimate) -> Option<Limit> {
         let ranks = estimate.settings.ranks as u64;
-        let sum = |of: &dyn Fn(&super::Part) -> u64| estimate.parts.iter().map(of).sum::<u64>();
+        let sum = |of: &dyn Fn(&Part) -> u64| estimate.parts.iter().map(of).sum::<u64>();
         // Memory that is shared lies in the address space of every rank, all ranks' parts of it.
         let mapped = sum(&|part| if part.shared { part.machine } else { part.rank });
         let private = sum(&|part| if part.shared && ranks > 1 { 0 } else { part.rank });

@@ -76,7 +76,7 @@ impl ModelSize {
     }
 
     /// The same, with what ranks own cut at other places.
-    pub(super) fn divided_by(&self, grain: Grain) -> ModelSize {
+    pub(super) fn with_grain(&self, grain: Grain) -> ModelSize {
         let cut = |unit: &Vec<(DType, Layout)>| -> Vec<(DType, Layout)> {
             unit.iter().map(|(dtype, layout)| (*dtype, layout.clone().with_grain(grain))).collect()
         };
@@ -122,38 +122,38 @@ impl ModelSize {
         self.known
     }
 
-    /// The windows through which f32 gradients leave in a backward pass, each with the groups that it serves. A window
-    /// serves the next group that it fits, as the engine's do: of its size or up to twice as large.
+    /// The buffers in which f32 gradients are reduced in a backward pass, each with the groups that it serves. A buffer
+    /// serves the next group of its size or at least half of it, as the engine's do.
     pub(super) fn leaving(&self) -> Vec<Vec<&Layout>> {
-        let (mut free, mut windows) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
-        let mut held = std::collections::BTreeMap::new();
+        let (mut free, mut buffers) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
+        let mut in_use = std::collections::BTreeMap::new();
         for unit in (0..self.units.len()).rev() {
             for open in self.shared[unit].iter().copied().chain([unit]) {
                 for (group, (_, layout)) in self.units[open].iter().enumerate() {
                     let elems = layout.n_elems();
-                    held.entry((open, group)).or_insert_with(|| {
-                        // A window is as large as its first group.
-                        let size = |window: usize| windows[window][0].n_elems();
-                        let fits = |window: &usize| (elems..=2 * elems).contains(&size(*window));
-                        let found = free.iter().copied().enumerate().filter(|(_, w)| fits(w));
-                        match found.min_by_key(|(_, w)| size(*w)) {
-                            Some((index, window)) => {
+                    in_use.entry((open, group)).or_insert_with(|| {
+                        // A buffer is as large as its first group.
+                        let size = |buffer: usize| buffers[buffer][0].n_elems();
+                        let fits = |buffer: &usize| (elems..=2 * elems).contains(&size(*buffer));
+                        let found = free.iter().copied().enumerate().filter(|(_, buffer)| fits(buffer));
+                        match found.min_by_key(|(_, buffer)| size(*buffer)) {
+                            Some((index, buffer)) => {
                                 free.remove(index);
-                                windows[window].push(layout);
-                                window
+                                buffers[buffer].push(layout);
+                                buffer
                             }
                             None => {
-                                windows.push(vec![layout]);
-                                windows.len() - 1
+                                buffers.push(vec![layout]);
+                                buffers.len() - 1
                             }
                         }
                     });
                 }
             }
             // What no earlier unit uses is complete.
-            free.extend((0..self.units[unit].len()).filter_map(|group| held.remove(&(unit, group))));
+            free.extend((0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group))));
         }
-        windows
+        buffers
     }
 
     /// The most that is open at a time while the units are gone through from the last to the first, by `weigh` of a
@@ -161,10 +161,10 @@ impl ModelSize {
     pub(super) fn most_open(&self, ahead: usize, weigh: impl Fn(&[(DType, Layout)]) -> u64) -> u64 {
         let elems = |unit: usize| -> usize { self.units[unit].iter().map(|(_, l)| l.n_elems()).sum() };
         let mut most = 0;
-        let mut held = std::collections::BTreeSet::new();
+        let mut kept = std::collections::BTreeSet::new();
         for unit in (0..self.units.len()).rev() {
-            held.extend(self.shared[unit].iter().copied());
-            let mut open = held.clone();
+            kept.extend(self.shared[unit].iter().copied());
+            let mut open = kept.clone();
             open.insert(unit);
             let mut sum = 0;
             for next in (0..unit).rev() {
@@ -175,7 +175,7 @@ impl ModelSize {
                 open.insert(next);
             }
             most = most.max(open.iter().map(|&unit| weigh(&self.units[unit])).sum());
-            held.remove(&unit);
+            kept.remove(&unit);
         }
         most
     }

@@ -21,13 +21,16 @@ use std::ops::Range;
 
 use oarlock_tensor::ops::optimizer;
 
-use super::{DryRun, ModelSize, Offload, Optim, Part, Settings, Stage};
+use super::activations::DryRun;
+use super::part::Part;
+use super::settings::{Optim, Settings, Stage};
+use super::size::ModelSize;
 use crate::shard::{Grain, Layout, LayoutParam};
 
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
     let grain = if elementwise(settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
-    let size = &size.divided_by(grain);
+    let size = &size.with_grain(grain);
     let Settings { stage, ranks, .. } = *settings;
     let n = ranks as u64;
     let elems = |dtype_bytes: fn(DType) -> u64| -> u64 {
@@ -48,43 +51,44 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     let open_weights = |groups: &[(DType, Layout)]| -> u64 {
         groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
     };
-    let windows = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
+    let gathered = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
 
     let is_apart = settings.apart.is_some();
-    let weights = match (stage, settings.parameters) {
+    let weights = match (stage, &settings.offload_parameters) {
         (Stage::Optimizer | Stage::Gradients, _) if is_apart => Part::each("working weights", working, ranks),
         (Stage::Whole, _) => Part::each("working weights", working, ranks),
-        (Stage::Parameters, Offload::Nvme) => Part {
+        (Stage::Parameters, Some(_)) => Part {
             name: "weights between file and use",
-            rank: if is_apart { windows } else { windows.div_ceil(n) },
-            machine: windows,
+            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
+            machine: gathered,
             shared: true,
         },
         _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
     };
     let of_units: u64 = size.divisible().map(|layout| layout.n_elems() as u64).sum();
-    let divided = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
+    let sharded = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
     let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
     let gradients =
-        Part { name: "gradients", rank: share.gradients, machine: divided + n * own, shared: true };
+        Part { name: "gradients", rank: share.gradients, machine: sharded + n * own, shared: true };
     let mut parts = vec![weights, gradients];
     let mut push = |name, of: &dyn Fn(&Share) -> u64| {
         // Where states are whole, what one rank has all have.
         let machine = shares.iter().map(of).sum::<u64>() * if stage == Stage::Whole { n } else { 1 };
         parts.push(Part { name, rank: of(&share), machine, shared: false });
     };
-    if settings.optimizer == Offload::Memory {
+    if settings.offload_optimizer.is_none() {
         push("master weights", &|share| 4 * share.with_master);
         push("optimizer state", &|share| 4 * share.kept);
     }
     push("state between file and use", &|share| share.beyond(step).1);
     push("optimizer's workspace", &|share| share.beyond(step).0);
-    let in_memory = settings.parameters == Offload::Memory;
-    if stage == Stage::Parameters && (settings.gather_copies || is_apart && in_memory) {
+    if stage == Stage::Parameters
+        && (settings.gather_copies || is_apart && settings.offload_parameters.is_none())
+    {
         parts.push(Part {
             name: "gathered weights",
-            rank: if is_apart { windows } else { windows.div_ceil(n) },
-            machine: windows,
+            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
+            machine: gathered,
             shared: true,
         });
     }
@@ -134,8 +138,9 @@ impl Share {
         step: Option<&DryRun>,
         (rank, ranks): (usize, usize),
     ) -> Share {
-        let optimizer_in_file = settings.optimizer == Offload::Nvme;
-        let weights_in_file = settings.parameters == Offload::Nvme && settings.stage == Stage::Parameters;
+        let optimizer_in_file = settings.offload_optimizer.is_some();
+        let weights_in_file = settings.offload_parameters.is_some() && settings.stage == Stage::Parameters;
+        let files = settings.files();
         let (mut share, mut n_pieces) = (Share::default(), 0);
         if settings.stage >= Stage::Gradients {
             share.gradients = size.divisible().map(|layout| 4 * layout.owned(rank, ranks).len() as u64).sum();
@@ -144,7 +149,7 @@ impl Share {
             let owned = layout.owned(rank, ranks);
             let master = *dtype != DType::F32;
             share.with_master += if master { owned.len() as u64 } else { 0 };
-            for (param, flat) in layout.pieces(owned, settings.sub_group_elems, |_| Some(0)) {
+            for (param, flat) in layout.pieces(owned, files.sub_group_elems, |_| Some(0)) {
                 let param = &layout.params()[param];
                 let states = match elementwise(settings.optim) {
                     Some(kinds) => vec![flat.len(); kinds],
@@ -161,7 +166,7 @@ impl Share {
                 if buffers.is_empty() {
                     continue;
                 }
-                let set = n_pieces % settings.buffers.max(1);
+                let set = n_pieces % files.buffers.max(1);
                 share.staged.resize(share.staged.len().max(set + 1), Vec::new());
                 let sizes = &mut share.staged[set];
                 sizes.resize(sizes.len().max(buffers.len()), 0);
@@ -176,7 +181,7 @@ impl Share {
 
     /// All of it that depends on the rank.
     fn bytes(&self, settings: &Settings) -> u64 {
-        let states = if settings.optimizer == Offload::Memory { self.with_master + self.kept } else { 0 };
+        let states = if settings.offload_optimizer.is_none() { self.with_master + self.kept } else { 0 };
         self.gradients + 4 * states + self.workspace + self.staged.iter().flatten().sum::<u64>()
     }
 

@@ -81,7 +81,8 @@ impl LossScaler {
     /// # Errors
     /// If they overflowed and the scale is at its minimum.
     pub fn update(&mut self, overflow: bool) -> Result<Verdict, ScaleAtMinimum> {
-        let LossScale::Dynamic { window, hysteresis, consecutive_hysteresis, min_scale, .. } = self.rule
+        let LossScale::Dynamic { growth_interval, hysteresis, consecutive_hysteresis, min_scale, .. } =
+            self.rule
         else {
             return Ok(match overflow {
                 true => Verdict::Skip {
@@ -113,7 +114,7 @@ impl LossScaler {
             verdict = Verdict::Skip { line };
         } else {
             let stable = u64::try_from(state.iteration - state.last_overflow - 1).unwrap_or(0);
-            let doubles = stable > 0 && stable.is_multiple_of(window.max(1));
+            let doubles = stable > 0 && stable.is_multiple_of(growth_interval.max(1));
             if consecutive_hysteresis || doubles {
                 state.hysteresis = hysteresis;
             }
@@ -144,10 +145,10 @@ mod tests {
         fails: bool,
     }
 
-    fn dynamic(initial_power: u32, window: u64, hysteresis: u32) -> LossScale {
+    fn dynamic(initial_power: u32, growth_interval: u64, hysteresis: u32) -> LossScale {
         LossScale::Dynamic {
             initial_power,
-            window,
+            growth_interval,
             hysteresis,
             consecutive_hysteresis: false,
             min_scale: 1.0,
@@ -162,7 +163,7 @@ mod tests {
         for (i, case) in cases.iter().enumerate() {
             let mut scaler = LossScaler::new(LossScale::Dynamic {
                 initial_power: case.power,
-                window: case.window,
+                growth_interval: case.window,
                 hysteresis: case.hysteresis,
                 consecutive_hysteresis: case.consecutive,
                 min_scale: case.least,

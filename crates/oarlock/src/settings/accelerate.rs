@@ -1,20 +1,17 @@
 //! FSDP in the words of Accelerate: the flags of its launcher, the variables by which it hands them on to the processes
 //! that it starts, and what they say is sharded.
 
-use std::sync::Arc;
-
 use super::dialect::{self, settle};
-use super::entry::{Authority, Entry, Layer};
 use super::json;
 use super::keys::Key;
-use super::keys::Kind::{Choice, Int, List, Text};
 use super::keys::Status::Used;
-use super::node::{Data, Node};
+use super::keys::ValueType::{Choice, Int, List, Text};
+use super::location::{Location, ValueSource};
+use super::node::{Entry, Node};
 use super::problem::Problems;
-use super::resolve::{Setting, Settings, add};
-use super::source::{Place, Source, SourceKind};
+use super::resolve::{Setting, Settings};
 use super::table::TRAINING;
-use super::value::{self, Field, Value, boolean};
+use super::value::{self, Value, boolean};
 use crate::config::ShardArgs;
 
 /// The variable that asks for FSDP.
@@ -89,14 +86,12 @@ pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 /// # Errors
 /// Everything that is wrong in them, or not there.
 pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Problems> {
-    let asks = |field: &Field| boolean(field.value.place.text().trim()) == Some(true);
-    let Some(chosen) = said_in(USE_FSDP, read).filter(asks) else { return Ok(None) };
+    let Some(chosen) = asks(USE_FSDP, read) else { return Ok(None) };
     let mut problems = Problems::default();
     let mut flags = Settings::of(FSDP_FLAGS);
     take(OF_FSDP.iter(), read, &mut flags, &mut problems);
-    let entries = vec![fsdp_block(&flags, &chosen.place)];
     let mut settings = Settings::of(TRAINING);
-    add(&Layer { authority: Authority::MustAgree, entries }, &mut settings, &dialect::unknown, &mut problems);
+    dialect::join(vec![fsdp_block(&flags, &chosen.location)], &mut settings, &mut problems);
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
     let ranks = i64::try_from(ranks).unwrap_or(i64::MAX);
@@ -112,8 +107,8 @@ pub fn take<'v>(
     problems: &mut Problems,
 ) {
     for variable in variables {
-        if let (Some(field), Some(setting)) = (said_in(variable.name, read), flags.get_mut(variable.flag))
-            && let Err(problem) = settle(setting, &field)
+        if let (Some(entry), Some(setting)) = (said_in(variable.name, read), flags.get_mut(variable.flag))
+            && let Err(problem) = settle(setting, &entry)
         {
             problems.push(problem);
         }
@@ -121,33 +116,25 @@ pub fn take<'v>(
 }
 
 /// `fsdp_config`: everything that the flags say, and a strategy.
-pub fn fsdp_block(settings: &Settings, chosen: &Place) -> Entry {
+pub fn fsdp_block(settings: &Settings, chosen: &Location) -> Entry {
+    const NAMED: [&str; 2] = ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
     let version = settings.said("fsdp_version").map(|setting| setting.value.to_string());
-    let both = settings.said("fsdp_sharding_strategy").is_some()
-        && settings.said("fsdp_reshard_after_forward").is_some();
     // Each version reads one of two keys, and Accelerate always hands on both.
     let idle = match version.as_deref() {
-        Some("1") => "fsdp_reshard_after_forward",
-        Some("2") if both => "fsdp_sharding_strategy",
+        Some("1") => NAMED[1],
+        Some("2") if NAMED.iter().all(|name| settings.said(name).is_some()) => NAMED[0],
         _ => "",
     };
-    let pair = |flag: &str, value: String, place: &Place| {
-        (Node::scalar(flag, place.clone()), Node::scalar(value, place.clone()))
-    };
-    let mut pairs = Vec::new();
+    let mut entries = Vec::new();
     for flag in OF_FSDP.iter().map(|variable| variable.flag).filter(|flag| *flag != idle) {
-        if let Some(setting) = settings.said(flag)
-            && let Some(place) = setting.place()
-        {
-            pairs.push(pair(flag, text(setting), place));
+        if let Some((setting, location)) = settings.said_at(flag) {
+            entries.push(Entry::new(flag, text(setting), location));
         }
     }
-    let named = ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
-    if !named.iter().any(|name| *name != idle && settings.said(name).is_some()) {
-        pairs.push(pair("fsdp_sharding_strategy", "FULL_SHARD".to_owned(), chosen));
+    if !entries.iter().any(|entry| NAMED.contains(&entry.key.as_str())) {
+        entries.push(Entry::new(NAMED[0], "FULL_SHARD", chosen));
     }
-    let value = Node { data: Data::Map(pairs), place: chosen.clone() };
-    Entry { key: "fsdp_config".to_owned(), inner: None, place: chosen.clone(), value }
+    Entry::of("fsdp_config", Node::map(entries, chosen))
 }
 
 /// A value in the form of a file: truth in small letters.
@@ -162,43 +149,40 @@ pub fn text(setting: &Setting) -> String {
 
 /// A setting as Accelerate writes it into the environment: what was written, else the default; `None` for nothing.
 pub fn exported(setting: &Setting) -> Option<String> {
-    let default;
     let value = match &setting.value {
         // `key: null` leaves the default of the flag.
-        Value::Null => {
-            default = value::default(setting.key);
-            &default
-        }
+        Value::Null => &value::default(setting.key),
         value => value,
     };
     match value {
         Value::Null => None,
         Value::Bool(flag) => Some(if *flag { "True" } else { "False" }.to_owned()),
         // What stands in a file as a whole number stays one.
-        Value::Float(number) => Some(match setting.place() {
-            Some(place) if place.source.kind == SourceKind::File && number.fract() == 0.0 => {
-                Some(place.text())
-                    .filter(|text| text.parse::<i64>().is_ok())
-                    .map_or_else(|| format!("{number:?}"), str::to_owned)
-            }
-            _ => format!("{number:?}"),
-        }),
+        Value::Float(number) => {
+            let in_file =
+                setting.location().filter(|location| location.source.read_from == ValueSource::File);
+            let whole = in_file.map(Location::text).filter(|text| text.parse::<i64>().is_ok());
+            Some(whole.map_or_else(|| format!("{number:?}"), str::to_owned))
+        }
         Value::List(names) => Some(names.join(",")),
         value => Some(value.to_string()),
     }
 }
 
+/// What a switch says, if it is on.
+pub fn asks(name: &str, read: &Lookup<'_>) -> Option<Entry> {
+    said_in(name, read).filter(|entry| entry.value.word().and_then(boolean) == Some(true))
+}
+
 /// What a variable says, if it says anything.
-pub fn said_in(name: &str, read: &Lookup<'_>) -> Option<Field> {
+pub fn said_in(name: &str, read: &Lookup<'_>) -> Option<Entry> {
     let text = read(name).filter(|value| !value.trim().is_empty())?;
     let value = said_by(name, text.trim());
-    let place = Place { bytes: 0..name.len(), source: value.place.source.clone() };
-    Some(Field { name: name.to_owned(), place, value })
+    let location = Location { bytes: 0..name.len(), source: value.location.source.clone() };
+    Some(Entry { key: name.to_owned(), location, value })
 }
 
 /// A value that the environment says, by a variable or in another way that has a name.
 pub fn said_by(name: &str, value: &str) -> Node {
-    let text = format!("{name}={value}");
-    let source = Arc::new(Source { kind: SourceKind::Environment, name: "environment".to_owned(), text });
-    Node::scalar(value, Place { bytes: name.len() + 1..source.text.len(), source })
+    Node::scalar(value, Location::of_variable(name, value))
 }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
-use super::node::{Data, Node};
+use super::json;
+use super::location::{Location, SourceText, ValueSource};
+use super::node::{Data, Entry, Node, find, find_mut, put};
+use super::optimizer;
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
-use super::source::{Place, Source, SourceKind};
+use super::schedule;
 use super::table::TRAINING;
-use super::value::{Field, Value};
-use super::{json, optimizer, schedule};
+use super::value::Value;
 use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
 
 /// The highest rate of DeepSpeed's warm-ups.
@@ -54,12 +56,12 @@ const OF_HIDDEN_SIZE: &[(&str, &str)] = &[
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeepSpeedConfig {
-    fields: Vec<Field>,
+    entries: Vec<Entry>,
 }
 
 /// What a configuration says to a custom training loop, on a number of ranks.
 #[derive(Clone, Debug)]
-pub struct DeepSpeedPlan {
+pub struct DeepSpeedArgs {
     /// 0 to 3.
     pub stage: u8,
     /// What is sharded across the ranks.
@@ -88,7 +90,7 @@ impl DeepSpeedConfig {
     /// Reads a file.
     ///
     /// # Errors
-    /// A file that cannot be read, and everything that is wrong in it, each with its place.
+    /// A file that cannot be read, and everything that is wrong in it, each with its location.
     pub fn from_file(path: impl AsRef<Path>) -> Result<DeepSpeedConfig, Problems> {
         Self::checked(json::file(&path.as_ref().to_string_lossy(), "the DeepSpeed configuration")?)
     }
@@ -96,9 +98,9 @@ impl DeepSpeedConfig {
     /// Reads a text, which messages call `name`.
     ///
     /// # Errors
-    /// Everything that is wrong in it, each with its place.
+    /// Everything that is wrong in it, each with its location.
     pub fn from_text(name: &str, text: &str) -> Result<DeepSpeedConfig, Problems> {
-        Self::checked(json::text_of_file(name, text.to_owned(), "the DeepSpeed configuration")?)
+        Self::checked(json::text(name, text.to_owned(), "the DeepSpeed configuration")?)
     }
 
     /// Reads a value, such as one of `serde_json::json!`.
@@ -109,10 +111,10 @@ impl DeepSpeedConfig {
         Self::from_text("deepspeed configuration", &format!("{value:#}"))
     }
 
-    fn checked(fields: Vec<Field>) -> Result<DeepSpeedConfig, Problems> {
+    fn checked(entries: Vec<Entry>) -> Result<DeepSpeedConfig, Problems> {
         let mut problems = Problems::default();
-        Dialect::deepspeed(&fields, &mut problems);
-        problems.into_result(|| DeepSpeedConfig { fields })
+        Dialect::deepspeed(&entries, &mut problems);
+        problems.into_result(|| DeepSpeedConfig { entries })
     }
 
     /// What is written at a path such as `zero_optimization.stage`, if it is one word.
@@ -127,8 +129,8 @@ impl DeepSpeedConfig {
 
     /// Writes a value where `"auto"` is written.
     pub fn fill(&mut self, path: &str, value: impl Display) {
-        if let Some(node) = self.node_mut(path).filter(|node| word_of(node) == Some(AUTO)) {
-            *node = Node::scalar(value.to_string(), node.place.clone());
+        if let Some(node) = find_mut(&mut self.entries, path).filter(|node| node.word() == Some(AUTO)) {
+            *node = Node::scalar(value.to_string(), node.location.clone());
         }
     }
 
@@ -139,22 +141,22 @@ impl DeepSpeedConfig {
     pub fn agree(&mut self, path: &str, value: impl Display, author: &str) -> Result<(), Problem> {
         let value = value.to_string();
         self.fill(path, &value);
-        let place = Place {
-            source: Arc::new(Source {
-                kind: SourceKind::Arguments,
+        let location = Location {
+            source: Arc::new(SourceText {
+                read_from: ValueSource::Arguments,
                 name: author.to_owned(),
                 text: value.clone(),
             }),
             bytes: 0..value.len(),
         };
         match self.word(path) {
-            None => self.put(path, Node::scalar(value, place)),
+            None => put(&mut self.entries, path, Node::scalar(value, location)),
             Some((text, _))
                 if text == value
                     || text.parse::<f64>().ok().is_some_and(|text| value.parse() == Ok(text)) => {}
-            Some((text, place)) => {
+            Some((text, location)) => {
                 let problem = Problem::new(format!("`{path}` is {text}, and {author} says {value}"));
-                return Err(problem.at(place, "").help("remove one of them, or write \"auto\""));
+                return Err(problem.at(location, "").help("remove one of them, or write \"auto\""));
             }
         }
         Ok(())
@@ -162,18 +164,18 @@ impl DeepSpeedConfig {
 
     /// Removes whole blocks.
     pub fn forget(&mut self, blocks: &[&str]) {
-        self.fields.retain(|field| !blocks.contains(&field.name.as_str()));
+        self.entries.retain(|entry| !blocks.contains(&entry.key.as_str()));
     }
 
     /// What it says on `ranks` ranks to a model of this hidden size, if it has one.
     ///
     /// # Errors
     /// Everything that is wrong between the keys, and each `"auto"` that nobody has resolved.
-    pub fn plan(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedPlan, Problems> {
+    pub fn resolve(&self, ranks: usize, hidden_size: Option<usize>) -> Result<DeepSpeedArgs, Problems> {
         let mut settings = Settings::of(TRAINING);
         let own = self.with_defaults();
         let names_peak = own.word(PEAK).is_some();
-        settings.derive("deepspeed", Value::Map(own.fields), "the configuration");
+        settings.derive("deepspeed", Value::Map(own.entries), "the configuration");
         settings.derive("num_processes", Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)), "the ranks");
         settings.derive("max_grad_norm", Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
         settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
@@ -190,13 +192,12 @@ impl DeepSpeedConfig {
             );
         }
         if settings.bool("fp16") && settings.bool("bf16") {
-            let problem = block
-                .settings
-                .problem("`fp16` and `bf16` exclude each other", &["fp16.enabled", "bf16.enabled"]);
-            problems.push(problem.help("keep one of them"));
+            let names = ["fp16.enabled", "bf16.enabled"];
+            let message = "`fp16` and `bf16` exclude each other";
+            block.settings.report(&mut problems, message, &names, "keep one of them");
         }
         let [has_optimizer, has_schedule] = ["optimizer.type", "scheduler.type"].map(said);
-        let (lr, decay) = block.defaults();
+        let (lr, decay) = dialect::optimizer_defaults(block);
         for (name, default) in [("learning_rate", lr), ("weight_decay", decay)] {
             if !settings.get(name).is_written() {
                 settings.derive(name, Value::Float(default), "DeepSpeed's default");
@@ -236,7 +237,7 @@ impl DeepSpeedConfig {
             problems.push(Problem::new(what).help("lower `train_micro_batch_size_per_gpu`"));
         }
         let stage = stage_of(&dialects);
-        problems.into_result(|| DeepSpeedPlan {
+        problems.into_result(|| DeepSpeedArgs {
             stage,
             shard,
             dtype,
@@ -254,21 +255,24 @@ impl DeepSpeedConfig {
     /// With what DeepSpeed means where a schedule of its own says nothing. The rate that such a schedule names holds from
     /// the first step on, whatever the optimizer's is; `WarmupLR` without one rises to the optimizer's.
     fn with_defaults(&self) -> DeepSpeedConfig {
+        const RATE: &str = "optimizer.params.lr";
         let mut config = self.clone();
         match (self.word("scheduler.type"), self.node(PEAK).is_some()) {
-            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => config.remove("optimizer.params.lr"),
+            (Some(("WarmupLR" | "WarmupDecayLR", _)), true) => {}
             // The other schedule takes the optimizer's rate.
-            (Some(("WarmupDecayLR", place)), false) => {
-                config.put(PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), place.clone()));
-                config.remove("optimizer.params.lr");
+            (Some(("WarmupDecayLR", location)), false) => {
+                put(&mut config.entries, PEAK, Node::scalar(WARMUP_MAX_LR.to_string(), location.clone()));
             }
-            _ => {}
+            _ => return config,
+        }
+        if let Some(rate) = find_mut(&mut config.entries, RATE) {
+            *rate = Node::scalar("null", rate.location.clone());
         }
         config
     }
 
     fn refuse_autos(&self, hidden_size: Option<usize>, problems: &mut Problems) {
-        for (path, place) in self.autos() {
+        for (path, location) in self.autos() {
             let of_hidden = OF_HIDDEN_SIZE.iter().find(|(name, _)| *name == path);
             let problem = match of_hidden {
                 Some(_) if hidden_size.is_some() => continue,
@@ -280,91 +284,36 @@ impl DeepSpeedConfig {
                 None => Problem::new(format!("`{path}` is \"auto\", and nothing here says what it is"))
                     .help("write a value; DeepSpeed itself knows no \"auto\", only Accelerate's `prepare` and transformers do"),
             };
-            problems.push(problem.at(&place, ""));
+            problems.push(problem.at(&location, ""));
         }
     }
 
     /// Where `"auto"` is written.
-    fn autos(&self) -> Vec<(String, Place)> {
-        fn walk(path: &str, node: &Node, found: &mut Vec<(String, Place)>) {
+    fn autos(&self) -> Vec<(String, Location)> {
+        fn walk(path: &str, node: &Node, found: &mut Vec<(String, Location)>) {
             match &node.data {
                 Data::Scalar { text, .. } if text.trim() == AUTO => {
-                    found.push((path.to_owned(), node.place.clone()));
+                    found.push((path.to_owned(), node.location.clone()));
                 }
-                Data::Map(pairs) => {
-                    for (name, value) in pairs {
-                        walk(&format!("{path}.{}", word_of(name).unwrap_or_default()), value, found);
-                    }
+                Data::Map(inner) => {
+                    inner.iter().for_each(|e| walk(&format!("{path}.{}", e.key), &e.value, found));
                 }
                 Data::List(items) => items.iter().for_each(|item| walk(path, item, found)),
                 Data::Scalar { .. } => {}
             }
         }
         let mut found = Vec::new();
-        self.fields.iter().for_each(|field| walk(&field.name, &field.value, &mut found));
+        self.entries.iter().for_each(|entry| walk(&entry.key, &entry.value, &mut found));
         found
     }
 
-    fn word(&self, path: &str) -> Option<(&str, &Place)> {
-        self.node(path).and_then(|node| Some((word_of(node)?, &node.place)))
+    fn word(&self, path: &str) -> Option<(&str, &Location)> {
+        self.node(path).and_then(|node| Some((node.word()?, &node.location)))
     }
 
     /// What is written there, if it is not null.
     fn node(&self, path: &str) -> Option<&Node> {
-        let mut names = path.split('.');
-        let first = names.next()?;
-        let mut node = &self.fields.iter().find(|field| field.name == first)?.value;
-        for name in names {
-            let Data::Map(pairs) = &node.data else { return None };
-            node = &pairs.iter().find(|(key, _)| word_of(key) == Some(name))?.1;
-        }
-        (!node.is_null()).then_some(node)
-    }
-
-    fn node_mut(&mut self, path: &str) -> Option<&mut Node> {
-        let mut names = path.split('.');
-        let first = names.next()?;
-        let mut node = &mut self.fields.iter_mut().find(|field| field.name == first)?.value;
-        for name in names {
-            let Data::Map(pairs) = &mut node.data else { return None };
-            node = &mut pairs.iter_mut().find(|(key, _)| word_of(key) == Some(name))?.1;
-        }
-        Some(node)
-    }
-
-    /// Adds a value in the block where it belongs.
-    fn put(&mut self, path: &str, value: Node) {
-        self.remove(path);
-        let Some((block, name)) = path.rsplit_once('.') else {
-            self.fields.push(Field { name: path.to_owned(), place: value.place.clone(), value });
-            return;
-        };
-        let name = Node::scalar(name, value.place.clone());
-        match self.node_mut(block) {
-            Some(Node { data: Data::Map(pairs), .. }) => pairs.push((name, value)),
-            _ => {
-                let place = value.place.clone();
-                self.put(block, Node { data: Data::Map(vec![(name, value)]), place });
-            }
-        }
-    }
-
-    fn remove(&mut self, path: &str) {
-        match path.rsplit_once('.') {
-            None => self.fields.retain(|field| field.name != path),
-            Some((block, name)) => {
-                if let Some(Node { data: Data::Map(pairs), .. }) = self.node_mut(block) {
-                    pairs.retain(|(key, _)| word_of(key) != Some(name));
-                }
-            }
-        }
-    }
-}
-
-fn word_of(node: &Node) -> Option<&str> {
-    match &node.data {
-        Data::Scalar { text, .. } => Some(text.trim()),
-        _ => None,
+        find(&self.entries, path).filter(|node| !node.is_null())
     }
 }
 
@@ -384,7 +333,7 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
     };
     problems.push(
         Problem::new(format!("the schedule {name} needs `total_num_steps`"))
-            .help("write it into scheduler.params; a custom training loop does not tell its length"),
+            .help("write it into scheduler.params; a custom training loop does not say how long it is"),
     );
 }
 
@@ -393,9 +342,9 @@ mod tests {
     use super::*;
     use crate::config::Elems;
 
-    fn plan(text: &str, ranks: usize) -> Result<DeepSpeedPlan, String> {
+    fn resolve(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
-        config.plan(ranks, None).map_err(|problems| problems.to_string())
+        config.resolve(ranks, None).map_err(|problems| problems.to_string())
     }
 
     #[test]
@@ -411,14 +360,14 @@ mod tests {
             (r#"{"train_batch_size": 16}"#, (16, 8, 1)),
             (r#"{"train_micro_batch_size_per_gpu": 2}"#, (4, 2, 1)),
         ] {
-            let plan = plan(text, 2).unwrap();
-            let found = (plan.train_batch_size, plan.micro_batch_size, plan.gradient_accumulation_steps);
+            let args = resolve(text, 2).unwrap();
+            let found = (args.train_batch_size, args.micro_batch_size, args.gradient_accumulation_steps);
             assert_eq!(found, expected, "{text}");
         }
-        let none = plan(r#"{"gradient_accumulation_steps": 4}"#, 2).unwrap_err();
+        let none = resolve(r#"{"gradient_accumulation_steps": 4}"#, 2).unwrap_err();
         assert!(none.contains("neither `train_batch_size` nor"), "{none}");
         let wrong = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#;
-        let wrong = plan(wrong, 2).unwrap_err();
+        let wrong = resolve(wrong, 2).unwrap_err();
         assert!(wrong.contains("ds.json:1:") && wrong.contains("is 16"), "{wrong}");
     }
 
@@ -426,17 +375,17 @@ mod tests {
     fn what_is_left_out_is_deepspeeds() {
         let text = r#"{"train_batch_size": 4, "zero_optimization": true, "fp16": {"enabled": true},
             "optimizer": {"type": "Adam", "params": {"lr": 0.00015}}, "scheduler": {"type": "WarmupLR"}}"#;
-        let plan = plan(text, 2).unwrap();
-        assert_eq!((plan.stage, plan.dtype, plan.gradient_clipping), (1, DType::F16, 1.0));
+        let args = resolve(text, 2).unwrap();
+        assert_eq!((args.stage, args.dtype, args.gradient_clipping), (1, DType::F16, 1.0));
         // The schedule rises to the optimizer's rate, and its warm-up takes DeepSpeed's 1000 steps.
-        assert_eq!((plan.learning_rate, plan.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
-        assert_eq!(plan.optimizer.unwrap().weight_decay, 0.0);
+        assert_eq!((args.learning_rate, args.schedule.unwrap().warmup), (0.00015, Steps::Count(1000)));
+        assert_eq!(args.optimizer.unwrap().weight_decay, 0.0);
         let decaying = text.replace(r#""WarmupLR""#, r#""WarmupDecayLR", "params": {"total_num_steps": 9}"#);
-        assert_eq!(self::plan(&decaying, 2).unwrap().learning_rate, 1e-3);
+        assert_eq!(resolve(&decaying, 2).unwrap().learning_rate, 1e-3);
         let list =
             decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
-        let told = self::plan(&list, 2).unwrap_err();
-        assert!(told.contains("ds.json:2:") && told.contains("a number, at least 0"), "{told}");
+        let reported = resolve(&list, 2).unwrap_err();
+        assert!(reported.contains("ds.json:2:") && reported.contains("a number, at least 0"), "{reported}");
     }
 
     #[test]
@@ -450,25 +399,25 @@ mod tests {
             let text = format!(
                 r#"{{"train_batch_size": 4, "optimizer": {{"type": "Adam", "params": {{"lr": 0.25}}}}, "scheduler": {{"type": {schedule}}}}}"#
             );
-            assert_eq!(plan(&text, 1).unwrap().learning_rate, expected, "{schedule}");
+            assert_eq!(resolve(&text, 1).unwrap().learning_rate, expected, "{schedule}");
         }
     }
 
     #[test]
-    fn an_auto_that_nobody_resolves_is_told_with_its_place() {
+    fn an_auto_that_nobody_resolves_is_reported_with_its_location() {
         let text = "{\n\"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": 1,\n\
                     \"zero_optimization\": {\"stage\": 3, \"stage3_max_live_parameters\": \"auto\",\n\
                     \"reduce_bucket_size\": \"auto\"},\n\
                     \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\"}}}";
-        let told = plan(text, 1).unwrap_err();
-        assert_eq!(told.lines().count(), 2, "{told}");
-        assert!(told.contains("ds.json:4:23: `zero_optimization.reduce_bucket_size`"), "{told}");
-        assert!(told.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{told}");
+        let reported = resolve(text, 1).unwrap_err();
+        assert_eq!(reported.lines().count(), 2, "{reported}");
+        assert!(reported.contains("ds.json:4:23: `zero_optimization.reduce_bucket_size`"), "{reported}");
+        assert!(reported.contains("`optimizer.params.lr` is \"auto\", and nothing here"), "{reported}");
         let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
         config.fill("optimizer.params.lr", 0.25);
-        let plan = config.plan(1, Some(10)).unwrap();
-        assert_eq!((plan.learning_rate, plan.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
-        assert_eq!(plan.shard.reduce_bucket, Elems::HiddenSquared);
+        let args = config.resolve(1, Some(10)).unwrap();
+        assert_eq!((args.learning_rate, args.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
+        assert_eq!(args.shard.reduce_bucket, Elems::HiddenSquared);
     }
 
     #[test]
@@ -478,14 +427,14 @@ mod tests {
         config.agree("train_micro_batch_size_per_gpu", 4, "the loader").unwrap();
         config.agree("zero_optimization.stage", 2, "the plugin").unwrap();
         config.agree("zero_optimization.offload_optimizer.device", "cpu", "the plugin").unwrap();
-        let plan = config.plan(1, None).unwrap();
-        assert_eq!((plan.micro_batch_size, plan.stage), (4, 2));
+        let args = config.resolve(1, None).unwrap();
+        assert_eq!((args.micro_batch_size, args.stage), (4, 2));
         let device = config.get("zero_optimization.offload_optimizer.device");
         assert_eq!(device.as_deref(), Some("cpu"));
-        let told = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
+        let reported = config.agree("zero_optimization.stage", 3, "the plugin").unwrap_err().line();
         assert!(
-            told.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
-            "{told}"
+            reported.starts_with("ds.json:1:33: `zero_optimization.stage` is 2, and the plugin says 3"),
+            "{reported}"
         );
     }
 }

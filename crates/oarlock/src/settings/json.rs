@@ -1,16 +1,13 @@
 //! Reads the JSON that people write: with comments (`//`, `#`, `/* */`) and trailing commas. Every node keeps its
-//! place in the file.
+//! location in the file.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::keys::Kind;
-use super::node::{Data, Node};
+use super::location::{Location, SourceText};
+use super::node::{Data, Entry, Node, add_entry};
 use super::problem::Problem;
-use super::source::{Place, Source, SourceKind};
-use super::value::{Field, Value, read};
 
 /// Deeper nesting than any configuration has; it bounds the recursion over a tree.
 pub const MAX_DEPTH: usize = 32;
@@ -19,8 +16,8 @@ pub const MAX_DEPTH: usize = 32;
 ///
 /// # Errors
 /// If the file cannot be read or its text is not a mapping.
-pub fn file(path: &str, what: &str) -> Result<Vec<Field>, Problem> {
-    text_of_file(path, read_file(path, what)?, what)
+pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
+    text(path, read_file(path, what)?, what)
 }
 
 /// The text of a file.
@@ -42,47 +39,32 @@ pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
 ///
 /// # Errors
 /// If the text is not a mapping.
-pub fn text_of_file(name: &str, text: String, what: &str) -> Result<Vec<Field>, Problem> {
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
+    let source = SourceText::file(name, text);
     // Blanks in the place of comments keep every other byte where it is.
-    let bare = without_comments(&text);
-    let source = Arc::new(Source { kind: SourceKind::File, name: name.to_owned(), text });
-    let root =
-        Reader { text: &bare, at: 0, place: |bytes| Place { source: source.clone(), bytes } }.document();
-    fields_of(root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?, what)
+    let bare = without_comments(&source.text);
+    let reader = Reader { text: &bare, at: 0, location: |bytes| Location { source: source.clone(), bytes } };
+    let root = reader.document();
+    root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?.into_entries(what)
 }
 
-/// The settings of a tree.
+/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the location of the value.
 ///
 /// # Errors
-/// If it is not a mapping.
-pub fn fields_of(root: Node, what: &str) -> Result<Vec<Field>, Problem> {
-    match read(Kind::Map, &root) {
-        Some(Value::Map(fields)) => Ok(fields),
-        _ => {
-            let message = format!("{what} is a mapping of keys to values, not {}", root.describe());
-            Err(Problem::new(message).at(&root.place, "expected `{\"key\": value}`"))
-        }
-    }
-}
-
-/// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the place of the value.
-///
-/// # Errors
-/// The first place at which the text is not JSON as people write it.
-pub fn parse_inside(text: &str, place: &Place) -> Result<Node, Problem> {
-    Reader { text, at: 0, place: |_| place.clone() }.document()
+/// The first location at which the text is not JSON as people write it.
+pub fn parse_inside(text: &str, location: &Location) -> Result<Node, Problem> {
+    Reader { text, at: 0, location: |_| location.clone() }.document()
 }
 
 /// Reads JSON as people write it: also keys and words without quotes, words in single quotes, and a comma behind the
 /// last value, which is the part of YAML that stands in brackets.
-struct Reader<'t, P: Fn(Range<usize>) -> Place> {
+struct Reader<'t, P: Fn(Range<usize>) -> Location> {
     text: &'t str,
     at: usize,
-    place: P,
+    location: P,
 }
 
-impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
+impl<P: Fn(Range<usize>) -> Location> Reader<'_, P> {
     fn rest(&self) -> &str {
         &self.text[self.at..]
     }
@@ -94,15 +76,15 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
     }
 
     fn wrong(&self, what: &str) -> Problem {
-        Problem::new("this is not valid JSON").at(&(self.place)(self.at..self.at), what).help(
+        Problem::new("this is not valid JSON").at(&(self.location)(self.at..self.at), what).help(
             "an object is {\"key\": value, …}; comments, and a comma behind the last value, may stand in it",
         )
     }
 
     fn document(mut self) -> Result<Node, Problem> {
         if self.peek().is_none() {
-            let place = (self.place)(self.at..self.at);
-            return Ok(Node { data: Data::Map(Vec::new()), place });
+            let location = (self.location)(self.at..self.at);
+            return Ok(Node { data: Data::Map(Vec::new()), location });
         }
         let node = self.node(0)?;
         match self.peek() {
@@ -115,8 +97,8 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
         let first = self.peek();
         let start = self.at;
         if depth > MAX_DEPTH {
-            let place = (self.place)(start..start);
-            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&place, "here"));
+            let location = (self.location)(start..start);
+            return Err(Problem::new(format!("nested deeper than {MAX_DEPTH} levels")).at(&location, "here"));
         }
         let data = match first {
             Some('{') => self.map(depth)?,
@@ -124,7 +106,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             Some(quote @ ('"' | '\'')) => Data::Scalar { text: self.quoted(quote)?, plain: false },
             _ => Data::Scalar { text: self.plain(), plain: true },
         };
-        Ok(Node { data, place: (self.place)(start..self.at) })
+        Ok(Node { data, location: (self.location)(start..self.at) })
     }
 
     /// Steps over the separator of a collection; `false` at its end.
@@ -156,27 +138,21 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
 
     fn map(&mut self, depth: usize) -> Result<Data, Problem> {
         self.at += 1;
-        let mut pairs = Vec::new();
-        let mut seen = BTreeMap::new();
+        let mut entries = Vec::new();
         if self.peek() == Some('}') {
             self.at += 1;
-            return Ok(Data::Map(pairs));
+            return Ok(Data::Map(entries));
         }
         loop {
             let key = self.node(depth + 1)?;
-            // At the top all duplicates are reported together, later; here one is enough.
-            if depth > 0
-                && let Some(first) = repeated(&mut seen, &key)
-            {
-                return Err(written_twice(&key, &first));
-            }
             if self.peek() != Some(':') {
                 return Err(self.wrong("expected `:` and a value"));
             }
             self.at += 1;
-            pairs.push((key, self.node(depth + 1)?));
+            let value = self.node(depth + 1)?;
+            add_entry(&mut entries, key, value, depth)?;
             if !self.goes_on('}')? {
-                return Ok(Data::Map(pairs));
+                return Ok(Data::Map(entries));
             }
         }
     }
@@ -258,25 +234,9 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
     }
 }
 
-/// The place of an equal key before this one.
-pub fn repeated(seen: &mut BTreeMap<String, Place>, key: &Node) -> Option<Place> {
-    match &key.data {
-        Data::Scalar { text, .. } => seen.insert(text.clone(), key.place.clone()),
-        _ => None,
-    }
-}
-
-/// What to say of a key that stands in one mapping twice.
-pub fn written_twice(key: &Node, first: &Place) -> Problem {
-    Problem::new(format!("{} is written twice", key.describe()))
-        .at(&key.place, "again here")
-        .at(first, "first here")
-        .help("remove one of them")
-}
-
 /// The bracket that has no partner, if there is one.
-fn unbalanced(text: &str, source: &Arc<Source>) -> Option<Problem> {
-    let place = |at: usize| Place { source: source.clone(), bytes: at..at + 1 };
+fn unbalanced(text: &str, source: &Arc<SourceText>) -> Option<Problem> {
+    let location = |at: usize| Location { source: source.clone(), bytes: at..at + 1 };
     let partner = |open: u8| if open == b'{' { '}' } else { ']' };
     let (mut open, mut quoted, mut escaped) = (Vec::new(), None, false);
     for (at, byte) in text.bytes().enumerate() {
@@ -294,11 +254,13 @@ fn unbalanced(text: &str, source: &Arc<Source>) -> Option<Problem> {
                         char::from(byte),
                         char::from(first)
                     ));
-                    return Some(problem.at(&place(at), "this one").at(&place(first_at), "opened here"));
+                    return Some(
+                        problem.at(&location(at), "this one").at(&location(first_at), "opened here"),
+                    );
                 }
                 None => {
                     let problem = Problem::new(format!("`{}` closes nothing", char::from(byte)));
-                    return Some(problem.at(&place(at), "").help("remove it, or open the block"));
+                    return Some(problem.at(&location(at), "").help("remove it, or open the block"));
                 }
             },
             _ => {}
@@ -306,12 +268,12 @@ fn unbalanced(text: &str, source: &Arc<Source>) -> Option<Problem> {
     }
     if let Some(at) = quoted {
         return Some(
-            Problem::new("a quotation mark is missing").at(&place(at), "opened here, and never closed"),
+            Problem::new("a quotation mark is missing").at(&location(at), "opened here, and never closed"),
         );
     }
     let (at, first) = open.pop()?;
     let problem = Problem::new(format!("a `{}` is missing", partner(first)));
-    Some(problem.at(&place(at), "opened here, and never closed"))
+    Some(problem.at(&location(at), "opened here, and never closed"))
 }
 
 /// The text with a blank for every byte of a comment.
@@ -350,11 +312,12 @@ fn without_comments(text: &str) -> String {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::value::Value;
     use super::*;
 
     fn shown(text: &str) -> String {
-        match text_of_file("t.json", text.to_owned(), "the file") {
-            Ok(fields) => Value::Map(fields).to_string(),
+        match super::text("t.json", text.to_owned(), "the file") {
+            Ok(entries) => Value::Map(entries).to_string(),
             Err(problem) => problem.line(),
         }
     }
@@ -373,9 +336,9 @@ mod tests {
             assert_eq!(shown(text), expected, "{text}");
         }
         assert!(shown("{\"a\": 1").contains("t.json:1:"), "{}", shown("{\"a\": 1"));
-        let fields = text_of_file("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
-        assert_eq!(fields[0].place.to_string(), "t.json:2:3");
-        assert_eq!(fields[0].value.place.text(), "1");
+        let fields = text("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
+        assert_eq!(fields[0].location.to_string(), "t.json:2:3");
+        assert_eq!(fields[0].value.location.text(), "1");
     }
 
     proptest! {

@@ -55,7 +55,7 @@ impl Group {
 
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum ValueType {
     /// true or false.
     Bool,
     /// A whole number, at least this.
@@ -80,39 +80,39 @@ pub enum Kind {
     MapOrPath,
 }
 
-impl Kind {
+impl ValueType {
     /// The type in words, as in "takes …".
     pub fn describe(self) -> String {
         match self {
-            Kind::Bool => "true or false".to_owned(),
-            Kind::Int(i64::MIN) => "a whole number".to_owned(),
-            Kind::Int(min) => format!("a whole number, at least {min}"),
-            Kind::Float(range) => range.describe().to_owned(),
-            Kind::Steps => "a whole number of steps, or a share of all steps between 0 and 1".to_owned(),
-            Kind::Text => "words".to_owned(),
-            Kind::Path => "a path".to_owned(),
-            Kind::BoolOrPath => "true, false or a path".to_owned(),
-            Kind::Choice(names) => format!("one of {}", names.join(", ")),
-            Kind::List => "names separated by commas".to_owned(),
-            Kind::Map => "a mapping such as {min_lr: 1e-5}".to_owned(),
-            Kind::MapOrPath => "a path or a mapping".to_owned(),
+            ValueType::Bool => "true or false".to_owned(),
+            ValueType::Int(i64::MIN) => "a whole number".to_owned(),
+            ValueType::Int(min) => format!("a whole number, at least {min}"),
+            ValueType::Float(range) => range.describe().to_owned(),
+            ValueType::Steps => "a whole number of steps, or a share of all steps between 0 and 1".to_owned(),
+            ValueType::Text => "words".to_owned(),
+            ValueType::Path => "a path".to_owned(),
+            ValueType::BoolOrPath => "true, false or a path".to_owned(),
+            ValueType::Choice(names) => format!("one of {}", names.join(", ")),
+            ValueType::List => "names separated by commas".to_owned(),
+            ValueType::Map => "a mapping such as {min_lr: 1e-5}".to_owned(),
+            ValueType::MapOrPath => "a path or a mapping".to_owned(),
         }
     }
 
     /// The placeholder of a value in the help text.
     pub fn placeholder(self) -> &'static str {
         match self {
-            Kind::Bool => "BOOL",
-            Kind::Int(_) => "N",
-            Kind::Float(_) => "X",
-            Kind::Steps => "STEPS",
-            Kind::Text => "TEXT",
-            Kind::Path => "PATH",
-            Kind::BoolOrPath => "BOOL|PATH",
-            Kind::Choice(_) => "NAME",
-            Kind::List => "NAMES",
-            Kind::Map => "MAP",
-            Kind::MapOrPath => "PATH|MAP",
+            ValueType::Bool => "BOOL",
+            ValueType::Int(_) => "N",
+            ValueType::Float(_) => "X",
+            ValueType::Steps => "STEPS",
+            ValueType::Text => "TEXT",
+            ValueType::Path => "PATH",
+            ValueType::BoolOrPath => "BOOL|PATH",
+            ValueType::Choice(_) => "NAME",
+            ValueType::List => "NAMES",
+            ValueType::Map => "MAP",
+            ValueType::MapOrPath => "PATH|MAP",
         }
     }
 }
@@ -178,7 +178,7 @@ pub struct Key {
     /// Who owns it.
     pub group: Group,
     /// The type of its value.
-    pub kind: Kind,
+    pub value_type: ValueType,
     /// The default as one would write it, empty for none.
     pub default: &'static str,
     /// What it does here.
@@ -190,13 +190,13 @@ pub struct Key {
 impl Key {
     /// A flag of a command, or a key of another program's configuration.
     pub const fn flag(
-        kind: Kind,
+        value_type: ValueType,
         name: &'static str,
         default: &'static str,
         status: Status,
         doc: &'static str,
     ) -> Key {
-        Key { name, group: Group::Ranks, kind, default, status, doc }
+        Key { name, group: Group::Ranks, value_type, default, status, doc }
     }
 
     /// Whether the key has a meaning here.
@@ -208,13 +208,13 @@ impl Key {
 /// A row of a table of keys.
 pub const fn key(
     group: Group,
-    kind: Kind,
+    value_type: ValueType,
     name: &'static str,
     default: &'static str,
     status: Status,
     doc: &'static str,
 ) -> Key {
-    Key { name, group, kind, default, status, doc }
+    Key { name, group, value_type, default, status, doc }
 }
 
 /// The row of another table with this name.

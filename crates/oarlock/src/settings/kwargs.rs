@@ -1,12 +1,10 @@
 //! Arguments inside of a setting: those of a learning-rate schedule or of an optimizer.
 
 use super::keys::Range;
-use super::node::{Data, Node};
+use super::node::Entry;
 use super::problem::{Problem, Problems};
-use super::resolve::Setting;
-use super::resolve::at;
-use super::value::{self, Field};
-use crate::nearest::nearest_of;
+use super::resolve::{Setting, at};
+use super::value;
 
 /// The arguments of something that a setting names: each is asked for by name, and whatever nobody asked for is
 /// unknown.
@@ -15,37 +13,37 @@ pub struct Kwargs<'a> {
     of: &'a str,
     /// The settings of the arguments and of the name, where a problem with the whole stands.
     settings: [&'a Setting; 2],
-    fields: &'a [Field],
+    entries: &'a [Entry],
     known: Vec<&'static str>,
     problems: &'a mut Problems,
 }
 
 impl<'a> Kwargs<'a> {
-    /// The arguments `fields` of `of`.
+    /// The arguments `entries` of `of`.
     pub fn new(
         of: &'a str,
         settings: [&'a Setting; 2],
-        fields: &'a [Field],
+        entries: &'a [Entry],
         problems: &'a mut Problems,
     ) -> Kwargs<'a> {
-        Kwargs { of, settings, fields, known: Vec::new(), problems }
+        Kwargs { of, settings, entries, known: Vec::new(), problems }
     }
 
-    fn node(&mut self, name: &'static str) -> Option<(&Node, &str)> {
+    /// The argument of this name as `parse` understands it; one that it does not understand is reported.
+    fn parsed<T>(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
         self.known.push(name);
-        let field = self.fields.iter().find(|field| field.name == name && !field.value.is_null())?;
-        let node = &field.value;
-        match &node.data {
-            Data::Scalar { text, .. } => Some((node, text.trim())),
-            _ => Some((node, "")),
+        let value = &self.entries.iter().find(|entry| entry.key == name && !entry.value.is_null())?.value;
+        let parsed = parse(value.word().unwrap_or_default());
+        if parsed.is_none() {
+            let message = format!("`{name}` takes {expected}, not {}", value.describe());
+            self.problems.push(Problem::new(message).at(&value.location, ""));
         }
-    }
-
-    fn wrong(&mut self, name: &str, expected: &str) {
-        if let Some(field) = self.fields.iter().find(|field| field.name == name) {
-            let message = format!("`{name}` takes {expected}, not {}", field.value.describe());
-            self.problems.push(Problem::new(message).at(&field.value.place, ""));
-        }
+        parsed
     }
 
     /// What they belong to.
@@ -60,68 +58,48 @@ impl<'a> Kwargs<'a> {
 
     /// A number in a range.
     pub fn number(&mut self, name: &'static str, range: Range) -> Option<f64> {
-        let (_, text) = self.node(name)?;
-        let number = value::float(text).filter(|x| range.contains(*x));
-        if number.is_none() {
-            self.wrong(name, range.describe());
-        }
-        number
+        self.parsed(name, range.describe(), |text| value::float(text).filter(|x| range.contains(*x)))
     }
 
     /// A whole number.
     pub fn count(&mut self, name: &'static str) -> Option<u64> {
-        let (_, text) = self.node(name)?;
-        let steps = value::float(text).filter(|x| *x >= 0.0 && x.fract() == 0.0 && *x < 9e15);
-        if steps.is_none() {
-            self.wrong(name, "a whole number, at least 0");
-        }
-        steps.map(|steps| steps as u64)
+        self.parsed(name, "a whole number, at least 0", |text| whole(text, 0.0))
     }
 
     /// A whole number that is not 0.
     pub fn size(&mut self, name: &'static str) -> Option<u64> {
-        let (_, text) = self.node(name)?;
-        let size = value::float(text).filter(|x| *x >= 1.0 && x.fract() == 0.0 && *x < 9e15);
-        if size.is_none() {
-            self.wrong(name, "a whole number, at least 1");
-        }
-        size.map(|size| size as u64)
+        self.parsed(name, "a whole number, at least 1", |text| whole(text, 1.0))
     }
 
     /// One of some words, each with its meaning.
     pub fn choice<T: Copy>(&mut self, name: &'static str, words: &[(&str, T)]) -> Option<T> {
-        let (_, text) = self.node(name)?;
-        let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
-        if found.is_none() {
-            let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.wrong(name, &format!("one of {}", words.join(", ")));
-        }
-        found
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        self.parsed(name, &format!("one of {}", names.join(", ")), |text| {
+            words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning)
+        })
     }
 
     /// True or false.
     pub fn flag(&mut self, name: &'static str) -> Option<bool> {
-        let (_, text) = self.node(name)?;
-        let flag = value::boolean(text);
-        if flag.is_none() {
-            self.wrong(name, "true or false");
-        }
-        flag
+        self.parsed(name, "true or false", value::boolean)
     }
 
-    /// Reports what nobody asked for.
+    /// Reports the arguments that were not read.
     pub fn finish(self) {
-        for Field { name, place, .. } in self.fields {
-            if !self.known.contains(&name.as_str()) {
-                let message = format!("`{}` takes no argument `{name}`", self.of);
-                let problem = Problem::new(message).at(place, "");
-                let problem = match nearest_of(name, self.known.iter().copied()) {
-                    Some(near) => problem.help(format!("did you mean `{near}`?")),
-                    None if self.known.is_empty() => problem.help("it takes none"),
-                    None => problem.help(format!("it takes {}", self.known.join(", "))),
-                };
-                self.problems.push(problem);
-            }
+        let known = &self.known;
+        for entry in self.entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
+            let message = format!("`{}` takes no argument `{}`", self.of, entry.key);
+            let otherwise = match known.as_slice() {
+                [] => "it takes none".to_owned(),
+                known => format!("it takes {}", known.join(", ")),
+            };
+            let problem = Problem::new(message).at(&entry.location, "");
+            self.problems.push(problem.did_you_mean(&entry.key, known.iter().copied(), otherwise));
         }
     }
+}
+
+fn whole(text: &str, least: f64) -> Option<u64> {
+    let fits = |x: &f64| *x >= least && x.fract() == 0.0 && *x < 9e15;
+    value::float(text).filter(fits).map(|x| x as u64)
 }

@@ -1,9 +1,11 @@
-//! A text of settings as a tree whose every node knows its place. Scalars stay text: what a scalar means is decided by the
+//! A text of settings as a tree whose every node knows its location. Scalars stay text: what a scalar means is decided by the
 //! key that it belongs to, so that `5e-4`, which YAML 1.1 takes for a word, is a number.
 
 use std::borrow::Cow;
 
-use super::source::Place;
+use super::location::Location;
+use super::problem::Problem;
+use super::word::quoted;
 
 /// A node of the tree.
 #[derive(Clone, Debug)]
@@ -11,7 +13,7 @@ pub struct Node {
     /// What it holds.
     pub data: Data,
     /// Where it stands.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// The content of a [`Node`].
@@ -26,14 +28,30 @@ pub enum Data {
     },
     /// A sequence.
     List(Vec<Node>),
-    /// A mapping, in the order of the text. Keys are not checked for duplicates here.
-    Map(Vec<(Node, Node)>),
+    /// A mapping, in the order of the text. At the top of a text a key may be repeated.
+    Map(Vec<Entry>),
+}
+
+/// A key with its value, as written.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The name of the key. Arguments may write `key.inner=value` for a setting inside a setting.
+    pub key: String,
+    /// Where the name stands.
+    pub location: Location,
+    /// The value.
+    pub value: Node,
 }
 
 impl Node {
     /// A scalar without quotes.
-    pub fn scalar(text: impl Into<String>, place: Place) -> Self {
-        Node { data: Data::Scalar { text: text.into(), plain: true }, place }
+    pub fn scalar(text: impl Into<String>, location: Location) -> Self {
+        Node { data: Data::Scalar { text: text.into(), plain: true }, location }
+    }
+
+    /// A mapping.
+    pub fn map(entries: Vec<Entry>, location: &Location) -> Self {
+        Node { data: Data::Map(entries), location: location.clone() }
     }
 
     /// Whether this is YAML's null: nothing, `~` or `null`, without quotes.
@@ -46,6 +64,14 @@ impl Node {
         }
     }
 
+    /// The text of a scalar without blanks around it.
+    pub fn word(&self) -> Option<&str> {
+        match &self.data {
+            Data::Scalar { text, .. } => Some(text.trim()),
+            _ => None,
+        }
+    }
+
     /// The node as YAML in one line.
     pub fn to_yaml(&self) -> String {
         match &self.data {
@@ -54,11 +80,7 @@ impl Node {
             Data::List(items) => {
                 format!("[{}]", items.iter().map(Node::to_yaml).collect::<Vec<_>>().join(", "))
             }
-            Data::Map(pairs) => {
-                let pairs =
-                    pairs.iter().map(|(key, value)| format!("{}: {}", key.to_yaml(), value.to_yaml()));
-                format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
-            }
+            Data::Map(entries) => to_yaml(entries),
         }
     }
 
@@ -71,6 +93,109 @@ impl Node {
             Data::Map(_) => "a mapping".to_owned(),
         }
     }
+
+    /// The entries of the root of a text; `what` names the text in messages.
+    ///
+    /// # Errors
+    /// If it is not a mapping.
+    pub fn into_entries(self, what: &str) -> Result<Vec<Entry>, Problem> {
+        let described = self.describe();
+        match self.data {
+            Data::Map(entries) => Ok(entries),
+            _ => Err(Problem::new(format!("{what} is a mapping of keys to values, not {described}"))
+                .at(&self.location, "expected a mapping")),
+        }
+    }
+}
+
+impl Entry {
+    /// A value for a key, both written at one location.
+    pub fn new(key: &str, value: impl Into<String>, location: &Location) -> Entry {
+        Entry::of(key, Node::scalar(value, location.clone()))
+    }
+
+    /// A value for a key that no text names.
+    pub fn of(key: &str, value: Node) -> Entry {
+        Entry { key: key.to_owned(), location: value.location.clone(), value }
+    }
+}
+
+/// A mapping as YAML in one line.
+pub fn to_yaml(entries: &[Entry]) -> String {
+    let pairs = entries.iter().map(|entry| format!("{}: {}", quoted(&entry.key), entry.value.to_yaml()));
+    format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+}
+
+/// Adds what was read to the mapping in which it stands, at this depth of the text.
+///
+/// # Errors
+/// A key that is a list or a mapping, and inside a block one that was there before. At the top all repeated keys are
+/// reported together, when they are resolved.
+pub fn add_entry(entries: &mut Vec<Entry>, key: Node, value: Node, depth: usize) -> Result<(), Problem> {
+    let Some(name) = key.word() else {
+        return Err(Problem::new("a key is a word").at(&key.location, "this is a list or a mapping"));
+    };
+    if depth > 0
+        && let Some(first) = entries.iter().find(|entry| entry.key == name)
+    {
+        return Err(written_twice(name, &key.location, &first.location));
+    }
+    entries.push(Entry { key: name.to_owned(), location: key.location, value });
+    Ok(())
+}
+
+/// The problem of a key that stands in one mapping twice.
+pub fn written_twice(key: &str, again: &Location, first: &Location) -> Problem {
+    Problem::new(format!("`{key}` is written twice"))
+        .at(again, "again here")
+        .at(first, "first here")
+        .help("remove one of them")
+}
+
+/// What stands at a path such as `zero_optimization.stage`.
+pub fn find<'e>(entries: &'e [Entry], path: &str) -> Option<&'e Node> {
+    let (key, rest) = split(path);
+    let node = &entries.iter().find(|entry| entry.key == key)?.value;
+    match (rest, &node.data) {
+        (None, _) => Some(node),
+        (Some(rest), Data::Map(inner)) => find(inner, rest),
+        (Some(_), _) => None,
+    }
+}
+
+/// The same, to be changed.
+pub fn find_mut<'e>(entries: &'e mut [Entry], path: &str) -> Option<&'e mut Node> {
+    let (key, rest) = split(path);
+    let node = &mut entries.iter_mut().find(|entry| entry.key == key)?.value;
+    let Some(rest) = rest else { return Some(node) };
+    match &mut node.data {
+        Data::Map(inner) => find_mut(inner, rest),
+        _ => None,
+    }
+}
+
+/// Writes a value at a path, over what may be there, and adds the blocks that are missing.
+pub fn put(entries: &mut Vec<Entry>, path: &str, value: Node) {
+    let (key, rest) = split(path);
+    let at = entries.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
+        entries.push(Entry::of(key, Node::map(Vec::new(), &value.location)));
+        entries.len() - 1
+    });
+    let node = &mut entries[at].value;
+    let Some(rest) = rest else {
+        *node = value;
+        return;
+    };
+    if !matches!(node.data, Data::Map(_)) {
+        node.data = Data::Map(Vec::new());
+    }
+    if let Data::Map(inner) = &mut node.data {
+        put(inner, rest, value);
+    }
+}
+
+fn split(path: &str) -> (&str, Option<&str>) {
+    path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)))
 }
 
 fn shorten(text: &str) -> Cow<'_, str> {

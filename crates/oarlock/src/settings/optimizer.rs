@@ -4,11 +4,9 @@ use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 
 use super::keys::Range;
 use super::kwargs::Kwargs;
-use super::node::Node;
-use super::problem::{Problem, Problems};
+use super::node::Entry;
+use super::problem::Problems;
 use super::resolve::Settings;
-use super::resolve::at;
-use super::value::Field;
 use crate::config::OptimizerArgs;
 
 /// The names of `optim`, those of transformers and DeepSpeed.
@@ -113,33 +111,24 @@ fn adafactor(kwargs: &mut Kwargs<'_>) -> Rule {
 }
 
 /// The pairs of `optim_args`, written `key=value,key=value`.
-fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Field> {
-    let setting = settings.get("optim_args");
-    let Some(place) = setting.place() else { return Vec::new() };
-    let mut fields: Vec<Field> = Vec::new();
-    for pair in settings
-        .text("optim_args")
-        .unwrap_or_default()
-        .split(',')
-        .map(str::trim)
-        .filter(|pair| !pair.is_empty())
-    {
-        let (name, text) = match pair.split_once('=') {
-            Some((name, text)) => (name.trim(), text.trim()),
-            None => {
-                let message = format!("`optim_args` takes pairs such as momentum=0.9, not `{pair}`");
-                problems
-                    .push(at(Problem::new(message), &[setting]).help("write key=value, separated by commas"));
-                continue;
-            }
+fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
+    const KEY: &str = "optim_args";
+    let Some(location) = settings.get(KEY).location() else { return Vec::new() };
+    let mut entries: Vec<Entry> = Vec::new();
+    let words = settings.text(KEY).unwrap_or_default();
+    for pair in words.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let Some((name, text)) = pair.split_once('=') else {
+            let message = format!("`{KEY}` takes pairs such as momentum=0.9, not `{pair}`");
+            settings.report(problems, message, &[KEY], "write key=value, separated by commas");
+            continue;
         };
-        if fields.iter().any(|field| field.name == name) {
-            let message = format!("`{name}` is written twice in `optim_args`");
-            problems.push(at(Problem::new(message), &[setting]).help("remove one of them"));
+        let name = name.trim();
+        if entries.iter().any(|entry| entry.key == name) {
+            let message = format!("`{name}` is written twice in `{KEY}`");
+            settings.report(problems, message, &[KEY], "remove one of them");
             continue;
         }
-        let value = Node::scalar(text, place.clone());
-        fields.push(Field { name: name.to_owned(), place: place.clone(), value });
+        entries.push(Entry::new(name, text.trim(), location));
     }
-    fields
+    entries
 }

@@ -1,9 +1,10 @@
-//! What is wrong with a configuration: all problems together, each with its place, its cause and what to do.
+//! What is wrong with a configuration: all problems together, each with its location, its cause and what to do.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::source::Place;
+use super::location::Location;
+use crate::nearest::nearest_of;
 
 /// One thing that is wrong.
 #[derive(Debug)]
@@ -13,8 +14,8 @@ pub struct Problem(Box<Parts>);
 struct Parts {
     message: String,
     help: Option<String>,
-    /// The first is the place of the problem; the others, of the same text, explain it.
-    labels: Vec<(Place, String)>,
+    /// The first is the location of the problem; the others, of the same text, explain it.
+    labels: Vec<(Location, String)>,
 }
 
 impl Problem {
@@ -23,18 +24,18 @@ impl Problem {
         Problem(Box::new(Parts { message: message.into(), help: None, labels: Vec::new() }))
     }
 
-    /// Adds a place and a word on it. A place in another text than the first is named in the help instead,
+    /// Adds a location and a word on it. A location in another text than the first is named in the help instead,
     /// because an excerpt shows one text.
     #[must_use]
-    pub fn at(mut self, place: &Place, label: impl Into<String>) -> Self {
+    pub fn at(mut self, location: &Location, label: impl Into<String>) -> Self {
         match self.0.labels.first() {
-            Some((first, _)) if !Arc::ptr_eq(&first.source, &place.source) => {
+            Some((first, _)) if !Arc::ptr_eq(&first.source, &location.source) => {
                 let label = label.into();
-                let line = place.line_text().trim();
-                self.help(format!("{place}: {}", if label.is_empty() { line } else { &label }))
+                let line = location.line_text().trim();
+                self.help(format!("{location}: {}", if label.is_empty() { line } else { &label }))
             }
             _ => {
-                self.0.labels.push((place.clone(), label.into()));
+                self.0.labels.push((location.clone(), label.into()));
                 self
             }
         }
@@ -51,27 +52,41 @@ impl Problem {
         self
     }
 
+    /// Adds the nearest of the names that exist, or other help where none is near.
+    #[must_use]
+    pub fn did_you_mean<'n>(
+        self,
+        name: &str,
+        names: impl IntoIterator<Item = &'n str>,
+        otherwise: impl Into<String>,
+    ) -> Self {
+        match nearest_of(name, names.into_iter()) {
+            Some(near) => self.help(format!("did you mean `{near}`?")),
+            None => self.help(otherwise),
+        }
+    }
+
     /// What the reader can do, a line for each thing.
     pub fn advice(&self) -> Option<&str> {
         self.0.help.as_deref()
     }
 
-    /// The places, all of one text, each with a word on it; the first is that of the problem.
-    pub fn labels(&self) -> &[(Place, String)] {
+    /// The locations, all of one text, each with a word on it; the first is that of the problem.
+    pub fn labels(&self) -> &[(Location, String)] {
         &self.0.labels
     }
 
-    /// The place of the problem, where it has one.
-    pub fn place(&self) -> Option<&Place> {
-        self.0.labels.first().map(|(place, _)| place)
+    /// The location of the problem, where it has one.
+    pub fn location(&self) -> Option<&Location> {
+        self.0.labels.first().map(|(location, _)| location)
     }
 
-    /// One line: place, message and help, for tests, logs and outputs that take no excerpt.
+    /// One line: location, message and help, for tests, logs and outputs that take no excerpt.
     pub fn line(&self) -> String {
-        let place = self.place().map(|place| format!("{place}: ")).unwrap_or_default();
+        let location = self.location().map(|location| format!("{location}: ")).unwrap_or_default();
         let help =
             self.0.help.as_ref().map(|help| format!(" ({})", help.replace('\n', "; "))).unwrap_or_default();
-        format!("{place}{}{help}", self.0.message)
+        format!("{location}{}{help}", self.0.message)
     }
 }
 

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::entry::{Authority, Entry, Layer};
-use super::keys::{Key, Kind, Status};
-use super::node::{Data, Node};
+use super::keys::{Key, Status, ValueType};
+use super::layer::{Authority, Layer};
+use super::location::{Location, Origin, ValueSource};
+use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
-use super::source::{Origin, Place, SourceKind};
-use super::value::{self, Field, Value};
+use super::value::{self, Value};
 use crate::nearest::nearest_of;
 
 /// What is written where a value is to follow from others.
@@ -28,24 +28,24 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The place at which the value was written, if it was.
-    pub fn place(&self) -> Option<&Place> {
+    /// The location at which the value was written, if it was.
+    pub fn location(&self) -> Option<&Location> {
         match &self.origin {
-            Origin::Written(place) => Some(place),
+            Origin::Written(location) => Some(location),
             Origin::Rule(_) | Origin::Default => None,
         }
     }
 
     /// Whether somebody wrote a value other than null.
     pub fn is_written(&self) -> bool {
-        self.place().is_some() && (self.broken || !matches!(self.value, Value::Null))
+        self.location().is_some() && (self.broken || !matches!(self.value, Value::Null))
     }
 }
 
-/// Adds the places of settings to a problem.
+/// Adds the locations of settings to a problem.
 pub fn at(problem: Problem, settings: &[&Setting]) -> Problem {
-    settings.iter().fold(problem, |problem, setting| match setting.place() {
-        Some(place) => problem.at(place, ""),
+    settings.iter().fold(problem, |problem, setting| match setting.location() {
+        Some(location) => problem.at(location, ""),
         None => problem,
     })
 }
@@ -83,6 +83,12 @@ impl Settings {
         Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
     }
 
+    /// The same with its location.
+    pub fn said_at(&self, name: &str) -> Option<(&Setting, &Location)> {
+        let setting = self.said(name)?;
+        Some((setting, setting.location()?))
+    }
+
     /// Whether `auto` is written.
     pub fn is_auto(&self, name: &str) -> bool {
         is_auto(self.get(name))
@@ -112,9 +118,17 @@ impl Settings {
         }
     }
 
+    /// A count, if there is one.
+    pub fn count(&self, name: &str) -> Option<usize> {
+        match self.value(name) {
+            Value::Int(x) => usize::try_from(x).ok(),
+            _ => None,
+        }
+    }
+
     /// A count; 0 for none.
     pub fn usize(&self, name: &str) -> usize {
-        usize::try_from(self.int(name)).unwrap_or(0)
+        self.count(name).unwrap_or(0)
     }
 
     /// A number; 0 for none.
@@ -141,19 +155,52 @@ impl Settings {
         }
     }
 
+    /// Words as they were written, `auto` too; empty for none.
+    pub fn word(&self, name: &str) -> &str {
+        match &self.get(name).value {
+            Value::Text(x) => x,
+            _ => "",
+        }
+    }
+
+    /// Names; empty for none.
+    pub fn list(&self, name: &str) -> &[String] {
+        match &self.get(name).value {
+            Value::List(names) => names,
+            _ => &[],
+        }
+    }
+
+    /// Settings inside a setting; empty for none.
+    pub fn entries(&self, name: &str) -> &[Entry] {
+        match &self.get(name).value {
+            Value::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
     /// A problem of the settings with these names.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
-        names.iter().fold(Problem::new(message), |problem, name| match self.get(name).place() {
-            Some(place) => problem.at(place, ""),
-            None => problem,
-        })
+        let settings: Vec<&Setting> = names.iter().map(|name| self.get(name)).collect();
+        at(Problem::new(message), &settings)
+    }
+
+    /// Reports a problem of the settings with these names.
+    pub fn report(
+        &self,
+        problems: &mut Problems,
+        message: impl Into<String>,
+        names: &[&str],
+        help: impl Into<String>,
+    ) {
+        problems.push(self.problem(message, names).help(help));
     }
 
     /// These, and where nobody wrote one, that of `under`, which are of the same table.
     #[must_use]
     pub fn over(mut self, under: &Settings) -> Settings {
         for (setting, below) in self.0.iter_mut().zip(&under.0) {
-            if setting.place().is_none() {
+            if setting.location().is_none() {
                 *setting = below.clone();
             }
         }
@@ -187,9 +234,15 @@ pub fn add(
     problems: &mut Problems,
 ) {
     for (i, entry) in layer.entries.iter().enumerate() {
-        let repeated = layer.authority == Authority::Replaces;
-        let once = if repeated { duplicate(entry, &layer.entries[..i]) } else { Ok(()) };
-        if let Err(problem) = once.and_then(|()| settle(entry, layer.authority, settings, unknown)) {
+        let first = match layer.authority {
+            Authority::Replaces => layer.entries[..i].iter().find(|other| other.key == entry.key),
+            Authority::MustAgree => None,
+        };
+        let done = match first {
+            Some(first) => Err(written_twice(&entry.key, &entry.location, &first.location)),
+            None => settle(entry, layer.authority, settings, unknown),
+        };
+        if let Err(problem) = done {
             problems.push(problem);
         }
     }
@@ -213,20 +266,10 @@ pub fn missing(settings: &Settings) -> Problems {
 
 fn absent(setting: &Setting) -> Option<Problem> {
     let (Status::Later(reason) | Status::Only(reason)) = setting.key.status else { return None };
-    let place =
-        setting.place().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
+    let location =
+        setting.location().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
     let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);
-    Some(Problem::new(message).at(place, "").help(reason))
-}
-
-fn duplicate(entry: &Entry, before: &[Entry]) -> Result<(), Problem> {
-    match before.iter().find(|other| other.key == entry.key && other.inner == entry.inner) {
-        None => Ok(()),
-        Some(first) => Err(Problem::new(format!("`{}` is written twice", entry.key))
-            .at(&entry.place, "again here")
-            .at(&first.place, "first here")
-            .help("remove one of them")),
-    }
+    Some(Problem::new(message).at(location, "").help(reason))
 }
 
 /// Applies one entry.
@@ -236,45 +279,57 @@ fn settle(
     settings: &mut Settings,
     unknown: &dyn Fn(&Entry) -> Problem,
 ) -> Result<(), Problem> {
-    let Some(setting) = settings.0.iter_mut().find(|setting| setting.key.name == entry.key) else {
+    let (name, inner) = match entry.key.split_once('.') {
+        Some((name, inner)) => (name, Some(inner)),
+        None => (entry.key.as_str(), None),
+    };
+    let Some(setting) = settings.get_mut(name) else {
         return Err(unknown(entry));
     };
     let key = setting.key;
-    let place = if entry.inner.is_some() { &entry.place } else { &entry.value.place };
-    // A place of no width (`key:` and nothing) is shown at its key.
-    let place = if place.bytes.is_empty() { &entry.place } else { place };
+    let location = if inner.is_some() { &entry.location } else { &entry.value.location };
+    // A location of no width (`key:` and nothing) is shown at its key.
+    let location = if location.bytes.is_empty() { &entry.location } else { location };
 
-    let value = match &entry.inner {
-        None => value::read(key.kind, &entry.value),
-        Some(inner) if key.kind == Kind::Map => Some(with_inner(&setting.value, inner, entry)),
+    let value = match inner {
+        None => value::read(key.value_type, &entry.value),
+        Some(inner) if key.value_type == ValueType::Map => {
+            let mut entries = match &setting.value {
+                Value::Map(entries) => entries.clone(),
+                _ => Vec::new(),
+            };
+            entries.retain(|other| other.key != inner);
+            entries.push(Entry { key: inner.to_owned(), ..entry.clone() });
+            Some(Value::Map(entries))
+        }
         Some(inner) => {
             setting.broken = true;
-            return Err(Problem::new(format!("`{}` has no setting `{inner}` inside it", key.name))
-                .at(&entry.place, "")
-                .help(format!("`{}` takes {}", key.name, key.kind.describe())));
+            return Err(Problem::new(format!("`{name}` has no setting `{inner}` inside it"))
+                .at(&entry.location, "")
+                .help(format!("`{name}` takes {}", key.value_type.describe())));
         }
     };
     let Some(value) = value else {
         setting.broken = true;
-        setting.origin = Origin::Written(place.clone());
-        return Err(wrong_type(key, &entry.value, place));
+        setting.origin = Origin::Written(location.clone());
+        return Err(wrong_type(key, &entry.value, location));
     };
     if matches!(value, Value::Null) && authority == Authority::Replaces {
         // `key: null` asks for the default.
         setting.value = value::default(key);
-        setting.origin = Origin::Written(place.clone());
+        setting.origin = Origin::Written(location.clone());
         return Ok(());
     }
-    let is_default = |place: &Place| place.source.kind == SourceKind::Defaults;
-    let is_said = setting.place().is_some_and(|place| !is_default(place));
+    let is_default = |location: &Location| location.source.read_from == ValueSource::Defaults;
+    let is_said = setting.location().is_some_and(|location| !is_default(location));
     if authority == Authority::MustAgree && is_said && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());
         }
-        return Err(conflict(setting, &value, place));
+        return Err(conflict(setting, &value, location));
     }
     setting.value = value;
-    setting.origin = Origin::Written(place.clone());
+    setting.origin = Origin::Written(location.clone());
     Ok(())
 }
 
@@ -282,11 +337,11 @@ fn settle(
 fn changes_nothing(key: &Key, value: &Value) -> bool {
     let off = match value {
         Value::Bool(false) => key.default.is_empty(),
-        Value::Map(fields) => {
-            let enabled = fields.iter().find(|field| field.name == "enabled");
-            fields.is_empty()
-                || enabled.is_some_and(|field| {
-                    matches!(value::read(Kind::Bool, &field.value), Some(Value::Bool(false)))
+        Value::Map(entries) => {
+            let enabled = entries.iter().find(|entry| entry.key == "enabled");
+            entries.is_empty()
+                || enabled.is_some_and(|entry| {
+                    matches!(value::read(ValueType::Bool, &entry.value), Some(Value::Bool(false)))
                 })
         }
         _ => false,
@@ -294,23 +349,13 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
     off || value.agrees(&value::default(key))
 }
 
-fn with_inner(old: &Value, name: &str, entry: &Entry) -> Value {
-    let mut fields = match old {
-        Value::Map(fields) => fields.clone(),
-        _ => Vec::new(),
-    };
-    fields.retain(|field| field.name != name);
-    fields.push(Field { name: name.to_owned(), place: entry.place.clone(), value: entry.value.clone() });
-    Value::Map(fields)
-}
-
 /// What to say of a value of another type than its key takes.
-pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
+pub fn wrong_type(key: &Key, node: &Node, location: &Location) -> Problem {
     let problem =
-        Problem::new(format!("`{}` takes {}, not {}", key.name, key.kind.describe(), node.describe()))
-            .at(place, "");
-    let Data::Scalar { text, .. } = &node.data else { return problem };
-    if let Kind::Choice(names) = key.kind
+        Problem::new(format!("`{}` takes {}, not {}", key.name, key.value_type.describe(), node.describe()))
+            .at(location, "");
+    let Some(text) = node.word() else { return problem };
+    if let ValueType::Choice(names) = key.value_type
         && let Some(name) = nearest_of(text, names.iter().copied())
     {
         return problem.help(format!("did you mean `{name}`?"));
@@ -321,20 +366,20 @@ pub fn wrong_type(key: &Key, node: &Node, place: &Place) -> Problem {
     }
 }
 
-fn conflict(setting: &Setting, value: &Value, place: &Place) -> Problem {
+fn conflict(setting: &Setting, value: &Value, location: &Location) -> Problem {
     let name = setting.key.name;
-    let problem = Problem::new(format!("`{name}` is {}, but {place} says {value}", setting.value));
-    let problem = match setting.place() {
+    let problem = Problem::new(format!("`{name}` is {}, but {location} says {value}", setting.value));
+    let problem = match setting.location() {
         Some(first) => problem.at(first, format!("{} here", setting.value)),
         None => problem,
     };
-    let same = setting.place().is_some_and(|first| Arc::ptr_eq(&first.source, &place.source));
-    let problem = if same { problem.at(place, format!("{value} here")) } else { problem };
-    problem.help(match place.source.kind {
-        SourceKind::Environment => {
+    let same = setting.location().is_some_and(|first| Arc::ptr_eq(&first.source, &location.source));
+    let problem = if same { problem.at(location, format!("{value} here")) } else { problem };
+    problem.help(match location.source.read_from {
+        ValueSource::Environment => {
             format!("remove one of them, or write the same number for `{name}` in both")
         }
-        SourceKind::File => {
+        ValueSource::File => {
             "remove one of them, or write the same value in both; \"auto\" in the block takes the other"
                 .to_owned()
         }

@@ -2,9 +2,8 @@
 
 use super::keys::Range;
 use super::kwargs::Kwargs;
-use super::problem::{Problem, Problems};
+use super::problem::Problems;
 use super::resolve::Settings;
-use super::resolve::at;
 use super::value::{Value, number};
 use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
 
@@ -14,12 +13,8 @@ const CURVES: &[(&str, Curve)] =
 /// The shape of the learning rate; what is wrong with it goes to `problems`.
 pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
     let name = settings.text("lr_scheduler_type").unwrap_or_default();
-    let fields = match &settings.get("lr_scheduler_kwargs").value {
-        Value::Map(fields) => fields.as_slice(),
-        _ => &[],
-    };
-    let places = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
-    let mut kwargs = Kwargs::new(&name, places, fields, problems);
+    let locations = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
+    let mut kwargs = Kwargs::new(&name, locations, settings.entries("lr_scheduler_kwargs"), problems);
     let shape = match name.as_str() {
         "constant" => Shape::Constant,
         "constant_with_warmup" => Shape::ConstantWithWarmup,
@@ -101,15 +96,10 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
         shape,
         Shape::CosineWithMinLr { .. } | Shape::CosineWarmupWithMinLr { .. } | Shape::WarmupStableDecay { .. }
     );
-    let scheduler = settings.get("lr_scheduler_type");
-    if own_floor(settings).is_some() && !floored && !scheduler.broken {
-        problems.push(
-            at(
-                Problem::new(format!("`min_lr_ratio` has no meaning for `{name}`")),
-                &[settings.get("min_lr_ratio"), scheduler],
-            )
-            .help("use lr_scheduler_type: cosine_with_min_lr"),
-        );
+    if own_floor(settings).is_some() && !floored && !settings.get("lr_scheduler_type").broken {
+        let message = format!("`min_lr_ratio` has no meaning for `{name}`");
+        let names = ["min_lr_ratio", "lr_scheduler_type"];
+        settings.report(problems, message, &names, "use lr_scheduler_type: cosine_with_min_lr");
     }
     shape
 }

@@ -2,9 +2,9 @@
 //! program, of which these are rows.
 
 use super::keys::Group::{Data, Optimizer, Ranks, Train};
-use super::keys::Kind::{Bool, Choice, Float, Int, List, Map, MapOrPath, Steps, Text};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
 use super::keys::Status::{Later, Used};
+use super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, MapOrPath, Steps, Text};
 use super::keys::{Key, key};
 use super::optimizer::OPTIMIZERS;
 

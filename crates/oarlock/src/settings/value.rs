@@ -4,9 +4,11 @@
 use std::fmt;
 
 use super::json::parse_inside;
-use super::keys::{Key, Kind};
-use super::node::{Data, Node};
-use super::source::Place;
+use super::keys::{Key, ValueType};
+use super::node::{Data, Entry, Node};
+use super::word::whole;
+
+pub use super::word::{boolean, float, number, quoted};
 
 /// A value of a known type. Paths and choices are [`Value::Text`]; counts and shares of steps are
 /// [`Value::Float`].
@@ -25,18 +27,7 @@ pub enum Value {
     /// Names.
     List(Vec<String>),
     /// Settings inside a setting, still as written.
-    Map(Vec<Field>),
-}
-
-/// A setting inside a setting.
-#[derive(Clone, Debug)]
-pub struct Field {
-    /// Its name.
-    pub name: String,
-    /// Where the name stands.
-    pub place: Place,
-    /// Its value.
-    pub value: Node,
+    Map(Vec<Entry>),
 }
 
 impl Value {
@@ -64,13 +55,13 @@ impl fmt::Display for Value {
             Value::Float(x) => f.write_str(&number(*x)),
             Value::Text(x) => f.write_str(x),
             Value::List(x) => f.write_str(&x.join(", ")),
-            Value::Map(fields) => {
+            Value::Map(entries) => {
                 f.write_str("{")?;
-                for (i, Field { name, value, .. }) in fields.iter().enumerate() {
+                for (i, Entry { key, value, .. }) in entries.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
                     match &value.data {
-                        Data::Scalar { text, .. } => write!(f, "{comma}{name}: {text}")?,
-                        _ => write!(f, "{comma}{name}: …")?,
+                        Data::Scalar { text, .. } => write!(f, "{comma}{key}: {text}")?,
+                        _ => write!(f, "{comma}{key}: …")?,
                     }
                 }
                 f.write_str("}")
@@ -79,101 +70,66 @@ impl fmt::Display for Value {
     }
 }
 
-/// A number as people write it: `0.0005`, `5e-5`, `3`.
-pub fn number(x: f64) -> String {
-    if x != 0.0 && (x.abs() < 1e-3 || x.abs() >= 1e7) { format!("{x:e}") } else { format!("{x}") }
-}
-
 /// The value of a node as a type; `None` if the node is not of the type.
-pub fn read(kind: Kind, node: &Node) -> Option<Value> {
+pub fn read(value_type: ValueType, node: &Node) -> Option<Value> {
     if node.is_null() {
         return Some(Value::Null);
     }
-    match (kind, &node.data) {
-        (Kind::List, Data::List(items)) => {
-            let names = items.iter().map(|item| scalar(item).map(str::to_owned));
+    match (value_type, &node.data) {
+        (ValueType::List, Data::List(items)) => {
+            let names = items.iter().map(|item| item.word().map(str::to_owned));
             names.collect::<Option<Vec<_>>>().map(list)
         }
-        (Kind::Map | Kind::MapOrPath, Data::Map(pairs)) => {
-            let field = |(key, value): &(Node, Node)| {
-                Some(Field { name: scalar(key)?.to_owned(), place: key.place.clone(), value: value.clone() })
-            };
-            pairs.iter().map(field).collect::<Option<Vec<_>>>().map(Value::Map)
+        (ValueType::Map | ValueType::MapOrPath, Data::Map(entries)) => Some(Value::Map(entries.clone())),
+        (ValueType::Map | ValueType::MapOrPath, Data::Scalar { text, .. })
+            if text.trim_start().starts_with('{') =>
+        {
+            match parse_inside(text, &node.location).ok()?.data {
+                Data::Map(entries) => Some(Value::Map(entries)),
+                _ => None,
+            }
         }
-        (Kind::Map | Kind::MapOrPath, Data::Scalar { text, .. }) if text.trim_start().starts_with('{') => {
-            let inner = parse_inside(text, &node.place).ok()?;
-            matches!(inner.data, Data::Map(_)).then(|| read(Kind::Map, &inner)).flatten()
-        }
-        (_, Data::Scalar { text, .. }) => word(kind, text.trim()),
+        (_, Data::Scalar { text, .. }) => word(value_type, text.trim()),
         _ => None,
     }
 }
 
 /// The default of a key.
 pub fn default(key: &Key) -> Value {
-    if key.default.is_empty() { Value::Null } else { word(key.kind, key.default).unwrap_or(Value::Null) }
-}
-
-fn scalar(node: &Node) -> Option<&str> {
-    match &node.data {
-        Data::Scalar { text, .. } => Some(text.trim()),
-        _ => None,
+    if key.default.is_empty() {
+        Value::Null
+    } else {
+        word(key.value_type, key.default).unwrap_or(Value::Null)
     }
 }
 
-fn word(kind: Kind, text: &str) -> Option<Value> {
-    match kind {
-        Kind::Bool => boolean(text).map(Value::Bool),
-        Kind::Int(min) => whole(text).filter(|x| *x >= min).map(Value::Int),
-        Kind::Float(range) => float(text).filter(|x| range.contains(*x)).map(Value::Float),
-        Kind::Steps => {
+fn word(value_type: ValueType, text: &str) -> Option<Value> {
+    match value_type {
+        ValueType::Bool => boolean(text).map(Value::Bool),
+        ValueType::Int(min) => whole(text).filter(|x| *x >= min).map(Value::Int),
+        ValueType::Float(range) => float(text).filter(|x| range.contains(*x)).map(Value::Float),
+        ValueType::Steps => {
             let steps = float(text)?;
             let fits = (0.0..1.0).contains(&steps) || (steps >= 1.0 && steps.fract() == 0.0 && steps < 9e15);
             fits.then_some(Value::Float(steps))
         }
         // Empty words are what YAML writers leave behind when they mean nothing.
-        Kind::Text | Kind::Path | Kind::MapOrPath if text.is_empty() => Some(Value::Null),
-        Kind::Text | Kind::Path | Kind::MapOrPath => Some(Value::Text(text.to_owned())),
-        Kind::BoolOrPath => Some(match boolean(text) {
+        ValueType::Text | ValueType::Path | ValueType::MapOrPath if text.is_empty() => Some(Value::Null),
+        ValueType::Text | ValueType::Path | ValueType::MapOrPath => Some(Value::Text(text.to_owned())),
+        ValueType::BoolOrPath => Some(match boolean(text) {
             Some(flag) => Value::Bool(flag),
             None if text.is_empty() => Value::Null,
             None => Value::Text(text.to_owned()),
         }),
-        Kind::Choice(names) => names.contains(&text).then(|| Value::Text(text.to_owned())),
-        Kind::List => Some(list(text.split(',').map(|name| name.trim().to_owned()).collect())),
-        Kind::Map => None,
+        ValueType::Choice(names) => names.contains(&text).then(|| Value::Text(text.to_owned())),
+        ValueType::List => Some(list(text.split(',').map(|name| name.trim().to_owned()).collect())),
+        ValueType::Map => None,
     }
 }
 
 fn list(mut names: Vec<String>) -> Value {
     names.retain(|name| !name.is_empty());
     if names.is_empty() { Value::Null } else { Value::List(names) }
-}
-
-/// The booleans of YAML 1.1 and of Hugging Face's argument parser.
-pub fn boolean(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "yes" | "on" | "y" | "t" | "1" => Some(true),
-        "false" | "no" | "off" | "n" | "f" | "0" => Some(false),
-        _ => None,
-    }
-}
-
-/// A finite number; YAML allows `_` between digits.
-pub fn float(text: &str) -> Option<f64> {
-    let text = text.replace('_', "");
-    if !text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'+' | b'e' | b'E')) {
-        return None;
-    }
-    text.parse().ok().filter(|x: &f64| x.is_finite())
-}
-
-fn whole(text: &str) -> Option<i64> {
-    // Above 2^53 a float is no longer exact, so whole numbers are tried first.
-    text.replace('_', "")
-        .parse()
-        .ok()
-        .or_else(|| float(text).filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64))
 }
 
 #[cfg(test)]
@@ -184,7 +140,7 @@ mod tests {
     #[test]
     fn every_default_is_of_its_type() {
         for key in TRAINING.iter().filter(|key| !key.default.is_empty()) {
-            assert!(word(key.kind, key.default).is_some(), "{}: {}", key.name, key.default);
+            assert!(word(key.value_type, key.default).is_some(), "{}: {}", key.name, key.default);
         }
     }
 }

@@ -26,7 +26,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
         special: tokenizer.special(),
     };
     let train = cache(accelerator, config, &tokenizer, &config.data.datasets, vocab_size)?;
-    let (train, held_out) = match config.data.held_out {
+    let (train, held_out) = match config.data.val_size {
         Some(size) => Rows::split(train, &settings, size, config.train.data_seed)?,
         None => (Rows::new(train, &settings)?, None),
     };

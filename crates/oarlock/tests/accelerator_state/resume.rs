@@ -97,7 +97,7 @@ fn dropout_drops_what_it_would_have_dropped_and_a_loss_scale_stays() {
     // The first steps overflow and are skipped.
     let scale = LossScale::Dynamic {
         initial_power: 24,
-        window: 3,
+        growth_interval: 3,
         hysteresis: 1,
         consecutive_hysteresis: false,
         min_scale: 1.0,

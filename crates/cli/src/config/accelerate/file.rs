@@ -1,14 +1,15 @@
-//! Reads the configuration file of Accelerate, YAML or JSON: every key with its place, nested blocks with or without
+//! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
-use super::super::dialect::settle;
-use super::super::keys::Kind;
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{Setting, Settings};
-use super::super::value::{Field, Value, boolean};
+use oarlock::settings::dialect::settle;
+use oarlock::settings::keys::ValueType;
+use oarlock::settings::node::Entry;
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{Setting, Settings};
+use oarlock::settings::value::{Value, boolean};
+
 use super::super::yaml::{self, Data};
 use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};
-use oarlock::nearest::nearest_of;
 
 /// What a file says.
 #[derive(Clone, Debug)]
@@ -43,30 +44,30 @@ impl File {
         File::of(name, yaml::text(name, text.to_owned(), "the configuration of Accelerate")?)
     }
 
-    fn of(name: &str, fields: Vec<Field>) -> Result<File, Problems> {
+    fn of(name: &str, entries: Vec<Entry>) -> Result<File, Problems> {
         let mut file = File {
             name: name.to_owned(),
             settings: Settings::of(FLAGS),
             own: Settings::of(FILE_ONLY),
             deepspeed: Vec::new(),
         };
-        if let Some(field) = fields.iter().find(|field| is(field, "compute_environment", "AMAZON_SAGEMAKER"))
+        if let Some(entry) = entries.iter().find(|entry| is(entry, "compute_environment", "AMAZON_SAGEMAKER"))
         {
             let problem = Problem::new("SageMaker starts these processes, not this machine");
             return Err(problem
-                .at(&field.value.place, "")
+                .at(&entry.value.location, "")
                 .help("write `compute_environment: LOCAL_MACHINE`, and what is to run here")
                 .into());
         }
         let mut problems = Problems::default();
-        for field in fields {
-            match BLOCKS.iter().find(|(block, _)| *block == field.name) {
-                Some((block, prefix)) => file.block(block, prefix, &field, &mut problems),
-                None => file.top(field, &mut problems),
+        for entry in entries {
+            match BLOCKS.iter().find(|(block, _)| *block == entry.key) {
+                Some((block, prefix)) => file.block(block, prefix, &entry, &mut problems),
+                None => file.top(entry, &mut problems),
             }
         }
         file.older();
-        if file.own.get("distributed_type").place().is_none() {
+        if file.own.get("distributed_type").location().is_none() {
             problems.push(
                 Problem::new(format!("`distributed_type` is missing in `{name}`"))
                     .help("write `distributed_type: NO`, MULTI_CPU, MULTI_GPU, DEEPSPEED or FSDP"),
@@ -83,64 +84,59 @@ impl File {
         }
     }
 
-    fn top(&mut self, field: Field, problems: &mut Problems) {
+    fn top(&mut self, entry: Entry, problems: &mut Problems) {
         let own =
-            FILE_ONLY.iter().any(|key| key.name == field.name) && !INNER_ONLY.contains(&field.name.as_str());
-        if own || TOP.contains(&field.name.as_str()) {
-            let name = field.name.clone();
-            self.take(&name, field, problems);
+            FILE_ONLY.iter().any(|key| key.name == entry.key) && !INNER_ONLY.contains(&entry.key.as_str());
+        if own || TOP.contains(&entry.key.as_str()) {
+            let name = entry.key.clone();
+            self.take(&name, entry, problems);
         } else {
-            problems.push(unknown(&field));
+            problems.push(unknown(&entry));
         }
     }
 
-    fn block(&mut self, block: &str, prefix: &str, field: &Field, problems: &mut Problems) {
-        let pairs = match &field.value.data {
-            Data::Map(pairs) => pairs,
-            _ if field.value.is_null() => return,
+    fn block(&mut self, block: &str, prefix: &str, entry: &Entry, problems: &mut Problems) {
+        let entries = match &entry.value.data {
+            Data::Map(entries) => entries,
+            _ if entry.value.is_null() => return,
             _ => {
-                let message = format!("`{block}` takes a mapping, not {}", field.value.describe());
-                problems.push(Problem::new(message).at(&field.value.place, ""));
+                let message = format!("`{block}` takes a mapping, not {}", entry.value.describe());
+                problems.push(Problem::new(message).at(&entry.value.location, ""));
                 return;
             }
         };
         let names = inner_names(prefix);
-        for (key, value) in pairs {
-            let Data::Scalar { text, .. } = &key.data else {
-                problems.push(Problem::new("a key is a word").at(&key.place, ""));
-                continue;
-            };
+        for entry in entries {
+            let text = &entry.key;
             let name = if text.starts_with(prefix) { text.clone() } else { format!("{prefix}{text}") };
             if !names.contains(&name.as_str()) {
-                let problem = Problem::new(format!("unknown key `{text}` in `{block}`")).at(&key.place, "");
-                problems.push(match nearest_of(&name, names.iter().copied()) {
-                    Some(near) => problem.help(format!("did you mean `{near}`?")),
-                    None => problem.help(format!("it takes {}", names.join(", "))),
-                });
+                let problem =
+                    Problem::new(format!("unknown key `{text}` in `{block}`")).at(&entry.location, "");
+                let otherwise = format!("it takes {}", names.join(", "));
+                problems.push(problem.did_you_mean(&name, names.iter().copied(), otherwise));
                 continue;
             }
             if block == "deepspeed_config" {
                 self.deepspeed.push(text.clone());
             }
-            let inner = Field { name: text.clone(), place: key.place.clone(), value: value.clone() };
-            self.take(&name, inner, problems);
+            self.take(&name, entry.clone(), problems);
         }
     }
 
-    fn take(&mut self, name: &str, mut field: Field, problems: &mut Problems) {
+    fn take(&mut self, name: &str, mut entry: Entry, problems: &mut Problems) {
         let Some(setting) = self.setting(name) else { return };
-        if let Data::Scalar { text, plain } = &mut field.value.data {
-            match (setting.key.kind, boolean(text)) {
+        if let Data::Scalar { text, plain } = &mut entry.value.data {
+            match (setting.key.value_type, boolean(text)) {
                 // The questions of Accelerate once took precisions in any letters.
-                (Kind::Choice(_), _) if name == "mixed_precision" => *text = text.to_ascii_lowercase(),
+                (ValueType::Choice(_), _) if name == "mixed_precision" => *text = text.to_ascii_lowercase(),
                 // A word for true is handed on as Python writes it.
-                (Kind::Text, Some(flag)) if *plain && text.parse::<i64>().is_err() => {
+                (ValueType::Text, Some(flag)) if *plain && text.parse::<i64>().is_err() => {
                     *text = if flag { "True" } else { "False" }.to_owned();
                 }
                 _ => {}
             }
         }
-        if let Err(problem) = settle(setting, &field) {
+        if let Err(problem) = settle(setting, &entry) {
             problems.push(problem);
         }
     }
@@ -148,7 +144,7 @@ impl File {
     /// What older versions wrote.
     fn older(&mut self) {
         let fp16 = self.own.get("fp16");
-        if !self.own.bool("fp16") || self.settings.get("mixed_precision").place().is_some() {
+        if !self.own.bool("fp16") || self.settings.get("mixed_precision").location().is_some() {
             return;
         }
         let origin = fp16.origin.clone();
@@ -159,8 +155,8 @@ impl File {
     }
 }
 
-fn is(field: &Field, name: &str, value: &str) -> bool {
-    field.name == name && matches!(&field.value.data, Data::Scalar { text, .. } if text == value)
+fn is(entry: &Entry, name: &str, value: &str) -> bool {
+    entry.key == name && entry.value.word() == Some(value)
 }
 
 /// The names that a block takes.
@@ -172,10 +168,10 @@ fn inner_names(prefix: &str) -> Vec<&'static str> {
     flags.filter(|name| name.starts_with(prefix)).collect()
 }
 
-fn unknown(field: &Field) -> Problem {
-    let name = field.name.as_str();
-    let problem =
-        Problem::new(format!("unknown key `{name}` in the configuration of Accelerate")).at(&field.place, "");
+fn unknown(entry: &Entry) -> Problem {
+    let name = entry.key.as_str();
+    let problem = Problem::new(format!("unknown key `{name}` in the configuration of Accelerate"))
+        .at(&entry.location, "");
     let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
     if let Some((block, _)) = home {
         return problem.help(format!("`{name}` belongs into `{block}`"));
@@ -184,8 +180,6 @@ fn unknown(field: &Field) -> Problem {
         return problem.help(format!("`{name}` is a flag only: `accelerate launch --{name} …`"));
     }
     let names = FILE_ONLY.iter().map(|key| key.name).chain(TOP.iter().copied());
-    match nearest_of(name, names.chain(BLOCKS.iter().map(|(block, _)| *block))) {
-        Some(near) => problem.help(format!("did you mean `{near}`?")),
-        None => problem.help("docs/accelerate.md lists every key"),
-    }
+    let names = names.chain(BLOCKS.iter().map(|(block, _)| *block));
+    problem.did_you_mean(name, names, "docs/accelerate.md lists every key")
 }

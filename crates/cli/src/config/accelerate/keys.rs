@@ -1,10 +1,10 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use super::super::keys::Kind::{Bool, Choice, Float, Int, List, Path, Text};
-use super::super::keys::Range::{NotNegative, Positive};
-use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::{Key, Kind, Status, row};
+use oarlock::settings::keys::Range::{NotNegative, Positive};
+use oarlock::settings::keys::Status::{Later, NoEffect, Used};
+use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock::settings::keys::{Key, Status, ValueType, row};
 
 pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, variable};
 
@@ -17,7 +17,7 @@ const MPI: Status = Later(
     "start it with `mpirun -n RANKS --hostfile FILE`; an Oarlock run then needs a build with `--features mpi`",
 );
 
-const PRECISIONS: Kind = Choice(&["no", "fp16", "bf16", "fp8"]);
+const PRECISIONS: ValueType = Choice(&["no", "fp16", "bf16", "fp8"]);
 
 /// The distributed types of a file.
 pub const DISTRIBUTED_TYPES: &[&str] = &[
@@ -45,7 +45,7 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Bool, "module", "false", Used, "The script is a Python module"),
     Key::flag(Bool, "no_python", "false", Used, "The script is a program of its own"),
     Key::flag(Bool, "debug", "false", Used, "Check collectives while running (ACCELERATE_DEBUG_MODE)"),
-    Key::flag(Bool, "cpu", "false", Used, "Ranks on the CPU, whatever divides the states"),
+    Key::flag(Bool, "cpu", "false", Used, "Ranks on the CPU, whatever shards the states"),
     Key::flag(Bool, "multi_gpu", "false", Used, "Data parallel ranks on GPUs"),
     Key::flag(Bool, "tpu", "false", Later("ranks run on cores or GPUs, not on TPUs"), "Ranks on TPUs"),
     Key::flag(PRECISIONS, "mixed_precision", "", Used, "Precision of the training, over what its own settings say [no]"),
@@ -58,8 +58,8 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Bool, "dynamo_use_fullgraph", "false", DYNAMO, "Whether a model is one graph"),
     Key::flag(Bool, "dynamo_use_dynamic", "false", DYNAMO, "Whether shapes may change"),
     Key::flag(Bool, "dynamo_use_regional_compilation", "false", DYNAMO, "Whether repeated blocks are compiled once"),
-    Key::flag(Bool, "use_deepspeed", "false", Used, "Divide states as DeepSpeed does"),
-    Key::flag(Bool, "use_fsdp", "false", Used, "Divide states as FSDP does"),
+    Key::flag(Bool, "use_deepspeed", "false", Used, "Shard states as DeepSpeed does"),
+    Key::flag(Bool, "use_fsdp", "false", Used, "Shard states as FSDP does"),
     Key::flag(Bool, "use_parallelism_config", "false", Used, "Use the parallelism_config_ flags (with FSDP 2)"),
     Key::flag(Bool, "use_megatron_lm", "false", Used, "Megatron-LM, for programs that use it"),
     Key::flag(Text, "gpu_ids", "", Used, "GPUs of this machine, such as 0,1 (CUDA_VISIBLE_DEVICES) [all]"),
@@ -169,7 +169,7 @@ pub const FLAGS: &[Key] = &[
 #[rustfmt::skip]
 pub const FILE_ONLY: &[Key] = &[
     Key::flag(Choice(&["LOCAL_MACHINE", "AMAZON_SAGEMAKER"]), "compute_environment", "LOCAL_MACHINE", Used, "Where processes start"),
-    Key::flag(Choice(DISTRIBUTED_TYPES), "distributed_type", "", Used, "What ranks run on and what divides their states"),
+    Key::flag(Choice(DISTRIBUTED_TYPES), "distributed_type", "", Used, "What ranks run on and what shards their states"),
     Key::flag(Bool, "use_cpu", "false", Used, "Ranks on the CPU"),
     Key::flag(Bool, "fp16", "false", Used, "mixed_precision: fp16, in older files"),
     Key::flag(Text, "tpu_name", "", TPU, "Name of the TPU"),

@@ -1,4 +1,4 @@
-//! Blocks of FSDP, from the written text to the plan.
+//! Blocks of FSDP, from the written text to the configuration.
 
 use oarlock_tensor::DType;
 

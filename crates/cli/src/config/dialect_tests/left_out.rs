@@ -31,7 +31,7 @@ fn a_warm_up_that_nobody_speaks_of_is_deepspeeds() {
 }
 
 #[test]
-fn defaults_that_differ_are_told() {
+fn defaults_that_differ_are_noted() {
     for (block, more, expected) in [
         (
             "optimizer: {type: AdamW}",

@@ -1,4 +1,4 @@
-//! Blocks of other programs, from the written text to the plan.
+//! Blocks of other programs, from the written text to the configuration.
 
 mod batch;
 mod fsdp;
@@ -377,7 +377,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
 }
 
 #[test]
-fn offloading_and_groups_reach_the_plan() {
+fn offloading_and_groups_reach_the_configuration() {
     let json = r#"{ "communication_data_type": "fp32", "activation_checkpointing": { "number_checkpoints": 4 },
         "zero_optimization": { "stage": 3, "sub_group_size": 1e6, "zero_hpz_partition_size": 2,
         "offload_optimizer": { "device": "nvme", "nvme_path": "disk/a", "buffer_count": 3 },
@@ -410,14 +410,14 @@ fn offloading_and_groups_reach_the_plan() {
 }
 
 #[test]
-fn the_loss_scale_reaches_the_plan() {
+fn the_loss_scale_reaches_the_configuration() {
     let json = r#"{ "fp16": { "enabled": true, "initial_scale_power": 12, "loss_scale_window": 50,
         "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 0.5 } }"#;
     let config = file(json, "");
     assert_eq!(config.train.dtype, DType::F16);
     let expected = LossScale::Dynamic {
         initial_power: 12,
-        window: 50,
+        growth_interval: 50,
         hysteresis: 3,
         consecutive_hysteresis: true,
         min_scale: 0.5,
@@ -512,7 +512,7 @@ proptest! {
 }
 
 #[test]
-fn of_two_rates_in_the_file_the_schedulers_counts_and_is_told() {
+fn of_two_rates_in_the_file_the_schedulers_counts_and_is_noted() {
     let json = |rate: &str| {
         format!(
             "{{\"optimizer\": {{\"type\": \"AdamW\", \"params\": {{\"lr\": 1e-4}}}},\n\"scheduler\": {{\"type\": \"WarmupLR\", \
@@ -530,8 +530,8 @@ fn of_two_rates_in_the_file_the_schedulers_counts_and_is_told() {
     assert!(file(&json("0.0001"), "").notes().is_empty());
     // What the training says itself must agree with both, as in transformers.
     for own in ["1e-4", "3e-4"] {
-        let told = try_file(&json("3e-4"), &format!("learning_rate: {own}\n")).unwrap_err();
-        assert!(told.contains("`learning_rate` is"), "{own}: {told}");
+        let reported = try_file(&json("3e-4"), &format!("learning_rate: {own}\n")).unwrap_err();
+        assert!(reported.contains("`learning_rate` is"), "{own}: {reported}");
     }
 }
 

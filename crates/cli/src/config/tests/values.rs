@@ -2,23 +2,26 @@
 
 use std::sync::Arc;
 
-use oarlock::settings::keys::{Kind, Range};
-use oarlock::settings::source::{Place, Source, SourceKind};
+use oarlock::settings::keys::{Range, ValueType};
+use oarlock::settings::location::{Location, SourceText, ValueSource};
 use oarlock::settings::value::read;
 
 use crate::config::yaml::parse_inside;
 
-fn shown(kind: Kind, text: &str) -> Option<String> {
-    let source =
-        Arc::new(Source { kind: SourceKind::File, name: "t.yaml".to_owned(), text: text.to_owned() });
-    let place = Place { source, bytes: 0..text.len() };
-    read(kind, &parse_inside(text, &place).unwrap()).map(|value| value.to_string())
+fn shown(value_type: ValueType, text: &str) -> Option<String> {
+    let source = Arc::new(SourceText {
+        read_from: ValueSource::File,
+        name: "t.yaml".to_owned(),
+        text: text.to_owned(),
+    });
+    let location = Location { source, bytes: 0..text.len() };
+    read(value_type, &parse_inside(text, &location).unwrap()).map(|value| value.to_string())
 }
 
 #[test]
 fn values_are_read_as_people_write_them() {
-    let any = Kind::Float(Range::Any);
-    for (kind, text, expected) in [
+    let any = ValueType::Float(Range::Any);
+    for (value_type, text, expected) in [
         (any, "5e-4", Some("5e-4")),
         (any, "1.0e-4", Some("1e-4")),
         (any, "'1e-4'", Some("1e-4")),
@@ -28,38 +31,38 @@ fn values_are_read_as_people_write_them() {
         (any, "nan", None),
         (any, "fast", None),
         (any, "[1]", None),
-        (Kind::Float(Range::Positive), "0", None),
-        (Kind::Float(Range::BelowOne), "1", None),
-        (Kind::Float(Range::Share), "1", Some("1")),
-        (Kind::Int(1), "8.0", Some("8")),
-        (Kind::Int(1), "1e3", Some("1000")),
-        (Kind::Int(1), "\"8\"", Some("8")),
-        (Kind::Int(1), "0", None),
-        (Kind::Int(1), "1.5", None),
-        (Kind::Int(0), "9007199254740993", Some("9007199254740993")),
-        (Kind::Bool, "yes", Some("true")),
-        (Kind::Bool, "Off", Some("false")),
-        (Kind::Bool, "2", None),
-        (Kind::Steps, "0.1", Some("0.1")),
-        (Kind::Steps, "10", Some("10")),
-        (Kind::Steps, "1.5", None),
-        (Kind::Steps, "-1", None),
-        (Kind::Text, "3", Some("3")),
-        (Kind::Text, "~", Some("-")),
-        (Kind::Text, "''", Some("-")),
-        (Kind::Path, "~/model", Some("~/model")),
-        (Kind::BoolOrPath, "true", Some("true")),
-        (Kind::BoolOrPath, "out/checkpoint-5", Some("out/checkpoint-5")),
-        (Kind::Choice(&["a", "b"]), "b", Some("b")),
-        (Kind::Choice(&["a", "b"]), "c", None),
-        (Kind::List, "a, b,", Some("a, b")),
-        (Kind::List, "[a, b]", Some("a, b")),
-        (Kind::List, "{a: b}", None),
-        (Kind::Map, "{a: 1, b: x}", Some("{a: 1, b: x}")),
-        (Kind::Map, "'{\"a\": 1}'", Some("{a: 1}")),
-        (Kind::Map, "a", None),
-        (Kind::Map, "'{a: 1'", None),
+        (ValueType::Float(Range::Positive), "0", None),
+        (ValueType::Float(Range::BelowOne), "1", None),
+        (ValueType::Float(Range::Share), "1", Some("1")),
+        (ValueType::Int(1), "8.0", Some("8")),
+        (ValueType::Int(1), "1e3", Some("1000")),
+        (ValueType::Int(1), "\"8\"", Some("8")),
+        (ValueType::Int(1), "0", None),
+        (ValueType::Int(1), "1.5", None),
+        (ValueType::Int(0), "9007199254740993", Some("9007199254740993")),
+        (ValueType::Bool, "yes", Some("true")),
+        (ValueType::Bool, "Off", Some("false")),
+        (ValueType::Bool, "2", None),
+        (ValueType::Steps, "0.1", Some("0.1")),
+        (ValueType::Steps, "10", Some("10")),
+        (ValueType::Steps, "1.5", None),
+        (ValueType::Steps, "-1", None),
+        (ValueType::Text, "3", Some("3")),
+        (ValueType::Text, "~", Some("-")),
+        (ValueType::Text, "''", Some("-")),
+        (ValueType::Path, "~/model", Some("~/model")),
+        (ValueType::BoolOrPath, "true", Some("true")),
+        (ValueType::BoolOrPath, "out/checkpoint-5", Some("out/checkpoint-5")),
+        (ValueType::Choice(&["a", "b"]), "b", Some("b")),
+        (ValueType::Choice(&["a", "b"]), "c", None),
+        (ValueType::List, "a, b,", Some("a, b")),
+        (ValueType::List, "[a, b]", Some("a, b")),
+        (ValueType::List, "{a: b}", None),
+        (ValueType::Map, "{a: 1, b: x}", Some("{a: 1, b: x}")),
+        (ValueType::Map, "'{\"a\": 1}'", Some("{a: 1}")),
+        (ValueType::Map, "a", None),
+        (ValueType::Map, "'{a: 1'", None),
     ] {
-        assert_eq!(shown(kind, text).as_deref(), expected, "{text} as {kind:?}");
+        assert_eq!(shown(value_type, text).as_deref(), expected, "{text} as {value_type:?}");
     }
 }

@@ -124,7 +124,7 @@ impl Cluster {
         for entry in &entries {
             if values.insert(entry.key.clone(), value(&entry.value, is_json(path))).is_some() {
                 problems.push(
-                    Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.place, "again"),
+                    Problem::new(format!("`{}` is written twice", entry.key)).at(&entry.location, "again"),
                 );
             } else if !FIELDS.iter().any(|(name, _)| *name == entry.key) && !OLD.contains(&entry.key.as_str())
             {
@@ -196,7 +196,7 @@ pub fn is_json(path: &Path) -> bool {
 }
 
 fn unknown(entry: &Entry) -> Problem {
-    let problem = Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.place, "");
+    let problem = Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "");
     match nearest_of(&entry.key, FIELDS.iter().map(|(name, _)| *name)) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem.help("remove it: accelerate 1.15 knows no such key either"),
@@ -205,21 +205,22 @@ fn unknown(entry: &Entry) -> Problem {
 
 /// What the file as a whole must say.
 fn check(path: &Path, entries: &[Entry], values: &Map<String, Value>) -> Result<(), Problem> {
-    let place = |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.place);
-    if let (Some(environment), Some(place)) =
-        (values.get("compute_environment"), place("compute_environment"))
+    let location =
+        |key: &str| entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value.location);
+    if let (Some(environment), Some(location)) =
+        (values.get("compute_environment"), location("compute_environment"))
         && environment != "LOCAL_MACHINE"
     {
         let message =
             format!("the compute environment {environment} is a service, and nothing is started there");
-        return Err(Problem::new(message).at(place, "").help("write LOCAL_MACHINE"));
+        return Err(Problem::new(message).at(location, "").help("write LOCAL_MACHINE"));
     }
-    match (values.get("distributed_type"), place("distributed_type")) {
+    match (values.get("distributed_type"), location("distributed_type")) {
         (Some(Value::String(name)), _) if DISTRIBUTED_TYPES.contains(&name.as_str()) => Ok(()),
         // `NO` without quotes is false in YAML; its meaning is plain.
         (Some(Value::Bool(false)), _) => Ok(()),
-        (Some(_), Some(place)) => Err(Problem::new("an unknown `distributed_type`")
-            .at(place, format!("one of {}", DISTRIBUTED_TYPES.join(", ")))),
+        (Some(_), Some(location)) => Err(Problem::new("an unknown `distributed_type`")
+            .at(location, format!("one of {}", DISTRIBUTED_TYPES.join(", ")))),
         _ => Err(Problem::new(format!("`{}` does not say `distributed_type`", path.display()))
             .help(format!("add it: one of {}", DISTRIBUTED_TYPES.join(", ")))),
     }
@@ -253,13 +254,9 @@ pub fn value(node: &Node, json: bool) -> Value {
         Data::Scalar { text, plain: true } => scalar::resolve(text),
         Data::Scalar { text, plain: false } => Value::from(text.as_str()),
         Data::List(items) => items.iter().map(|item| value(item, json)).collect(),
-        Data::Map(pairs) => {
-            let key = |node: &Node| match &node.data {
-                Data::Scalar { text, .. } => text.clone(),
-                _ => node.to_yaml(),
-            };
-            Value::Object(pairs.iter().map(|(name, item)| (key(name), value(item, json))).collect())
-        }
+        Data::Map(entries) => Value::Object(
+            entries.iter().map(|entry| (entry.key.clone(), value(&entry.value, json))).collect(),
+        ),
     }
 }
 

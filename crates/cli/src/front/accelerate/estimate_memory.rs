@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::value::Value;
 use crate::console::{Outcome, print};
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub(super) const FLAGS: Flags = Flags {
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
     keys: &[
         Key::flag(
-            Kind::Choice(&["transformers", "timm"]),
+            ValueType::Choice(&["transformers", "timm"]),
             "library_name",
             "transformers",
             Status::Only(
@@ -30,14 +30,14 @@ pub(super) const FLAGS: Flags = Flags {
             "The library of the model",
         ),
         Key::flag(
-            Kind::List,
+            ValueType::List,
             "dtypes",
             "float32,float16,int8,int4",
             Status::Used,
             "Of float32, float16, int8, int4",
         ),
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "trust_remote_code",
             "false",
             Status::NoEffect("no code that comes with a model is run"),

@@ -78,7 +78,7 @@ pub(super) fn variables(
 /// Whether the flags `parallelism_config_` count.
 pub(super) fn parallel(settings: &Settings, file: Option<&File>) -> bool {
     let in_file = |file: &File| {
-        file.settings.iter().any(|s| s.key.name.starts_with("parallelism_config_") && s.place().is_some())
+        file.settings.iter().any(|s| s.key.name.starts_with("parallelism_config_") && s.location().is_some())
     };
     settings.bool("use_parallelism_config") || file.is_some_and(in_file)
 }
@@ -88,11 +88,11 @@ pub(super) fn parallel(settings: &Settings, file: Option<&File>) -> bool {
 fn fields(settings: &Settings, file: Option<&File>) -> String {
     let Some(file) = file else { return String::new() };
     let mut names = file.deepspeed.clone();
-    let by_flag = settings.get("mixed_precision").place().is_some_and(|place| {
+    let by_flag = settings.get("mixed_precision").location().is_some_and(|location| {
         file.settings
             .get("mixed_precision")
-            .place()
-            .is_none_or(|own| !std::sync::Arc::ptr_eq(&own.source, &place.source))
+            .location()
+            .is_none_or(|own| !std::sync::Arc::ptr_eq(&own.source, &location.source))
     });
     if !by_flag && file.settings.get("mixed_precision").is_written() {
         names.push("mixed_precision".to_owned());

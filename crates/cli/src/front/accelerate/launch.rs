@@ -7,8 +7,8 @@ use crate::config::accelerate::keys::FLAGS;
 use crate::config::accelerate::{File, meaning};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::Status;
+use crate::config::location::ValueSource;
 use crate::config::resolve::{Settings, refuse};
-use crate::config::source::SourceKind;
 use crate::config::value::boolean;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
@@ -155,7 +155,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     without_meaning(&all, file.as_ref(), &script, &mut notes);
     if file.is_none() {
         for name in ["mixed_precision", "dynamo_backend"] {
-            if flags.get(name).place().is_none() {
+            if flags.get(name).location().is_none() {
                 defaulted.push(format!("`--{name}` was set to a value of `'no'`"));
             }
         }
@@ -169,7 +169,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         let layers = training.layers.iter().chain(&layers).cloned().collect();
         problems.append(train_config_of(layers, machine.environment).err().unwrap_or_default());
     }
-    let ranks_are_default = ranks.place.is_none() && file.is_none();
+    let ranks_are_default = ranks.location.is_none() && file.is_none();
     problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default })
 }
 
@@ -179,7 +179,9 @@ fn several(ranks: &Ranks, strategy: &mut Strategy, notes: &mut Vec<String>) {
         return;
     }
     strategy.kind = DistributedType::Ddp;
-    if strategy.cpu || ranks.place.as_ref().is_some_and(|place| place.source.kind == SourceKind::File) {
+    if strategy.cpu
+        || ranks.location.as_ref().is_some_and(|location| location.source.read_from == ValueSource::File)
+    {
         notes.push(format!(
             "{} processes are asked for, so as many data parallel ranks start; Accelerate would start one process here",
             ranks.count
@@ -280,7 +282,7 @@ fn training_layers(
         let problem = Problem::new(
             "Megatron-LM divides layers and matrices, and the ranks of an Oarlock run hold complete ones",
         );
-        let problem = strategy.place.iter().fold(problem, |problem, place| problem.at(place, ""));
+        let problem = strategy.location.iter().fold(problem, |problem, location| problem.at(location, ""));
         problems.push(problem.help("choose DEEPSPEED or FSDP to divide states, gradients and parameters"));
     }
     if exported::parallel(all, file) {
@@ -307,20 +309,20 @@ fn training_layers(
             notes.push(format!("with Accelerate only DeepSpeed reads {counted}; here it counts"));
         }
     }
-    if let Some(place) = &ranks.place {
-        entries.push(Entry::new("num_processes", ranks.count.to_string(), place));
+    if let Some(location) = &ranks.location {
+        entries.push(Entry::new("num_processes", ranks.count.to_string(), location));
     }
     if let Some(setting) = all.said("num_cpu_threads_per_process")
-        && let Some(place) = setting.place()
+        && let Some(location) = setting.location()
     {
-        entries.push(Entry::new("num_threads_per_process", setting.value.to_string(), place));
+        entries.push(Entry::new("num_threads_per_process", setting.value.to_string(), location));
     }
     let precision = meaning::precision(all).unwrap_or_else(|problem| {
         problems.push(problem);
         Vec::new()
     });
     // `accelerate config` writes `no` into the file where the user chose nothing; as a flag it is a choice.
-    let is_flag = settings.flags.get("mixed_precision").place().is_some();
+    let is_flag = settings.flags.get("mixed_precision").location().is_some();
     let precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
     notes.extend(differs(&precision, script));
     vec![
@@ -341,12 +343,15 @@ fn is_on(entry: &Entry) -> bool {
 
 /// What to say where the training's own settings ask for another precision.
 fn differs(precision: &[Entry], script: &[Layer]) -> Option<String> {
-    let place = &precision.first()?.place;
+    let location = &precision.first()?.location;
     let written = |entry: &&Entry| entry.key == "bf16" || entry.key == "fp16";
     let own = script.iter().flat_map(|layer| &layer.entries).filter(written).rfind(|entry| is_on(entry))?;
     let decides = precision.iter().find(|entry| is_on(entry)).map_or("f32", |entry| entry.key.as_str());
     (decides != own.key).then(|| {
-        format!("{decides} ({place}) decides, as with Accelerate, over `{}: true` ({})", own.key, own.place)
+        format!(
+            "{decides} ({location}) decides, as with Accelerate, over `{}: true` ({})",
+            own.key, own.location
+        )
     })
 }
 
@@ -387,7 +392,7 @@ fn programs(
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) {
-    let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).place().is_some());
+    let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).location().is_some());
     if strategy.kind == DistributedType::Fsdp && from_file("fsdp_sync_module_states") {
         let is = |name: &str| all.text(name).as_deref().and_then(boolean) == Some(true);
         if is("fsdp_cpu_ram_efficient_loading") && !is("fsdp_sync_module_states") {
@@ -403,8 +408,8 @@ fn programs(
             |name: &&str| file.is_some_and(|file| file.settings.get(name).is_written()) && from_file(name);
         let by_flag = all
             .said("mixed_precision")
-            .and_then(|s| s.place())
-            .is_some_and(|place| place.source.kind == SourceKind::Arguments);
+            .and_then(|s| s.location())
+            .is_some_and(|location| location.source.read_from == ValueSource::Arguments);
         let beside: Vec<&str> = [
             "gradient_accumulation_steps",
             "gradient_clipping",
@@ -440,7 +445,7 @@ fn without_meaning(all: &Settings, file: Option<&File>, script: &Script, notes: 
     let idle: Vec<&str> = all
         .iter()
         .chain(own)
-        .filter(|setting| setting.place().is_some() && matches!(setting.key.status, Status::NoEffect(_)))
+        .filter(|setting| setting.location().is_some() && matches!(setting.key.status, Status::NoEffect(_)))
         .map(|setting| setting.key.name)
         .filter(|name| ours || !handed_on(name))
         .collect();

@@ -1,8 +1,8 @@
 //! How many ranks on how many machines, and where they meet.
 
 use crate::config::accelerate::File;
+use crate::config::location::Location;
 use crate::config::resolve::Settings;
-use crate::config::source::Place;
 use crate::config::{Problem, Problems};
 use crate::front::job::too_few_gpus;
 use crate::launch::devices::Devices;
@@ -34,19 +34,19 @@ pub(super) struct Ranks {
     /// How many.
     pub count: usize,
     /// Where the number is written.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
 }
 
 impl LaunchSettings<'_> {
     /// The ranks of all machines together; `defaulted` collects the values that nobody has set.
     pub fn ranks(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> Ranks {
         let setting = self.all.get("num_processes");
-        let place = setting.place().filter(|_| setting.is_written()).cloned();
-        if place.is_some() && setting.broken {
-            return Ranks { count: 1, place: None };
+        let location = setting.location().filter(|_| setting.is_written()).cloned();
+        if location.is_some() && setting.broken {
+            return Ranks { count: 1, location: None };
         }
-        let Some(written_at) = place else {
-            return Ranks { count: self.default_ranks(strategy, defaulted, problems), place: None };
+        let Some(written_at) = location else {
+            return Ranks { count: self.default_ranks(strategy, defaulted, problems), location: None };
         };
         let count = self.all.int("num_processes");
         if count < 1 {
@@ -58,7 +58,7 @@ impl LaunchSettings<'_> {
                 .help("add `--num_processes N`"),
             );
             // What the training says is no second mistake.
-            return Ranks { count: 1, place: None };
+            return Ranks { count: 1, location: None };
         } else if count < 2 && self.flags.bool("multi_gpu") && self.flags.said("num_processes").is_some() {
             let names = ["multi_gpu", "num_processes"];
             problems.push(
@@ -74,7 +74,7 @@ impl LaunchSettings<'_> {
                     .help("it counts the ranks of all machines together"),
             );
         }
-        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), place: Some(written_at) }
+        Ranks { count: usize::try_from(count.clamp(1, MAX_RANKS)).unwrap_or(1), location: Some(written_at) }
     }
 
     /// The default number of ranks: one with a file that distributes nothing, else one for each GPU.
@@ -106,7 +106,7 @@ impl LaunchSettings<'_> {
         problems: &mut Problems,
     ) -> (Nodes, Master) {
         let setting = self.all.get("num_machines");
-        if setting.place().is_none() && self.file.is_none() {
+        if setting.location().is_none() && self.file.is_none() {
             defaulted.push("`--num_machines` was set to a value of `1`".to_owned());
         }
         let machines = self.all.usize("num_machines").max(1);
@@ -208,9 +208,9 @@ impl LaunchSettings<'_> {
             return None;
         }
         let problem = too_few_gpus(each, there, "add `--cpu`");
-        Some(match self.all.said("gpu_ids").and_then(|setting| setting.place()) {
-            Some(place) if self.all.text("gpu_ids").as_deref() != Some("all") => {
-                problem.at(place, "of these GPUs")
+        Some(match self.all.said("gpu_ids").and_then(|setting| setting.location()) {
+            Some(location) if self.all.text("gpu_ids").as_deref() != Some("all") => {
+                problem.at(location, "of these GPUs")
             }
             _ => problem,
         })

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::console::{Outcome, print};
 use crate::error::Error;
 use oarlock::checkpoint::{MergeOptions, merge_weights};
@@ -19,7 +19,7 @@ pub(super) const FLAGS: Flags = Flags {
             `oarlock merge-weights --help` has more choices.",
     keys: &[
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "unsafe_serialization",
             "false",
             Status::Later(
@@ -28,7 +28,7 @@ pub(super) const FLAGS: Flags = Flags {
             "Write .bin files",
         ),
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "remove_checkpoint_dir",
             "false",
             Status::Used,

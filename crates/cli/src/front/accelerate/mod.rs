@@ -19,7 +19,7 @@ mod to_fsdp2;
 use std::time::SystemTime;
 
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -95,7 +95,7 @@ const COMMAND: Flags = Flags {
 
 /// The flag for the file of a configuration.
 const CONFIG_FILE: Key = Key::flag(
-    Kind::Path,
+    ValueType::Path,
     "config_file",
     "",
     Status::Used,
@@ -117,7 +117,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
         Some(command) => (command.run)(&words.from(1), started),
         None => {
             let problem =
-                Problem::new(format!("`accelerate` has no command `{name}`")).at(&words.place(0), "");
+                Problem::new(format!("`accelerate` has no command `{name}`")).at(&words.location(0), "");
             let near = nearest_of(&normal, SUBCOMMANDS.iter().map(|command| command.name));
             let help = match near {
                 Some(near) => format!("did you mean `accelerate {near}`?"),
@@ -155,7 +155,7 @@ fn parse(flags: &Flags, words: &Words, operands: usize) -> Result<Option<Parsed>
         let extra = parsed.rest.get(operands).unwrap_or_default();
         let problem = Problem::new(format!("`{}` takes no `{extra}`", flags.command));
         problems.push(
-            problem.at(&parsed.rest.place(operands), "").help(format!("see `{} --help`", flags.command)),
+            problem.at(&parsed.rest.location(operands), "").help(format!("see `{} --help`", flags.command)),
         );
     }
     Ok(problems.into_result(|| Some(parsed))?)
@@ -181,15 +181,15 @@ fn operands_last(flags: &Flags, words: &Words) -> Words {
         }
         first.push(word.to_owned());
         let is_value = |next: &&str| !next.starts_with('-');
-        match flags.meant(word).map(|key| key.kind) {
-            Some(Kind::List) => {
+        match flags.meant(word).map(|key| key.value_type) {
+            Some(ValueType::List) => {
                 let mut values = Vec::new();
                 while let Some(value) = words.next_if(is_value) {
                     values.push(value);
                 }
                 first.extend((!values.is_empty()).then(|| values.join(",")));
             }
-            Some(kind) if kind != Kind::Bool => first.extend(words.next_if(is_value).map(str::to_owned)),
+            Some(kind) if kind != ValueType::Bool => first.extend(words.next_if(is_value).map(str::to_owned)),
             _ => {}
         }
     }

@@ -3,8 +3,8 @@
 use crate::config::Problems;
 use crate::config::accelerate::keys::DEEPSPEED;
 use crate::config::accelerate::{Engine, File};
+use crate::config::location::Location;
 use crate::config::resolve::Settings;
-use crate::config::source::Place;
 use crate::config::value::Value;
 
 /// How the ranks are parallel.
@@ -28,7 +28,7 @@ pub(super) struct Strategy {
     /// How the ranks are parallel.
     pub kind: DistributedType,
     /// Where it is written.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// They run on the CPU.
     pub cpu: bool,
 }
@@ -36,9 +36,9 @@ pub(super) struct Strategy {
 impl Strategy {
     /// The sharding of an Oarlock run.
     pub fn engine(&self) -> Engine {
-        match (self.kind, &self.place) {
-            (DistributedType::DeepSpeed, Some(place)) => Engine::DeepSpeed(place.clone()),
-            (DistributedType::Fsdp, Some(place)) => Engine::Fsdp(place.clone()),
+        match (self.kind, &self.location) {
+            (DistributedType::DeepSpeed, Some(location)) => Engine::DeepSpeed(location.clone()),
+            (DistributedType::Fsdp, Some(location)) => Engine::Fsdp(location.clone()),
             _ => Engine::Plain,
         }
     }
@@ -68,15 +68,15 @@ pub(super) fn choose(
     }
     let mut strategy = match (chosen.first(), file) {
         (Some((name, kind)), _) => {
-            Strategy { kind: *kind, place: flags.get(name).place().cloned(), cpu: false }
+            Strategy { kind: *kind, location: flags.get(name).location().cloned(), cpu: false }
         }
         (None, Some(file)) => of_file(file, problems),
-        (None, None) => Strategy { kind: DistributedType::No, place: None, cpu: false },
+        (None, None) => Strategy { kind: DistributedType::No, location: None, cpu: false },
     };
     strategy.cpu |= flags.bool("cpu") || file.is_some_and(|file| file.own.bool("use_cpu"));
     described(flags, &mut strategy, notes, problems);
     if flags.bool("cpu") && strategy.kind != DistributedType::No {
-        let what = strategy.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
+        let what = strategy.location.as_ref().map(|location| format!(" ({location})")).unwrap_or_default();
         notes.push(match (chosen.first(), strategy.kind) {
             (Some((name, _)), _) => format!(
                 "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
@@ -116,7 +116,7 @@ fn of_file(file: &File, problems: &mut Problems) -> Strategy {
             DistributedType::Ddp
         }
     };
-    Strategy { kind, place: setting.place().cloned(), cpu: name == "MULTI_CPU" }
+    Strategy { kind, location: setting.location().cloned(), cpu: name == "MULTI_CPU" }
 }
 
 /// Flags of DeepSpeed or FSDP mean DeepSpeed or FSDP.
@@ -138,12 +138,12 @@ fn described(flags: &Settings, strategy: &mut Strategy, notes: &mut Vec<String>,
                  --{flag}"
             ));
             strategy.kind = kind;
-            strategy.place = setting.place().cloned();
+            strategy.location = setting.location().cloned();
         } else {
             let problem =
                 flags.problem(format!("`--{name}` is of {title}, and another engine is chosen"), &[name]);
-            let problem = match &strategy.place {
-                Some(place) => problem.at(place, "chosen here"),
+            let problem = match &strategy.location {
+                Some(location) => problem.at(location, "chosen here"),
                 None => problem,
             };
             problems.push(problem.help("keep one of them"));

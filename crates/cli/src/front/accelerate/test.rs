@@ -10,7 +10,7 @@ use super::checks::{self, CHECKS, Site};
 use super::cluster::{Cluster, config_file};
 use super::{COMMAND, CONFIG_FILE, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::{Error, Result};
@@ -26,14 +26,14 @@ pub(super) const FLAGS: Flags = Flags {
     keys: &[
         CONFIG_FILE,
         Key::flag(
-            Kind::Bool,
+            ValueType::Bool,
             "cpu",
             "false",
             Status::Used,
             "Check as many ranks on the CPU, whatever the configuration asks for",
         ),
         Key::flag(
-            Kind::Int(1),
+            ValueType::Int(1),
             "num_processes",
             "",
             Status::Used,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::cluster::{is_json, save_or_show, value};
 use super::{COMMAND, dump, parse, refuse};
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problems, Words, written};
 use crate::console::{Outcome, eprint};
 
@@ -15,10 +15,10 @@ pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
     keys: &[
-        Key::flag(Kind::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
-        Key::flag(Kind::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
+        Key::flag(ValueType::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
+        Key::flag(ValueType::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
         Key::flag(
-            Kind::Path,
+            ValueType::Path,
             "output_file",
             "",
             Status::Used,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::multinode::Launcher;
 use crate::config::Problem;
-use crate::config::source::{Place, Source, SourceKind};
+use crate::config::location::{Location, SourceText, ValueSource};
 use crate::launch::devices::Devices;
 
 /// Variables that other machines get: those whose names begin so.
@@ -98,7 +98,7 @@ impl Exports {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Problem::new(format!("cannot read the variables in `{name}`: {error}")))?;
-        let source = Arc::new(Source { kind: SourceKind::File, name, text });
+        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
         let mut start = 0;
         for line in source.text.split_inclusive('\n') {
             let bytes = start..start + line.trim_end().len();
@@ -107,8 +107,8 @@ impl Exports {
                 _ if line.trim().is_empty() || line.starts_with('#') => {}
                 Some((name, value)) => self.add(name.trim(), value),
                 None => {
-                    let place = Place { source: source.clone(), bytes };
-                    return Err(Problem::new("a line of variables is NAME=VALUE").at(&place, ""));
+                    let location = Location { source: source.clone(), bytes };
+                    return Err(Problem::new("a line of variables is NAME=VALUE").at(&location, ""));
                 }
             }
         }

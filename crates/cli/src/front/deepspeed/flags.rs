@@ -2,8 +2,8 @@
 
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
-use crate::config::keys::Kind::{Bool, Choice, Int, Path, Text};
 use crate::config::keys::Status::{Later, Used};
+use crate::config::keys::ValueType::{Bool, Choice, Int, Path, Text};
 
 const ANY: i64 = i64::MIN;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::config::Problem;
-use crate::config::source::{Place, Source, SourceKind};
+use crate::config::location::{Location, SourceText, ValueSource};
 
 /// Machines with their slots, in the order of the file.
 pub type Pool = Vec<(String, usize)>;
@@ -45,15 +45,15 @@ pub fn parse(text: &str) -> Result<Pool, (Error, Range<usize>)> {
     for whole in text.split_inclusive('\n') {
         let line = whole.trim();
         let indent = whole.len() - whole.trim_start().len();
-        let place = start + indent..start + indent + line.len();
+        let location = start + indent..start + indent + line.len();
         start += whole.len();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         match machine(line) {
-            None => return Err((Error::BadLine(line.to_owned()), place)),
+            None => return Err((Error::BadLine(line.to_owned()), location)),
             Some((name, _)) if pool.iter().any(|(other, _)| other == name) => {
-                return Err((Error::Twice(name.to_owned()), place));
+                return Err((Error::Twice(name.to_owned()), location));
             }
             Some((name, slots)) => pool.push((name.to_owned(), slots)),
         }
@@ -79,7 +79,7 @@ pub fn read(path: &Path) -> Result<Option<Pool>, Problem> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Problem::new(format!("cannot read the hostfile `{name}`: {error}")))?;
     parse(&text).map(Some).map_err(|(error, bytes)| {
-        let source = Arc::new(Source { kind: SourceKind::File, name, text });
-        Problem::new(error.to_string()).at(&Place { source, bytes }, "").help(error.help())
+        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
+        Problem::new(error.to_string()).at(&Location { source, bytes }, "").help(error.help())
     })
 }

@@ -27,8 +27,8 @@ use self::multinode::{Launcher, Start, ssh_port};
 use self::remote::Remote;
 use crate::config::environment;
 use crate::config::flags::Parsed;
+use crate::config::location::Location;
 use crate::config::resolve::{self, Settings};
-use crate::config::source::Place;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, print};
@@ -139,7 +139,7 @@ struct Found {
     cpu: bool,
     notes: Vec<String>,
     /// What says the number of slots.
-    place: Place,
+    location: Location,
 }
 
 /// Finds the slots: of the list that another launcher made, of the hostfile, or of this machine.
@@ -151,8 +151,8 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
         let slots =
             filter::of_world(&text).map_err(|error| settings.problem(error.to_string(), &["world_info"]))?;
         let pool = slots.iter().map(|(host, slots)| (host.clone(), slots.len())).collect();
-        let place = place(settings, &["world_info"], "the launcher");
-        return Ok(Found { pool, slots, listed: true, cpu, notes, place });
+        let location = location(settings, &["world_info"], "the launcher");
+        return Ok(Found { pool, slots, listed: true, cpu, notes, location });
     }
     let path = filter_text(settings, "hostfile");
     let hostfile = hostfile::read(Path::new(&path))?;
@@ -243,17 +243,17 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
         (false, true) => "the cores",
         (false, false) => "the GPUs",
     };
-    let place = place(settings, &["num_gpus", "include", "exclude", "num_nodes"], default);
-    Ok(Found { pool, slots, listed, cpu, notes, place })
+    let location = location(settings, &["num_gpus", "include", "exclude", "num_nodes"], default);
+    Ok(Found { pool, slots, listed, cpu, notes, location })
 }
 
 /// More slots than any machine has.
 const MOST_SLOTS: i64 = 1 << 16;
 
 /// The place of the first of some flags that is written, or words for what else says it.
-fn place(settings: &Settings, names: &[&str], otherwise: &str) -> Place {
-    let written = names.iter().find_map(|name| settings.said(name)?.place().cloned());
-    written.unwrap_or_else(|| environment::said_by(otherwise, "").place)
+fn location(settings: &Settings, names: &[&str], otherwise: &str) -> Location {
+    let written = names.iter().find_map(|name| settings.said(name)?.location().cloned());
+    written.unwrap_or_else(|| environment::said_by(otherwise, "").location)
 }
 
 impl Found {
@@ -287,7 +287,7 @@ impl Found {
         };
         let argv = argv(&script, &parsed.rest, &machine.program);
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
-        let ranks = Entry::new("num_processes", total.to_string(), &self.place);
+        let ranks = Entry::new("num_processes", total.to_string(), &self.location);
         let layer = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
         let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;

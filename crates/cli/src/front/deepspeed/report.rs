@@ -6,8 +6,8 @@ use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
-use crate::config::keys::Kind::Bool;
 use crate::config::keys::Status::Used;
+use crate::config::keys::ValueType::Bool;
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Outcome, print};
 use crate::launch::devices::Devices;
@@ -55,7 +55,7 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
         return print(&FLAGS.help());
     }
     if let Some(word) = parsed.rest.get(0) {
-        problems.push(Problem::new(format!("unexpected argument `{word}`")).at(&parsed.rest.place(0), ""));
+        problems.push(Problem::new(format!("unexpected argument `{word}`")).at(&parsed.rest.location(0), ""));
     }
     problems.into_result(|| ())?;
     let hides = |name: &str| parsed.settings.bool(name);

@@ -63,7 +63,7 @@ fn chat_words(entries: &[Entry]) -> Result<Vec<String>, Problems> {
             found.push((flag, value));
         } else if !idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str())) {
             let message = format!("`{}: {value}` is not there in a chat", entry.key);
-            problems.push(Problem::new(message).at(&entry.place, "").help("remove it"));
+            problems.push(Problem::new(message).at(&entry.location, "").help("remove it"));
         }
     }
     match found.iter().find(|(flag, _)| *flag == "--model") {

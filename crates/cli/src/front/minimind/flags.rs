@@ -1,9 +1,9 @@
 //! The flags of MiniMind's two scripts in one table, their defaults, and the settings of ours that they are.
 
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::{NotNegative, Positive};
 use crate::config::keys::Status::{NoEffect, Used};
+use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::{Key, Status};
 
 const ELSEWHERE: Status = NoEffect("ranks come from the launcher");

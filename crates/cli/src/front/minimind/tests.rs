@@ -145,13 +145,13 @@ fn what_is_not_there_is_refused_with_a_reason() {
 
 /// A value of a flag that is not its default.
 fn other_value(key: &Key) -> &'static str {
-    match (key.name, key.kind) {
+    match (key.name, key.value_type) {
         ("device", _) => "cpu",
         ("from_weight", _) => "other",
-        (_, keys::Kind::Bool) => "",
-        (_, keys::Kind::Choice(_)) if key.name == "dtype" => "float16",
-        (_, keys::Kind::Choice(_)) => "1",
-        (_, keys::Kind::Text | keys::Kind::Path) => "elsewhere",
+        (_, keys::ValueType::Bool) => "",
+        (_, keys::ValueType::Choice(_)) if key.name == "dtype" => "float16",
+        (_, keys::ValueType::Choice(_)) => "1",
+        (_, keys::ValueType::Text | keys::ValueType::Path) => "elsewhere",
         (_, _) => "3",
     }
 }
@@ -260,7 +260,7 @@ fn the_tables_fit_together() {
     for (flag, key) in names {
         assert!(FLAGS.keys.iter().any(|key| key.name == *flag), "{flag}");
         let key = key.split('.').next().unwrap_or_default();
-        assert!(keys::find(key).is_some(), "{key}");
+        assert!(crate::config::table::find(key).is_some(), "{key}");
     }
     for (flag, _) in NEWEST {
         assert!(FLAGS.keys.iter().any(|key| key.name == flag), "{flag}");

@@ -2,9 +2,9 @@
 
 use crate::config::flags::{Abbreviations, Flags};
 use crate::config::keys::Key;
-use crate::config::keys::Kind::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::Range::NotNegative;
 use crate::config::keys::Status::{Later, NoEffect, Used};
+use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 
 /// The table. Each is also read from the variable `PET_<FLAG>`.
 #[rustfmt::skip]

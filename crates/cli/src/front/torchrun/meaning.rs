@@ -122,7 +122,8 @@ fn meeting(
     if settings.bool("standalone") {
         return Ok(one());
     }
-    let place = |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
+    let location =
+        |text: &str| agents::endpoint(text).map_err(|error| wrong(settings, &error, "rdzv_endpoint"));
     let backend = settings.text("rdzv_backend").unwrap_or_default();
     let endpoint = settings.said("rdzv_endpoint").and(settings.text("rdzv_endpoint"));
     match backend.to_ascii_lowercase().as_str() {
@@ -134,7 +135,7 @@ fn meeting(
                 let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
-            let endpoint = place(&endpoint)?;
+            let endpoint = location(&endpoint)?;
             let mut conf = conf(settings, read)?;
             if let Some(addr) = settings.text("local_addr") {
                 conf.push_str(&format!(",local_addr={addr}"));
@@ -163,7 +164,7 @@ fn meeting(
     }
     let master = match &endpoint {
         Some(endpoint) => {
-            let (addr, port) = place(endpoint)?;
+            let (addr, port) = location(endpoint)?;
             Master { addr, port }
         }
         None if *machines.end() == 1 && settings.said("master_port").is_none() => free(),

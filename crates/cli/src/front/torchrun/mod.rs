@@ -40,10 +40,13 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     let (Some(script), true) = (script, problems.is_empty()) else { return Err(problems) };
     // The launcher sets the number for its ranks, which may be bound to fewer cores than --nproc-per-node counted.
     let layer = (!launch::is_our_rank()).then(|| {
-        let place = parsed.settings.get("nproc_per_node").place().cloned();
-        let place = place.unwrap_or_else(|| words.place(words.len()));
+        let location = parsed.settings.get("nproc_per_node").location().cloned();
+        let location = location.unwrap_or_else(|| words.location(words.len()));
         let ranks = launch.worker(0, 0).world_size().to_string();
-        Layer { authority: Authority::MustAgree, entries: vec![Entry::new("num_processes", ranks, &place)] }
+        Layer {
+            authority: Authority::MustAgree,
+            entries: vec![Entry::new("num_processes", ranks, &location)],
+        }
     });
     Job::new(again, launch, script, layer.into_iter().collect(), &parsed)
 }

@@ -13,7 +13,7 @@ use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::Wrap;
 use crate::optim;
 use crate::report::speed::PhaseTimer;
-use crate::shard::{Engine, Grain, Layout, Options, Placements};
+use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
 use crate::train::objective::dry_pass;
 use crate::train::{Pretrain, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
@@ -121,28 +121,18 @@ fn an_update_borrows_what_the_estimate_says() {
             (DType::BF16, false, (6, 64)),
             (DType::BF16, true, (6, 64)),
         ] {
-            let offload = crate::shard::Offload {
-                dir: disk.path().to_path_buf(),
-                sub_group_elems: 1 << 14,
-                buffers: 3,
-            };
+            let offload = Offload { dir: disk.path().to_path_buf(), sub_group_elems: 1 << 14, buffers: 3 };
             let offload_optimizer = in_files.then_some(offload);
-            let shard = Options { dtype, offload_optimizer, ..Options::default() };
+            let shard = Options { dtype, offload_optimizer: offload_optimizer.clone(), ..Options::default() };
             let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
             let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
             let mut model = llama(64, 2, 500, len);
             model.set_recompute(Recompute::Units { every: 1 });
             let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
             let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
-            let settings = Settings {
-                optim,
-                optimizer: if in_files { Offload::Nvme } else { Offload::Memory },
-                sub_group_elems: 1 << 14,
-                buffers: 3,
-                ..Settings::new(dtype, Stage::Optimizer, 1)
-            };
+            let settings = Settings { optim, offload_optimizer, ..Settings::new(dtype, Stage::Optimizer, 1) };
             let size = ModelSize::of(&model, dtype);
-            let told = estimate(&size, settings, Some(&dry), 0);
+            let estimated = estimate(&size, &settings, Some(&dry), 0);
 
             // Its two groups are those of a run, which the estimate assumes.
             let optimizer = optim::Optim::new(&model, rule, 1e-3, 0.0).no_decay_of_vectors(&model);
@@ -154,15 +144,15 @@ fn an_update_borrows_what_the_estimate_says() {
             }
             let borrowed = ["state between file and use", "optimizer's workspace"];
             let parts = ["master weights", "optimizer state", "activations, logits, scratch"];
-            let predicted: u64 = parts.iter().chain(&borrowed).map(|name| told.part(name)).sum();
+            let predicted: u64 = parts.iter().chain(&borrowed).map(|name| estimated.part(name)).sum();
             let taken = accelerator.device().arena().bytes() as u64;
             let case = format!("{optim:?}, {dtype}, in files: {in_files}, {rows} x {len}");
             // Buffers are rounded up to cache lines.
             assert!(predicted.abs_diff(taken) <= taken / 100, "{case}: {predicted} and {taken}");
             let nothing_free = DryRun { free: Vec::new(), ..dry };
-            let gross = estimate(&size, settings, Some(&nothing_free), 0);
+            let gross = estimate(&size, &settings, Some(&nothing_free), 0);
             let of = |estimate: &Estimate| borrowed.iter().map(|name| estimate.part(name)).sum::<u64>();
-            let (beyond, gross) = (of(&told), of(&gross));
+            let (beyond, gross) = (of(&estimated), of(&gross));
             n_beyond += usize::from(beyond > 0);
             n_within += usize::from(beyond < gross);
         }
@@ -222,14 +212,14 @@ fn a_dry_device_has_no_values_and_says_so() {
 }
 
 #[test]
-fn stages_divide_what_their_formulas_say() {
+fn stages_shard_what_their_formulas_say() {
     let model = llama(64, 3, 500, 32);
     for dtype in [DType::F32, DType::BF16] {
         let size = ModelSize::of(&model, dtype);
         let elems: u64 = size.layouts().map(|(_, layout)| layout.n_elems() as u64).sum();
         for ranks in [1, 2, 3, 7] {
             let of = |stage| {
-                let estimate = estimate(&size, Settings::new(dtype, stage, ranks), None, 0);
+                let estimate = estimate(&size, &Settings::new(dtype, stage, ranks), None, 0);
                 (
                     estimate.clone(),
                     ["working weights", "gradients", "master weights", "optimizer state"]
@@ -255,12 +245,10 @@ fn stages_divide_what_their_formulas_say() {
             assert_eq!(two.machine(), weights + 4 * (elems + n * leaving) + master + state);
             assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems + master + state);
             let nvme = Settings {
-                optimizer: Offload::Nvme,
-                sub_group_elems: 100,
-                buffers: 2,
+                offload_optimizer: Some(Offload { sub_group_elems: 100, buffers: 2, ..offload_to_files() }),
                 ..Settings::new(dtype, Stage::Optimizer, ranks)
             };
-            let nvme = estimate(&size, nvme, None, 0);
+            let nvme = estimate(&size, &nvme, None, 0);
             let kinds = if dtype == DType::F32 { 2 } else { 3 };
             assert_eq!(nvme.part("state between file and use"), 4 * kinds * 100 * 2);
             assert_eq!(nvme.part("master weights"), 0);
@@ -270,7 +258,7 @@ fn stages_divide_what_their_formulas_say() {
     let size = ModelSize::of(&model, DType::F32);
     let state = |optim| {
         let settings = Settings { optim, ..Settings::new(DType::F32, Stage::Whole, 1) };
-        estimate(&size, settings, None, 0).part("optimizer state")
+        estimate(&size, &settings, None, 0).part("optimizer state")
     };
     assert_eq!(2 * state(Optim::OneState), state(Optim::TwoMoments));
     assert_eq!(state(Optim::Stateless), 0);
@@ -284,7 +272,7 @@ fn ranks_that_share_no_memory_have_copies() {
     let size = ModelSize::of_count(1_000_000, None, DType::F32).unwrap();
     let of = |stage, apart| {
         let settings = Settings { apart, ..Settings::new(DType::F32, stage, 4) };
-        estimate(&size, settings, None, 0)
+        estimate(&size, &settings, None, 0)
     };
     for stage in [Stage::Optimizer, Stage::Gradients] {
         let (here, apart) = (of(stage, None), of(stage, Some(2)));
@@ -322,7 +310,7 @@ fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
         let model = llama(64, 3, 500, 32);
         let size = ModelSize::wrapped(&model, DType::F32, &wrap);
         let settings = Settings::new(DType::F32, Stage::Gradients, 1);
-        let predicted = estimate(&size, settings, None, 0).part("gradients");
+        let predicted = estimate(&size, &settings, None, 0).part("gradients");
         let shard = Options { placements: Placements::GRADIENTS, wrap: wrap.clone(), ..Options::default() };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
@@ -331,15 +319,15 @@ fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
         let window = vec![batch(2, 32, false)];
         let timer = &mut PhaseTimer::new();
         train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, timer).unwrap();
-        let held = optimizer.with_engine(Engine::resident).unwrap();
-        assert_eq!(predicted, (held.gradients + held.leaving) as u64, "{wrap:?}");
+        let resident = optimizer.with_engine(Engine::resident).unwrap();
+        assert_eq!(predicted, (resident.gradients + resident.leaving) as u64, "{wrap:?}");
     }
 }
 
 #[test]
 fn a_count_alone_gives_model_states_alone() {
     let size = ModelSize::of_count(7_000_000_000, None, DType::BF16).unwrap();
-    let estimate = estimate(&size, Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
+    let estimate = estimate(&size, &Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
     assert_eq!(estimate.rank(), 18 * 7_000_000_000);
     assert!(!estimate.complete && !size.is_known());
     for (n, largest) in [(0, None), (5, Some(6)), (5, Some(0)), (usize::MAX, None)] {
@@ -375,7 +363,7 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
         wrap: &wrap,
         device: &device,
         shape,
-        settings,
+        settings: &settings,
         program: 1 << 20,
         micro_batch: &micro_batch,
     };

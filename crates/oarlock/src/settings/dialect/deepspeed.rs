@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::super::entry::{Entry, Layer};
+use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
-use super::super::resolve::at;
-use super::super::resolve::{Setting, Settings};
+use super::super::resolve::{Setting, Settings, at};
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
-use super::{Dialect, ReadFile, divides, fields, layer as empty_layer, methods};
+use super::block::{self, Dialect, ReadFile, divides};
+use super::methods;
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
 use oarlock_tensor::DType;
 
@@ -25,26 +25,25 @@ const SAME: &[(&str, &str)] = &[
 
 /// The block that `deepspeed` holds or names.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
-    let fields = fields(settings.get("deepspeed"), "the DeepSpeed configuration", file, problems)?;
-    Some(Dialect::deepspeed(&fields, problems))
+    let entries = block::entries(settings.get("deepspeed"), "the DeepSpeed configuration", file, problems)?;
+    Some(Dialect::deepspeed(&entries, problems))
 }
 
 /// What the block says about keys of ours.
-pub fn layer(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Layer {
-    let mut layer = empty_layer();
+pub fn entries(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
+    let mut entries = Vec::new();
     for (theirs, ours) in SAME {
-        if let Some(setting) = block.settings.said(theirs)
-            && let Some(place) = setting.place()
+        if let Some((setting, location)) = block.settings.said_at(theirs)
             && !setting.broken
         {
-            layer.entries.push(Entry::new(ours, setting.value.to_string(), place));
+            entries.push(Entry::new(ours, setting.value.to_string(), location));
         }
     }
-    methods::optimizer(block, settings, &mut layer, problems);
+    methods::optimizer(block, settings, &mut entries, problems);
     if scheduler_of_script(block, settings).is_none() {
-        methods::scheduler(block, settings, &mut layer, problems);
+        methods::scheduler(block, settings, &mut entries, problems);
     }
-    layer
+    entries
 }
 
 /// What to say of a scheduler that has no effect. MiniMind's script sets the learning rate itself before every
@@ -62,10 +61,10 @@ pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<Strin
 }
 
 /// DeepSpeed's scheduler sets the learning rate, whatever its optimizer's is: of two rates in the block the scheduler's
-/// stays, which is to be told. Where the training says a rate itself, both must agree with it, as in transformers.
-pub fn rate_of_scheduler(layer: &mut Layer, settings: &Settings) -> Option<String> {
+/// stays, which the note says. Where the training says a rate itself, both must agree with it, as in transformers.
+pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Option<String> {
     let is_rate = |entry: &&Entry| entry.key == "learning_rate";
-    let rates: Vec<&Entry> = layer.entries.iter().filter(is_rate).collect();
+    let rates: Vec<&Entry> = entries.iter().filter(is_rate).collect();
     let [of_optimizer, of_scheduler] = rates.as_slice() else { return None };
     let [first, second] = [of_optimizer, of_scheduler].map(|entry| entry.value.to_yaml());
     if settings.get("learning_rate").is_written() || float(&first) == float(&second) {
@@ -74,10 +73,10 @@ pub fn rate_of_scheduler(layer: &mut Layer, settings: &Settings) -> Option<Strin
     let note = format!(
         "DeepSpeed's scheduler sets the learning rate: its warmup_max_lr {second} ({}) counts, not the optimizer's lr {first} \
          ({})",
-        of_scheduler.place, of_optimizer.place
+        of_scheduler.location, of_optimizer.location
     );
-    let loser = layer.entries.iter().position(|entry| entry.key == "learning_rate");
-    loser.map(|index| layer.entries.remove(index));
+    let loser = entries.iter().position(|entry| entry.key == "learning_rate");
+    loser.map(|index| entries.remove(index));
     Some(note)
 }
 
@@ -141,12 +140,13 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
 pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
     const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
     const PARAMS: &str = "zero_optimization.offload_param";
+    let settings = &block.settings;
     let zero = |name: &str| format!("zero_optimization.{name}");
     let stage = stage(block, notes, problems);
     let from = |least: i64| if stage >= least { Placement::Sharded } else { Placement::Whole };
-    let elems = |name: &str, auto: Elems| match block.settings.is_auto(&zero(name)) {
+    let elems = |name: &str, auto: Elems| match settings.is_auto(&zero(name)) {
         true => auto,
-        false => Elems::Count(block.settings.usize(&zero(name))),
+        false => Elems::Count(settings.usize(&zero(name))),
     };
 
     let offload_optimizer = offload(block, OPTIMIZER, &["cpu_offload"], notes, problems);
@@ -157,24 +157,20 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
             let device = format!("{name}.device");
             let what = format!("`{name}` needs stage {least}{}", if least == 1 { " or higher" } else { "" });
             let written = [device.as_str(), "zero_optimization.stage", "zero_optimization"];
-            problems.push(
-                block
-                    .settings
-                    .problem(format!("{what}, and the stage is {stage}"), &written)
-                    .help(format!("write \"stage\": {least}, or \"device\": \"none\"")),
-            );
+            let help = format!("write \"stage\": {least}, or \"device\": \"none\"");
+            settings.report(problems, format!("{what}, and the stage is {stage}"), &written, help);
         }
     }
 
-    let group = block.settings.usize(&zero("mics_shard_size"));
-    let secondary = block.settings.usize(&zero("zero_hpz_partition_size"));
+    let group = settings.usize(&zero("mics_shard_size"));
+    let secondary = settings.usize(&zero("zero_hpz_partition_size"));
     for (name, size, is_on) in
         [("mics_shard_size", group, group > 0), ("zero_hpz_partition_size", secondary, secondary > 1)]
     {
         let name = zero(name);
         if is_on && stage < 3 {
             let message = format!("`{name}` needs stage 3, and the stage is {stage}");
-            problems.push(block.settings.problem(message, &[&name, "zero_optimization.stage"]));
+            problems.push(settings.problem(message, &[&name, "zero_optimization.stage"]));
         }
         if is_on {
             divides(block, &name, size, ranks, problems);
@@ -182,14 +178,11 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
     }
     if group > 0 && secondary > 1 {
         let names = [zero("mics_shard_size"), zero("zero_hpz_partition_size")];
-        problems.push(
-            block
-                .settings
-                .problem(
-                    "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
-                    &[&names[0], &names[1]],
-                )
-                .help("both keep parameters near: divide states in groups, or keep a second copy"),
+        settings.report(
+            problems,
+            "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
+            &[&names[0], &names[1]],
+            "both keep parameters near: shard states in groups, or keep a second copy",
         );
     }
     ShardArgs {
@@ -203,7 +196,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         max_live: elems("stage3_max_live_parameters", Elems::Count(1_000_000_000)),
         persistence: elems("stage3_param_persistence_threshold", Elems::TenHidden),
         reduce_bucket: elems("reduce_bucket_size", Elems::HiddenSquared),
-        reduce_dtype: match block.settings.text("communication_data_type").as_deref() {
+        reduce_dtype: match settings.text("communication_data_type").as_deref() {
             Some("fp16" | "float16") => Some(DType::F16),
             Some("bf16" | "bfloat16") => Some(DType::BF16),
             // f64 sums are not there; f32 is what is nearest to it.
@@ -212,8 +205,8 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         },
         offload_optimizer: offload_optimizer.flatten(),
         offload_parameters: offload_parameters.flatten(),
-        whole_weights_on_save: block.settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
-            || block.settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
+        whole_weights_on_save: settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
+            || settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
         state_dict: StateDict::Sharded,
         ..ShardArgs::UNSAID
     }
@@ -230,10 +223,11 @@ fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i
     }
     let stage = block.settings.int("zero_optimization.stage");
     if stage > 3 {
-        problems.push(
-            block.settings.problem(format!("there is no stage {stage}"), &["zero_optimization.stage"]).help(
-                "stages are 0 (replicated), 1 (optimizer state sharded), 2 (also gradients), 3 (also parameters)",
-            ),
+        block.settings.report(
+            problems,
+            format!("there is no stage {stage}"),
+            &["zero_optimization.stage"],
+            "stages are 0 (replicated), 1 (optimizer state sharded), 2 (also gradients), 3 (also parameters)",
         );
     }
     stage
@@ -267,12 +261,9 @@ fn offload(
             let path_key = format!("{name}.nvme_path");
             let path = block.settings.text(&path_key);
             if path.is_none() {
-                problems.push(
-                    block
-                        .settings
-                        .problem(format!("`{name}` to nvme needs `nvme_path`"), &[&device_key])
-                        .help("write \"nvme_path\": \"…\", a folder on a fast disk"),
-                );
+                let message = format!("`{name}` to nvme needs `nvme_path`");
+                let help = "write \"nvme_path\": \"…\", a folder on a fast disk";
+                block.settings.report(problems, message, &[&device_key], help);
             }
             Some(Some(Offload {
                 dir: PathBuf::from(path.unwrap_or_default()),
@@ -286,41 +277,30 @@ fn offload(
 
 /// How the loss is scaled.
 pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
-    let fixed = block.settings.f64("fp16.loss_scale");
+    const POWER: &str = "fp16.initial_scale_power";
+    const LEAST: &str = "fp16.min_loss_scale";
+    let settings = &block.settings;
+    let fixed = settings.f64("fp16.loss_scale");
     if fixed > 0.0 {
         return LossScale::Static(fixed);
     }
-    let power = block.settings.int("fp16.initial_scale_power");
-    let min_scale = block.settings.f64("fp16.min_loss_scale");
+    let power = settings.int(POWER);
+    let min_scale = settings.f64(LEAST);
     // 2^120 still leaves room for gradients in f32.
     if power > 120 {
-        problems.push(
-            block
-                .settings
-                .problem(
-                    format!("`fp16.initial_scale_power` is {power}, and 2^{power} times a loss is infinite"),
-                    &["fp16.initial_scale_power"],
-                )
-                .help("the default is 16"),
-        );
+        let message = format!("`{POWER}` is {power}, and 2^{power} times a loss is infinite");
+        settings.report(problems, message, &[POWER], "the default is 16");
     }
     let first = 2f64.powi(power.clamp(0, 120) as i32);
     if min_scale > first {
-        problems.push(
-            block
-                .settings
-                .problem(
-                    format!("`fp16.min_loss_scale` ({min_scale}) is greater than the first scale ({first})"),
-                    &["fp16.min_loss_scale", "fp16.initial_scale_power"],
-                )
-                .help("the default is 1"),
-        );
+        let message = format!("`{LEAST}` ({min_scale}) is greater than the first scale ({first})");
+        settings.report(problems, message, &[LEAST, POWER], "the default is 1");
     }
     LossScale::Dynamic {
         initial_power: power.clamp(0, 120) as u32,
-        window: block.settings.int("fp16.loss_scale_window").unsigned_abs(),
-        hysteresis: u32::try_from(block.settings.int("fp16.hysteresis")).unwrap_or(u32::MAX),
-        consecutive_hysteresis: block.settings.bool("fp16.consecutive_hysteresis"),
+        growth_interval: settings.int("fp16.loss_scale_window").unsigned_abs(),
+        hysteresis: u32::try_from(settings.int("fp16.hysteresis")).unwrap_or(u32::MAX),
+        consecutive_hysteresis: settings.bool("fp16.consecutive_hysteresis"),
         min_scale,
     }
 }

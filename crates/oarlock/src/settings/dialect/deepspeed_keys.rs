@@ -1,13 +1,13 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
-use super::super::keys::Kind::{Bool, Choice, Float, Int, List, Map, Path, Text};
 use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
 use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::{Key, Kind, Status};
+use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
+use super::super::keys::{Key, Status, ValueType};
 
-const DTYPES: Kind = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
-const DEVICES: Kind = Choice(&["none", "cpu", "nvme"]);
+const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
+const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
 
 const OVERLAP: Status = NoEffect("communication does not overlap computation yet");
 const PIPELINED: Status = NoEffect("states in files are always read ahead and written behind");
@@ -143,7 +143,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "zero_optimization.cpu_offload_use_pin_memory", "false", MEMORY, "Pinned memory"),
     Key::flag(Int(0), "allgather_size", "", LAYOUT, "allgather_bucket_size, by its older name"),
     Key::flag(Int(1), "activation_checkpointing.number_checkpoints", "", Used, "Recompute every unit, as gradient_checkpointing: true does"),
-    Key::flag(Bool, "activation_checkpointing.partition_activations", "false", RECOMPUTED, "Divide kept inputs over model parallel ranks"),
+    Key::flag(Bool, "activation_checkpointing.partition_activations", "false", RECOMPUTED, "Shard kept inputs over model parallel ranks"),
     Key::flag(Bool, "activation_checkpointing.contiguous_memory_optimization", "false", RECOMPUTED, "Kept inputs in one buffer"),
     Key::flag(Bool, "activation_checkpointing.cpu_checkpointing", "false", MEMORY, "Kept inputs in main memory"),
     Key::flag(Bool, "activation_checkpointing.profile", "false", REPORTS, "Time recomputation"),
@@ -171,11 +171,11 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "flops_profiler.detailed", "true", Used, "Show every module"),
     Key::flag(Float(NotNegative), "flops_profiler.recompute_fwd_factor", "0", Used, "Share of the forward pass that the backward pass repeats"),
     Key::flag(Path, "flops_profiler.output_file", "", Used, "File to write; unset: it goes to the output and running_log.txt"),
-    Key::flag(Bool, "comms_logger.enabled", "false", Used, "Time collectives and tell them at the end"),
+    Key::flag(Bool, "comms_logger.enabled", "false", Used, "Time collectives and report them at the end"),
     Key::flag(Bool, "comms_logger.verbose", "false", Used, "And every steps_per_print"),
     Key::flag(Bool, "comms_logger.prof_all", "true", Used, "All collectives; false: those of prof_ops"),
     Key::flag(List, "comms_logger.prof_ops", "", Used, "Collectives: all_reduce, reduce_scatter, all_gather, broadcast, barrier, under any of DeepSpeed's names"),
-    Key::flag(Bool, "comms_logger.debug", "false", Used, "Tell calls of different places apart"),
+    Key::flag(Bool, "comms_logger.debug", "false", Used, "Report calls of different places separately"),
     Key::flag(Bool, "tensorboard.enabled", "false", Used, "Event files of TensorBoard"),
     Key::flag(Path, "tensorboard.output_path", "", Used, "Their folder is job_name in this one"),
     Key::flag(Text, "tensorboard.job_name", "DeepSpeedJobName", Used, "Name of the job"),

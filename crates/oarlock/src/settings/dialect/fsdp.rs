@@ -1,11 +1,11 @@
 //! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
 
-use super::super::node::Node;
-use super::super::problem::Problems;
+use super::super::node::Entry;
+use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings};
-use super::super::source::Place;
-use super::super::value::{Field, Value, boolean};
-use super::{Dialect, ReadFile, divides, fields, fsdp_keys};
+use super::super::value::{Value, boolean};
+use super::block::{self, Dialect, ReadFile, divides};
+use super::fsdp_keys;
 use crate::config::{Elems, Lifetime, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
 use crate::nearest::nearest_of;
 use oarlock_tensor::DType;
@@ -23,21 +23,18 @@ const CLASSES: [&str; 2] = ["transformer_layer_cls_to_wrap", "transformer_cls_na
 /// The block that `fsdp` and `fsdp_config` say together.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
     let (options, config) = (settings.get("fsdp"), settings.get("fsdp_config"));
-    let words = match &options.value {
-        Value::List(names) => names.iter().flat_map(|name| name.split_whitespace()).collect(),
-        _ => Vec::new(),
-    };
+    let words: Vec<&str> = settings.list("fsdp").iter().flat_map(|name| name.split_whitespace()).collect();
     let off = matches!(words.as_slice(), [word] if boolean(word) == Some(false));
     if off || (words.is_empty() && !config.is_written()) {
         return None;
     }
-    let mut all = fields(config, "the FSDP configuration", file, problems).unwrap_or_default();
-    if let Some(place) = options.place() {
+    let mut entries = block::entries(config, "the FSDP configuration", file, problems).unwrap_or_default();
+    if let Some(location) = options.location() {
         for word in words {
-            if let Some((name, value)) = option(word) {
-                let same = |field: &Field| normal(&field.name) == name && field.value.to_yaml() == value;
-                if !name.is_empty() && !all.iter().any(same) {
-                    all.push(written(name, value, place));
+            if let Some((key, value)) = option(word) {
+                let same = |entry: &Entry| normal(&entry.key) == key && entry.value.to_yaml() == value;
+                if !key.is_empty() && !entries.iter().any(same) {
+                    entries.push(Entry::new(key, value, location));
                 }
             } else {
                 let names = [
@@ -49,15 +46,12 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
                     "offload",
                     "auto_wrap",
                 ];
-                let problem = super::Problem::new(format!("no FSDP option `{word}`")).at(place, "");
-                problems.push(match nearest_of(word, names.into_iter()) {
-                    Some(near) => problem.help(format!("did you mean `{near}`?")),
-                    None => problem.help(format!("there are {}", names.join(", "))),
-                });
+                let problem = Problem::new(format!("no FSDP option `{word}`")).at(location, "");
+                problems.push(problem.did_you_mean(word, names, format!("there are {}", names.join(", "))));
             }
         }
     }
-    Some(Dialect::new("FSDP", fsdp_keys::KEYS, &all, &normal, problems))
+    Some(Dialect::new("FSDP", fsdp_keys::KEYS, &entries, &normal, problems))
 }
 
 /// The key and value that an option of `fsdp` stands for; an empty key for one that says nothing more.
@@ -72,10 +66,6 @@ fn option(word: &str) -> Option<(&'static str, &'static str)> {
         word if boolean(word) == Some(true) => Some(("", "")),
         _ => None,
     }
-}
-
-fn written(name: &str, value: &str, place: &Place) -> Field {
-    Field { name: name.to_owned(), place: place.clone(), value: Node::scalar(value, place.clone()) }
 }
 
 fn normal(name: &str) -> String {
@@ -163,7 +153,7 @@ fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wr
     }
 }
 
-/// The strategy, and the ranks of a second divided copy.
+/// The strategy, and the ranks of a second sharded copy.
 fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<usize>) {
     let named = block.settings.said("sharding_strategy").and_then(|setting| {
         let found = by_name(&setting.value.to_string());
@@ -176,7 +166,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
     let resharded = block.settings.said("reshard_after_forward").and_then(|setting| {
         let text = setting.value.to_string();
         match (boolean(&text), text.parse::<usize>()) {
-            // 1 is a number of ranks here, and one rank divides nothing.
+            // 1 is a number of ranks here, and one rank shards nothing.
             (_, Ok(0 | 1)) => Some("SHARD_GRAD_OP"),
             (_, Ok(ranks)) => {
                 secondary = Some(ranks);
@@ -201,7 +191,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
             let message =
                 format!("`sharding_strategy` is {first}, but `reshard_after_forward` means {second}");
             let names = ["sharding_strategy", "reshard_after_forward"];
-            problems.push(block.settings.problem(message, &names).help("keep one of them"));
+            block.settings.report(problems, message, &names, "keep one of them");
             (first, secondary)
         }
         (Some(strategy), _) | (None, Some(strategy)) => (strategy, secondary),
@@ -236,7 +226,7 @@ fn choice(
     found
 }
 
-fn no_such(block: &Dialect, setting: &Setting, names: &[&str]) -> super::Problem {
+fn no_such(block: &Dialect, setting: &Setting, names: &[&str]) -> Problem {
     let name = setting.key.name;
     let text = setting.value.to_string();
     let message = format!("`{name}` takes one of {}, not `{text}`", names.join(", "));

@@ -1,7 +1,7 @@
 //! Every key of an FSDP configuration, without its prefix `fsdp_`, with its default there and its meaning here.
 
-use super::super::keys::Kind::{Bool, Int, List, Map, Text};
 use super::super::keys::Status::{Later, NoEffect, Used};
+use super::super::keys::ValueType::{Bool, Int, List, Map, Text};
 use super::super::keys::{Key, Status};
 
 const MAPPED: Status = NoEffect("every rank maps the file of the weights");

@@ -3,8 +3,8 @@
 
 use super::super::resolve::Settings;
 use super::super::table::MINIMIND_SCHEDULES;
-use super::super::value::{Field, Value, number};
-use super::Dialect;
+use super::super::value::{Value, number};
+use super::block::Dialect;
 
 /// Schedules of DeepSpeed with a warm-up.
 const WARMING_UP: [&str; 3] = ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"];
@@ -28,13 +28,13 @@ pub fn warmup(block: Option<&Dialect>, settings: &mut Settings) {
 /// The learning rate and the weight decay of DeepSpeed's optimizers, where nobody says them.
 pub fn defaults(block: &Dialect) -> (f64, f64) {
     let kind = block.settings.text("optimizer.type").unwrap_or_default().to_ascii_lowercase();
-    // AdamW of torch decays unless told otherwise.
+    // AdamW of torch decays by default.
     let of_torch = kind.starts_with("adam") && block.settings.bool("optimizer.params.torch_adam");
     (if kind == "adagrad" { 1e-2 } else { 1e-3 }, if of_torch { 0.01 } else { 0.0 })
 }
 
-/// What to say of parameters that are not in the block and that DeepSpeed's defaults would make something else of.
-pub fn told(block: &Dialect, settings: &Settings) -> Option<String> {
+/// A note on parameters that are not in the block and for which DeepSpeed's defaults are other values.
+pub fn note(block: &Dialect, settings: &Settings) -> Option<String> {
     let mut left_out: Vec<(&str, &str, f64)> = Vec::new();
     let has_parameter = |name| has(&block.settings, "scheduler.params", name);
     // WarmupLR takes the optimizer's rate where it says none.
@@ -90,9 +90,5 @@ fn is_one_of(settings: &Settings, schedules: &[&str]) -> bool {
 
 /// Whether a mapping has a field, `auto` or not.
 fn has(settings: &Settings, mapping: &str, field: &str) -> bool {
-    let fields: &[Field] = match &settings.get(mapping).value {
-        Value::Map(fields) => fields,
-        _ => &[],
-    };
-    fields.iter().any(|found| found.name == field && !found.value.is_null())
+    settings.entries(mapping).iter().any(|entry| entry.key == field && !entry.value.is_null())
 }

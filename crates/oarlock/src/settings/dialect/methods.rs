@@ -1,16 +1,12 @@
 //! DeepSpeed's `optimizer` and `scheduler` blocks as settings of ours: optim, optim_args, lr_scheduler_type,
 //! lr_scheduler_kwargs, and the rates and moments that have keys of their own.
 
-use super::super::entry::{Entry, Layer};
-use super::super::node::{Data, Node};
+use super::super::location::Location;
+use super::super::node::{Entry, Node};
 use super::super::problem::{Problem, Problems};
-use super::super::resolve::AUTO;
-use super::super::resolve::Settings;
-use super::super::resolve::at;
-use super::super::source::Place;
+use super::super::resolve::{AUTO, Setting, Settings, at};
 use super::super::value::{self, Value};
-use super::Dialect;
-use crate::nearest::nearest_of;
+use super::block::Dialect;
 
 /// An optimizer: its names in DeepSpeed, its name as `optim`, and the parameters it takes.
 struct Method {
@@ -101,66 +97,58 @@ const NOT_ARGUMENTS: &[&str] = &[
 const SCHEDULES: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "LRRangeTest", "OneCycle"];
 
 /// Adds what the block `optimizer` says.
-pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, problems: &mut Problems) {
+pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
     let params =
         || block.settings.iter().filter_map(|s| Some((s, s.key.name.strip_prefix("optimizer.params.")?)));
-    let said = |setting: &super::Setting| block.settings.said(setting.key.name).is_some() && !setting.broken;
-    if let Some(setting) = block.settings.said("optimizer.params.max_grad_norm")
-        && let Some(place) = setting.place()
-    {
+    let said = |setting: &Setting| block.settings.said(setting.key.name).is_some() && !setting.broken;
+    if let Some((setting, location)) = block.settings.said_at("optimizer.params.max_grad_norm") {
         problems.push(
             Problem::new("`max_grad_norm` is no parameter of an optimizer")
-                .at(place, "")
+                .at(location, "")
                 .help(format!("write \"gradient_clipping\": {} at the top", setting.value)),
         );
     }
-    let method = match block.settings.said("optimizer.type").and_then(|kind| Some((kind, kind.place()?))) {
-        None => None,
-        Some((kind, place)) => {
-            let name = kind.value.to_string();
-            let found =
-                METHODS.iter().find(|method| method.names.iter().any(|n| n.eq_ignore_ascii_case(&name)));
-            if found.is_none() {
-                let names = METHODS.iter().flat_map(|method| method.names).copied();
-                let help = match nearest_of(&name, names.clone()) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("there are {}", names.collect::<Vec<_>>().join(", ")),
-                };
-                problems.push(Problem::new(format!("no optimizer `{name}`")).at(place, "").help(help));
-            }
-            found.map(|method| (method, name, place))
+    let method = block.settings.said_at("optimizer.type").and_then(|(kind, location)| {
+        let name = kind.value.to_string();
+        let found = METHODS.iter().find(|method| method.names.iter().any(|n| n.eq_ignore_ascii_case(&name)));
+        if found.is_none() {
+            let names: Vec<&str> = METHODS.iter().flat_map(|method| method.names).copied().collect();
+            let problem = Problem::new(format!("no optimizer `{name}`")).at(location, "");
+            let otherwise = format!("there are {}", names.join(", "));
+            problems.push(problem.did_you_mean(&name, names, otherwise));
         }
-    };
+        Some((found?, name, location))
+    });
     let mut args = Vec::new();
     let mut args_place = None;
     for (setting, name) in params().filter(|(setting, _)| said(setting)) {
-        let Some(place) = setting.place() else { continue };
+        let Some(location) = setting.location() else { continue };
         if let Some((method, named, _)) = &method
             && !method.params.contains(&name)
             && name != "max_grad_norm"
         {
             let message = format!("`{named}` takes no parameter `{name}`");
             problems.push(
-                Problem::new(message).at(place, "").help(format!("it takes {}", method.params.join(", "))),
+                Problem::new(message).at(location, "").help(format!("it takes {}", method.params.join(", "))),
             );
         } else if let Some((_, ours)) = SAME.iter().find(|(theirs, _)| *theirs == name)
             && !(name == "eps" && method.as_ref().is_some_and(|(method, ..)| method.optim == "adagrad"))
         {
-            layer.entries.push(Entry::new(ours, setting.value.to_string(), place));
+            entries.push(Entry::new(ours, setting.value.to_string(), location));
         } else if !NOT_ARGUMENTS.contains(&name) {
             args.push(format!("{name}={}", setting.value));
-            args_place.get_or_insert(place);
+            args_place.get_or_insert(location);
         }
     }
-    betas(block, layer, problems);
-    if let Some((ratio, place)) = rates(block, settings, layer) {
+    betas(block, entries, problems);
+    if let Some((ratio, location)) = rates(block, settings, entries) {
         args.push(format!("adam_lr_ratio={ratio}"));
-        args_place.get_or_insert(place);
+        args_place.get_or_insert(location);
     }
-    if let Some(place) = args_place {
-        layer.entries.push(Entry::new("optim_args", args.join(","), place));
+    if let Some(location) = args_place {
+        entries.push(Entry::new("optim_args", args.join(","), location));
     }
-    if let Some((method, name, place)) = method {
+    if let Some((method, name, location)) = method {
         let plain = name.eq_ignore_ascii_case("Adam") && !block.settings.bool("optimizer.params.adam_w_mode");
         let optim = if plain { "adam" } else { method.optim };
         // AdamW has several names, which agree.
@@ -169,23 +157,27 @@ pub fn optimizer(block: &Dialect, settings: &Settings, layer: &mut Layer, proble
             && written.is_written()
             && matches!(&written.value, Value::Text(name) if name.starts_with("adamw"));
         if !same {
-            layer.entries.push(Entry::new("optim", optim, place));
+            entries.push(Entry::new("optim", optim, location));
         }
     }
 }
 
 /// The learning rate, and what Muon's other parameters have of it where they have one of their own.
-fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Option<(f64, &'b Place)> {
+fn rates<'b>(
+    block: &'b Dialect,
+    settings: &Settings,
+    entries: &mut Vec<Entry>,
+) -> Option<(f64, &'b Location)> {
     let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
-        let setting = block.settings.said(&format!("optimizer.params.{name}"))?;
+        let (setting, location) = block.settings.said_at(&format!("optimizer.params.{name}"))?;
         match setting.value {
-            Value::Float(rate) => Some((rate, setting.place()?)),
+            Value::Float(rate) => Some((rate, location)),
             _ => None,
         }
     });
     let main = muon.or(lr);
-    if let Some((rate, place)) = main {
-        layer.entries.push(Entry::new("learning_rate", value::number(rate), place));
+    if let Some((rate, location)) = main {
+        entries.push(Entry::new("learning_rate", value::number(rate), location));
     }
     let written = match settings.get("learning_rate").value {
         Value::Float(rate) => rate,
@@ -193,27 +185,24 @@ fn rates<'b>(block: &'b Dialect, settings: &Settings, layer: &mut Layer) -> Opti
     };
     let main = main.map_or(written, |(rate, _)| rate);
     // With a rate of its own for the matrices alone, the shared one is that of the others.
-    let (rate, place) = adam.or(lr.filter(|_| muon.is_some()))?;
-    (rate != main && main > 0.0).then_some((rate / main, place))
+    let (rate, location) = adam.or(lr.filter(|_| muon.is_some()))?;
+    (rate != main && main > 0.0).then_some((rate / main, location))
 }
 
-fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
-    let Some(setting) = block.settings.said("optimizer.params.betas").filter(|setting| !setting.broken)
-    else {
-        return;
-    };
-    let (Value::List(betas), Some(place)) = (&setting.value, setting.place()) else { return };
+fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
+    let Some((setting, location)) = block.settings.said_at("optimizer.params.betas") else { return };
+    let (Value::List(betas), false) = (&setting.value, setting.broken) else { return };
     match betas.as_slice() {
         [first, second] => {
             for (key, beta) in [("adam_beta1", first), ("adam_beta2", second)] {
                 if beta != AUTO {
-                    layer.entries.push(Entry::new(key, beta.as_str(), place));
+                    entries.push(Entry::new(key, beta.as_str(), location));
                 }
             }
         }
         _ => problems.push(
             Problem::new(format!("`betas` are two numbers, not {}", betas.len()))
-                .at(place, "")
+                .at(location, "")
                 .help("write [0.9, 0.999]"),
         ),
     }
@@ -221,86 +210,65 @@ fn betas(block: &Dialect, layer: &mut Layer, problems: &mut Problems) {
 
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
 /// schedule. What is "auto" or missing follows from the training.
-pub fn scheduler(block: &Dialect, settings: &Settings, layer: &mut Layer, problems: &mut Problems) {
-    let Some(kind) = block.settings.said("scheduler.type") else {
+pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
+    let Some((kind, location)) = block.settings.said_at("scheduler.type") else {
         if block.settings.said("scheduler.params").is_some() {
-            problems.push(
-                block
-                    .settings
-                    .problem("`scheduler.params` stands without `scheduler.type`", &["scheduler.params"])
-                    .help(format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "))),
-            );
+            let message = "`scheduler.params` stands without `scheduler.type`";
+            let help = format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "));
+            block.settings.report(problems, message, &["scheduler.params"], help);
         }
         return;
     };
-    let Some(place) = kind.place() else { return };
     let name = kind.value.to_string();
     if !SCHEDULES.contains(&name.as_str()) {
-        let help = match nearest_of(&name, SCHEDULES.iter().copied()) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("there are {}", SCHEDULES.join(", ")),
-        };
-        problems.push(Problem::new(format!("no schedule `{name}`")).at(place, "").help(help));
+        let problem = Problem::new(format!("no schedule `{name}`")).at(location, "");
+        let otherwise = format!("there are {}", SCHEDULES.join(", "));
+        problems.push(problem.did_you_mean(&name, SCHEDULES.iter().copied(), otherwise));
         return;
     }
-    layer.entries.push(Entry::new("lr_scheduler_type", name, place));
-    let params = block.settings.get("scheduler.params");
-    let Value::Map(fields) = &params.value else { return };
+    entries.push(Entry::new("lr_scheduler_type", name, location));
     let mut arguments = Vec::new();
-    for field in fields.iter().filter(|field| !field.value.is_null()) {
-        let text = match &field.value.data {
-            Data::Scalar { text, .. } => text.trim(),
-            _ => "",
-        };
-        match field.name.as_str() {
-            _ if text == AUTO => {}
-            "warmup_max_lr" => layer.entries.push(parameter("learning_rate", &field.value)),
+    for entry in block.settings.entries("scheduler.params").iter().filter(|entry| !entry.value.is_null()) {
+        match entry.key.as_str() {
+            _ if entry.value.word() == Some(AUTO) => {}
+            "warmup_max_lr" => entries.push(Entry::of("learning_rate", entry.value.clone())),
             "warmup_num_steps" => {
                 let ratio = settings.get("warmup_ratio");
                 if ratio.is_written() && !ratio.value.agrees(&value::default(ratio.key)) {
                     let problem = Problem::new("`warmup_num_steps` and `warmup_ratio` exclude each other");
                     problems.push(
-                        at(problem.at(&field.value.place, ""), &[ratio])
+                        at(problem.at(&entry.value.location, ""), &[ratio])
                             .help("write \"auto\" for warmup_num_steps, and it follows from warmup_ratio"),
                     );
                 } else {
-                    layer.entries.push(parameter("warmup_steps", &field.value));
+                    entries.push(Entry::of("warmup_steps", entry.value.clone()));
                 }
             }
-            _ => {
-                arguments.push((Node::scalar(field.name.as_str(), field.place.clone()), field.value.clone()))
-            }
+            _ => arguments.push(entry.clone()),
         }
     }
-    if let Some(place) = arguments.first().map(|(name, _): &(Node, Node)| name.place.clone()) {
-        let value = Node { data: Data::Map(arguments), place: place.clone() };
-        layer.entries.push(Entry { key: "lr_scheduler_kwargs".to_owned(), inner: None, place, value });
+    if let Some(location) = arguments.first().map(|entry| entry.location.clone()) {
+        entries.push(Entry::of("lr_scheduler_kwargs", Node::map(arguments, &location)));
     }
-}
-
-fn parameter(key: &str, value: &Node) -> Entry {
-    let place: Place = value.place.clone();
-    Entry { key: key.to_owned(), inner: None, place, value: value.clone() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::json;
-    use super::super::{Dialect, deepspeed_keys};
     use super::*;
 
     /// What a block says, as `key=value` words.
     fn said(json: &str) -> String {
         let mut problems = Problems::default();
-        let fields = json::text_of_file("ds.json", json.to_owned(), "the file").unwrap();
-        let block = Dialect::new("DeepSpeed", deepspeed_keys::KEYS, &fields, &str::to_owned, &mut problems);
-        let mut layer = super::super::layer();
+        let block = json::text("ds.json", json.to_owned(), "the file").unwrap();
+        let block = Dialect::deepspeed(&block, &mut problems);
+        let mut entries = Vec::new();
         let settings = Settings::of(super::super::super::table::TRAINING);
-        optimizer(&block, &settings, &mut layer, &mut problems);
-        scheduler(&block, &settings, &mut layer, &mut problems);
+        optimizer(&block, &settings, &mut entries, &mut problems);
+        scheduler(&block, &settings, &mut entries, &mut problems);
         assert!(problems.is_empty(), "{json}: {problems}");
         let words: Vec<String> =
-            layer.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value.to_yaml())).collect();
+            entries.iter().map(|entry| format!("{}={}", entry.key, entry.value.to_yaml())).collect();
         words.join(" ")
     }
 

@@ -18,7 +18,7 @@ use serde_json::json;
 use super::cluster::{Cluster, config_file, save_or_show};
 use super::{COMMAND, CONFIG_FILE, parse};
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Kind, Status};
+use crate::config::keys::{Key, Status, ValueType};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -39,7 +39,7 @@ pub(super) const DEFAULT: Flags = Flags {
     keys: &[
         CONFIG_FILE,
         Key::flag(
-            Kind::Choice(&["no", "fp16", "bf16"]),
+            ValueType::Choice(&["no", "fp16", "bf16"]),
             "mixed_precision",
             "no",
             Status::Used,
@@ -73,7 +73,7 @@ fn ask(words: &Words) -> Outcome {
         Some("update") => return update(&parsed.rest.from(1)),
         Some(other) => {
             let problem = Problem::new(format!("`accelerate config` has no `{other}`"));
-            let problem = problem.at(&parsed.rest.place(0), "").help("there are `default` and `update`");
+            let problem = problem.at(&parsed.rest.location(0), "").help("there are `default` and `update`");
             return Err(Problems::from(problem).into());
         }
     }

@@ -4,11 +4,11 @@ use super::super::*;
 use crate::config::flags::assert_abbreviations;
 
 /// A value that a flag of this kind takes.
-fn value(kind: Kind) -> Option<&'static str> {
+fn value(kind: ValueType) -> Option<&'static str> {
     match kind {
-        Kind::Bool => None,
-        Kind::Choice(names) => Some(names[0]),
-        Kind::List => Some("float32"),
+        ValueType::Bool => None,
+        ValueType::Choice(names) => Some(names[0]),
+        ValueType::List => Some("float32"),
         _ => Some("x"),
     }
 }
@@ -47,8 +47,10 @@ fn every_flag_of_the_original_is_known() {
             let key = key.unwrap_or_else(|| panic!("`accelerate {name}` has no {flag}"));
             for spelling in [flag.to_owned(), format!("--{}", key.name.replace('_', "-"))] {
                 let mut problems = Problems::default();
-                let words: Vec<String> =
-                    [Some(spelling), value(key.kind).map(str::to_owned)].into_iter().flatten().collect();
+                let words: Vec<String> = [Some(spelling), value(key.value_type).map(str::to_owned)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
                 let parsed = flags.parse(&Words::new(&words), &mut problems);
                 assert!(problems.is_empty(), "{name} {flag}: {problems}");
                 assert!(parsed.settings.get(key.name).is_written(), "{name} {flag}");

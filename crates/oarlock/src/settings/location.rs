@@ -1,12 +1,12 @@
-//! Where a setting was written: a text, a place in it, and the origin that every resolved value carries.
+//! Where a setting was written: a text, a location in it, and the origin that every resolved value carries.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What kind of text a [`Source`] holds.
+/// What kind of text a [`SourceText`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SourceKind {
+pub enum ValueSource {
     /// A configuration file.
     File,
     /// The arguments of the command, joined by blanks.
@@ -19,34 +19,42 @@ pub enum SourceKind {
 
 /// A text in which settings are written.
 #[derive(Debug)]
-pub struct Source {
+pub struct SourceText {
     /// What kind of text this is.
-    pub kind: SourceKind,
+    pub read_from: ValueSource,
     /// The name that messages use: the path of a file, `command line` or `environment`.
     pub name: String,
     /// The whole text.
     pub text: String,
 }
 
-/// A stretch of a [`Source`].
+impl SourceText {
+    /// The text of a file, without a byte order mark.
+    pub fn file(name: &str, text: String) -> Arc<SourceText> {
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+        Arc::new(SourceText { read_from: ValueSource::File, name: name.to_owned(), text })
+    }
+}
+
+/// A stretch of a [`SourceText`].
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Location {
     /// The text.
-    pub source: Arc<Source>,
+    pub source: Arc<SourceText>,
     /// The bytes of it.
     pub bytes: Range<usize>,
 }
 
-impl Place {
+impl Location {
     /// The value of an environment variable.
-    pub fn of_variable(name: &str, value: &str) -> Place {
+    pub fn of_variable(name: &str, value: &str) -> Location {
         let text = format!("{name}={value}");
         let bytes = name.len() + 1..text.len();
-        let source = Source { kind: SourceKind::Environment, name: "environment".to_owned(), text };
-        Place { source: Arc::new(source), bytes }
+        let source = SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
+        Location { source: Arc::new(source), bytes }
     }
 
-    /// The words at this place.
+    /// The words at this location.
     pub fn text(&self) -> &str {
         self.source.text.get(self.bytes.clone()).unwrap_or_default()
     }
@@ -56,7 +64,7 @@ impl Place {
         self.before().matches('\n').count() + 1
     }
 
-    /// The whole line in which the place begins.
+    /// The whole line in which the location begins.
     pub fn line_text(&self) -> &str {
         self.source.text.lines().nth(self.line() - 1).unwrap_or_default()
     }
@@ -71,15 +79,15 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.source.kind {
-            SourceKind::File => write!(f, "{}:{}:{}", self.source.name, self.line(), self.column()),
-            SourceKind::Arguments => f.write_str("the command line"),
-            SourceKind::Environment => {
+        match self.source.read_from {
+            ValueSource::File => write!(f, "{}:{}:{}", self.source.name, self.line(), self.column()),
+            ValueSource::Arguments => f.write_str("the command line"),
+            ValueSource::Environment => {
                 f.write_str(self.source.text.split('=').next().unwrap_or("the environment"))
             }
-            SourceKind::Defaults => write!(f, "the defaults of {}", self.source.name),
+            ValueSource::Defaults => write!(f, "the defaults of {}", self.source.name),
         }
     }
 }
@@ -88,7 +96,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// Somebody wrote it.
-    Written(Place),
+    Written(Location),
     /// It follows from another setting, by the rule named here.
     Rule(&'static str),
     /// Nobody said anything.
@@ -98,11 +106,11 @@ pub enum Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Written(place) => match place.source.kind {
-                SourceKind::File => write!(f, "{}:{}", place.source.name, place.line()),
-                SourceKind::Arguments => f.write_str("argument"),
-                SourceKind::Environment => write!(f, "{place}"),
-                SourceKind::Defaults => write!(f, "default of {}", place.source.name),
+            Origin::Written(location) => match location.source.read_from {
+                ValueSource::File => write!(f, "{}:{}", location.source.name, location.line()),
+                ValueSource::Arguments => f.write_str("argument"),
+                ValueSource::Environment => write!(f, "{location}"),
+                ValueSource::Defaults => write!(f, "default of {}", location.source.name),
             },
             Origin::Rule(rule) => f.write_str(rule),
             Origin::Default => f.write_str("default"),

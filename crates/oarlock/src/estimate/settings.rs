@@ -1,0 +1,110 @@
+//! What is trained how, as far as memory is concerned.
+
+use std::path::PathBuf;
+
+use oarlock_tensor::DType;
+
+use crate::config::Offload;
+
+/// How much of the model's state is sharded over the ranks: DeepSpeed's stages of ZeRO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Nothing: data parallel with whole states. FSDP's NO_SHARD.
+    Whole,
+    /// Optimizer state and master weights.
+    Optimizer,
+    /// Gradients, too. FSDP's SHARD_GRAD_OP.
+    Gradients,
+    /// Parameters, too. FSDP's FULL_SHARD.
+    Parameters,
+}
+
+impl Stage {
+    /// All of them, in order.
+    pub const ALL: [Stage; 4] = [Stage::Whole, Stage::Optimizer, Stage::Gradients, Stage::Parameters];
+
+    /// DeepSpeed's number.
+    pub fn number(self) -> usize {
+        self as usize
+    }
+
+    /// As people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Whole => "DDP",
+            Stage::Optimizer => "ZeRO-1",
+            Stage::Gradients => "ZeRO-2",
+            Stage::Parameters => "ZeRO-3",
+        }
+    }
+}
+
+/// The optimizers, as far as memory is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Optim {
+    /// Adam, AdamW: two moments.
+    TwoMoments,
+    /// LAMB: two moments, of whole parameters at a time.
+    Lamb,
+    /// Lion, Adagrad, SGD with momentum: one state.
+    OneState,
+    /// SGD without momentum.
+    Stateless,
+    /// Adafactor: sums over rows and columns of matrices.
+    Factored,
+    /// Muon: one state for matrices, two for all others.
+    Muon,
+}
+
+/// What is trained how, as far as memory is concerned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The dtype of the arithmetic.
+    pub dtype: DType,
+    /// What is sharded over the ranks.
+    pub stage: Stage,
+    /// Ranks, all of this machine where they share memory.
+    pub ranks: usize,
+    /// Where ranks share no memory, as over MPI, how many are on this machine.
+    pub apart: Option<usize>,
+    /// The optimizer.
+    pub optim: Optim,
+    /// Files in which master weights and optimizer state are kept; `None`: in memory.
+    pub offload_optimizer: Option<Offload>,
+    /// Files in which parameters are kept; only for [`Stage::Parameters`]. `None`: in memory.
+    pub offload_parameters: Option<Offload>,
+    /// Elements that are gathered ahead of their use, where parameters come from files.
+    pub prefetch_elems: usize,
+    /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
+    pub gather_copies: bool,
+    /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
+    pub reduce_dtype: DType,
+}
+
+impl Settings {
+    /// In-memory states, AdamW, and everything else as by default.
+    pub fn new(dtype: DType, stage: Stage, ranks: usize) -> Settings {
+        Settings {
+            dtype,
+            stage,
+            ranks: ranks.max(1),
+            apart: None,
+            optim: Optim::TwoMoments,
+            offload_optimizer: None,
+            offload_parameters: None,
+            prefetch_elems: 50_000_000,
+            gather_copies: false,
+            reduce_dtype: DType::F32,
+        }
+    }
+    /// How states in files are read and written: as the optimizer's are, where both kinds of state are in files.
+    pub(super) fn files(&self) -> Offload {
+        let files = self.offload_optimizer.as_ref().or(self.offload_parameters.as_ref());
+        files.cloned().unwrap_or_else(offload_to_files)
+    }
+}
+
+/// Files of a usual size for an estimate, which touches no folder.
+pub fn offload_to_files() -> Offload {
+    Offload { dir: PathBuf::new(), sub_group_elems: 1 << 22, buffers: 4 }
+}

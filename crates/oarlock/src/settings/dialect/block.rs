@@ -1,0 +1,179 @@
+//! A block of another program's configuration, read against the table of its keys.
+
+use super::super::keys::Key;
+use super::super::layer::{Authority, Layer};
+use super::super::location::Origin;
+use super::super::node::{Data, Entry, written_twice};
+use super::super::problem::{Problem, Problems};
+use super::super::resolve::{self, Setting, Settings, wrong_type};
+use super::super::value::{self, Value};
+use super::deepspeed_keys;
+
+/// A block of another program's configuration.
+#[derive(Clone, Debug)]
+pub struct Dialect {
+    /// Whose it is.
+    pub title: &'static str,
+    /// Its settings, by their paths in the block.
+    pub settings: Settings,
+}
+
+/// The blocks of a run.
+#[derive(Clone, Debug)]
+pub struct Dialects {
+    /// `deepspeed`.
+    pub deepspeed: Option<Dialect>,
+    /// `fsdp` and `fsdp_config`.
+    pub fsdp: Option<Dialect>,
+    /// What the log should say about them.
+    pub notes: Vec<String>,
+}
+
+impl Dialects {
+    /// The blocks there are.
+    pub fn iter(&self) -> impl Iterator<Item = &Dialect> {
+        self.deepspeed.iter().chain(&self.fsdp)
+    }
+
+    /// What the blocks ask for and is not there.
+    pub fn missing(&self) -> Problems {
+        let mut missing = Problems::default();
+        self.iter().for_each(|block| missing.append(resolve::missing(&block.settings)));
+        missing
+    }
+}
+
+/// Reads the file of a block; the second word is what messages call it.
+pub type ReadFile<'a> = dyn Fn(&str, &str) -> Result<Vec<Entry>, Problem> + 'a;
+
+impl Dialect {
+    /// Reads the entries of a DeepSpeed configuration.
+    pub fn deepspeed(entries: &[Entry], problems: &mut Problems) -> Self {
+        Dialect::new("DeepSpeed", deepspeed_keys::KEYS, entries, &str::to_owned, problems)
+    }
+
+    /// Reads entries against a table; `normal` turns a name at the top into that of the table.
+    pub(super) fn new(
+        title: &'static str,
+        keys: &'static [Key],
+        entries: &[Entry],
+        normal: &dyn Fn(&str) -> String,
+        problems: &mut Problems,
+    ) -> Self {
+        let mut dialect = Dialect { title, settings: Settings::of(keys) };
+        for entry in entries {
+            dialect.take(keys, &normal(&entry.key), entry, problems);
+        }
+        dialect
+    }
+
+    /// Reads the entry at `path`: a block, or a setting.
+    fn take(&mut self, keys: &'static [Key], path: &str, entry: &Entry, problems: &mut Problems) {
+        let prefix = format!("{path}.");
+        let has_inner = keys.iter().any(|key| key.name.starts_with(&prefix));
+        if let Data::Map(entries) = &entry.value.data
+            && has_inner
+        {
+            for inner in entries {
+                self.take(keys, &format!("{prefix}{}", inner.key), inner, problems);
+            }
+        } else if let Some(setting) = self.settings.get_mut(path) {
+            if let Err(problem) = settle(setting, entry) {
+                problems.push(problem);
+            }
+        } else if has_inner && !entry.value.is_null() {
+            let message = format!("`{path}` takes a mapping, not {}", entry.value.describe());
+            problems.push(Problem::new(message).at(&entry.value.location, ""));
+        } else if !has_inner {
+            problems.push(self.unknown(keys, path, entry));
+        }
+    }
+
+    fn unknown(&self, keys: &'static [Key], path: &str, entry: &Entry) -> Problem {
+        let (block, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let message = match block {
+            "" => format!("unknown key `{name}` in the {} configuration", self.title),
+            _ => format!("unknown key `{name}` in `{block}`"),
+        };
+        let problem = Problem::new(message).at(&entry.location, "");
+        let inner = |key: &'static Key| match block {
+            "" => Some(key.name),
+            _ => key.name.strip_prefix(block)?.strip_prefix('.'),
+        };
+        let siblings = keys.iter().filter_map(inner).filter_map(|name| name.split('.').next());
+        let elsewhere = keys.iter().find(|key| key.name.rsplit('.').next() == Some(name));
+        match elsewhere.and_then(|key| key.name.rsplit_once('.')) {
+            Some((home, _)) => problem.help(format!("`{name}` belongs into `{home}`")),
+            None => {
+                let page = format!("docs/{}.md lists every key", self.title.to_lowercase());
+                problem.did_you_mean(name, siblings, page)
+            }
+        }
+    }
+}
+
+/// Takes what is written for one setting of a block.
+///
+/// # Errors
+/// If it was written before, or is of another type.
+pub fn settle(setting: &mut Setting, entry: &Entry) -> Result<(), Problem> {
+    let key = setting.key;
+    let location =
+        if entry.value.location.bytes.is_empty() { &entry.location } else { &entry.value.location };
+    if let Some(first) = setting.location() {
+        return Err(written_twice(key.name, &entry.location, first));
+    }
+    setting.origin = Origin::Written(location.clone());
+    let auto = entry.value.word() == Some(resolve::AUTO);
+    if auto && key.is_used() {
+        setting.value = Value::Text(resolve::AUTO.to_owned());
+    } else if !auto && !entry.value.is_null() {
+        match value::read(key.value_type, &entry.value) {
+            Some(value) => setting.value = value,
+            None => {
+                setting.broken = true;
+                return Err(wrong_type(key, &entry.value, location));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The entries of a setting that holds a block or names its file.
+pub(super) fn entries(
+    setting: &Setting,
+    what: &str,
+    file: &ReadFile<'_>,
+    problems: &mut Problems,
+) -> Option<Vec<Entry>> {
+    let path = match &setting.value {
+        Value::Map(entries) => return Some(entries.clone()),
+        Value::Text(path) => path,
+        _ => return None,
+    };
+    let problem = match file(path, what) {
+        Ok(entries) => return Some(entries),
+        Err(problem) => problem,
+    };
+    problems.push(match (problem.location(), setting.location()) {
+        (None, Some(location)) => problem.at(location, ""),
+        _ => problem,
+    });
+    None
+}
+
+/// Joins what a block says about keys of ours to the settings, with which it must agree.
+pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problems) {
+    // A block names no key that a table of a training lacks.
+    let unknown =
+        |entry: &Entry| Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "");
+    resolve::add(&Layer { authority: Authority::MustAgree, entries }, settings, &unknown, problems);
+}
+
+/// Whether a number of ranks divides all ranks; else it is reported.
+pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: i64, problems: &mut Problems) {
+    if part as i64 > 0 && ranks % part as i64 != 0 {
+        let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
+        block.settings.report(problems, message, &[name], "groups of ranks are of one size");
+    }
+}
