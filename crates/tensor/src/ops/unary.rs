@@ -102,7 +102,7 @@ impl Function for UnaryBackward {
             let (f, x, dy) = (self.f, launch.read::<T>(&x)?, launch.read::<T>(&dy)?);
             let dx = launch.store::<T>(&mut dx, store)?;
             launch.run(move |cpu| {
-                kernel::backward(cpu, f, x.slice(cpu), dy.slice(cpu), (dx.slice(cpu), store));
+                kernel::backward(cpu, f, store, x.slice(cpu), dy.slice(cpu), dx.slice(cpu));
             })
         })?;
         cx.give(0, dx)

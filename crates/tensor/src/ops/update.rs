@@ -9,29 +9,9 @@ use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
 use crate::ops::optimizer::Part;
-use crate::ops::with_float;
 
 pub use crate::cpu::random::Stream;
 pub use crate::cpu::sums::NORM_BLOCK;
-
-/// Rounds master weights (which begin with element `range.start` of the unit) into the working copies.
-///
-/// # Errors
-/// While one of the buffers is in use elsewhere.
-pub fn round_into(
-    device: &Device,
-    master: &FlatBuffer,
-    weights: &FlatBuffer,
-    range: Range<usize>,
-    dtype: DType,
-) -> Result<()> {
-    let mut launch = device.quiet_launch("round_into");
-    let master = launch.read_flat::<f32>(&master.read()?, &(0..range.len()))?;
-    with_float!(dtype, "round_into", T => {
-        let weights = launch.write_flat::<T>(&mut weights.write()?, &range, Mode::Write)?;
-        launch.run(move |cpu| elementwise::cast(cpu, master.slice(cpu), weights.slice(cpu)))
-    })
-}
 
 /// The sum of squares of each block of [`NORM_BLOCK`] f32 elements of `x` (the last may be shorter), in f64, into `out`.
 ///
