@@ -350,7 +350,9 @@ impl Kernel for Lanes {
             })
         }
         fn keep(x: A16, other: A16, j: i32, lo: *const i32, hi: *const i32) -> A16 {
-            lanes!(i => if lo.add(i).read_unaligned() <= j && j < hi.add(i).read_unaligned() { x[i] } else { other[i] })
+            let lo = lo.cast::<[i32; LANES]>().read_unaligned();
+            let hi = hi.cast::<[i32; LANES]>().read_unaligned();
+            lanes!(i => if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
         }
         fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
             for i in 0..LANES {
