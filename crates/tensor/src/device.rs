@@ -9,10 +9,7 @@
 //! ```ignore
 //! let mut launch = device.launch("cast", 0, bytes);
 //! let (x, out) = (launch.read::<f32>(x)?, launch.write::<bf16>(&mut y)?);
-//! launch.run(move |cpu| {
-//!     elementwise::cast(cpu, x.slice(cpu), out.slice(cpu));
-//!     Ok(())
-//! })?;
+//! launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), out.slice(cpu)))?;
 //! ```
 //!
 //! Only the running kernel turns a view into a slice. The host has no other way to the elements than the copies of

@@ -153,6 +153,23 @@ impl Deref for Running<'_> {
     }
 }
 
+/// What a kernel returns: nothing, or whether it succeeded.
+pub(crate) trait Outcome {
+    fn result(self) -> Result<()>;
+}
+
+impl Outcome for () {
+    fn result(self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Outcome for Result<()> {
+    fn result(self) -> Result<()> {
+        self
+    }
+}
+
 /// A launch that is being put together. It ends with [`Launch::run`].
 pub(crate) struct Launch<'d> {
     device: &'d Device,
@@ -320,12 +337,13 @@ impl<'d> Launch<'d> {
         self.view_mut(buffer.span().part(0..bytes)?, Mode::Write)
     }
 
-    /// Hands the launch to its device: `cpu` is what to do on a CPU, or on a device that has no form of its own for the
-    /// op, which then stages it.
+    /// Hands the launch to its device: `kernel` is what to do on a CPU, or on a device that has no form of its own for
+    /// the op, which then stages it.
     ///
     /// # Errors
     /// What the kernel reports, where it runs at once.
-    pub fn run(self, cpu: impl FnOnce(&Running<'_>) -> Result<()> + Send + 'static) -> Result<()> {
+    pub fn run<R: Outcome>(self, kernel: impl FnOnce(&Running<'_>) -> R + Send + 'static) -> Result<()> {
+        let cpu = |running: &Running<'_>| kernel(running).result();
         let Launch { device, name, cost, queue, accesses, .. } = self;
         match queue {
             Some(queue) => queue.defer(name, cost, accesses, Box::new(cpu)),

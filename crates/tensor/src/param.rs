@@ -99,10 +99,7 @@ impl GradSlot {
         let store = self.store;
         let mut launch = grad.device().quiet_launch("gradient of a parameter");
         let (from, to) = (launch.read::<f32>(grad)?, launch.grad(self)?);
-        launch.run(move |cpu| {
-            store.put_all(to.slice(cpu), from.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| store.put_all(to.slice(cpu), from.slice(cpu)))
     }
 }
 
@@ -361,10 +358,7 @@ impl FlatParams {
                 let range = place.first..place.first + place.shape.n_elems();
                 let mut launch = self.device.quiet_launch("zeros");
                 let zeros = launch.write_flat::<f32>(&mut grads.write()?, &range, Mode::Write)?;
-                launch.run(move |cpu| {
-                    zeros.slice(cpu).fill(0.0);
-                    Ok(())
-                })?;
+                launch.run(move |cpu| zeros.slice(cpu).fill(0.0))?;
             }
         }
         Ok(())

@@ -1,8 +1,9 @@
 //! The tape: the ops of a forward pass in order, so that a backward pass can run them in reverse.
 //!
 //! A tensor that is on a tape carries its place there, and so do the results of ops on it; there is no global state.
-//! Where an op takes tensors of two tapes, the tapes become one. An op keeps for its backward pass what it cannot cheaply make again: a tensor that came from an op bound by memory
-//! (a norm, an activation) is kept as a recipe and computed again when the backward pass first asks for it.
+//! Where an op takes tensors of two tapes, the tapes become one. An op has one output, and keeps for its backward pass
+//! what it cannot cheaply make again: a tensor that came from an op bound by memory (a norm, an activation) is kept as a
+//! recipe and computed again when the backward pass first asks for it.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +40,7 @@ impl Joined {
     fn place(&self, id: VarId) -> VarId {
         // No tape is ever run so often: a place of an earlier run stays one.
         let run = if id.run == self.run { self.into_run } else { usize::MAX };
-        VarId { run, node: id.node + self.offset, ..id }
+        VarId { run, node: id.node + self.offset }
     }
 }
 
@@ -70,10 +71,10 @@ struct Node {
     /// Taken when the backward pass has run it.
     op: Option<Step>,
     inputs: Vec<Option<VarId>>,
-    /// Gradients of the outputs, as far as their users have given them.
-    grads: Vec<Option<Tensor>>,
-    /// Outputs that were computed again, until this node's own backward pass.
-    replayed: Vec<Option<Tensor>>,
+    /// The gradient of the output, as far as its users have given it.
+    grad: Option<Tensor>,
+    /// The output when it was computed again, until this node's own backward pass.
+    replayed: Option<Tensor>,
 }
 
 enum Step {
@@ -83,12 +84,11 @@ enum Step {
     Leaf,
 }
 
-/// A tensor's place on a tape: an output of a node.
+/// A tensor's place on a tape: the output of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VarId {
     run: usize,
     node: usize,
-    output: usize,
 }
 
 /// What a tensor on a tape knows of it. Without an id no gradient is wanted, but results are on the tape as well.
@@ -111,17 +111,17 @@ impl Var {
 
 /// The backward half of an op.
 pub(crate) trait Function: Send {
-    /// Takes the gradients of the outputs (absent where nobody used one) and gives those of the inputs.
-    fn backward(self: Box<Self>, grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()>;
+    /// Takes the gradient of the output and gives those of the inputs.
+    fn backward(self: Box<Self>, grad: Tensor, cx: &mut Backward<'_>) -> Result<()>;
 
     /// Whether the output can be computed again at the cost of one pass over memory.
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         false
     }
 
-    /// Computes an output again.
-    fn replay(&self, output: usize, _cx: &mut Backward<'_>) -> Result<Tensor> {
-        Err(Error::Usage(format!("output {output} of this op cannot be replayed")))
+    /// Computes the output again.
+    fn replay(&self, _cx: &mut Backward<'_>) -> Result<Tensor> {
+        Err(Error::Usage("the output of this op cannot be replayed".to_string()))
     }
 }
 
@@ -257,7 +257,7 @@ impl Tape {
     /// Puts a tensor on the tape as a leaf: [`Tape::backward`] keeps its gradient for [`Gradients::of`].
     pub fn leaf(&self, tensor: &Tensor) -> Tensor {
         let tape = self.resolve(None).0;
-        let id = tape.with(|recording| recording.push(Step::Leaf, Vec::new(), 1));
+        let id = tape.with(|recording| recording.push(Step::Leaf, Vec::new()));
         tensor.clone().on(Var { tape, id: Some(id) })
     }
 
@@ -273,7 +273,7 @@ impl Tape {
 
     fn mark(&self, step: Step) {
         self.with(|recording| {
-            recording.push(step, Vec::new(), 0);
+            recording.push(step, Vec::new());
             recording.unit_first = recording.nodes.len();
         });
     }
@@ -281,7 +281,7 @@ impl Tape {
     /// Lets the gradient of a leaf of this run begin with `sum` instead of nothing.
     pub(crate) fn begin_sum(&self, leaf: &Tensor, sum: Option<Tensor>) -> Result<()> {
         let id = self.place_of(leaf)?;
-        self.with(|recording| recording.nodes[id.node].grads[id.output] = sum);
+        self.with(|recording| recording.nodes[id.node].grad = sum);
         Ok(())
     }
 
@@ -341,25 +341,23 @@ impl Tape {
 
     fn run_backward(&self, root: VarId, grad: Tensor) -> Result<Gradients> {
         let mut recording = self.with(Recording::take);
-        let slot = &mut recording.nodes[root.node].grads[root.output];
+        let slot = &mut recording.nodes[root.node].grad;
         *slot = Some(accumulate::add_to(slot.take(), grad)?);
         let mut leaves = Vec::new();
         for index in (0..recording.nodes.len()).rev() {
             let node = &mut recording.nodes[index];
-            node.replayed.clear();
-            match node.op.take() {
-                Some(Step::UnitLeave(hook)) => hook.before_backward()?,
-                Some(Step::UnitEnter(hook)) => hook.after_backward()?,
-                Some(Step::Leaf) => leaves.push((index, node.grads[0].take())),
-                Some(Step::Op(op)) => {
-                    let grads = std::mem::take(&mut node.grads);
-                    if grads.iter().any(Option::is_some) {
-                        let (inputs, base) = (std::mem::take(&mut node.inputs), node.base);
-                        let nodes = &mut recording.nodes;
-                        op.backward(grads, &mut Backward { nodes, inputs: &inputs, base })?;
-                    }
+            node.replayed = None;
+            let grad = node.grad.take();
+            match (node.op.take(), grad) {
+                (Some(Step::UnitLeave(hook)), _) => hook.before_backward()?,
+                (Some(Step::UnitEnter(hook)), _) => hook.after_backward()?,
+                (Some(Step::Leaf), grad) => leaves.push((index, grad)),
+                (Some(Step::Op(op)), Some(grad)) => {
+                    let (inputs, base) = (std::mem::take(&mut node.inputs), node.base);
+                    let nodes = &mut recording.nodes;
+                    op.backward(grad, &mut Backward { nodes, inputs: &inputs, base })?;
                 }
-                None => {}
+                (Some(Step::Op(_)), None) | (None, _) => {}
             }
         }
         Ok(Gradients { tape: self.clone(), run: recording.run, leaves })
@@ -373,11 +371,10 @@ impl Default for Tape {
 }
 
 impl Recording {
-    /// Adds a node; the result is the place of its first output.
-    fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>, n_outputs: usize) -> VarId {
-        let slots = || (0..n_outputs).map(|_| None).collect::<Vec<_>>();
-        self.nodes.push(Node { base: 0, op: Some(op), inputs, grads: slots(), replayed: slots() });
-        VarId { run: self.run, node: self.nodes.len() - 1, output: 0 }
+    /// Adds a node; the result is the place of its output.
+    fn push(&mut self, op: Step, inputs: Vec<Option<VarId>>) -> VarId {
+        self.nodes.push(Node { op: Some(op), inputs, ..Node::default() });
+        VarId { run: self.run, node: self.nodes.len() - 1 }
     }
 
     /// What was recorded so far; the next run begins empty, under the same promise.
@@ -459,7 +456,7 @@ impl Recorder {
         // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
         let is_recipe = |id: &VarId| {
             self.tape.with(|recording| match &recording.nodes[id.node].op {
-                Some(Step::Op(op)) => id.node >= recording.unit_first && op.can_replay(id.output),
+                Some(Step::Op(op)) => id.node >= recording.unit_first && op.can_replay(),
                 _ => false,
             })
         };
@@ -472,7 +469,7 @@ impl Recorder {
         Some(self.save(tensor)).filter(|saved| matches!(saved, Saved::Replay(_)))
     }
 
-    /// Records an op of one output, where there is a tape; `op` is made from what it keeps.
+    /// Records the op and puts its output on the tape, where there is one; `op` is made from what it keeps.
     pub fn record<F: Function + 'static>(
         recorder: Option<Recorder>,
         output: Tensor,
@@ -480,21 +477,10 @@ impl Recorder {
     ) -> Tensor {
         let Some(recorder) = recorder else { return output };
         let op = op(&recorder);
-        let [output] = recorder.finish([output], op);
-        output
-    }
-
-    /// Records the op and puts its outputs on the tape.
-    pub fn finish<const N: usize>(self, outputs: [Tensor; N], op: impl Function + 'static) -> [Tensor; N] {
-        let inputs = self.inputs;
-        let push = |recording: &mut Recording| recording.push(Step::Op(Box::new(op)), inputs, N);
-        let node = self.needs_grad.then(|| self.tape.with(push));
-        let mut output = 0;
-        outputs.map(|tensor| {
-            let id = node.map(|node| VarId { output, ..node });
-            output += 1;
-            tensor.on(Var { tape: self.tape.clone(), id })
-        })
+        let Recorder { tape, inputs, needs_grad } = recorder;
+        let push = |recording: &mut Recording| recording.push(Step::Op(Box::new(op)), inputs);
+        let id = needs_grad.then(|| tape.with(push));
+        output.on(Var { tape, id })
     }
 }
 
@@ -507,9 +493,10 @@ pub(crate) struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    /// The output that an input is.
-    fn input(&self, index: usize) -> Option<(usize, usize)> {
-        self.inputs[index].map(|id| (id.node + self.base, id.output))
+    /// Where the gradient of an input is summed.
+    fn grad_of(&mut self, index: usize) -> Option<&mut Option<Tensor>> {
+        let id = self.inputs[index]?;
+        Some(&mut self.nodes[id.node + self.base].grad)
     }
 
     /// Whether anybody wants the gradient of input `index`.
@@ -519,11 +506,11 @@ impl Backward<'_> {
 
     /// A tensor that was kept.
     pub fn get(&mut self, saved: &Saved) -> Result<Tensor> {
-        let (index, output) = match saved {
+        let index = match saved {
             Saved::Kept(tensor) => return Ok(tensor.clone()),
-            Saved::Replay(id) => (id.node + self.base, id.output),
+            Saved::Replay(id) => id.node + self.base,
         };
-        if let Some(tensor) = &self.nodes[index].replayed[output] {
+        if let Some(tensor) = &self.nodes[index].replayed {
             return Ok(tensor.clone());
         }
         let Some(Step::Op(op)) = self.nodes[index].op.take() else {
@@ -532,51 +519,40 @@ impl Backward<'_> {
             ));
         };
         let base = std::mem::replace(&mut self.base, self.nodes[index].base);
-        let tensor = op.replay(output, self);
+        let tensor = op.replay(self);
         self.base = base;
         let node = &mut self.nodes[index];
         node.op = Some(Step::Op(op));
         let tensor = tensor?;
-        node.replayed[output] = Some(tensor.clone());
+        node.replayed = Some(tensor.clone());
         Ok(tensor)
     }
 
     /// Adds to the gradient of input `index`; nothing happens when nobody wants it.
     pub fn give(&mut self, index: usize, grad: Tensor) -> Result<()> {
-        let Some((node, output)) = self.input(index) else { return Ok(()) };
-        let slot = &mut self.nodes[node].grads[output];
+        let Some(slot) = self.grad_of(index) else { return Ok(()) };
         *slot = Some(accumulate::add_to(slot.take(), grad)?);
         Ok(())
     }
 
     /// Takes what has come so far of the gradient of input `index`, for an op that goes on with the sum.
     pub fn take(&mut self, index: usize) -> Option<Tensor> {
-        let (node, output) = self.input(index)?;
-        self.nodes[node].grads[output].take()
+        self.grad_of(index)?.take()
     }
 
     /// The gradient of input `index` for an op that can add into it: what has come so far, to be added to, or fresh
-    /// memory, to be overwritten. To be given back with [`Backward::put`].
+    /// memory, to be overwritten. To be given back with [`Backward::give`].
     pub fn slot(&mut self, index: usize, like: &Tensor) -> Result<(Tensor, Store)> {
         self.slot_of(index, *like.shape(), like)
     }
 
     /// As [`Backward::slot`], for an input of another shape.
     pub fn slot_of(&mut self, index: usize, shape: Shape, like: &Tensor) -> Result<(Tensor, Store)> {
-        if let Some((node, output)) = self.input(index) {
-            let slot = &mut self.nodes[node].grads[output];
-            if slot.as_ref().is_some_and(Tensor::is_unique)
-                && let Some(sum) = slot.take()
-            {
-                return Ok((sum, Store::Add));
-            }
+        let unique = |slot: &mut Option<Tensor>| slot.take_if(|sum| sum.is_unique());
+        if let Some(sum) = self.grad_of(index).and_then(unique) {
+            return Ok((sum, Store::Add));
         }
         let fresh = Tensor::uninit(shape, like.dtype(), like.device(), "gradient")?;
         Ok((fresh, Store::Overwrite))
-    }
-
-    /// Gives back what [`Backward::slot`] lent.
-    pub fn put(&mut self, index: usize, grad: Tensor) -> Result<()> {
-        self.give(index, grad)
     }
 }

@@ -46,11 +46,12 @@ struct Attention {
     config: AttentionConfig,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Module)]
 struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
+    #[module(skip)]
     activation: Activation,
 }
 
@@ -226,21 +227,23 @@ impl Mlp {
     }
 }
 
+/// Shows a norm that a model may do without.
+fn show(visitor: &mut dyn Visitor, name: &str, norm: &Option<RmsNorm>) {
+    if let Some(norm) = norm {
+        visitor.child(name, norm);
+    }
+}
+
 impl Module for Block {
     /// Names are those of transformers' llama, and GLM-4's where norms stand on both sides; a family whose files say
     /// otherwise renames.
     fn visit(&self, visitor: &mut dyn Visitor) {
-        let norm = |name: &str, norm: &Option<RmsNorm>, visitor: &mut dyn Visitor| {
-            if let Some(norm) = norm {
-                visitor.child(name, norm);
-            }
-        };
-        norm("input_layernorm", &self.attention_norms.before, visitor);
+        show(visitor, "input_layernorm", &self.attention_norms.before);
         visitor.child("self_attn", &self.self_attn);
-        norm("post_self_attn_layernorm", &self.attention_norms.after, visitor);
-        norm("post_attention_layernorm", &self.mlp_norms.before, visitor);
+        show(visitor, "post_self_attn_layernorm", &self.attention_norms.after);
+        show(visitor, "post_attention_layernorm", &self.mlp_norms.before);
         visitor.child("mlp", &self.mlp);
-        norm("post_mlp_layernorm", &self.mlp_norms.after, visitor);
+        show(visitor, "post_mlp_layernorm", &self.mlp_norms.after);
     }
 
     /// As the class is called in Python, where people write its name into FSDP's settings.
@@ -255,18 +258,7 @@ impl Module for Attention {
         visitor.child("k_proj", &self.k_proj);
         visitor.child("v_proj", &self.v_proj);
         visitor.child("o_proj", &self.o_proj);
-        for (name, norm) in [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)] {
-            if let Some(norm) = norm {
-                visitor.child(name, norm);
-            }
-        }
-    }
-}
-
-impl Module for Mlp {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("gate_proj", &self.gate_proj);
-        visitor.child("up_proj", &self.up_proj);
-        visitor.child("down_proj", &self.down_proj);
+        show(visitor, "q_norm", &self.q_norm);
+        show(visitor, "k_norm", &self.k_norm);
     }
 }

@@ -10,21 +10,26 @@ use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
 use crate::nested::Nested;
-use crate::nn::{self, Forward, Linear, Module, RmsNorm, Unit, Visitor, in_scope};
+use crate::nn::{self, Forward, Linear, Module, RmsNorm, Unit, in_scope};
 
 /// A decoder whose output is a linear layer without bias, `score`, on the last token of each row that is no padding.
 /// Its weights are named as those of `LlamaForSequenceClassification`.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub struct SequenceClassifier {
+    #[module(name = "")]
     body: Body,
+    #[module(name = "")]
     head: Unit<ClassifierHead>,
+    #[module(skip)]
     pad: Option<u32>,
+    #[module(skip)]
     n_labels: usize,
 }
 
 /// The final norm and the weights of the labels.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub struct ClassifierHead {
+    #[module(name = "model.norm")]
     norm: RmsNorm,
     score: Linear,
 }
@@ -172,19 +177,5 @@ impl Forward<Tensor> for SequenceClassifier {
     type Output = Tensor;
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.logits(ids, None)
-    }
-}
-
-impl Module for SequenceClassifier {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.body.visit(visitor);
-        visitor.child("", &self.head);
-    }
-}
-
-impl Module for ClassifierHead {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("model.norm", &self.norm);
-        visitor.child("score", &self.score);
     }
 }

@@ -11,31 +11,40 @@ use super::cache::LayerCache;
 use super::config::DecoderConfig;
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
-use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, Visitor, in_scope};
+use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, in_scope};
 
 /// A decoder-only language model.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub struct Decoder {
+    #[module(name = "")]
     body: Body,
+    #[module(name = "")]
     head: Unit<Head>,
 }
 
 /// A decoder without its output: the embedding and the layers.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub(super) struct Body {
+    #[module(skip)]
     config: DecoderConfig,
+    #[module(name = "model.embed_tokens")]
     embed_tokens: Unit<Embedding>,
+    #[module(name = "model.layers")]
     layers: Vec<Unit<Block>>,
     /// Of each layer; layers with equal settings share a table.
+    #[module(skip)]
     ropes: Vec<RopeTables>,
+    #[module(skip)]
     parts: Parts,
 }
 
 /// The final norm and the output weights; those may be the embedding's.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub struct Head {
+    #[module(name = "model.norm")]
     norm: RmsNorm,
     lm_head: Linear,
+    #[module(skip)]
     logit_cap: Option<f32>,
 }
 
@@ -184,26 +193,5 @@ impl Head {
     fn normed(&self, x: &Tensor) -> Result<Tensor> {
         let dtype = self.lm_head.weight.weight()?.dtype();
         self.norm.forward_to(x, dtype)
-    }
-}
-
-impl Module for Body {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("model.embed_tokens", &self.embed_tokens);
-        visitor.child("model.layers", &self.layers);
-    }
-}
-
-impl Module for Decoder {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.body.visit(visitor);
-        visitor.child("", &self.head);
-    }
-}
-
-impl Module for Head {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("model.norm", &self.norm);
-        visitor.child("lm_head", &self.lm_head);
     }
 }

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{self, Mask, Rope, WeightLayout};
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
 use super::layers::in_dtype_of;
-use crate::nn::{Forward, Linear, Module, Visitor, in_scope};
+use crate::nn::{Linear, Module, Visitor, in_scope};
 
 /// Self-attention: `torch.nn.MultiheadAttention` with `batch_first=True`, without dropout on the attention weights, which
 /// are never formed. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).
@@ -144,13 +144,6 @@ impl Module for MultiHeadAttention {
             visitor.param("in_proj_bias", bias);
         }
         visitor.child("out_proj", &self.out_proj);
-    }
-}
-
-impl Forward<Tensor> for MultiHeadAttention {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
     }
 }
 

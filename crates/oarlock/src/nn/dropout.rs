@@ -2,7 +2,7 @@
 
 use oarlock_tensor::{Result, Tensor, ops};
 
-use crate::nn::{Forward, Mode, Module, Visitor};
+use crate::nn::{Mode, Module, Visitor};
 
 /// Each element becomes 0 with probability `p`, and the others are divided by `1 - p`, while the model trains
 /// (Srivastava et al. 2014); otherwise nothing changes.
@@ -46,13 +46,6 @@ impl Default for Dropout {
 impl Module for Dropout {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.mode(&self.mode);
-    }
-}
-
-impl Forward<Tensor> for Dropout {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
     }
 }
 

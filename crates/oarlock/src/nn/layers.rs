@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::{self, WeightLayout};
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use crate::nn::{Module, Visitor, in_scope};
 
 /// y = x·Wᵀ + b, weight `[outputs, inputs]`: `torch.nn.Linear`.
 #[derive(Clone, Debug)]
@@ -91,13 +91,6 @@ impl Module for Linear {
     }
 }
 
-impl Forward<Tensor> for Linear {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
-    }
-}
-
 /// Rows of a table `[vocabulary, dim]` by token id: `torch.nn.Embedding`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
@@ -152,13 +145,6 @@ impl Module for Embedding {
     }
 }
 
-impl Forward<Tensor> for Embedding {
-    type Output = Tensor;
-    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        self.forward(ids)
-    }
-}
-
 /// What stands between the two layers of an [`Mlp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Activation {
@@ -192,13 +178,14 @@ impl Activation {
 }
 
 /// Two linear layers with an activation between them, from `dim` over `hidden` back to `dim`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Module)]
 pub struct Mlp {
     /// `[hidden, dim]`.
     pub fc1: Linear,
     /// `[dim, hidden]`.
     pub fc2: Linear,
     /// Between them.
+    #[module(skip)]
     pub activation: Activation,
 }
 
@@ -233,19 +220,5 @@ impl Mlp {
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.fc2.forward(&self.activation.apply(&self.fc1.forward(x)?)?)
-    }
-}
-
-impl Module for Mlp {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("fc1", &self.fc1);
-        visitor.child("fc2", &self.fc2);
-    }
-}
-
-impl Forward<Tensor> for Mlp {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
     }
 }

@@ -44,7 +44,7 @@ pub use wrap::Wrap;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, IntoShape};
+use oarlock_tensor::{DType, IntoShape, Tensor};
 
 use self::leaf::{Leaf, each_leaf};
 
@@ -100,6 +100,19 @@ pub trait Forward<I> {
     /// What an op reports.
     fn forward(&self, input: &I) -> Result<Self::Output>;
 }
+
+// Layers with a method `forward` for those who take any layer.
+macro_rules! layers {
+    ($($layer:ident)*) => {
+        $(impl Forward<Tensor> for $layer {
+            type Output = Tensor;
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.forward(x)
+            }
+        })*
+    };
+}
+layers!(Linear Embedding Mlp MultiHeadAttention RmsNorm LayerNorm Dropout);
 
 /// Walks over a model's parameters.
 pub trait Visitor {

@@ -3,7 +3,7 @@
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor, ops};
 
 use super::layers::in_dtype;
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use crate::nn::{Module, Visitor, in_scope};
 
 /// x / √(mean(x²) + eps) · (offset + weight) (Zhang and Sennrich 2019): `torch.nn.RMSNorm` where the offset is 0.
 #[derive(Clone, Debug)]
@@ -55,13 +55,6 @@ impl RmsNorm {
 impl Module for RmsNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);
-    }
-}
-
-impl Forward<Tensor> for RmsNorm {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
     }
 }
 
@@ -119,12 +112,5 @@ impl Module for LayerNorm {
         if let Some(bias) = &self.bias {
             visitor.param("bias", bias);
         }
-    }
-}
-
-impl Forward<Tensor> for LayerNorm {
-    type Output = Tensor;
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)
     }
 }

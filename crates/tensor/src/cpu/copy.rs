@@ -3,6 +3,7 @@
 use bytemuck::Pod;
 
 use super::Cpu;
+use super::elementwise::add_task;
 use super::isa::multiversion;
 use super::pieces::TASK_ELEMS;
 use super::walk::Walk;
@@ -64,14 +65,6 @@ pub fn write_window<W: Pod + Send + Sync>(cpu: &Cpu, window: Window, part: &[W],
 /// `window of whole += part`.
 pub fn add_window<T: Float>(cpu: &Cpu, window: Window, part: &[T], whole: &mut [T]) {
     window.in_blocks(cpu, whole, |at, whole| add_task(cpu.isa, &part[at..], whole));
-}
-
-multiversion! {
-    fn add_task[T: Float](x: &[T], y: &mut [T]) {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = T::from_f32(y.to_f32() + x.to_f32());
-        }
-    }
 }
 
 /// `out = mask != 0 ? x : y`; an absent operand is `value`.

@@ -4,7 +4,7 @@ use super::Cpu;
 use super::isa::multiversion;
 use super::lanes;
 use super::math::{exp, tanh};
-use super::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
+use super::pieces::{cut, elementwise, for_pieces, task_rows};
 use super::sums::tree_sum_f32;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
@@ -39,13 +39,9 @@ impl RowScale<'_> {
     }
 }
 
-/// The soft cap of Gemma 2: `x = cap tanh(x / cap)`.
-pub fn soft_cap(cpu: &Cpu, cap: f32, x: &mut [f32]) {
-    cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| soft_cap_task(cpu.isa, cap, x));
-}
-
-multiversion! {
-    fn soft_cap_task(cap: f32, x: &mut [f32]) {
+elementwise! {
+    /// The soft cap of Gemma 2: `x = cap tanh(x / cap)`.
+    pub fn soft_cap(cap: f32)() -> (x: &mut [f32]) {
         for x in x {
             *x = cap * tanh(*x / cap);
         }

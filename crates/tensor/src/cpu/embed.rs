@@ -1,6 +1,6 @@
 //! Token embedding: gather rows of a table, and scatter their gradients back into it.
 
-use super::isa::multiversion;
+use super::elementwise::add_task;
 use super::pieces::task_rows;
 use super::{Cpu, Store};
 use crate::dtype::Float;
@@ -66,19 +66,11 @@ pub fn embed_backward<T: Float>(
             let id = id as usize;
             if owned.contains(&id) {
                 let from = (id - first) * dim;
-                add_row(cpu.isa, &mut d_rows[from..from + dim], dy);
+                add_task(cpu.isa, dy, &mut d_rows[from..from + dim]);
             }
         }
     });
     Ok(())
-}
-
-multiversion! {
-    fn add_row[T: Float](y: &mut [f32], x: &[T]) {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y += x.to_f32();
-        }
-    }
 }
 
 fn check(op: &'static str, ids: &[i32], table: usize, rows: usize, dim: usize) -> Result<()> {

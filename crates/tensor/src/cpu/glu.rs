@@ -1,9 +1,9 @@
-//! The activation functions, alone and as the gate of a gated linear unit, forward and backward.
+//! The activation functions, and gated linear units with them, forward and backward.
 
+use super::Cpu;
 use super::isa::multiversion;
 use super::math::{exp, normal_cdf, sigmoid, tanh};
-use super::pieces::{TASK_ELEMS, cut, for_pieces};
-use super::{Cpu, Store};
+use super::pieces::{TASK_ELEMS, cut, elementwise, for_pieces};
 use crate::dtype::Float;
 
 /// An elementwise activation function.
@@ -26,7 +26,7 @@ pub enum Activation {
 impl Activation {
     /// The function at `x`.
     #[inline(always)]
-    fn value(self, x: f32) -> f32 {
+    pub(super) fn value(self, x: f32) -> f32 {
         match self {
             Activation::Silu => x * sigmoid(x),
             Activation::Gelu => x * normal_cdf(x),
@@ -46,7 +46,7 @@ impl Activation {
 
     /// The derivative at `x`.
     #[inline(always)]
-    fn slope(self, x: f32) -> f32 {
+    pub(super) fn slope(self, x: f32) -> f32 {
         match self {
             Activation::Silu => {
                 let s = sigmoid(x);
@@ -112,18 +112,11 @@ macro_rules! per_activation {
         }
     };
 }
+pub(super) use per_activation;
 
-/// `y = act(gate) * up`.
-pub fn gated_forward<T: Float>(cpu: &Cpu, act: Activation, gate: &[T], up: &[T], y: &mut [T]) {
-    assert!(gate.len() == y.len() && up.len() == y.len(), "gated_forward: lengths");
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
-        let from = i * TASK_ELEMS;
-        gated_forward_task(cpu.isa, act, &gate[from..], &up[from..], y);
-    });
-}
-
-multiversion! {
-    fn gated_forward_task[T: Float](act: Activation, gate: &[T], up: &[T], y: &mut [T]) {
+elementwise! {
+    /// `y = act(gate) * up`.
+    pub fn gated_forward[T: Float](act: Activation)(gate: &[T], up: &[T]) -> (y: &mut [T]) {
         per_activation!(act, act => {
             for ((y, g), u) in y.iter_mut().zip(gate).zip(up) {
                 *y = T::from_f32(act.value(g.to_f32()) * u.to_f32());
@@ -165,51 +158,12 @@ multiversion! {
     }
 }
 
-/// `y = act(x)`.
-pub fn activation_forward<T: Float>(cpu: &Cpu, act: Activation, x: &[T], y: &mut [T]) {
-    assert_eq!(x.len(), y.len(), "activation_forward: lengths");
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| activation_forward_task(cpu.isa, act, &x[i * TASK_ELEMS..], y));
-}
-
-multiversion! {
-    fn activation_forward_task[T: Float](act: Activation, x: &[T], y: &mut [T]) {
-        per_activation!(act, act => {
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = T::from_f32(act.value(x.to_f32()));
-            }
-        });
-    }
-}
-
-/// `dx = dy * act'(x)`, overwritten or added to.
-pub fn activation_backward<T: Float>(
-    cpu: &Cpu,
-    act: Activation,
-    x: &[T],
-    dy: &[T],
-    (dx, store): (&mut [T], Store),
-) {
-    assert!(x.len() == dx.len() && dy.len() == dx.len(), "activation_backward: lengths");
-    cpu.par.chunks_mut(dx, TASK_ELEMS, |i, dx| {
-        let from = i * TASK_ELEMS;
-        activation_backward_task(cpu.isa, act, &x[from..], &dy[from..], dx, store);
-    });
-}
-
-multiversion! {
-    fn activation_backward_task[T: Float](act: Activation, x: &[T], dy: &[T], dx: &mut [T], store: Store) {
-        per_activation!(act, act => {
-            for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-                store.put(dx, dy.to_f32() * act.slope(x.to_f32()));
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Store;
     use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
+    use crate::cpu::unary::{self, Unary};
     use crate::dtype::bf16;
 
     const ALL: [Activation; 6] = {
@@ -313,9 +267,9 @@ mod tests {
             let dy = values::<f32>(2, n);
             let (y, dx, added) = same_everywhere(|cpu| {
                 let (mut y, mut dx, mut added) = (x.clone(), x.clone(), x.clone());
-                activation_forward(cpu, act, &x, &mut y);
-                activation_backward(cpu, act, &x, &dy, (&mut dx, Store::Overwrite));
-                activation_backward(cpu, act, &x, &dy, (&mut added, Store::Add));
+                unary::forward(cpu, Unary::Activation(act), &x, &mut y);
+                unary::backward(cpu, Unary::Activation(act), Store::Overwrite, &x, &dy, &mut dx);
+                unary::backward(cpu, Unary::Activation(act), Store::Add, &x, &dy, &mut added);
                 (y, dx, added)
             });
             let (x, dy) = (f64s(&x), f64s(&dy));

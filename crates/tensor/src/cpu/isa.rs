@@ -124,6 +124,19 @@ macro_rules! multiversion {
 }
 pub(crate) use multiversion;
 
+/// Methods of a trait of vectors: always inlined, and with bodies that may do what the contract of the trait allows.
+macro_rules! vector_methods {
+    ($(fn $name:ident $([$t:ident : $bound:path])? ($($arg:ident : $ty:ty),*) $(-> $ret:ty)? $body:block)*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe, reason = "the portable vectors have plain arithmetic")]
+        unsafe fn $name $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+            // SAFETY: the contract of the trait.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use vector_methods;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,13 +28,6 @@ fn rms_rstd<T: Float>(x: &[T], eps: f32) -> f32 {
     1.0 / (sum_map(x, |x| x * x) / x.len() as f32 + eps).sqrt()
 }
 
-#[inline(always)]
-fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: &[W], offset: f32, rstd: f32, y: &mut [Y]) {
-    for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-        *y = Y::from_f32(x.to_f32() * rstd * (offset + w.to_f32()));
-    }
-}
-
 /// What an RMSNorm multiplies by: `offset + weight`.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsWeight<'a, W> {
@@ -44,13 +37,27 @@ pub struct RmsWeight<'a, W> {
     pub offset: f32,
 }
 
-impl<'a, W> RmsWeight<'a, W> {
-    /// The weight and the number to add, which changes no bit of the weight where the offset is 0: adding +0 would
-    /// turn -0 into 0.
-    #[inline(always)]
-    fn parts(self) -> (&'a [W], f32) {
-        (self.weight, if self.offset == 0.0 { -0.0 } else { self.offset })
-    }
+/// Runs a body with `$plus` standing for the function that adds the offset of `$weight` to an element. A norm without
+/// an offset gets a loop of its own: it costs no addition, and -0 stays -0.
+macro_rules! with_offset {
+    ($weight:expr, $plus:ident => $body:expr) => {
+        if $weight.offset == 0.0 {
+            let $plus = |w: f32| w;
+            $body
+        } else {
+            let $plus = |w: f32| $weight.offset + w;
+            $body
+        }
+    };
+}
+
+#[inline(always)]
+fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: RmsWeight<'_, W>, rstd: f32, y: &mut [Y]) {
+    with_offset!(weight, plus => {
+        for ((y, x), w) in y.iter_mut().zip(x).zip(weight.weight) {
+            *y = Y::from_f32(x.to_f32() * rstd * plus(w.to_f32()));
+        }
+    });
 }
 
 /// `y = x * rstd * (offset + weight)`, rounded once to y's type. `rstd = 1 / sqrt(mean(x^2) + eps)` is kept for the
@@ -63,22 +70,21 @@ pub fn rms_norm_forward<X: Float, W: Float, Y: Float>(
     y: &mut [Y],
     rstd: &mut [f32],
 ) {
-    let (weight, offset) = weight.parts();
-    let dim = row_length("rms_norm_forward", weight, &[x.len(), y.len()], &[rstd.len()]);
+    let dim = row_length("rms_norm_forward", weight.weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     for_pieces(&cpu.par, rstd.len().div_ceil(task), (cut(y, task * dim), cut(rstd, task)), |i, (y, rstd)| {
-        rms_forward_task(cpu.isa, &x[i * task * dim..], weight, offset, eps, y, rstd);
+        rms_forward_task(cpu.isa, &x[i * task * dim..], weight, eps, y, rstd);
     });
 }
 
 multiversion! {
     fn rms_forward_task[X: Float, W: Float, Y: Float](
-        x: &[X], weight: &[W], offset: f32, eps: f32, y: &mut [Y], rstd: &mut [f32],
+        x: &[X], weight: RmsWeight<'_, W>, eps: f32, y: &mut [Y], rstd: &mut [f32],
     ) {
-        let dim = weight.len();
+        let dim = weight.weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
             *rstd = rms_rstd(x, eps);
-            rms_row(x, weight, offset, *rstd, y);
+            rms_row(x, weight, *rstd, y);
         }
     }
 }
@@ -91,21 +97,20 @@ pub fn rms_norm_apply<X: Float, W: Float, Y: Float>(
     rstd: &[f32],
     y: &mut [Y],
 ) {
-    let (weight, offset) = weight.parts();
-    let dim = row_length("rms_norm_apply", weight, &[x.len(), y.len()], &[rstd.len()]);
+    let dim = row_length("rms_norm_apply", weight.weight, &[x.len(), y.len()], &[rstd.len()]);
     let task = task_rows(dim);
     cpu.par.chunks_mut(y, task * dim, |i, y| {
-        rms_apply_task(cpu.isa, &x[i * task * dim..], weight, offset, &rstd[i * task..], y);
+        rms_apply_task(cpu.isa, &x[i * task * dim..], weight, &rstd[i * task..], y);
     });
 }
 
 multiversion! {
     fn rms_apply_task[X: Float, W: Float, Y: Float](
-        x: &[X], weight: &[W], offset: f32, rstd: &[f32], y: &mut [Y],
+        x: &[X], weight: RmsWeight<'_, W>, rstd: &[f32], y: &mut [Y],
     ) {
-        let dim = weight.len();
+        let dim = weight.weight.len();
         for ((x, y), rstd) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)).zip(rstd) {
-            rms_row(x, weight, offset, *rstd, y);
+            rms_row(x, weight, *rstd, y);
         }
     }
 }
@@ -126,8 +131,7 @@ pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
     (d_weight, d_weight_store): (&mut [f32], Store),
     scratch: &mut [f32],
 ) {
-    let (weight, offset) = weight.parts();
-    let dim = row_length("rms_norm_backward", weight, &[x.len(), dy.len(), dx.len()], &[rstd.len()]);
+    let dim = row_length("rms_norm_backward", weight.weight, &[x.len(), dy.len(), dx.len()], &[rstd.len()]);
     assert_eq!(d_weight.len(), dim, "rms_norm_backward: d_weight");
     let partials = &mut scratch[..rms_norm_backward_scratch(rstd.len(), dim)];
     let n_blocks = rstd.len().div_ceil(ROW_BLOCK);
@@ -137,7 +141,6 @@ pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
             cpu.isa,
             &x[from..],
             weight,
-            offset,
             &rstd[i * ROW_BLOCK..],
             &dy[from..],
             dx,
@@ -150,43 +153,42 @@ pub fn rms_norm_backward<X: Float, W: Float, Y: Float>(
 
 multiversion! {
     fn rms_backward_block[X: Float, W: Float, Y: Float](
-        x: &[X], weight: &[W], offset: f32, rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store,
+        x: &[X], weight: RmsWeight<'_, W>, rstd: &[f32], dy: &[Y], dx: &mut [X], store: Store,
         d_weight: &mut [f32],
     ) {
-        let dim = weight.len();
         d_weight.fill(0.0);
-        let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim)).zip(rstd);
-        for (((x, dy), dx), &rstd) in rows {
-            let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * (offset + w));
-            let slope = projection * rstd * rstd / dim as f32;
+        with_offset!(weight, plus => {
+            let weight = weight.weight;
             match store {
                 Store::Overwrite => {
-                    rms_backward_row::<X, W, Y, false>(x, weight, offset, dy, rstd, slope, dx, d_weight);
+                    rms_backward_rows::<X, W, Y, false>(x, weight, plus, rstd, dy, dx, d_weight);
                 }
-                Store::Add => {
-                    rms_backward_row::<X, W, Y, true>(x, weight, offset, dy, rstd, slope, dx, d_weight);
-                }
+                Store::Add => rms_backward_rows::<X, W, Y, true>(x, weight, plus, rstd, dy, dx, d_weight),
             }
-        }
+        });
     }
 }
 
 #[inline(always)]
-fn rms_backward_row<X: Float, W: Float, Y: Float, const ADD: bool>(
+fn rms_backward_rows<X: Float, W: Float, Y: Float, const ADD: bool>(
     x: &[X],
     weight: &[W],
-    offset: f32,
+    plus: impl Fn(f32) -> f32,
+    rstd: &[f32],
     dy: &[Y],
-    rstd: f32,
-    slope: f32,
     dx: &mut [X],
     d_weight: &mut [f32],
 ) {
-    let store = if ADD { Store::Add } else { Store::Overwrite };
-    for ((((x, w), dy), dx), d_weight) in x.iter().zip(weight).zip(dy).zip(dx).zip(d_weight) {
-        let (x, dy) = (x.to_f32(), dy.to_f32());
-        store.put(dx, rstd * (dy * (offset + w.to_f32()) - x * slope));
-        *d_weight += dy * x * rstd;
+    let (dim, store) = (weight.len(), if ADD { Store::Add } else { Store::Overwrite });
+    let rows = x.chunks_exact(dim).zip(dy.chunks_exact(dim)).zip(dx.chunks_exact_mut(dim)).zip(rstd);
+    for (((x, dy), dx), &rstd) in rows {
+        let projection = sum_map3(x, dy, weight, |x, dy, w| x * dy * plus(w));
+        let slope = projection * rstd * rstd / dim as f32;
+        for ((((x, w), dy), dx), d_weight) in x.iter().zip(weight).zip(dy).zip(dx).zip(&mut *d_weight) {
+            let (x, dy) = (x.to_f32(), dy.to_f32());
+            store.put(dx, rstd * (dy * plus(w.to_f32()) - x * slope));
+            *d_weight += dy * x * rstd;
+        }
     }
 }
 

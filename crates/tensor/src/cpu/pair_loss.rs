@@ -1,9 +1,8 @@
 //! Losses that compare two tensors element by element: squared error and Kullback-Leibler divergence.
 
 use super::Cpu;
-use super::isa::multiversion;
 use super::math::exp;
-use super::pieces::TASK_ELEMS;
+use super::pieces::{TASK_ELEMS, elementwise};
 use super::sums::{NORM_BLOCK, tree_sum};
 use crate::dtype::Float;
 
@@ -42,15 +41,6 @@ pub fn sum<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T]) -> f64 {
     tree_sum(&blocks)
 }
 
-/// The gradient for the input times `scale`.
-pub fn input_grad<T: Float>(cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], target: &[T], dx: &mut [T]) {
-    assert!([x.len(), target.len()] == [dx.len(); 2], "pair loss: lengths");
-    cpu.par.chunks_mut(dx, TASK_ELEMS, |i, dx| {
-        let from = i * TASK_ELEMS;
-        input_task(cpu.isa, loss, scale, &x[from..], &target[from..], dx);
-    });
-}
-
 #[inline(always)]
 fn map<T: Float>(x: &[T], t: &[T], d: &mut [T], f: impl Fn(f32, f32) -> f32) {
     for ((d, x), t) in d.iter_mut().zip(x).zip(t) {
@@ -58,8 +48,9 @@ fn map<T: Float>(x: &[T], t: &[T], d: &mut [T], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
-multiversion! {
-    fn input_task[T: Float](loss: PairLoss, scale: f32, x: &[T], t: &[T], dx: &mut [T]) {
+elementwise! {
+    /// The gradient for the input times `scale`.
+    pub fn input_grad[T: Float](loss: PairLoss, scale: f32)(x: &[T], t: &[T]) -> (dx: &mut [T]) {
         match loss {
             PairLoss::Squared => map(x, t, dx, |x, t| 2.0 * scale * (x - t)),
             PairLoss::KlProbs => map(x, t, dx, |_, t| -scale * t),

@@ -84,6 +84,30 @@ pub(crate) fn for_pieces<C: Cut>(par: &Par, n: usize, cut: C, f: impl Fn(usize, 
     par.for_each(n, |i| f(i, unsafe { cut.piece(i) }));
 }
 
+/// A kernel that computes each element of its output from the elements of its inputs at the same place:
+/// the body runs on tasks of all slices. Its settings come first.
+macro_rules! elementwise {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident : $b:path),+])?
+        ($($setting:ident : $ty:ty),*) ($($x:ident : &[$tx:ty]),*) -> ($y:ident : &mut [$tyy:ty]) $body:block
+    ) => {
+        $(#[$meta])*
+        #[allow(unused_variables, reason = "without inputs no task needs its index")]
+        $vis fn $name $(<$($g: $b),+>)? (
+            cpu: &$crate::cpu::Cpu, $($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy],
+        ) {
+            use $crate::cpu::pieces::TASK_ELEMS;
+            $crate::cpu::isa::multiversion! {
+                fn task $([$($g: $b),+])? ($($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy]) $body
+            }
+            $(assert_eq!($x.len(), $y.len(), concat!(stringify!($name), ": lengths"));)*
+            cpu.par.chunks_mut($y, TASK_ELEMS, |i, $y| {
+                task(cpu.isa, $($setting,)* $(&$x[i * TASK_ELEMS..],)* $y);
+            });
+        }
+    };
+}
+pub(crate) use elementwise;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! Sums with a written order: squared norms over blocks, pairwise trees of numbers and of rows.
 
+use super::elementwise::add_task;
 use super::isa::multiversion;
 use super::{Cpu, Store};
 use crate::dtype::Float;
@@ -92,7 +93,7 @@ pub fn sum_rows_in_place(cpu: &Cpu, partials: &mut [f32], dim: usize) {
         cpu.par.chunks_mut(partials, 2 * step, |_, pair| {
             let (left, right) = pair.split_at_mut(step.min(pair.len()));
             if !right.is_empty() {
-                add_assign(cpu.isa, &mut left[..dim], &right[..dim]);
+                add_task(cpu.isa, &right[..dim], &mut left[..dim]);
             }
         });
         step *= 2;
@@ -115,14 +116,6 @@ pub(crate) fn store_sum_of_rows(cpu: &Cpu, partials: &mut [f32], out: &mut [f32]
     sum_rows_in_place(cpu, partials, out.len());
     for (out, sum) in out.iter_mut().zip(partials) {
         store.put(out, *sum);
-    }
-}
-
-multiversion! {
-    fn add_assign(y: &mut [f32], x: &[f32]) {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y += x;
-        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! Functions of one element, with their slopes.
 
-use super::glu::{Activation, activation_backward, activation_forward};
-use super::isa::multiversion;
+use super::Store;
+use super::glu::{Activation, per_activation};
 use super::math::{exp, ln};
-use super::pieces::TASK_ELEMS;
-use super::{Cpu, Store};
+use super::pieces::elementwise;
 use crate::dtype::Float;
 
 /// A function of one element.
@@ -52,15 +51,6 @@ fn log(x: f32) -> f32 {
     if x >= 0.0 { value } else { f32::NAN }
 }
 
-/// `y = f(x)`.
-pub fn forward<T: Float>(cpu: &Cpu, f: Unary, x: &[T], y: &mut [T]) {
-    assert_eq!(x.len(), y.len(), "unary forward: lengths");
-    if let Unary::Activation(act) = f {
-        return activation_forward(cpu, act, x, y);
-    }
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| forward_task(cpu.isa, f, &x[i * TASK_ELEMS..], y));
-}
-
 #[inline(always)]
 fn map<T: Float>(x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
     for (y, x) in y.iter_mut().zip(x) {
@@ -68,8 +58,9 @@ fn map<T: Float>(x: &[T], y: &mut [T], f: impl Fn(f32) -> f32) {
     }
 }
 
-multiversion! {
-    fn forward_task[T: Float](f: Unary, x: &[T], y: &mut [T]) {
+elementwise! {
+    /// `y = f(x)`.
+    pub fn forward[T: Float](f: Unary)(x: &[T]) -> (y: &mut [T]) {
         match f {
             Unary::Affine { scale, offset } => map(x, y, |x| scale * x + offset),
             Unary::Exp => map(x, y, exp),
@@ -80,21 +71,9 @@ multiversion! {
             Unary::Abs => map(x, y, f32::abs),
             // Comparisons written so that NaN passes.
             Unary::Clamp { low, high } => map(x, y, |x| if x < low { low } else if x > high { high } else { x }),
-            Unary::Activation(_) => {}
+            Unary::Activation(act) => per_activation!(act, act => map(x, y, |x| act.value(x))),
         }
     }
-}
-
-/// `dx = dy * f'(x)`, overwritten or added to.
-pub fn backward<T: Float>(cpu: &Cpu, f: Unary, x: &[T], dy: &[T], (dx, store): (&mut [T], Store)) {
-    assert!(x.len() == dx.len() && dy.len() == dx.len(), "unary backward: lengths");
-    if let Unary::Activation(act) = f {
-        return activation_backward(cpu, act, x, dy, (dx, store));
-    }
-    cpu.par.chunks_mut(dx, TASK_ELEMS, |i, dx| {
-        let from = i * TASK_ELEMS;
-        backward_task(cpu.isa, f, &x[from..], &dy[from..], dx, store);
-    });
 }
 
 #[inline(always)]
@@ -104,8 +83,9 @@ fn chain<T: Float>(x: &[T], dy: &[T], dx: &mut [T], store: Store, slope: impl Fn
     }
 }
 
-multiversion! {
-    fn backward_task[T: Float](f: Unary, x: &[T], dy: &[T], dx: &mut [T], store: Store) {
+elementwise! {
+    /// `dx = dy * f'(x)`, overwritten or added to.
+    pub fn backward[T: Float](f: Unary, store: Store)(x: &[T], dy: &[T]) -> (dx: &mut [T]) {
         match f {
             Unary::Affine { scale, .. } => chain(x, dy, dx, store, |_| scale),
             Unary::Exp => chain(x, dy, dx, store, exp),
@@ -116,7 +96,7 @@ multiversion! {
             Unary::Pow(p) => chain(x, dy, dx, store, |x| p * x.powf(p - 1.0)),
             Unary::Abs => chain(x, dy, dx, store, |x| if x == 0.0 { 0.0 } else { 1f32.copysign(x) }),
             Unary::Clamp { low, high } => chain(x, dy, dx, store, |x| if x < low || x > high { 0.0 } else { 1.0 }),
-            Unary::Activation(_) => {}
+            Unary::Activation(act) => per_activation!(act, act => chain(x, dy, dx, store, |x| act.slope(x))),
         }
     }
 }
@@ -124,6 +104,7 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::pieces::TASK_ELEMS;
     use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
 
     type Formula = fn(f64) -> f64;
@@ -152,8 +133,8 @@ mod tests {
             let (y, dx, added) = same_everywhere(|cpu| {
                 let (mut y, mut dx, mut added) = (x.clone(), x.clone(), x.clone());
                 forward(cpu, f, &x, &mut y);
-                backward(cpu, f, &x, &dy, (&mut dx, Store::Overwrite));
-                backward(cpu, f, &x, &dy, (&mut added, Store::Add));
+                backward(cpu, f, Store::Overwrite, &x, &dy, &mut dx);
+                backward(cpu, f, Store::Add, &x, &dy, &mut added);
                 (y, dx, added)
             });
             let (x, dy) = (f64s(&x), f64s(&dy));

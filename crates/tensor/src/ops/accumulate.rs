@@ -18,10 +18,7 @@ pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
     let mut launch = device.launch("gradient sum", 0, 3 * sum.len_bytes() as u64);
     with_float!(sum.dtype(), "gradient sum", T => {
         let (sum, more) = (launch.update::<T>(&mut sum)?, launch.read::<T>(&more)?);
-        launch.run(move |cpu| {
-            elementwise::add_assign(cpu, sum.slice(cpu), more.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| elementwise::add_assign(cpu, sum.slice(cpu), more.slice(cpu)))
     })?;
     Ok(sum)
 }
@@ -32,10 +29,7 @@ pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
     let mut launch = t.device().launch("fill", 0, t.len_bytes() as u64);
     with_float!(t.dtype(), "seed", T => {
         let full = launch.write::<T>(&mut full)?;
-        launch.run(move |cpu| {
-            full.slice(cpu).fill(<T as crate::dtype::Float>::from_f32(value));
-            Ok(())
-        })
+        launch.run(move |cpu| full.slice(cpu).fill(<T as crate::dtype::Float>::from_f32(value)))
     })?;
     Ok(full)
 }

@@ -70,18 +70,15 @@ pub fn attention(
     let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, options)?;
     let recorder = Recorder::new(&[q, k, v], &[])?;
     let (o, lse) = forward(q, k, v, mask, &shape)?;
-    let Some(recorder) = recorder else { return Ok(o) };
-    let op = AttentionBackward {
+    Ok(Recorder::record(recorder, o.clone(), |recorder| AttentionBackward {
         q: recorder.save(q),
         k: recorder.save(k),
         v: recorder.save(v),
-        o: Saved::Kept(o.clone()),
+        o,
         lse,
         mask: mask.clone(),
         shape,
-    };
-    let [o] = recorder.finish([o], op);
-    Ok(o)
+    }))
 }
 
 /// As [`attention`], causal, over the first `kv_len` rows of a key-value cache `[B, capacity, G, D]`; not recorded.
@@ -220,16 +217,15 @@ struct AttentionBackward {
     q: Saved,
     k: Saved,
     v: Saved,
-    o: Saved,
+    o: Tensor,
     lse: Tensor,
     mask: Mask,
     shape: AttentionShape,
 }
 
 impl Function for AttentionBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(d_o) = grads[0].take() else { return Ok(()) };
-        let (q, k, v, o) = (cx.get(&self.q)?, cx.get(&self.k)?, cx.get(&self.v)?, cx.get(&self.o)?);
+    fn backward(self: Box<Self>, d_o: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let (q, k, v) = (cx.get(&self.q)?, cx.get(&self.k)?, cx.get(&self.v)?);
         let device = q.device().clone();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
         let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
@@ -240,7 +236,7 @@ impl Function for AttentionBackward {
         let starts = doc_start(&mut launch, &self.mask)?;
         with_float!(q.dtype(), "attention", T => {
             let (q, k, v) = (launch.read::<T>(&q)?, launch.read::<T>(&k)?, launch.read::<T>(&v)?);
-            let (o, lse, d_o) = (launch.read::<T>(&o)?, launch.read(&self.lse)?, launch.read::<T>(&d_o)?);
+            let (o, lse, d_o) = (launch.read::<T>(&self.o)?, launch.read(&self.lse)?, launch.read::<T>(&d_o)?);
             let (dq, dk, dv) =
                 (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
             launch.run(move |cpu| {

@@ -88,10 +88,7 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
     let mut launch = a.device().launch(name(f), 0, bytes);
     with_float!(a.dtype(), name(f), T => {
         let (a, b, y) = (launch.read::<T>(a)?, launch.read::<T>(b)?, launch.write::<T>(&mut y)?);
-        launch.run(move |cpu| {
-            kernel::binary(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| kernel::binary(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)
 }
@@ -138,8 +135,7 @@ struct BinaryBackward {
 }
 
 impl Function for BinaryBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let mut get = |saved: &Option<Saved>| saved.as_ref().map(|saved| cx.get(saved)).transpose();
         let (a, b) = (get(&self.a)?, get(&self.b)?);
         let times = |b: &Option<Tensor>, f| match b {

@@ -28,10 +28,7 @@ pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<
     let mut launch = x.device().launch("cast", 0, bytes);
     with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
         let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
-        launch.run(move |cpu| {
-            elementwise::cast(cpu, x.slice(cpu), y.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), y.slice(cpu)))
     }))?;
     Ok(y)
 }
@@ -43,16 +40,15 @@ struct CastBackward {
 }
 
 impl Function for CastBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, converted(&dy, self.from, "gradient")?)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         self.x.is_some()
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         match &self.x {
             Some(x) => converted(&cx.get(x)?, self.to, "replayed"),
             None => Err(Error::Usage("cast: its input was not kept".to_string())),

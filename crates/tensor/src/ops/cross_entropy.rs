@@ -85,8 +85,7 @@ struct CrossEntropyBackward {
 }
 
 impl Function for CrossEntropyBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(upstream) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let logits = cx.get(&self.logits)?;
         let logits32 = converted(&logits, DType::F32, "logits")?;
         let (device, vocab) = (logits.device().clone(), logits.shape().last());

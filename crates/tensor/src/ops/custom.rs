@@ -88,8 +88,7 @@ struct CustomBackward<O> {
 }
 
 impl<O: CustomOp> Function for CustomBackward<O> {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let inputs = self.inputs.iter().map(|input| cx.get(input)).collect::<Result<Vec<_>>>()?;
         let name = self.op.name();
         let d_inputs = dy.device().profile().time(name, 0, 0, || self.op.backward(&inputs, &dy))?;

@@ -36,7 +36,6 @@ impl Mask {
             let y = launch.update::<T>(&mut y)?;
             launch.run(move |cpu| {
                 random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice(cpu));
-                Ok(())
             })
         })?;
         Ok(y)
@@ -49,16 +48,15 @@ struct DropoutBackward {
 }
 
 impl Function for DropoutBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, self.mask.apply(&dy, "gradient")?)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         self.x.is_some()
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         match &self.x {
             Some(x) => self.mask.apply(&cx.get(x)?, "replayed"),
             None => Err(Error::Usage("dropout: its input was not kept".to_string())),

@@ -49,9 +49,7 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
         }
     })?;
     drop(weight);
-    let Some(recorder) = recorder else { return Ok(y) };
-    let [y] = recorder.finish([y], EmbeddingBackward { ids: ids.detach(), table: table.clone() });
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |_| EmbeddingBackward { ids: ids.detach(), table: table.clone() }))
 }
 
 struct EmbeddingBackward {
@@ -60,8 +58,8 @@ struct EmbeddingBackward {
 }
 
 impl Function for EmbeddingBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
-        let (Some(dy), Some(mut slot)) = (grads[0].take(), self.table.grad()?) else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, _cx: &mut Backward<'_>) -> Result<()> {
+        let Some(mut slot) = self.table.grad()? else { return Ok(()) };
         let device = dy.device().clone();
         let (store, dim) = (slot.store, dy.shape().last());
         let mut launch = device.launch("embedding backward", 0, 2 * dy.len_bytes() as u64);

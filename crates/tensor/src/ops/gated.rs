@@ -18,10 +18,11 @@ pub fn gated(gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tenso
     }
     let recorder = Recorder::new(&[gate, up], &[])?;
     let y = forward(gate, up, activation, "activation", "gated forward")?;
-    let Some(recorder) = recorder else { return Ok(y) };
-    let op = GatedBackward { gate: recorder.save(gate), up: recorder.save(up), activation };
-    let [y] = recorder.finish([y], op);
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |recorder| GatedBackward {
+        gate: recorder.save(gate),
+        up: recorder.save(up),
+        activation,
+    }))
 }
 
 fn forward(
@@ -37,7 +38,6 @@ fn forward(
         let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
         launch.run(move |cpu| {
             glu::gated_forward(cpu, activation, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
-            Ok(())
         })
     })?;
     Ok(y)
@@ -50,8 +50,7 @@ struct GatedBackward {
 }
 
 impl Function for GatedBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
         let device = gate.device().clone();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
@@ -64,18 +63,17 @@ impl Function for GatedBackward {
             launch.run(move |cpu| {
                 let (gate, up, dy) = (gate.slice(cpu), up.slice(cpu), dy.slice(cpu));
                 glu::gated_backward(cpu, activation, gate, up, dy, d_gate.slice(cpu), d_up.slice(cpu));
-                Ok(())
             })
         })?;
         cx.give(0, d_gate)?;
         cx.give(1, d_up)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         true
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         let (gate, up) = (cx.get(&self.gate)?, cx.get(&self.up)?);
         forward(&gate, &up, self.activation, "replayed", "gated replay")
     }

@@ -144,10 +144,7 @@ fn passes<T: Float>(
     {
         let mut launch = device.quiet_launch("head input grad");
         let dx = launch.write::<T>(dx)?;
-        launch.run(move |cpu| {
-            dx.slice(cpu).fill(T::from_f32(0.0));
-            Ok(())
-        })?;
+        launch.run(move |cpu| dx.slice(cpu).fill(T::from_f32(0.0)))?;
     }
     if n_kept == 0
         && let Some(slot) = &mut slot
@@ -155,10 +152,7 @@ fn passes<T: Float>(
     {
         let mut launch = device.quiet_launch("head weight grad");
         let grad = launch.grad(slot)?;
-        launch.run(move |cpu| {
-            grad.slice(cpu).fill(0.0);
-            Ok(())
-        })?;
+        launch.run(move |cpu| grad.slice(cpu).fill(0.0))?;
     }
     // The rows of x that have labels, and their gradients, where they do not follow each other.
     let scattered = groups.iter().any(|group| group.span().is_none());
@@ -197,7 +191,6 @@ fn passes<T: Float>(
             let (x, out) =
                 (MatRef::new(from.slice(cpu), rows, dim), MatMut::new(out.slice(cpu), rows, vocab));
             gemm::gemm(cpu, x, w, out, Store::Overwrite, scratch.slice(cpu));
-            Ok(())
         })?;
         let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
         let mut launch = device.launch("cross entropy", 0, bytes);
@@ -258,7 +251,6 @@ fn passes<T: Float>(
                 let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
                 let out = MatMut::new(out.slice(cpu), rows, dim);
                 gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
-                Ok(())
             })?;
             if let (None, Some(gathered)) = (&span, &gathered_dx) {
                 let mut launch = device.quiet_launch("head input grad");
@@ -281,7 +273,6 @@ fn passes<T: Float>(
                     let (x, out) =
                         (MatRef::new(from.slice(cpu), k, dim), MatMut::new(out.slice(cpu), vocab, dim));
                     gemm::gemm(cpu, d, x, out, store, scratch.slice(cpu));
-                    Ok(())
                 })?;
                 is_first = false;
             }

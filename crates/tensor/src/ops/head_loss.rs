@@ -74,16 +74,12 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptio
     launch.run(move |cpu| {
         let total = cross_entropy::total(losses.slice(cpu), chunk);
         (sum.slice(cpu)[0], out.slice(cpu)[0]) = (total, total as f32);
-        Ok(())
     })?;
     let n_targets = labels.n_targets();
-    let Some(recorder) = recorder else { return Ok(HeadLoss { loss, exact, n_targets }) };
-    let again = match seed {
-        Some(_) => None,
-        None => Some((recorder.save(x), labels.clone())),
-    };
-    let op = HeadBackward { weight: weight.clone(), options, seed, dx, again };
-    let [loss] = recorder.finish([loss], op);
+    let loss = Recorder::record(recorder, loss, |recorder| {
+        let again = seed.is_none().then(|| (recorder.save(x), labels.clone()));
+        HeadBackward { weight: weight.clone(), options, seed, dx, again }
+    });
     Ok(HeadLoss { loss, exact, n_targets })
 }
 
@@ -103,13 +99,13 @@ pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: Head
     launch.run(move |cpu| {
         // Subtracted from 0, so that no -0 appears.
         out.slice(cpu).iter_mut().zip(losses.slice(cpu)).for_each(|(y, loss)| *y = 0.0 - loss);
-        Ok(())
     })?;
-    let Some(recorder) = recorder else { return Ok(y) };
-    let op =
-        LogProbsBackward { weight: weight.clone(), options, x: recorder.save(x), labels: labels.clone() };
-    let [y] = recorder.finish([y], op);
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |recorder| LogProbsBackward {
+        weight: weight.clone(),
+        options,
+        x: recorder.save(x),
+        labels: labels.clone(),
+    }))
 }
 
 /// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`, not capped; for generation and for custom losses.
@@ -144,8 +140,7 @@ struct HeadBackward {
 }
 
 impl Function for HeadBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(upstream) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         if let Some((x, labels)) = &self.again {
             return gradients(cx, x, &self.weight, labels, self.options, Upstream::Loss(&upstream));
         }
@@ -174,8 +169,7 @@ struct LogProbsBackward {
 }
 
 impl Function for LogProbsBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let upstream = Upstream::LogProbs(&dy);
         gradients(cx, &self.x, &self.weight, &self.labels, self.options, upstream)
     }

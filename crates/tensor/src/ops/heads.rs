@@ -71,16 +71,15 @@ struct ReshapeBackward {
 }
 
 impl Function for ReshapeBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, dy.view(0, self.from))
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         self.x.is_some()
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         match &self.x {
             Some(x) => Ok(cx.get(x)?.view(0, self.to)),
             None => Err(Error::Usage("reshape: its input was not kept".to_string())),

@@ -42,8 +42,7 @@ struct IndexSelectBackward {
 }
 
 impl Function for IndexSelectBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let device = dy.device().clone();
         let mut sum = Tensor::uninit(self.shape, DType::F32, &device, "gradient")?;
         let mut launch = device.launch("index_select backward", 0, 2 * dy.len_bytes() as u64);

@@ -60,7 +60,6 @@ fn forward(
             let b = b.map(|b| b.slice(cpu));
             let (y, mean, rstd) = (y.slice(cpu), mean.slice(cpu), rstd.slice(cpu));
             norm::layer_norm_forward(cpu, x.slice(cpu), w.slice(cpu), b, eps, y, mean, rstd);
-            Ok(())
         })
     })?;
     Ok((y, [mean, rstd]))
@@ -76,8 +75,7 @@ struct LayerNormBackward {
 }
 
 impl Function for LayerNormBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let device = x.device().clone();
@@ -110,17 +108,16 @@ impl Function for LayerNormBackward {
                         store.put_all(grad.slice(cpu), sum);
                     }
                 }
-                Ok(())
             })
         })?;
-        cx.put(0, dx)
+        cx.give(0, dx)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         true
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         let x = cx.get(&self.x)?;
         let (y, _) =
             forward(&x, &self.weight, self.bias.as_ref(), self.eps, "replayed", "layer_norm replay")?;

@@ -94,10 +94,7 @@ fn copied(x: &Tensor, shape: Shape, strides: &[usize], what: &'static str) -> Re
     let mut launch = x.device().launch("copy", 0, bytes);
     with_word!(x.dtype(), W => {
         let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
-        launch.run(move |cpu| {
-            copy::strided(cpu, &walk, x.slice(cpu), y.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| copy::strided(cpu, &walk, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)
 }
@@ -107,8 +104,7 @@ struct PermuteBackward {
 }
 
 impl Function for PermuteBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let mut back = vec![0; self.order.len()];
         self.order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
         cx.give(0, reorder(&dy, &back)?)
@@ -120,8 +116,7 @@ struct ExpandBackward {
 }
 
 impl Function for ExpandBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, sum_to(&dy, &self.shape)?)
     }
 }

@@ -30,10 +30,7 @@ pub fn linear(x: &Tensor, weight: &Param, bias: Option<&Param>, layout: WeightLa
     let recorder = Recorder::new(&[x], &params)?;
     let op = Linear::new(x, weight, bias, layout)?;
     let y = op.forward(x)?;
-    let Some(recorder) = recorder else { return Ok(y) };
-    let x = if recorder.needs_grad() { Some(recorder.save(x)) } else { None };
-    let [y] = recorder.finish([y], LinearBackward { op, x });
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |recorder| LinearBackward { op, x: recorder.save(x) }))
 }
 
 #[derive(Clone)]
@@ -105,7 +102,6 @@ impl Linear {
                 if let Some(bias) = bias {
                     elementwise::bias_add(cpu, y, bias.slice(cpu));
                 }
-                Ok(())
             })
         })?;
         Ok(y)
@@ -114,13 +110,12 @@ impl Linear {
 
 struct LinearBackward {
     op: Linear,
-    x: Option<Saved>,
+    x: Saved,
 }
 
 impl Function for LinearBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let (Some(dy), Some(x)) = (grads[0].take(), &self.x) else { return Ok(()) };
-        let x = cx.get(x)?;
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let x = cx.get(&self.x)?;
         let (op, Sizes { layout, n_in, n_out }) = (&self.op, self.op.sizes);
         let (device, n_rows) = (dy.device().clone(), dy.shape().n_rows());
         if let Some(mut slot) = op.weight.grad()? {
@@ -137,7 +132,6 @@ impl Function for LinearBackward {
                     let left = MatRef { data: left.slice(cpu), rows: o, cols: n_rows, row_stride: o, transposed: true };
                     let right = MatRef::new(right.slice(cpu), n_rows, i);
                     gemm::gemm(cpu, left, right, MatMut::new(out.slice(cpu), o, i), store, scratch.slice(cpu));
-                    Ok(())
                 })
             })?;
         }
@@ -151,7 +145,6 @@ impl Function for LinearBackward {
                 let (dy, out) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
                 launch.run(move |cpu| {
                     elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));
-                    Ok(())
                 })
             })?;
         }
@@ -169,10 +162,9 @@ impl Function for LinearBackward {
                     let right = MatRef { rows: n_out, cols: n_in, transposed: !right.transposed, ..right };
                     let (dy, out) = (MatRef::new(dy.slice(cpu), n_rows, n_out), MatMut::new(dx.slice(cpu), n_rows, n_in));
                     gemm::gemm(cpu, dy, right, out, store, scratch.slice(cpu));
-                    Ok(())
                 })
             })?;
-            cx.put(0, dx)?;
+            cx.give(0, dx)?;
         }
         Ok(())
     }

@@ -114,7 +114,6 @@ impl Batch {
                     let out = MatMut::new(&mut ys[i * rows * cols..(i + 1) * rows * cols], rows, cols);
                     gemm::gemm(cpu, part(xs, a_dims, ta), part(ws, b_dims, tb), out, Store::Overwrite, scratch);
                 }
-                Ok(())
             })
         })?;
         Ok(y)
@@ -130,8 +129,7 @@ struct MatmulBackward {
 }
 
 impl Function for MatmulBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let (batch, Batch { ta, tb, .. }) = (self.batch, self.batch);
         if let Some(b) = &self.b {
             let b = cx.get(b)?;

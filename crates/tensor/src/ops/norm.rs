@@ -40,14 +40,16 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, offset: f32, dtype: DTy
         with_float_or_f32!(launch, x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
             let weight = RmsWeight { weight: w.slice(cpu), offset };
             norm::rms_norm_forward(cpu, x.slice(cpu), weight, eps, y.slice(cpu), rstd.slice(cpu));
-            Ok(())
         })))
     })?;
     drop(w);
-    let Some(recorder) = recorder else { return Ok(y) };
-    let op = RmsNormBackward { x: recorder.save(x), rstd, weight: weight.clone(), offset, dtype };
-    let [y] = recorder.finish([y], op);
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |recorder| RmsNormBackward {
+        x: recorder.save(x),
+        rstd,
+        weight: weight.clone(),
+        offset,
+        dtype,
+    }))
 }
 
 fn bytes(tensors: &[&Tensor]) -> u64 {
@@ -64,8 +66,7 @@ struct RmsNormBackward {
 }
 
 impl Function for RmsNormBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let device = x.device().clone();
@@ -94,7 +95,6 @@ impl Function for RmsNormBackward {
                     let w = RmsWeight { weight: $w.slice(cpu), offset };
                     let (x, rstd, dy) = (x.slice(cpu), $rstd.slice(cpu), $dy.slice(cpu));
                     norm::rms_norm_backward(cpu, x, w, rstd, dy, (dx.slice(cpu), store), d_weight, scratch);
-                    Ok(())
                 })
             }};
         }
@@ -105,14 +105,14 @@ impl Function for RmsNormBackward {
                 _ => run!(launch, T, rstd, dy, w),
             })
         })?;
-        cx.put(0, dx)
+        cx.give(0, dx)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         true
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let mut y = Tensor::uninit(*x.shape(), self.dtype, x.device(), "replayed")?;
@@ -123,7 +123,6 @@ impl Function for RmsNormBackward {
             with_float_or_f32!(launch, &x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
                 let weight = RmsWeight { weight: w.slice(cpu), offset };
                 norm::rms_norm_apply(cpu, x.slice(cpu), weight, rstd.slice(cpu), y.slice(cpu));
-                Ok(())
             })))
         })?;
         Ok(y)

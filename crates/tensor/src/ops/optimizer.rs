@@ -181,7 +181,6 @@ impl Step {
             let none: &mut [f64] = &mut [];
             let scratch = self.scratch.map_or(bytemuck::cast_slice_mut(none), |scratch| scratch.slice(cpu));
             dispatch(cpu, &self.rule, &self.args, (&self.shape, self.role), buffers, scratch);
-            Ok(())
         })
     }
 }

@@ -71,7 +71,6 @@ fn apply(x: &Tensor, target: &Tensor, loss: PairLoss, divisor: usize, name: &'st
         let y = launch.write::<f32>(&mut y)?;
         launch.run(move |cpu| {
             y.slice(cpu)[0] = (kernel::sum(cpu, loss, x.slice(cpu), target.slice(cpu)) * scale) as f32;
-            Ok(())
         })
     })?;
     Ok(Recorder::record(recorder, y, |recorder| PairLossBackward {
@@ -92,8 +91,7 @@ struct PairLossBackward {
 }
 
 impl Function for PairLossBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(upstream) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let (x, target) = (cx.get(&self.x)?, cx.get(&self.target)?);
         let device = x.device().clone();
         for index in [0, 1] {
@@ -113,7 +111,6 @@ impl Function for PairLossBackward {
                         0 => kernel::input_grad(cpu, loss, scale, x, target, grad),
                         _ => kernel::target_grad(cpu, loss, scale, x, target, grad),
                     }
-                    Ok(())
                 })
             })?;
             cx.give(index, grad)?;

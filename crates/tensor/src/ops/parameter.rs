@@ -25,27 +25,24 @@ struct ParameterBackward {
 }
 
 impl Function for ParameterBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, _cx: &mut Backward<'_>) -> Result<()> {
-        let (Some(dy), Some(mut slot)) = (grads[0].take(), self.param.grad()?) else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, _cx: &mut Backward<'_>) -> Result<()> {
+        let Some(mut slot) = self.param.grad()? else { return Ok(()) };
         let store = slot.store;
         let mut launch = dy.device().launch("parameter", 0, 2 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "parameter", T => {
             let (dy, grad) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
-            launch.run(move |cpu| {
-                match store {
-                    Store::Overwrite => elementwise::cast(cpu, dy.slice(cpu), grad.slice(cpu)),
-                    Store::Add => elementwise::axpy(cpu, 1.0, dy.slice(cpu), grad.slice(cpu)),
-                }
-                Ok(())
+            launch.run(move |cpu| match store {
+                Store::Overwrite => elementwise::cast(cpu, dy.slice(cpu), grad.slice(cpu)),
+                Store::Add => elementwise::axpy(cpu, 1.0, dy.slice(cpu), grad.slice(cpu)),
             })
         })
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         true
     }
 
-    fn replay(&self, _output: usize, _cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, _cx: &mut Backward<'_>) -> Result<Tensor> {
         self.param.weight()
     }
 }

@@ -75,8 +75,7 @@ impl Checkpoint {
 }
 
 impl Function for Checkpoint {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let again = self.again.take();
         let Again { tape, input, output } = again.map_or_else(|| self.run(cx), Ok)?;
         if !output.var.as_ref().is_some_and(|var| var.needs_grad()) {
@@ -96,11 +95,11 @@ impl Function for Checkpoint {
         sum.map_or(Ok(()), |sum| cx.give(0, sum))
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         self.gives_output
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         let again = self.run(cx)?;
         let output = again.output.detach();
         self.again.replace(Some(again));

@@ -135,7 +135,6 @@ fn sum_dims(x: &Tensor, dims: Dims, shape: Shape, dtype: DType, scale: f32) -> R
         let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
         launch.run(move |cpu| {
             kernel::sum(cpu, dims, scale, x.slice(cpu), (y.slice(cpu), Store::Overwrite), scratch.slice(cpu));
-            Ok(())
         })
     }))?;
     Ok(y)
@@ -171,8 +170,7 @@ struct SumBackward {
 }
 
 impl Function for SumBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, spread(&dy, self.dim, &self.shape, self.scale)?)
     }
 }
@@ -198,10 +196,7 @@ fn largest(op: &'static str, x: &Tensor, dim: usize) -> Result<(Tensor, Tensor)>
     let mut launch = x.device().launch(op, 0, x.len_bytes() as u64);
     with_float!(x.dtype(), op, T => {
         let (x, y, places) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?, launch.write::<i32>(&mut places)?);
-        launch.run(move |cpu| {
-            kernel::max(cpu, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| kernel::max(cpu, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu)))
     })?;
     Ok((y, places))
 }
@@ -213,18 +208,14 @@ struct MaxBackward {
 }
 
 impl Function for MaxBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let mut dx = Tensor::zeros(self.shape, dy.dtype(), dy.device())?;
         let dims = dims_of(&self.shape, self.dim);
         let mut launch = dy.device().launch("max backward", 0, dx.len_bytes() as u64);
         with_float!(dy.dtype(), "max", T => {
             let (places, dy) = (launch.read::<i32>(&self.places)?, launch.read::<T>(&dy)?);
             let dx = launch.update::<T>(&mut dx)?;
-            launch.run(move |cpu| {
-                kernel::max_backward(dims, places.slice(cpu), dy.slice(cpu), dx.slice(cpu));
-                Ok(())
-            })
+            launch.run(move |cpu| kernel::max_backward(dims, places.slice(cpu), dy.slice(cpu), dx.slice(cpu)))
         })?;
         cx.give(0, dx)
     }

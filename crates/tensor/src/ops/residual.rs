@@ -26,14 +26,9 @@ pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
     with_float!(part.dtype(), "add_residual", T => {
         let (stream, part) = (launch.read::<f32>(stream)?, launch.read::<T>(part)?);
         let sum = launch.write::<f32>(&mut sum)?;
-        launch.run(move |cpu| {
-            elementwise::add_mixed(cpu, stream.slice(cpu), part.slice(cpu), sum.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| elementwise::add_mixed(cpu, stream.slice(cpu), part.slice(cpu), sum.slice(cpu)))
     })?;
-    let Some(recorder) = recorder else { return Ok(sum) };
-    let [sum] = recorder.finish([sum], AddResidualBackward { part: part.dtype() });
-    Ok(sum)
+    Ok(Recorder::record(recorder, sum, |_| AddResidualBackward { part: part.dtype() }))
 }
 
 struct AddResidualBackward {
@@ -41,8 +36,7 @@ struct AddResidualBackward {
 }
 
 impl Function for AddResidualBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(d_sum) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, d_sum: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         if self.part == DType::F32 {
             cx.give(1, d_sum.clone())?;
         } else if cx.needs(1) {
@@ -58,10 +52,7 @@ fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut launch = x.device().launch("round gradient", 0, (x.len_bytes() + y.len_bytes()) as u64);
     with_float!(dtype, "add_residual", T => {
         let (x, y) = (launch.read::<f32>(x)?, launch.write::<T>(&mut y)?);
-        launch.run(move |cpu| {
-            elementwise::cast(cpu, x.slice(cpu), y.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)
 }

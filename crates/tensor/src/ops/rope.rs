@@ -50,9 +50,7 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     }
     let recorder = Recorder::new(&[x], &[])?;
     let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
-    let Some(recorder) = recorder else { return Ok(y) };
-    let [y] = recorder.finish([y], RopeBackward { table: table.clone(), first });
-    Ok(y)
+    Ok(Recorder::record(recorder, y, |_| RopeBackward { table: table.clone(), first }))
 }
 
 fn turn(
@@ -82,8 +80,7 @@ struct RopeBackward {
 }
 
 impl Function for RopeBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, turn(&dy, &self.table, self.first, Rotation::Inverse, "rope backward")?)
     }
 }

@@ -69,7 +69,6 @@ fn choose(
         launch.run(move |cpu| {
             let (a, b) = (a.map(|a| a.slice(cpu)), b.map(|b| b.slice(cpu)));
             copy::select(cpu, mask.slice(cpu), a, b, T::from_f32(value), y.slice(cpu));
-            Ok(())
         })
     })?;
     Ok(y)
@@ -82,8 +81,7 @@ struct SelectBackward {
 }
 
 impl Function for SelectBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let otherwise = usize::from(self.both);
         if self.both && cx.needs(0) {
             cx.give(0, choose(&self.mask, Some(&dy), None, 0.0, "gradient")?)?;

@@ -73,10 +73,7 @@ pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
         let mut launch = head.device().launch("copy", 0, bytes);
         with_word!(head.dtype(), W => {
             let (part, whole) = (launch.read_words::<W>(tensor)?, launch.update_words::<W>(&mut y)?);
-            launch.run(move |cpu| {
-                copy::write_window(cpu, window, part.slice(cpu), whole.slice(cpu));
-                Ok(())
-            })
+            launch.run(move |cpu| copy::write_window(cpu, window, part.slice(cpu), whole.slice(cpu)))
         })?;
     }
     Ok(Recorder::record(recorder, y, |_| ConcatBackward { dim, parts }))
@@ -111,10 +108,7 @@ fn read(x: &Tensor, dim: usize, range: Range<usize>) -> Result<Tensor> {
     let mut launch = x.device().launch("copy", 0, bytes);
     with_word!(x.dtype(), W => {
         let (whole, part) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
-        launch.run(move |cpu| {
-            copy::read_window(cpu, window, whole.slice(cpu), part.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| copy::read_window(cpu, window, whole.slice(cpu), part.slice(cpu)))
     })?;
     Ok(y)
 }
@@ -126,8 +120,7 @@ struct NarrowBackward {
 }
 
 impl Function for NarrowBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let device = dy.device().clone();
         let window = window(&self.shape, self.dim, &(self.first..self.first + dy.sizes()[self.dim]));
         // Many parts of one tensor add into one gradient.
@@ -144,10 +137,9 @@ impl Function for NarrowBackward {
                         copy::write_window(cpu, window, part, whole);
                     }
                 }
-                Ok(())
             })
         })?;
-        cx.put(0, dx)
+        cx.give(0, dx)
     }
 }
 
@@ -157,8 +149,7 @@ struct ConcatBackward {
 }
 
 impl Function for ConcatBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         for (index, part) in self.parts.into_iter().enumerate() {
             if cx.needs(index) {
                 cx.give(index, read(&dy, self.dim, part)?)?;

@@ -42,7 +42,6 @@ fn apply(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
                 Form::Plain => kernel::softmax_forward(cpu, x.slice(cpu), dim, y.slice(cpu)),
                 Form::Log => kernel::log_softmax_forward(cpu, x.slice(cpu), dim, y.slice(cpu)),
             }
-            Ok(())
         })
     })?;
     let kept = y.clone();
@@ -56,8 +55,7 @@ struct SoftmaxBackward {
 }
 
 impl Function for SoftmaxBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let device = dy.device().clone();
         let (mut dx, store) = cx.slot(0, &dy)?;
         let mut launch = device.launch(self.name, 0, 3 * dy.len_bytes() as u64);
@@ -71,9 +69,8 @@ impl Function for SoftmaxBackward {
                     Form::Plain => kernel::softmax_backward(cpu, y, dy, dim, dx),
                     Form::Log => kernel::log_softmax_backward(cpu, y, dy, dim, dx),
                 }
-                Ok(())
             })
         })?;
-        cx.put(0, dx)
+        cx.give(0, dx)
     }
 }

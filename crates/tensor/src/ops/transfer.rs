@@ -26,10 +26,7 @@ impl Tensor {
         let mut zeros = Tensor::uninit(shape, dtype, device, "tensor")?;
         let mut launch = device.quiet_launch("zeros");
         let bytes = launch.write_words::<u8>(&mut zeros)?;
-        launch.run(move |cpu| {
-            bytes.slice(cpu).fill(0);
-            Ok(())
-        })?;
+        launch.run(move |cpu| bytes.slice(cpu).fill(0))?;
         Ok(zeros)
     }
 
@@ -131,10 +128,7 @@ impl Tensor {
         let mut copy = Tensor::uninit(*self.shape(), self.dtype(), self.device(), what)?;
         let mut launch = self.device().quiet_launch("copy");
         let (from, to) = (launch.read_words::<u8>(self)?, launch.write_words::<u8>(&mut copy)?);
-        launch.run(move |cpu| {
-            to.slice(cpu).copy_from_slice(from.slice(cpu));
-            Ok(())
-        })?;
+        launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)))?;
         Ok(copy)
     }
 
@@ -164,10 +158,7 @@ impl Tensor {
         let from = launch.read_words::<u8>(rows)?;
         let start = first * row_bytes;
         let to = launch.write_words_at::<u8>(self, &(start..start + rows.len_bytes()))?;
-        launch.run(move |cpu| {
-            to.slice(cpu).copy_from_slice(from.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)))
     }
 }
 
@@ -274,10 +265,7 @@ pub(crate) fn clear(device: &Device, buffer: &mut Buffer) -> Result<()> {
     let mut launch = device.quiet_launch("zeros");
     let len = buffer.len_bytes();
     let bytes = launch.buffer::<u8>(buffer, len)?;
-    launch.run(move |cpu| {
-        bytes.slice(cpu).fill(0);
-        Ok(())
-    })
+    launch.run(move |cpu| bytes.slice(cpu).fill(0))
 }
 
 /// Copies elements of `dtype`.
@@ -305,18 +293,12 @@ pub fn convert(
         let bytes = |range: &Range<usize>| range.start * to_dtype.size()..range.end * to_dtype.size();
         let from = launch.read_flat::<u8>(&from_lease, &bytes(&from.range))?;
         let to = launch.write_flat::<u8>(&mut to_lease, &bytes(&to.range), Mode::Write)?;
-        return launch.run(move |cpu| {
-            to.slice(cpu).copy_from_slice(from.slice(cpu));
-            Ok(())
-        });
+        return launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)));
     }
     with_float!(from_dtype, "convert", F => with_float!(to_dtype, "convert", T => {
         let from = launch.read_flat::<F>(&from_lease, &from.range)?;
         let to = launch.write_flat::<T>(&mut to_lease, &to.range, Mode::Write)?;
-        launch.run(move |cpu| {
-            elementwise::cast(cpu, from.slice(cpu), to.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| elementwise::cast(cpu, from.slice(cpu), to.slice(cpu)))
     }))
 }
 
@@ -333,10 +315,7 @@ pub fn accumulate(device: &Device, from: &Part<'_>, to: &Part<'_>, how: Store) -
     let mut launch = device.launch("transfer", 0, 12 * from.range.len() as u64);
     let from = launch.read_flat::<f32>(&from_lease, &from.range)?;
     let to = launch.write_flat::<f32>(&mut to_lease, &to.range, Mode::Update)?;
-    launch.run(move |cpu| {
-        elementwise::add_assign(cpu, to.slice(cpu), from.slice(cpu));
-        Ok(())
-    })
+    launch.run(move |cpu| elementwise::add_assign(cpu, to.slice(cpu), from.slice(cpu)))
 }
 
 fn check(op: &'static str, from: &Part<'_>, to: &Part<'_>) -> Result<()> {

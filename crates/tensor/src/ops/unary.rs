@@ -79,10 +79,7 @@ pub(crate) fn forward(x: &Tensor, f: Unary, what: &'static str, name: &'static s
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
     with_float!(x.dtype(), name, T => {
         let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
-        launch.run(move |cpu| {
-            kernel::forward(cpu, f, x.slice(cpu), y.slice(cpu));
-            Ok(())
-        })
+        launch.run(move |cpu| kernel::forward(cpu, f, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)
 }
@@ -94,8 +91,7 @@ struct UnaryBackward {
 }
 
 impl Function for UnaryBackward {
-    fn backward(self: Box<Self>, mut grads: Vec<Option<Tensor>>, cx: &mut Backward<'_>) -> Result<()> {
-        let Some(dy) = grads[0].take() else { return Ok(()) };
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let x = match (self.f, &self.x) {
             (Unary::Affine { .. }, _) | (_, None) => dy.clone(),
             (_, Some(x)) => cx.get(x)?,
@@ -106,18 +102,17 @@ impl Function for UnaryBackward {
             let (f, x, dy) = (self.f, launch.read::<T>(&x)?, launch.read::<T>(&dy)?);
             let dx = launch.store::<T>(&mut dx, store)?;
             launch.run(move |cpu| {
-                kernel::backward(cpu, f, x.slice(cpu), dy.slice(cpu), (dx.slice(cpu), store));
-                Ok(())
+                kernel::backward(cpu, f, store, x.slice(cpu), dy.slice(cpu), dx.slice(cpu));
             })
         })?;
-        cx.put(0, dx)
+        cx.give(0, dx)
     }
 
-    fn can_replay(&self, _output: usize) -> bool {
+    fn can_replay(&self) -> bool {
         self.x.is_some()
     }
 
-    fn replay(&self, _output: usize, cx: &mut Backward<'_>) -> Result<Tensor> {
+    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         match &self.x {
             Some(x) => forward(&cx.get(x)?, self.f, "replayed", self.name),
             None => Err(crate::Error::Usage(format!("{}: its input was not kept", self.name))),

@@ -9,32 +9,9 @@ use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
 use crate::ops::optimizer::Part;
-use crate::ops::with_float;
 
 pub use crate::cpu::random::Stream;
 pub use crate::cpu::sums::NORM_BLOCK;
-
-/// Rounds master weights (which begin with element `range.start` of the unit) into the working copies.
-///
-/// # Errors
-/// While one of the buffers is in use elsewhere.
-pub fn round_into(
-    device: &Device,
-    master: &FlatBuffer,
-    weights: &FlatBuffer,
-    range: Range<usize>,
-    dtype: DType,
-) -> Result<()> {
-    let mut launch = device.quiet_launch("round_into");
-    let master = launch.read_flat::<f32>(&master.read()?, &(0..range.len()))?;
-    with_float!(dtype, "round_into", T => {
-        let weights = launch.write_flat::<T>(&mut weights.write()?, &range, Mode::Write)?;
-        launch.run(move |cpu| {
-            elementwise::cast(cpu, master.slice(cpu), weights.slice(cpu));
-            Ok(())
-        })
-    })
-}
 
 /// The sum of squares of each block of [`NORM_BLOCK`] f32 elements of `x` (the last may be shorter), in f64, into `out`.
 ///
@@ -49,10 +26,7 @@ pub fn squared_norms(device: &Device, x: &Part<'_>, out: &Part<'_>) -> Result<()
     let mut launch = device.launch("gradient norm", 0, 4 * x.range.len() as u64);
     let x = launch.read_flat::<f32>(&x.flat.read()?, &x.range)?;
     let out = launch.write_flat::<f64>(&mut out.flat.write()?, &out.range, Mode::Write)?;
-    launch.run(move |cpu| {
-        sums::squared_norm(cpu, x.slice(cpu), out.slice(cpu));
-        Ok(())
-    })
+    launch.run(move |cpu| sums::squared_norm(cpu, x.slice(cpu), out.slice(cpu)))
 }
 
 /// Multiplies f32 elements by `scale` and cuts them off at `-bound` and `bound`, which is at least 0; NaN stays.
@@ -76,10 +50,7 @@ pub fn scale_clamp(
     }
     let mut launch = device.launch("clip gradients", 0, 8 * range.len() as u64);
     let part = launch.write_flat::<f32>(&mut flat.write()?, &range, Mode::Update)?;
-    launch.run(move |cpu| {
-        elementwise::scale_clamp(cpu, scale, bound, part.slice(cpu));
-        Ok(())
-    })
+    launch.run(move |cpu| elementwise::scale_clamp(cpu, scale, bound, part.slice(cpu)))
 }
 
 /// The sum of f64 values by a fixed pairwise tree.

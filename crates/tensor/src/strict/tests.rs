@@ -107,10 +107,7 @@ fn copied(device: &Device, x: &Tensor, declares: bool) -> Tensor {
     let mut launch = device.quiet_launch("copied");
     let from = if declares { launch.read(x).unwrap() } else { undeclared(device, x) };
     let to = launch.write::<f32>(&mut y).unwrap();
-    let copy = launch.run(move |cpu| {
-        to.slice(cpu)[0] = from.slice(cpu)[0];
-        Ok(())
-    });
+    let copy = launch.run(move |cpu| to.slice(cpu)[0] = from.slice(cpu)[0]);
     copy.unwrap();
     y
 }
@@ -147,10 +144,7 @@ fn a_dependency_that_a_launch_does_not_declare_changes_the_result() {
         let doubled = |mode| {
             let mut launch = device.quiet_launch("doubled");
             let x = launch.write_flat::<f32>(&mut flat.write().unwrap(), &(0..16), mode).unwrap();
-            let double = launch.run(move |cpu| {
-                x.slice(cpu).iter_mut().for_each(|x| *x *= 2.0);
-                Ok(())
-            });
+            let double = launch.run(move |cpu| x.slice(cpu).iter_mut().for_each(|x| *x *= 2.0));
             double.unwrap();
         };
         doubled(Mode::Update);
@@ -161,10 +155,7 @@ fn a_dependency_that_a_launch_does_not_declare_changes_the_result() {
         let from = declared.read_flat::<f32>(&lease, &(0..16)).unwrap();
         let mut y = Tensor::uninit([1], DType::F32, &device, "test").unwrap();
         let to = launch.write::<f32>(&mut y).unwrap();
-        let copy = launch.run(move |cpu| {
-            to.slice(cpu)[0] = from.slice(cpu)[0];
-            Ok(())
-        });
+        let copy = launch.run(move |cpu| to.slice(cpu)[0] = from.slice(cpu)[0]);
         copy.unwrap();
         let y = y.item().unwrap();
         let all = transfer::read_with::<f32, _>(&flat, 0..16, <[f32]>::to_vec).unwrap();

@@ -322,10 +322,10 @@ unsafe fn queries<T: Float, K: Kernel>(
         let (first, end) = Span::of(&block.lo, &block.hi).tiles();
         for k0 in (first..end).step_by(KEYS) {
             let k1 = end.min(k0 + KEYS);
-            for j in (k0..k1).step_by(ROWS) {
-                for p in 0..n.div_ceil(COLS) {
-                    score_gradients::<K>(shape.score_scale(), packed, buffers, &block, j, k0, p);
-                }
+            let scale = shape.score_scale();
+            match scale.cap {
+                None => score_gradients::<K, false>(scale, packed, buffers, &block, k0, k1),
+                Some(_) => score_gradients::<K, true>(scale, packed, buffers, &block, k0, k1),
             }
             key_gradients::<K>(shape, packed, buffers, &block, k0, k1);
             query_gradients::<K>(shape, packed, buffers, &block, k0, k1);
@@ -337,9 +337,27 @@ unsafe fn queries<T: Float, K: Kernel>(
     }
 }
 
+/// P and dS of keys `k0 .. k1` and the queries of a block.
+#[inline(always)]
+unsafe fn score_gradients<K: Kernel, const CAPPED: bool>(
+    scale: ScoreScale,
+    packed: &Packed,
+    buffers: &mut Buffers,
+    block: &Block,
+    k0: usize,
+    k1: usize,
+) {
+    for j in (k0..k1).step_by(ROWS) {
+        for p in 0..block.n.div_ceil(COLS) {
+            // SAFETY: the caller's contract is passed on.
+            unsafe { score_gradient_tile::<K, CAPPED>(scale, packed, buffers, block, j, k0, p) };
+        }
+    }
+}
+
 /// P and dS of the 8 keys from `j` on and the 32 queries of panel `p`.
 #[inline(always)]
-unsafe fn score_gradients<K: Kernel>(
+unsafe fn score_gradient_tile<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
@@ -373,12 +391,13 @@ unsafe fn score_gradients<K: Kernel>(
             let do_columns = buffers.do_columns.as_ptr().add(columns);
             let sees_all = span.sees_all(j);
             let mut probs = tile::product::<K>(packed.units, k_rows, packed.units, q_columns);
-            let mut factor = scale.factor;
-            if let Some(cap) = scale.cap {
+            let factor = if CAPPED {
                 probs.iter_mut().flatten().for_each(|x| *x = K::mul(*x, K::splat(scale.factor)));
                 probs = tile::tanh::<K>(probs, &mut *buffers.tanhs);
-                factor = cap;
-            }
+                scale.cap.unwrap_or_default()
+            } else {
+                scale.factor
+            };
             for (r, row) in probs.iter_mut().enumerate() {
                 for w in 0..2 {
                     row[w] = K::exp2(K::sub(K::mul(row[w], K::splat(factor)), lse[w]));
@@ -394,7 +413,7 @@ unsafe fn score_gradients<K: Kernel>(
                     ds[r][w] = K::mul(probs[r][w], K::sub(d_probs[r][w], delta[w]));
                 }
             }
-            if scale.cap.is_some() {
+            if CAPPED {
                 // The derivative of the cap is 1 - tanh^2.
                 for (r, row) in ds.iter_mut().enumerate() {
                     for (w, ds) in row.iter_mut().enumerate() {

@@ -195,17 +195,11 @@ unsafe fn queries<T: Float, K: Kernel>(
         let (first, end) = span.tiles();
         for k0 in (first..end).step_by(KEYS) {
             let k1 = end.min(k0 + KEYS);
-            let max = scores::<K>(
-                inputs.shape.score_scale(),
-                packed,
-                buffers,
-                &span,
-                &lo,
-                &hi,
-                k0,
-                k1,
-                softmax.max,
-            );
+            let (scale, max) = (shape.score_scale(), softmax.max);
+            let max = match scale.cap {
+                None => scores::<K, false>(scale, packed, buffers, &span, &lo, &hi, k0, k1, max),
+                Some(_) => scores::<K, true>(scale, packed, buffers, &span, &lo, &hi, k0, k1, max),
+            };
             rescale::<K>(&mut softmax, max, packed, buffers.out);
             probabilities::<K>(&mut softmax, buffers, k1 - k0);
             values::<K>(shape, packed, buffers, &lo, &hi, n, k0, k1);
@@ -231,7 +225,7 @@ unsafe fn queries<T: Float, K: Kernel>(
 
 /// Scores of keys `k0 .. k1`; minus infinity where masked. Returns the maxima so far.
 #[inline(always)]
-unsafe fn scores<K: Kernel>(
+unsafe fn scores<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
@@ -248,12 +242,13 @@ unsafe fn scores<K: Kernel>(
         for j in (k0..k1).step_by(ROWS) {
             let k_rows = buffers.k_rows.as_ptr().add(j * packed.units);
             let mut acc = tile::product::<K>(packed.units, k_rows, packed.units, buffers.q_panel.as_ptr());
-            let mut factor = scale.factor;
-            if let Some(cap) = scale.cap {
+            let factor = if CAPPED {
                 acc.iter_mut().flatten().for_each(|x| *x = K::mul(*x, K::splat(scale.factor)));
                 acc = tile::tanh::<K>(acc, &mut [0.0; ROWS * COLS]);
-                factor = cap;
-            }
+                scale.cap.unwrap_or_default()
+            } else {
+                scale.factor
+            };
             let sees_all = span.sees_all(j);
             for (r, row) in acc.iter().enumerate() {
                 for w in 0..2 {

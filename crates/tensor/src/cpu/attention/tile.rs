@@ -3,7 +3,7 @@
 //! Operands are made of 32-bit *units* along the reduction: one f32, or a pair of bf16 where the CPU multiplies
 //! such pairs. One product serves both; only [`Kernel::dot`] differs.
 
-use super::super::isa::{Isa, Path};
+use super::super::isa::{Isa, Path, vector_methods};
 use super::super::math;
 use crate::dtype::{DType, Float};
 
@@ -46,16 +46,35 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn exp2(x: Self::V) -> Self::V;
     /// `x` in the lanes where `lo <= j < hi`, elsewhere `other`.
     unsafe fn keep(x: Self::V, other: Self::V, j: i32, lo: *const i32, hi: *const i32) -> Self::V;
-    /// A unit in all lanes.
-    unsafe fn splat_unit(p: *const u32) -> Self::V;
-    /// `acc + a * b`, a unit's products summed into its lane.
-    unsafe fn dot(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// Writes a row of 32 numbers as 32 / PAIR units along the row.
-    unsafe fn put_row(p: *mut u32, x: Row<Self>);
-    /// Writes two rows of 32 numbers as 2 / PAIR rows of 32 units across the rows, `ld` units apart.
-    unsafe fn put_across(p: *mut u32, ld: usize, x0: Row<Self>, x1: Row<Self>);
     /// Writes the transpose of 16 x 16 units.
     unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize);
+
+    // What depends on the unit; this is for units of one number.
+
+    /// `acc + a * b`, a unit's products summed into its lane.
+    #[inline(always)]
+    unsafe fn dot(acc: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: passed on.
+        unsafe { Self::fma(a, b, acc) }
+    }
+    /// Writes a row of 32 numbers as 32 / PAIR units along the row.
+    #[inline(always)]
+    unsafe fn put_row(p: *mut u32, x: Row<Self>) {
+        // SAFETY: passed on.
+        unsafe {
+            Self::store(p.cast(), x[0]);
+            Self::store(p.add(LANES).cast(), x[1]);
+        }
+    }
+    /// Writes two rows of 32 numbers as 2 / PAIR rows of 32 units across the rows, `ld` units apart.
+    #[inline(always)]
+    unsafe fn put_across(p: *mut u32, ld: usize, x0: Row<Self>, x1: Row<Self>) {
+        // SAFETY: passed on.
+        unsafe {
+            Self::put_row(p, x0);
+            Self::put_row(p.add(ld), x1);
+        }
+    }
 
     /// A product of 8 rows and `W` vectors, in strips that the registers hold.
     #[inline(always)]
@@ -76,6 +95,9 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
 /// Minimax coefficients of 2^r for |r| <= 1/2, lowest power first; relative error 1.2e-7.
 pub(super) const EXP2: [f32; 6] =
     [1.000_000_1, 0.693_146_94, 0.240_221_2, 0.055_507_13, 0.009_675_542, 0.001_327_647_1];
+
+/// Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// How the rows of a product's left operand lie in memory.
 #[derive(Clone, Copy)]
@@ -138,7 +160,8 @@ pub(super) unsafe fn strip<
                 *vector = K::load(b.add(k * COLS + w * LANES).cast());
             }
             for (r, row) in sums.iter_mut().enumerate() {
-                let unit = K::splat_unit(if ROW_MAJOR { a.add(r * ld + k) } else { a.add(k * ld + r) });
+                let unit = if ROW_MAJOR { a.add(r * ld + k) } else { a.add(k * ld + r) };
+                let unit = K::splat(unit.cast::<f32>().read());
                 for w in 0..W {
                     row[w] = K::dot(row[w], unit, panel[w]);
                 }
@@ -293,59 +316,28 @@ impl Kernel for Lanes {
     const PAIR: usize = 1;
     const STRIP: usize = 2;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> A16 {
-        [x; LANES]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> A16 {
-        // SAFETY: the caller vouches for 16 elements.
-        unsafe { p.cast::<A16>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: A16) {
-        // SAFETY: the caller vouches for 16 elements.
-        unsafe { p.cast::<A16>().write_unaligned(x) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: A16, b: A16) -> A16 {
-        lanes!(i => a[i] + b[i])
-    }
-    #[inline(always)]
-    unsafe fn sub(a: A16, b: A16) -> A16 {
-        lanes!(i => a[i] - b[i])
-    }
-    #[inline(always)]
-    unsafe fn mul(a: A16, b: A16) -> A16 {
-        lanes!(i => a[i] * b[i])
-    }
-    #[inline(always)]
-    unsafe fn fma(a: A16, b: A16, c: A16) -> A16 {
-        lanes!(i => a[i] * b[i] + c[i])
-    }
-    #[inline(always)]
-    unsafe fn max(a: A16, b: A16) -> A16 {
-        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    unsafe fn sums(x: [A16; 4]) -> [f32; 4] {
-        let mut out = [0f32; 4];
-        for (out, mut x) in out.iter_mut().zip(x) {
-            for half in [8, 4, 2, 1] {
-                for i in 0..half {
-                    x[i] += x[i + half];
+    vector_methods! {
+        fn splat(x: f32) -> A16 { [x; LANES] }
+        fn load(p: *const f32) -> A16 { p.cast::<A16>().read_unaligned() }
+        fn store(p: *mut f32, x: A16) { p.cast::<A16>().write_unaligned(x) }
+        fn add(a: A16, b: A16) -> A16 { lanes!(i => a[i] + b[i]) }
+        fn sub(a: A16, b: A16) -> A16 { lanes!(i => a[i] - b[i]) }
+        fn mul(a: A16, b: A16) -> A16 { lanes!(i => a[i] * b[i]) }
+        fn fma(a: A16, b: A16, c: A16) -> A16 { lanes!(i => a[i] * b[i] + c[i]) }
+        fn max(a: A16, b: A16) -> A16 { lanes!(i => if a[i] > b[i] { a[i] } else { b[i] }) }
+        fn sums(x: [A16; 4]) -> [f32; 4] {
+            let mut out = [0f32; 4];
+            for (out, mut x) in out.iter_mut().zip(x) {
+                for half in [8, 4, 2, 1] {
+                    for i in 0..half {
+                        x[i] += x[i + half];
+                    }
                 }
+                *out = x[0];
             }
-            *out = x[0];
+            out
         }
-        out
-    }
-    #[inline(always)]
-    unsafe fn exp2(x: A16) -> A16 {
-        // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-        const MAGIC: f32 = 12_582_912.0;
-        // SAFETY: plain arithmetic.
-        unsafe {
+        fn exp2(x: A16) -> A16 {
             let shifted = Self::add(x, [MAGIC; LANES]);
             let r = Self::sub(x, Self::sub(shifted, [MAGIC; LANES]));
             let mut y = [EXP2[5]; LANES];
@@ -357,47 +349,16 @@ impl Kernel for Lanes {
                 if x[i] < -126.0 { 0.0 } else { y[i] * f32::from_bits(power) }
             })
         }
-    }
-    #[inline(always)]
-    unsafe fn keep(x: A16, other: A16, j: i32, lo: *const i32, hi: *const i32) -> A16 {
-        // SAFETY: the caller vouches for 16 bounds each.
-        let (lo, hi) = unsafe {
-            (lo.cast::<[i32; LANES]>().read_unaligned(), hi.cast::<[i32; LANES]>().read_unaligned())
-        };
-        lanes!(i => if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
-    }
-    #[inline(always)]
-    unsafe fn splat_unit(p: *const u32) -> A16 {
-        // SAFETY: the caller vouches for one unit.
-        [f32::from_bits(unsafe { p.read() }); LANES]
-    }
-    #[inline(always)]
-    unsafe fn dot(acc: A16, a: A16, b: A16) -> A16 {
-        // SAFETY: plain arithmetic.
-        unsafe { Self::fma(a, b, acc) }
-    }
-    #[inline(always)]
-    unsafe fn put_row(p: *mut u32, x: [A16; 2]) {
-        // SAFETY: the caller vouches for 32 units.
-        unsafe {
-            Self::store(p.cast(), x[0]);
-            Self::store(p.add(LANES).cast(), x[1]);
+        fn keep(x: A16, other: A16, j: i32, lo: *const i32, hi: *const i32) -> A16 {
+            let lo = lo.cast::<[i32; LANES]>().read_unaligned();
+            let hi = hi.cast::<[i32; LANES]>().read_unaligned();
+            lanes!(i => if lo[i] <= j && j < hi[i] { x[i] } else { other[i] })
         }
-    }
-    #[inline(always)]
-    unsafe fn put_across(p: *mut u32, ld: usize, x0: [A16; 2], x1: [A16; 2]) {
-        // SAFETY: the caller vouches for two rows of 32 units.
-        unsafe {
-            Self::put_row(p, x0);
-            Self::put_row(p.add(ld), x1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
-        for i in 0..LANES {
-            for j in 0..LANES {
-                // SAFETY: the caller vouches for 16 rows of 16 units on both sides.
-                unsafe { *dst.add(j * dst_ld + i) = *src.add(i * src_ld + j) };
+        fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
+            for i in 0..LANES {
+                for j in 0..LANES {
+                    *dst.add(j * dst_ld + i) = *src.add(i * src_ld + j);
+                }
             }
         }
     }

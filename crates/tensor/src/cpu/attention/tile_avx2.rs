@@ -3,11 +3,15 @@
 use std::arch::x86_64::*;
 
 use super::super::gemm::pack::transpose8;
-use super::tile::{EXP2, Kernel, LANES, Operands, strip};
+use super::super::isa::vector_methods;
+use super::tile::{EXP2, Kernel, LANES, MAGIC, Operands, strip};
 
 /// AVX2 in f32.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
+
+/// A vector.
+type V = [__m256; 2];
 
 /// Lanes of a register.
 const HALF: usize = LANES / 2;
@@ -16,57 +20,23 @@ const HALF: usize = LANES / 2;
 const BIAS: i32 = 127 << 23;
 
 impl Kernel for Avx2 {
-    type V = [__m256; 2];
+    type V = V;
     const PAIR: usize = 1;
     const STRIP: usize = 2;
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_set1_ps(x); 2] }
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(HALF))] }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: [__m256; 2]) {
-        // SAFETY: the trait's contract.
-        unsafe {
+    vector_methods! {
+        fn splat(x: f32) -> V { [_mm256_set1_ps(x); 2] }
+        fn load(p: *const f32) -> V { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(HALF))] }
+        fn store(p: *mut f32, x: V) {
             _mm256_storeu_ps(p, x[0]);
             _mm256_storeu_ps(p.add(HALF), x[1]);
         }
-    }
-    #[inline(always)]
-    unsafe fn add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
-    }
-    #[inline(always)]
-    unsafe fn max(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn sums(x: [[__m256; 2]; 4]) -> [f32; 4] {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn add(a: V, b: V) -> V { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+        fn sub(a: V, b: V) -> V { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+        fn mul(a: V, b: V) -> V { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+        fn fma(a: V, b: V, c: V) -> V { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+        fn max(a: V, b: V) -> V { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+        fn sums(x: [V; 4]) -> [f32; 4] {
             // Halves of each are added until 4 lanes are left; then lane i becomes the sum of x[i].
             let [a, b, c, d] = x.map(|x| {
                 let x = _mm256_add_ps(x[0], x[1]);
@@ -80,13 +50,7 @@ impl Kernel for Avx2 {
             _mm_storeu_ps(out.as_mut_ptr(), all);
             out
         }
-    }
-    #[inline(always)]
-    unsafe fn exp2(x: [__m256; 2]) -> [__m256; 2] {
-        /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-        const MAGIC: f32 = 12_582_912.0;
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn exp2(x: V) -> V {
             let mut out = x;
             for (out, x) in out.iter_mut().zip(x) {
                 let shifted = _mm256_add_ps(x, _mm256_set1_ps(MAGIC));
@@ -103,17 +67,7 @@ impl Kernel for Avx2 {
             }
             out
         }
-    }
-    #[inline(always)]
-    unsafe fn keep(
-        x: [__m256; 2],
-        other: [__m256; 2],
-        j: i32,
-        lo: *const i32,
-        hi: *const i32,
-    ) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn keep(x: V, other: V, j: i32, lo: *const i32, hi: *const i32) -> V {
             let j = _mm256_set1_epi32(j);
             let mut out = x;
             for (h, out) in out.iter_mut().enumerate() {
@@ -124,37 +78,7 @@ impl Kernel for Avx2 {
             }
             out
         }
-    }
-    #[inline(always)]
-    unsafe fn splat_unit(p: *const u32) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { Self::splat(p.cast::<f32>().read()) }
-    }
-    #[inline(always)]
-    unsafe fn dot(acc: [__m256; 2], a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-        // SAFETY: the trait's contract.
-        unsafe { Self::fma(a, b, acc) }
-    }
-    #[inline(always)]
-    unsafe fn put_row(p: *mut u32, x: [[__m256; 2]; 2]) {
-        // SAFETY: the trait's contract.
-        unsafe {
-            Self::store(p.cast(), x[0]);
-            Self::store(p.add(LANES).cast(), x[1]);
-        }
-    }
-    #[inline(always)]
-    unsafe fn put_across(p: *mut u32, ld: usize, x0: [[__m256; 2]; 2], x1: [[__m256; 2]; 2]) {
-        // SAFETY: the trait's contract.
-        unsafe {
-            Self::put_row(p, x0);
-            Self::put_row(p.add(ld), x1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
-        // SAFETY: the trait's contract, for four blocks of 8 x 8.
-        unsafe {
+        fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
             for i in (0..LANES).step_by(HALF) {
                 for j in (0..LANES).step_by(HALF) {
                     let mut block = [[0u32; HALF]; HALF];

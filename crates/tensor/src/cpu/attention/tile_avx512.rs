@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::isa::vector_methods;
 use super::tile::{EXP2, Kernel, LANES};
 
 /// AVX-512 in f32.
@@ -18,50 +19,16 @@ macro_rules! common {
         type V = __m512;
         const STRIP: usize = 8;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn store(p: *mut f32, x: __m512) {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_storeu_ps(p, x) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sums(x: [__m512; 4]) -> [f32; 4] {
-            // SAFETY: the trait's contract.
-            unsafe {
+        vector_methods! {
+            fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
+            fn load(p: *const f32) -> __m512 { _mm512_loadu_ps(p) }
+            fn store(p: *mut f32, x: __m512) { _mm512_storeu_ps(p, x) }
+            fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+            fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+            fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+            fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+            fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+            fn sums(x: [__m512; 4]) -> [f32; 4] {
                 // Lane 4 q + i becomes the sum of quarter q of x[i]; then the quarters are added.
                 let [a, b, c, d] = x;
                 let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -74,11 +41,7 @@ macro_rules! common {
                 _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(all));
                 out
             }
-        }
-        #[inline(always)]
-        unsafe fn exp2(x: __m512) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe {
+            fn exp2(x: __m512) -> __m512 {
                 let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
                 let r = _mm512_sub_ps(x, n);
                 let mut y = _mm512_set1_ps(EXP2[5]);
@@ -89,26 +52,13 @@ macro_rules! common {
                 let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
                 _mm512_maskz_scalef_ps(normal, y, n)
             }
-        }
-        #[inline(always)]
-        unsafe fn keep(x: __m512, other: __m512, j: i32, lo: *const i32, hi: *const i32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe {
+            fn keep(x: __m512, other: __m512, j: i32, lo: *const i32, hi: *const i32) -> __m512 {
                 let j = _mm512_set1_epi32(j);
                 let from = _mm512_cmple_epi32_mask(_mm512_loadu_epi32(lo), j);
                 let seen = _mm512_mask_cmpgt_epi32_mask(from, _mm512_loadu_epi32(hi), j);
                 _mm512_mask_blend_ps(seen, other, x)
             }
-        }
-        #[inline(always)]
-        unsafe fn splat_unit(p: *const u32) -> __m512 {
-            // SAFETY: the trait's contract.
-            unsafe { _mm512_set1_ps(p.cast::<f32>().read()) }
-        }
-        #[inline(always)]
-        unsafe fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
-            // SAFETY: the trait's contract.
-            unsafe {
+            fn transpose(src: *const u32, src_ld: usize, dst: *mut u32, dst_ld: usize) {
                 let mut x = [_mm512_setzero_ps(); LANES];
                 for (i, row) in x.iter_mut().enumerate() {
                     *row = _mm512_loadu_ps(src.add(i * src_ld).cast());
@@ -147,28 +97,6 @@ macro_rules! common {
 impl Kernel for Avx512 {
     common!();
     const PAIR: usize = 1;
-
-    #[inline(always)]
-    unsafe fn dot(acc: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_fmadd_ps(a, b, acc) }
-    }
-    #[inline(always)]
-    unsafe fn put_row(p: *mut u32, x: [__m512; 2]) {
-        // SAFETY: the trait's contract.
-        unsafe {
-            _mm512_storeu_ps(p.cast(), x[0]);
-            _mm512_storeu_ps(p.add(LANES).cast(), x[1]);
-        }
-    }
-    #[inline(always)]
-    unsafe fn put_across(p: *mut u32, ld: usize, x0: [__m512; 2], x1: [__m512; 2]) {
-        // SAFETY: the trait's contract.
-        unsafe {
-            Self::put_row(p, x0);
-            Self::put_row(p.add(ld), x1);
-        }
-    }
 }
 
 /// Where the halves of a bf16 row end up when two rows are interleaved: lane c is followed by lane 16 + c.
@@ -187,31 +115,21 @@ impl Kernel for Avx512Bf16 {
     common!();
     const PAIR: usize = 2;
 
-    #[inline(always)]
-    unsafe fn dot(acc: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the trait's contract; the types differ in name only.
-        unsafe {
+    vector_methods! {
+        fn dot(acc: __m512, a: __m512, b: __m512) -> __m512 {
             _mm512_dpbf16_ps(
                 acc,
                 std::mem::transmute::<__m512, __m512bh>(a),
                 std::mem::transmute::<__m512, __m512bh>(b),
             )
         }
-    }
-    #[inline(always)]
-    unsafe fn put_row(p: *mut u32, x: [__m512; 2]) {
-        // SAFETY: the trait's contract; the types differ in name only.
-        unsafe {
+        fn put_row(p: *mut u32, x: [__m512; 2]) {
             _mm512_storeu_si512(
                 p.cast(),
                 std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x[1], x[0])),
             )
         }
-    }
-    #[inline(always)]
-    unsafe fn put_across(p: *mut u32, _ld: usize, x0: [__m512; 2], x1: [__m512; 2]) {
-        // SAFETY: the trait's contract; the types differ in name only.
-        unsafe {
+        fn put_across(p: *mut u32, _ld: usize, x0: [__m512; 2], x1: [__m512; 2]) {
             let index = _mm512_loadu_si512(INTERLEAVE.as_ptr().cast());
             for w in 0..2 {
                 let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(x1[w], x0[w]));

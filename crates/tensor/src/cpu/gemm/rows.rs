@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::Cpu;
-use crate::cpu::isa::{Isa, Path};
+use crate::cpu::isa::{Isa, Path, vector_methods};
 use crate::dtype::Float;
 
 use super::convert::{narrow, widen};
@@ -176,13 +176,13 @@ fn dots<T: Float, V: Lanes, const R: usize, const J: usize>(
             for (j, w) in w.iter().enumerate() {
                 let y = V::load(w.as_ptr().add(i));
                 for (r, x) in x.iter().enumerate() {
-                    acc[r][j] = V::load(x.as_ptr().add(i)).times_plus(y, acc[r][j]);
+                    acc[r][j] = V::fma(V::load(x.as_ptr().add(i)), y, acc[r][j]);
                 }
             }
         }
         for (sums, acc) in sums.iter_mut().zip(&acc) {
             for (sum, acc) in sums[col..].iter_mut().zip(acc) {
-                *sum = acc.sum();
+                *sum = V::sum(*acc);
             }
         }
     }
@@ -202,12 +202,15 @@ trait Lanes: Copy {
     const LANES: usize;
     /// Whether there are 32 vector registers instead of 16.
     const MANY_REGISTERS: bool;
-    fn multiply_add(x: f32, y: f32, sum: f32) -> f32;
+    #[inline(always)]
+    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
+        x.mul_add(y, sum)
+    }
     unsafe fn zero() -> Self;
     unsafe fn load<T: Float>(p: *const T) -> Self;
-    unsafe fn times_plus(self, y: Self, sum: Self) -> Self;
+    unsafe fn fma(x: Self, y: Self, sum: Self) -> Self;
     /// The sum of all lanes, by halves.
-    unsafe fn sum(self) -> f32;
+    unsafe fn sum(x: Self) -> f32;
 }
 
 impl Lanes for [f32; 4] {
@@ -217,22 +220,11 @@ impl Lanes for [f32; 4] {
     fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
         x * y + sum
     }
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        [0.0; 4]
-    }
-    #[inline(always)]
-    unsafe fn load<T: Float>(p: *const T) -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { p.cast::<[T; 4]>().read_unaligned() }.map(widen)
-    }
-    #[inline(always)]
-    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
-        std::array::from_fn(|l| self[l] * y[l] + sum[l])
-    }
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        (self[0] + self[2]) + (self[1] + self[3])
+    vector_methods! {
+        fn zero() -> Self { [0.0; 4] }
+        fn load[T: Float](p: *const T) -> Self { p.cast::<[T; 4]>().read_unaligned().map(widen) }
+        fn fma(x: Self, y: Self, sum: Self) -> Self { std::array::from_fn(|l| x[l] * y[l] + sum[l]) }
+        fn sum(x: Self) -> f32 { (x[0] + x[2]) + (x[1] + x[3]) }
     }
 }
 
@@ -240,30 +232,15 @@ impl Lanes for [f32; 4] {
 impl Lanes for __m256 {
     const LANES: usize = 8;
     const MANY_REGISTERS: bool = false;
-    #[inline(always)]
-    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
-        x.mul_add(y, sum)
-    }
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { _mm256_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load<T: Float>(p: *const T) -> Self {
-        // SAFETY: the caller's contract; arrays and vectors of one size.
-        unsafe { std::mem::transmute(words(p.cast::<[T; 8]>().read_unaligned())) }
-    }
-    #[inline(always)]
-    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { _mm256_fmadd_ps(self, y, sum) }
-    }
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let x = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+    vector_methods! {
+        fn zero() -> Self { _mm256_setzero_ps() }
+        // Arrays and vectors of one size.
+        fn load[T: Float](p: *const T) -> Self {
+            std::mem::transmute(words(p.cast::<[T; 8]>().read_unaligned()))
+        }
+        fn fma(x: Self, y: Self, sum: Self) -> Self { _mm256_fmadd_ps(x, y, sum) }
+        fn sum(x: Self) -> f32 {
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
         }
@@ -274,28 +251,13 @@ impl Lanes for __m256 {
 impl Lanes for __m512 {
     const LANES: usize = 16;
     const MANY_REGISTERS: bool = true;
-    #[inline(always)]
-    fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
-        x.mul_add(y, sum)
-    }
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { _mm512_setzero_ps() }
-    }
-    #[inline(always)]
-    unsafe fn load<T: Float>(p: *const T) -> Self {
-        // SAFETY: the caller's contract; arrays and vectors of one size.
-        unsafe { std::mem::transmute(words(p.cast::<[T; 16]>().read_unaligned())) }
-    }
-    #[inline(always)]
-    unsafe fn times_plus(self, y: Self, sum: Self) -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { _mm512_fmadd_ps(self, y, sum) }
-    }
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the caller's contract.
-        unsafe { _mm512_reduce_add_ps(self) }
+    vector_methods! {
+        fn zero() -> Self { _mm512_setzero_ps() }
+        // As above.
+        fn load[T: Float](p: *const T) -> Self {
+            std::mem::transmute(words(p.cast::<[T; 16]>().read_unaligned()))
+        }
+        fn fma(x: Self, y: Self, sum: Self) -> Self { _mm512_fmadd_ps(x, y, sum) }
+        fn sum(x: Self) -> f32 { _mm512_reduce_add_ps(x) }
     }
 }
