@@ -35,3 +35,6 @@ pub use rope_table::{LongRope, RopeScaling, RopeTable, Yarn, inverse_frequencies
 pub use shape::{IntoShape, MAX_DIMS, Shape};
 pub use tape::{Gradients, Tape, UnitHook};
 pub use tensor::Tensor;
+
+/// Whether the kernels were compiled with optimization. Without it they are tens of times slower.
+pub const IS_OPTIMIZED: bool = !matches!(env!("OARLOCK_OPT_LEVEL").as_bytes(), b"" | b"0");

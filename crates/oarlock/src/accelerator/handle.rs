@@ -4,7 +4,8 @@ use std::fmt::Arguments;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::Isa;
@@ -26,6 +27,14 @@ use crate::shard::Options;
 
 /// The seed where none is given.
 const SEED: u64 = 42;
+
+/// How long a rank waits for others before that is reported.
+const LONG_WAIT: Duration = Duration::from_secs(5);
+
+/// What to say where the dependent's profile leaves the kernels unoptimized.
+const UNOPTIMIZED: &str = "the kernels were compiled without optimization, which makes training tens of times slower; build with \
+                           --release, or add to the Cargo.toml at the root of the workspace:\n\
+                           [profile.dev.package.oarlock-tensor]\nopt-level = 3";
 
 /// One rank of a training run. Cloning gives another handle to the same rank.
 #[derive(Clone)]
@@ -181,6 +190,11 @@ impl Accelerator {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         options.check(comm.world_size())?;
+        comm.on_long_wait(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
+        if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| rank::tell_note(UNOPTIMIZED));
+        }
         let inner = Inner {
             comm: comm.clone(),
             device: device.clone(),
