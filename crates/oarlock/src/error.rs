@@ -16,8 +16,9 @@ pub use spawn::SpawnError;
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+/// An error of this crate. Its `Debug` form is its message, so that a `main` that returns it prints what a person can read.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// From the tensor crate.
     #[error(transparent)]
@@ -82,6 +83,21 @@ pub enum Error {
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),
+    /// An error of a program's own code, which came through a function of the library.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Error {
+        Error::other(error)
+    }
 }
 
 impl From<oarlock_tensor::Error> for Error {
@@ -98,6 +114,12 @@ impl From<oarlock_tensor::Error> for Error {
 }
 
 impl Error {
+    /// An error of a program's own code, or a message, for closures that the library calls:
+    /// `file.parse().map_err(Error::other)?`.
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::Other(error.into())
+    }
+
     /// An I/O error with its file.
     pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
@@ -126,4 +148,18 @@ impl Error {
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_main_prints_is_the_message() {
+        let error = Error::bad_file("config.json", "it has no hidden_size; add it");
+        assert_eq!(format!("{error:?}"), "config.json: it has no hidden_size; add it");
+        let read = || -> Result<Vec<u8>> { Ok(std::fs::read("/nowhere/rows")?) };
+        assert!(matches!(read(), Err(Error::Other(_))));
+        assert!(Error::other("the file holds no rows").to_string() == "the file holds no rows");
+    }
 }

@@ -31,9 +31,9 @@ impl PreparedOptimizer {
     /// forgotten afterwards. While they accumulate it does nothing, and says `None`. All ranks call it.
     ///
     /// # Errors
-    /// A window without any backward pass, a failed rank, 16-bit gradients that overflow at the least loss scale.
-    /// Otherwise gradients that are not finite go into the weights, as in torch; [`Accelerator::clip_grad_norm`] reports
-    /// them.
+    /// A window without any backward pass, a failed rank, gradients that are not finite
+    /// ([`Error::NotFinite`](crate::Error::NotFinite) names the first parameter; torch would step with them), 16-bit
+    /// gradients that overflow at the least loss scale. The weights are then what they were.
     #[track_caller]
     pub fn step(&self) -> Result<Option<Stepped>> {
         if !self.close()? {

@@ -36,6 +36,14 @@ pub struct GenerateOptions {
     pub stop_ids: Vec<u32>,
 }
 
+impl Default for GenerateOptions {
+    /// At most 256 tokens, always the likeliest; no token ends an answer, so take those of
+    /// [`Generator::stop_ids`](Generator::stop_ids).
+    fn default() -> GenerateOptions {
+        GenerateOptions { sampling: Sampling::GREEDY, max_new_tokens: 256, stop_ids: Vec::new() }
+    }
+}
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {

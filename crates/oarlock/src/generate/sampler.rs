@@ -24,6 +24,13 @@ pub struct Sampling {
     pub seed: u64,
 }
 
+impl Default for Sampling {
+    /// [`Sampling::GREEDY`], as in transformers.
+    fn default() -> Sampling {
+        Sampling::GREEDY
+    }
+}
+
 impl Sampling {
     /// Always the likeliest token.
     pub const GREEDY: Sampling =

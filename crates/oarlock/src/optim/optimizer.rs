@@ -223,9 +223,11 @@ impl Optimizer {
     /// overflowed on any rank is skipped on all, and the scale follows.
     ///
     /// # Errors
-    /// When a rank failed, somebody still holds a weight, or the loss scale cannot fall any further.
+    /// When a rank failed, somebody still holds a weight, the gradients are not finite and there is no loss scale that could
+    /// follow, or the loss scale cannot fall any further.
     pub fn step(&mut self, betas: Option<[f64; 2]>, lr: impl Fn(usize) -> f64) -> Result<Stepped> {
-        if self.scaler.is_some() && self.found.is_none() {
+        if self.found.is_none() {
+            // Nothing is scaled down, but what is not finite is found before it goes into the weights.
             self.clip_grad_norm(0.0)?;
         }
         let found = self.found.take().unwrap_or_else(|| self.unclipped());

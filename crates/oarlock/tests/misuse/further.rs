@@ -311,5 +311,34 @@ pub fn all() -> Vec<Wrong> {
                 layers.forward(&input(&accelerator)?).map(|_| ())
             },
         },
+        Wrong {
+            title: "a gradient that is not finite, in a loop that does not clip",
+            ranks: 2,
+            program: |comm| {
+                let accelerator =
+                    with(comm, Options { placements: Placements::PARAMETERS, ..Options::default() })?;
+                let (net, optimizer) = trained(&accelerator)?;
+                // One rank alone has a bad record.
+                let bad = if comm.rank() == 1 { f32::NAN } else { 0.5 };
+                let x = Tensor::from_slice(&[bad; 8], [2, 4], accelerator.device())?;
+                accelerator.backward(&oarlock_tensor::ops::mean_all(&net.forward(&x)?)?)?;
+                let stepped = optimizer.step().map(|_| ());
+                let weights = net.forward(&input(&accelerator)?)?.to_vec::<f32>()?;
+                assert!(weights.iter().all(|x| x.is_finite()), "the weights are spoilt");
+                stepped
+            },
+        },
+        Wrong {
+            title: "an error of the program's own, through a closure that the library calls",
+            ranks: 1,
+            program: |comm| {
+                accelerator(comm)?.accumulate(|| {
+                    let rows: usize = "seven".parse().map_err(oarlock::Error::other)?;
+                    std::fs::read("/nowhere/rows")?;
+                    Ok(rows)
+                })?;
+                Ok(())
+            },
+        },
     ]
 }
