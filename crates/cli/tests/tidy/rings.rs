@@ -24,7 +24,7 @@ fn sources(folder: &Path, path: &[String], found: &mut BTreeMap<String, String>)
     for entry in fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
         let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
-        if name == "tests" {
+        if name.ends_with("tests") {
             continue;
         }
         if file.is_dir() {
