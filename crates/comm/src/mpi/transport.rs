@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use oarlock_tensor::DType;
 
@@ -17,6 +16,7 @@ use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
+use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::reduce::sum_range;
 use crate::region::{PrivateBuffer, Region, Sharing};
