@@ -482,6 +482,45 @@ fn damaged_checkpoints_are_left_aside_and_named() {
 }
 
 #[test]
+fn a_data_set_that_nothing_names_is_told_before_the_ranks_start() {
+    let site = Site::new();
+    site.write("dataset_info.json", "{\"corpus\": {\"file_name\": \"text.jsonl\"}}");
+    let words = ["dataset=corpse", "dataset_dir=."];
+    let said = run(site.training("out", &[&words[..], &["--dry-run"]].concat()));
+    let missing = "Undefined dataset corpse in dataset_info.json. Did you mean corpus?";
+    assert!(
+        said.code == Some(0) && said.stderr.contains(&format!("missing to run it: argument: {missing}")),
+        "{said:?}"
+    );
+    let said = run(site.training("out", &words));
+    assert_refused(&said, 2, &[missing]);
+    assert!(!said.stderr.contains("rank"), "{said:?}");
+    site.train("out", &["dataset=corpus", "dataset_dir=.", "max_steps=1"]);
+}
+
+#[test]
+fn a_run_does_not_begin_anew_beside_a_damaged_checkpoint_unless_it_is_told_to() {
+    let site = Site::new();
+    let words = ["save_strategy=steps", "save_steps=5", "save_total_limit=1"];
+    site.train("out", &words);
+    let damaged = "out/checkpoint-10/state/rank-00001-of-00002.safetensors";
+    let whole = site.read(damaged);
+    let refused = |expected: &str| {
+        let said = run(site.training("out", &words));
+        assert_refused(&said, 1, &["out/checkpoint-10 cannot be resumed", expected]);
+        assert!(said.stderr.contains("to begin anew, write `resume_from_checkpoint: false`"), "{said:?}");
+    };
+    fs::write(site.path(damaged), &whole[..whole.len() / 2]).unwrap();
+    refused("rank-00001-of-00002.safetensors has");
+    fs::remove_file(site.path(damaged)).unwrap();
+    refused("rank-00001-of-00002.safetensors is missing");
+    fs::write(site.path("out/checkpoint-10/state/manifest.json"), "{}").unwrap();
+    refused("manifest.json is damaged");
+    let said = site.train("out", &[&words[..], &["resume_from_checkpoint=false"]].concat());
+    assert!(said.stdout.contains("done: 10 steps") && !said.stdout.contains("Resuming"), "{said:?}");
+}
+
+#[test]
 fn weights_alone_are_saved_where_only_they_are_asked_for() {
     let site = Site::new();
     site.train("out", &["save_only_model=true", "save_strategy=steps", "save_steps=5"]);
