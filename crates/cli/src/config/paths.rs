@@ -50,8 +50,9 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let info = config.data.dataset_dir.join("dataset_info.json");
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
         let dir = &config.data.dataset_dir;
-        for name in names {
-            if !Path::new(name).exists() && !dir.join(name).exists() && !info.is_file() {
+        let is_found = |name: &str| Path::new(name).exists() || dir.join(name).exists();
+        for name in names.iter().filter(|name| !is_found(name)) {
+            if !info.is_file() {
                 report(
                     key,
                     format!("no data set `{name}`"),
@@ -62,7 +63,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
                     ),
                 );
             } else if let Err(error) = Source::resolve(name, dir, None) {
-                let help = format!("it is read as a name in `{}`, a file or a folder", info.display());
+                let help = format!("a data set is a name in `{}`, a file or a folder", info.display());
                 report(key, error.to_string(), help);
             }
         }

@@ -311,7 +311,7 @@ fn precision_and_accumulation_are_those_of_the_training() {
     site.write("train.yaml", &format!("{TRAIN}fp16: true\ngradient_accumulation_steps: 4\n"));
     let line = "--mixed_precision bf16 --num_processes 1 src/train.py train.yaml";
     let resolved = site.resolve(line);
-    let note = "`fp16: true` (train.yaml:4) decides, as in LLaMA-Factory, over the launcher's bf16 (the command line)";
+    let note = "`fp16: true` (train.yaml:4:1) decides, as in LLaMA-Factory, over the launcher's bf16 (the command line)";
     assert!(
         resolved.notes.iter().any(|said| said.replace(&site.path(""), "") == note),
         "{:?}",
@@ -323,8 +323,9 @@ fn precision_and_accumulation_are_those_of_the_training() {
     let plain = "--mixed_precision bf16 src/train.py train.yaml fp16=false gradient_accumulation_steps=1";
     assert_eq!(site.plan(plain).train.dtype, DType::BF16);
     // MiniMind's script follows Accelerate.
-    let minimind = "--mixed_precision bf16 train_pretrain.py --dtype float16";
-    let resolved = site.resolve(minimind);
+    site.write("tokenizer.json", "{}");
+    let words = format!("train_pretrain.py --dtype float16 --tokenizer_path {}", site.path(""));
+    let resolved = site.resolve(&format!("--mixed_precision bf16 {words}"));
     let decides = "bf16 (the command line) decides, as with Accelerate, over `fp16: true`";
     assert!(resolved.notes.iter().any(|said| said.starts_with(decides)), "{:?}", resolved.notes);
     // A file that says no says that nothing was chosen.
