@@ -416,7 +416,7 @@ fn ranks_come_from_the_environment_and_data_from_dataset_dir() {
     site.train("named", &["dataset=river", "num_processes=2"]);
     assert!(site.model("named") == site.model("out"));
     let said = run(site.training("out2", &["dataset=rivre", "num_processes=2"]));
-    assert_refused(&said, 1, &["Undefined dataset rivre", "river"]);
+    assert_refused(&said, 2, &["Undefined dataset rivre", "river"]);
 }
 
 #[test]
@@ -479,6 +479,41 @@ fn damaged_checkpoints_are_left_aside_and_named() {
     fs::remove_dir_all(site.path("out/checkpoint-4")).unwrap();
     let said = run(site.training("out", &words));
     assert_refused(&said, 1, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+}
+
+#[test]
+fn a_data_set_that_nothing_names_is_told_before_the_ranks_start() {
+    let site = Site::new();
+    site.write("dataset_info.json", "{\"corpus\": {\"file_name\": \"text.jsonl\"}}");
+    let words = ["dataset=corpse", "dataset_dir=."];
+    for more in [&["--dry-run"][..], &[]] {
+        let said = run(site.training("out", &[&words[..], more].concat()));
+        assert_refused(&said, 2, &["Undefined dataset corpse in dataset_info.json. Did you mean corpus?"]);
+        assert!(!said.stderr.contains("rank"), "{said:?}");
+    }
+    site.train("out", &["dataset=corpus", "dataset_dir=.", "max_steps=1"]);
+}
+
+#[test]
+fn a_run_does_not_begin_anew_beside_a_damaged_checkpoint_unless_it_is_told_to() {
+    let site = Site::new();
+    let words = ["save_strategy=steps", "save_steps=5", "save_total_limit=1"];
+    site.train("out", &words);
+    let damaged = "out/checkpoint-10/state/rank-00001-of-00002.safetensors";
+    let whole = site.read(damaged);
+    let refused = |expected: &str| {
+        let said = run(site.training("out", &words));
+        assert_refused(&said, 1, &["out/checkpoint-10 cannot be resumed", expected]);
+        assert!(said.stderr.contains("to begin anew, write `resume_from_checkpoint: false`"), "{said:?}");
+    };
+    fs::write(site.path(damaged), &whole[..whole.len() / 2]).unwrap();
+    refused("rank-00001-of-00002.safetensors has");
+    fs::remove_file(site.path(damaged)).unwrap();
+    refused("rank-00001-of-00002.safetensors is missing");
+    fs::write(site.path("out/checkpoint-10/state/manifest.json"), "{}").unwrap();
+    refused("manifest.json is damaged");
+    let said = site.train("out", &[&words[..], &["resume_from_checkpoint=false"]].concat());
+    assert!(said.stdout.contains("done: 10 steps") && !said.stdout.contains("Resuming"), "{said:?}");
 }
 
 #[test]

@@ -10,7 +10,12 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_
 
 /// A run that lasts until something ends it; it has done two steps and more.
 fn endless(site: &Site) -> (Running, Vec<u32>) {
-    let mut command = site.training("out", &["max_steps=1000000"]);
+    endless_with(site, &[])
+}
+
+/// The same, with further settings.
+fn endless_with(site: &Site, settings: &[&str]) -> (Running, Vec<u32>) {
+    let mut command = site.training("out", &[settings, &["max_steps=1000000"]].concat());
     command.process_group(0);
     let running = start(command);
     let ranks = running.ranks(2);
@@ -72,6 +77,34 @@ fn a_rank_that_does_not_answer_ends_with_the_others() {
     let said = ended(running, &ranks, Instant::now());
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.stderr.starts_with("error: rank 0") && said.stderr.contains("signal 15"), "{said:?}");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_while_the_others_wait() {
+    let site = Site::new();
+    let (running, ranks) = endless(&site);
+    kill_process(pid(ranks[1]), Signal::STOP).unwrap();
+    let begin = Instant::now();
+    until("the note", || running.stderr().contains("note: rank 0 has waited 5 s for rank 1").then_some(()));
+    assert!(begin.elapsed() < Duration::from_secs(8), "it took {:?}", begin.elapsed());
+    // Nobody has given up.
+    assert!(ranks.iter().all(|&rank| is_alive(rank)));
+    kill_process(pid(running.pid()), Signal::TERM).unwrap();
+    running.wait();
+}
+
+#[test]
+fn a_rank_that_does_not_come_in_time_ends_the_run_and_is_named() {
+    let site = Site::new();
+    let (running, ranks) = endless_with(&site, &["ddp_timeout=2"]);
+    kill_process(pid(ranks[1]), Signal::STOP).unwrap();
+    let begin = Instant::now();
+    let said = running.wait();
+    assert!(begin.elapsed() < Duration::from_secs(8), "it took {:?}: {said:?}", begin.elapsed());
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.starts_with("error: rank 0"), "{said:?}");
+    assert!(said.stderr.contains("and waited 2.0 s for rank 1"), "{said:?}");
+    until("the end of the ranks", || ranks.iter().all(|&pid| !is_alive(pid)).then_some(()));
 }
 
 #[test]

@@ -4,8 +4,10 @@
 //! This module holds the only thread-local of the library that has a meaning (ARCHITECTURE.md, "Decisions that differ").
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 
 use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
 
@@ -111,9 +113,17 @@ pub(crate) fn tell(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// Prints whom a waiting rank waits for.
+/// Prints what the user should know.
 pub(crate) fn tell_note(text: &str) {
     tell(&format!("note: {text}\n"));
+}
+
+/// The same, once in a process.
+pub(crate) fn tell_note_once(text: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
+        tell_note(text);
+    }
 }
 
 /// The arguments of a program without `--local_rank=N`, which DeepSpeed's launcher and torch's oldest one put before

@@ -1,4 +1,4 @@
-//! `oarlock link-tools`: names under which this program is the command of another.
+//! `oarlock link-tools`: names under which this program is the command of another, and its own.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -18,7 +18,11 @@ pub(super) struct LinkArgs {
 
 pub(super) fn run(args: &LinkArgs) -> Outcome {
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
-    let names: Vec<&str> = front::ALL.iter().flat_map(|front_end| front_end.names).copied().collect();
+    let mut names: Vec<&str> = front::ALL.iter().flat_map(|front_end| front_end.names).copied().collect();
+    if !lies_in(&args.folder, &program) {
+        // Scripts that call the commands call `oarlock` as well.
+        names.push(OARLOCK);
+    }
     link(&args.folder, &program, &names)?;
     let folder = args.folder.canonicalize().map_err(Error::io("read", &args.folder))?;
     let folder = folder.display();
@@ -27,6 +31,17 @@ pub(super) fn run(args: &LinkArgs) -> Outcome {
         names.len(),
         names.join(", ")
     ))
+}
+
+/// The name of this program.
+const OARLOCK: &str = "oarlock";
+
+/// Whether the program itself has its name in this folder, so that it needs no link there.
+fn lies_in(folder: &Path, program: &Path) -> bool {
+    let path = folder.join(OARLOCK);
+    let is_link = fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
+    !is_link
+        && path.canonicalize().is_ok_and(|path| program.canonicalize().is_ok_and(|program| path == program))
 }
 
 /// Makes the links; all or none where one of the names is taken.
@@ -67,6 +82,20 @@ fn is_foreign(path: &Path, program: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_program_is_linked_under_its_own_name_except_where_it_lies() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bin, tools) = (folder.path().join("bin"), folder.path().join("tools"));
+        fs::create_dir(&bin).unwrap();
+        let program = bin.join(OARLOCK);
+        fs::write(&program, "the program").unwrap();
+        assert!(lies_in(&bin, &program) && !lies_in(&tools, &program));
+        link(&tools, &program, &[OARLOCK]).unwrap();
+        // A second call renews the link.
+        assert!(!lies_in(&tools, &program));
+        assert_eq!(fs::read_to_string(tools.join(OARLOCK)).unwrap(), "the program");
+    }
 
     #[test]
     fn links_are_made_and_renewed_but_nothing_else_is_touched() {

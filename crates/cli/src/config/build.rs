@@ -2,6 +2,7 @@
 //! what is out of range only because of another key.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use oarlock::config::{
     DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription, SaveArgs,
@@ -122,6 +123,7 @@ pub fn build(
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
+        timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
+use oarlock::data::Source;
 use oarlock::settings::problem::Problems;
 
 use super::resolved::ResolvedConfig;
@@ -48,18 +49,23 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     }
     let info = config.data.dataset_dir.join("dataset_info.json");
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
-        // With a dataset_info.json a name may be any word: the data reader knows.
-        let is_found = |name: &str| Path::new(name).exists() || config.data.dataset_dir.join(name).exists();
-        for name in names.iter().filter(|name| !is_found(name) && !info.is_file()) {
-            report(
-                key,
-                format!("no data set `{name}`"),
-                format!(
-                    "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it",
-                    config.data.dataset_dir.display(),
-                    info.display()
-                ),
-            );
+        let dir = &config.data.dataset_dir;
+        let is_found = |name: &str| Path::new(name).exists() || dir.join(name).exists();
+        for name in names.iter().filter(|name| !is_found(name)) {
+            if !info.is_file() {
+                report(
+                    key,
+                    format!("no data set `{name}`"),
+                    format!(
+                        "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it",
+                        dir.display(),
+                        info.display()
+                    ),
+                );
+            } else if let Err(error) = Source::resolve(name, dir, None) {
+                let help = format!("a data set is a name in `{}`, a file or a folder", info.display());
+                report(key, error.to_string(), help);
+            }
         }
     }
     let output = &config.save.output_dir;

@@ -3,6 +3,8 @@
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use proptest::prelude::*;
 
+use std::time::Duration;
+
 use super::*;
 use oarlock_tensor::DType;
 
@@ -68,7 +70,10 @@ fn defaults_are_those_of_the_originals() {
     );
     assert_eq!(config.save.when, When::Every(Steps::Count(500)));
     assert_eq!(config.save.resume, Resume::IfPresent);
-    assert_eq!(config.ranks, RankArgs { num_processes: 1, threads: None, cpu_path: None });
+    assert_eq!(
+        config.ranks,
+        RankArgs { num_processes: 1, threads: None, cpu_path: None, timeout: Duration::from_secs(1800) }
+    );
 }
 
 #[test]
@@ -96,11 +101,41 @@ fn a_llama_factory_file_is_read_as_it_stands() {
     assert_eq!(config.train.schedule, schedule);
     assert_eq!(config.log.when, When::Every(Steps::Count(10)));
     assert_eq!(config.save.resume, Resume::Never);
+    assert_eq!(config.ranks.timeout, Duration::from_secs(180_000_000));
     assert_eq!(
         config.without_effect_line().unwrap(),
-        "accepted without effect: trust_remote_code, flash_attn, preprocessing_num_workers, ddp_timeout \
+        "accepted without effect: trust_remote_code, flash_attn, preprocessing_num_workers \
          (--print-config says why)"
     );
+}
+
+#[test]
+fn every_key_of_llama_factory_is_known() {
+    // The fields of its arguments and the keys of its example files, of version 0.9.6.dev0 (ff6d4d12e); without `max_length`,
+    // which is taken for `cutoff_len`.
+    let keys = include_str!("tests/llamafactory_keys.txt");
+    let unknown: Vec<&str> = keys.lines().filter(|name| table::find(name).is_none()).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+#[test]
+fn a_file_for_an_optimizer_that_is_not_there_resolves_with_the_reason() {
+    let text = format!(
+        "{MINIMUM}stage: sft\ntemplate: llama3\nuse_galore: true\ngalore_layerwise: true\ngalore_target: all\n\
+         galore_rank: 128\ngalore_scale: 2.0\n"
+    );
+    let arguments = written::text_of_file("t.yaml", text).unwrap();
+    let config = train_config_of(vec![arguments], &|_| None).unwrap();
+    let missing = config.missing().to_string();
+    assert!(missing.contains("`use_galore: true` is not supported yet"), "{missing}");
+    assert!(!missing.contains("galore_layerwise"), "{missing}");
+    let idle = config.without_effect_line().unwrap();
+    assert!(
+        idle.contains("galore_layerwise, galore_target") || idle.contains("galore_target, galore_rank"),
+        "{idle}"
+    );
+    let template = config.without_effect().find(|(setting, _)| setting.key.name == "template").unwrap();
+    assert_eq!(template.1, "only stage pt is there, which uses no chat template");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
 use crate::front::script::{Script, Training};
+use crate::launch::devices::Devices;
 use crate::launch::spec::Output;
 use crate::launch::{self, Launch, STARTED, environment, exit_code};
 use crate::plots;
@@ -36,6 +37,8 @@ pub struct Job {
     pub print_config: bool,
     /// A launcher of MPI starts the ranks, who so can be on several machines.
     pub through_mpi: bool,
+    /// Ranks on the CPU are what was asked for.
+    pub on_cpu: bool,
 }
 
 /// What a rank runs.
@@ -69,6 +72,7 @@ impl Job {
                 dry_run: false,
                 print_config: false,
                 through_mpi: false,
+                on_cpu: false,
             },
             Script::Training(mut training) => {
                 training.layers.extend(layers);
@@ -90,7 +94,7 @@ impl Job {
         environment: &dyn Fn(&str) -> Option<String>,
         launch: impl FnOnce(&ResolvedConfig) -> Result<Launch, Problem>,
     ) -> Result<Job, Problems> {
-        let Training { layers, notes, dry_run, print_config } = training;
+        let Training { layers, notes, dry_run, print_config, .. } = training;
         let config = train_config_of(layers, environment)?;
         Ok(Job {
             words,
@@ -100,6 +104,7 @@ impl Job {
             dry_run,
             print_config,
             through_mpi: false,
+            on_cpu: false,
         })
     }
 
@@ -109,6 +114,10 @@ impl Job {
     /// What is missing to run it, unless it is only to be shown.
     pub(crate) fn examine(&self) -> Result<bool, Failure> {
         if !launch::is_rank() {
+            if let Program::Training(_) = &self.program {
+                let warning = (!self.on_cpu).then(|| idle_gpus(Devices::visible().gpus)).flatten();
+                warning.iter().for_each(|warning| eprint(&format!("warning: {warning}\n")));
+            }
             self.notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
         }
         let shown = self.dry_run || self.print_config;
@@ -266,6 +275,15 @@ pub fn too_few_gpus(needed: usize, there: usize, instead: &str) -> Problem {
         .help(format!("to run the same on {}: {instead}", many(needed, "CPU rank")))
 }
 
+/// What to say where a machine has GPUs that a training does not use.
+fn idle_gpus(gpus: usize) -> Option<String> {
+    match gpus {
+        0 => None,
+        1 => Some("this machine has a GPU, which is not used: Oarlock trains on CPU cores".to_owned()),
+        n => Some(format!("this machine has {n} GPUs, which are not used: Oarlock trains on CPU cores")),
+    }
+}
+
 /// Reports how a launch ended.
 pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
@@ -285,6 +303,7 @@ pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
 /// each rank then reports it itself.
 fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outcome {
     let comm = rank::join()?;
+    comm.set_timeout(config.ranks.timeout);
     let result: Result<(), Error> = (|| {
         // A file that changed between the start of two ranks would be a different run on each.
         comm.agree(
@@ -327,4 +346,19 @@ fn fingerprint(config: &ResolvedConfig) -> u64 {
         .table()
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_that_are_not_used_are_counted() {
+        assert_eq!(idle_gpus(0), None);
+        assert_eq!(
+            idle_gpus(1).unwrap(),
+            "this machine has a GPU, which is not used: Oarlock trains on CPU cores"
+        );
+        assert!(idle_gpus(8).unwrap().starts_with("this machine has 8 GPUs, which are not used"));
+    }
 }

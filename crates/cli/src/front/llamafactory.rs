@@ -30,9 +30,10 @@ Usage: llamafactory-cli COMMAND …
   help                           print this
   api, eval, export, webchat, webui: not there yet
 
-FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. NPROC_PER_NODE says how many, NNODES,
-NODE_RANK, MASTER_ADDR and MASTER_PORT on which machines, RDZV_ID, MIN_NNODES, MAX_NNODES and MAX_RESTARTS that
-machines may come and go.
+FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. CUDA_VISIBLE_DEVICES chooses the GPUs; where
+there is none, as many CPU ranks start as it names. NPROC_PER_NODE says how many ranks, NNODES, NODE_RANK, MASTER_ADDR
+and MASTER_PORT on which machines, RDZV_ID, MIN_NNODES and MAX_NNODES how many machines may come. MAX_RESTARTS says how
+often failed ranks are started again.
 ";
 
 /// Runs `llamafactory-cli`.
@@ -72,7 +73,7 @@ fn job(
     read: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Job, Problems> {
     let mut training = script::training(arguments)?;
-    let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed } =
+    let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed, stand_in } =
         LauncherEnv::read(read, devices)?;
     training.layers.splice(0..0, default_ranks);
     training.layers.extend(required_ranks);
@@ -80,6 +81,7 @@ fn job(
     if is_distributed {
         job.notes.extend(notes(&job.launch));
     }
+    job.notes.extend(stand_in);
     Ok(job)
 }
 
@@ -93,6 +95,8 @@ struct LauncherEnv {
     ranks: Ranks,
     /// Whether LLaMA-Factory would start them by torchrun.
     is_distributed: bool,
+    /// What to say where CPU ranks stand for GPUs that are not there.
+    stand_in: Option<String>,
 }
 
 /// Where the ranks of a training are.
@@ -126,6 +130,11 @@ impl LauncherEnv {
         let most = variables.number("MAX_NNODES", 1..=MOST);
         let elastic = variables.text("RDZV_ID");
         let addr = variables.text("MASTER_ADDR").unwrap_or_else(|| "127.0.0.1".to_owned());
+        // GPUs that are named and not there are stood for by as many CPU ranks.
+        let named = match devices.gpus {
+            0 => variables.text("CUDA_VISIBLE_DEVICES").map_or(0, |list| Devices::named(&list)),
+            _ => 0,
+        };
         let forced = variables.text("FORCE_TORCHRUN").is_some_and(|text| boolean(&text) == Some(true));
 
         let count = machines.unwrap_or(1);
@@ -156,14 +165,19 @@ impl LauncherEnv {
         let layer = |authority, value: Node| {
             Some(Layer { authority, entries: vec![environment::number_of_ranks(value)] })
         };
+        let stands_in = !launched && per_machine.is_none() && (named > 1 || named == 1 && forced);
         let (default_ranks, required_ranks) = match per_machine {
             Some(n) => (None, layer(Authority::MustAgree, total("NPROC_PER_NODE", n))),
             None if launched => (None, None),
+            None if stands_in => (layer(Authority::Replaces, total("CUDA_VISIBLE_DEVICES", named)), None),
             None if forced => (layer(Authority::Replaces, total("FORCE_TORCHRUN", devices.count())), None),
             None if devices.gpus > 1 => (layer(Authority::Replaces, total("the GPUs", devices.gpus)), None),
             None if count > 1 => (layer(Authority::Replaces, total("one rank each", 1)), None),
             None => (None, None),
         };
+        let stand_in = stands_in.then(|| {
+            format!("CUDA_VISIBLE_DEVICES names {named} GPU(s), and this machine has none: by default as many CPU ranks start")
+        });
         let is_distributed = default_ranks.is_some() || required_ranks.is_some();
         let master = Master { addr, port: port.map_or(29500, |port| port as u16) };
         let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
@@ -173,6 +187,7 @@ impl LauncherEnv {
             required_ranks,
             ranks,
             is_distributed,
+            stand_in,
         })
     }
 }

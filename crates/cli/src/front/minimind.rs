@@ -120,7 +120,13 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
     let Reader { entries, notes, .. } = reader;
     let (dry_run, print_config) = (parsed.dry_run, parsed.print_config);
     let flags = Layer { authority: Authority::Replaces, entries };
-    problems.into_result(|| Training { layers: vec![fixed(era), flags], notes, dry_run, print_config })
+    problems.into_result(|| Training {
+        layers: vec![fixed(era), flags],
+        notes,
+        dry_run,
+        print_config,
+        own_precision_decides: false,
+    })
 }
 
 /// Defaults as lines `name: value`, with the places of both.

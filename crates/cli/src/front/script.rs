@@ -32,6 +32,8 @@ pub struct Training {
     pub dry_run: bool,
     /// `--print-config` among the words.
     pub print_config: bool,
+    /// Its own `bf16` or `fp16` decides over the precision of Accelerate's launcher, as in transformers.
+    pub own_precision_decides: bool,
 }
 
 /// How a program is called.
@@ -138,6 +140,7 @@ pub fn training(arguments: &Arguments) -> Result<Training, Problems> {
         notes: Vec::new(),
         dry_run: arguments.dry_run,
         print_config: arguments.print_config,
+        own_precision_decides: true,
     })
 }
 

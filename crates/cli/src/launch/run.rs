@@ -142,16 +142,15 @@ impl Run<'_> {
                 None => format!("error: {cause}\n"),
             };
         }
-        let name = self.program.iter().skip(1).find(|word| !word.starts_with('-')).or(self.program.first());
-        failure::table(&self.memory, name.map_or("", String::as_str), first, others)
+        failure::table(&self.memory, title(self.program), first, others)
     }
 
     fn round(&self, rounds: &mut dyn Rounds, round: Round) -> Result<Ended> {
         let n_ranks = round.local_ranks.get(round.node_rank).copied().unwrap_or(0);
         let machines = round.local_ranks.len();
         if self.own && machines > 1 {
-            let text = "a training of this program runs on one machine so far; start it on one, or name a program of \
-                        your own";
+            let text = "an Oarlock run on several machines needs MPI: build with `--features mpi`, and start it with mpirun, \
+                        srun or `deepspeed --launcher openmpi`";
             return Err(Error::Usage(text.to_owned()));
         }
         let mut master_port = round.master_port;
@@ -273,6 +272,12 @@ pub fn with_local_rank(program: &[String], local_rank: &str) -> Vec<String> {
     program
 }
 
+/// What the table of failures is titled by, as in torchrun: the script or module that Python runs, else the program.
+fn title(program: &[String]) -> &str {
+    let at = program.split_first().map_or(0, |(_, arguments)| script(arguments));
+    program.get(at).map_or("", String::as_str)
+}
+
 /// Where the arguments of a script begin, after what calls Python with it.
 fn script(arguments: &[String]) -> usize {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -286,6 +291,17 @@ fn script(arguments: &[String]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_failures_is_titled_by_what_was_started() {
+        let title = |line: &str| {
+            super::title(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).to_owned()
+        };
+        assert_eq!(title("python3 -u src/train.py a.json"), "src/train.py");
+        assert_eq!(title("python3 -u -m pkg.train a.json"), "pkg.train");
+        assert_eq!(title("/bin/prog /data/arg.json"), "/bin/prog");
+        assert_eq!(title("prog"), "prog");
+    }
 
     #[test]
     fn the_arguments_of_a_script_begin_behind_it() {

@@ -6,11 +6,15 @@ use super::config::AcceleratorConfig;
 use super::options::engine_options;
 use crate::error::{Error, Result};
 use crate::rank;
-use crate::settings::accelerate::fsdp;
+use crate::settings::accelerate::{USE_FSDP, asks, fsdp};
 use crate::shard::Options;
 
 /// The variable that says in which dtype to compute.
 pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+
+const USE_DEEPSPEED: &str = "ACCELERATE_USE_DEEPSPEED";
+
+const FSDP_RECOMPUTES: &str = "FSDP_ACTIVATION_CHECKPOINTING";
 
 const ACCUMULATION: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 
@@ -21,6 +25,31 @@ const ACCUMULATION: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 /// A variable whose value makes no sense; it is named.
 pub(super) fn apply(config: &AcceleratorConfig, ranks: usize) -> Result<AcceleratorConfig> {
     with(config, ranks, &rank::variable)
+}
+
+/// What the launcher asks for and a program does not take from it.
+pub(super) fn without_effect(config: &AcceleratorConfig) -> Vec<String> {
+    not_taken(config, &rank::variable)
+}
+
+fn not_taken(config: &AcceleratorConfig, lookup: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if asks(USE_DEEPSPEED, lookup).is_some() && !has_plugin(config) {
+        notes.push(format!(
+            "{USE_DEEPSPEED} is set and has no effect: a program takes DeepSpeed's settings from `deepspeed_plugin` in its \
+             AcceleratorConfig"
+        ));
+    }
+    if asks(USE_FSDP, lookup).is_some() && asks(FSDP_RECOMPUTES, lookup).is_some() {
+        notes.push(format!(
+            "{FSDP_RECOMPUTES} is set and has no effect: the model of a program says what it recomputes"
+        ));
+    }
+    notes
+}
+
+fn has_plugin(config: &AcceleratorConfig) -> bool {
+    config.deepspeed_plugin.is_some() || !config.deepspeed_plugins.is_empty()
 }
 
 fn with(
@@ -43,9 +72,8 @@ fn with(
             _ => return Err(wrong(ACCUMULATION, &value, "a whole number from 1 on, or auto")),
         };
     }
-    let has_plugin = config.deepspeed_plugin.is_some() || !config.deepspeed_plugins.is_empty();
     if config.shard == Options::default()
-        && !has_plugin
+        && !has_plugin(&config)
         && let Some(shard) = fsdp(lookup, ranks)?
     {
         // FSDP has no size that follows from the model's.
@@ -133,6 +161,28 @@ mod tests {
         let wrong = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED")];
         let told = shard(&unsaid, &wrong).unwrap_err().to_string();
         assert!(told.contains("FSDP_AUTO_WRAP_POLICY: `auto_wrap_policy` takes one of"), "{told}");
+    }
+
+    #[test]
+    fn what_a_program_does_not_take_from_the_launcher_is_said() {
+        let notes = |config: &AcceleratorConfig, variables: &[(&str, &str)]| {
+            let lookup = |name: &str| {
+                variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned())
+            };
+            not_taken(config, &lookup)
+        };
+        let unsaid = AcceleratorConfig::default();
+        let plugin =
+            AcceleratorConfig { deepspeed_plugin: Some(DeepSpeedPlugin::default()), ..unsaid.clone() };
+        let deepspeed = [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")];
+        let said = notes(&unsaid, &deepspeed);
+        assert!(said.len() == 1 && said[0].starts_with("ACCELERATE_USE_DEEPSPEED is set"), "{said:?}");
+        assert!(notes(&plugin, &deepspeed).is_empty());
+        let fsdp =
+            |recomputes| [("ACCELERATE_USE_FSDP", "true"), ("FSDP_ACTIVATION_CHECKPOINTING", recomputes)];
+        let said = notes(&unsaid, &fsdp("true"));
+        assert!(said.len() == 1 && said[0].starts_with("FSDP_ACTIVATION_CHECKPOINTING is set"), "{said:?}");
+        assert!(notes(&unsaid, &fsdp("false")).is_empty());
     }
 
     #[test]

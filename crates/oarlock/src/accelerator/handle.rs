@@ -4,7 +4,7 @@ use std::fmt::Arguments;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oarlock_comm::{Communicator, Scalar};
@@ -156,6 +156,9 @@ impl Accelerator {
     /// When the group cannot be joined, a variable of the launcher makes no sense, or the CPU lacks the path asked for.
     pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
         let comm = rank::join()?;
+        if comm.rank() == 0 {
+            environment::without_effect(config).iter().for_each(|note| rank::tell_note_once(note));
+        }
         let config = environment::apply(config, comm.world_size())?;
         Accelerator::over(comm, &config)
     }
@@ -192,8 +195,7 @@ impl Accelerator {
         options.check(comm.world_size())?;
         comm.on_long_wait(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
-            static SAID: Once = Once::new();
-            SAID.call_once(|| rank::tell_note(UNOPTIMIZED));
+            rank::tell_note_once(UNOPTIMIZED);
         }
         let inner = Inner {
             comm: comm.clone(),

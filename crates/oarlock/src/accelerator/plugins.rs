@@ -10,6 +10,7 @@ use super::handle::Accelerator;
 use super::plan::Plan;
 use super::resolved::Resolved;
 use crate::error::{Error, Result};
+use crate::rank;
 
 impl Accelerator {
     /// Makes the plugin of this name the active one: what is prepared from now on follows it. It is the same one for all
@@ -38,6 +39,13 @@ impl Accelerator {
     /// The active plugin, if there is one.
     pub fn deepspeed_plugin(&self) -> Option<&DeepSpeedPlugin> {
         self.inner.plugins.active().map(|(_, plugin)| plugin)
+    }
+
+    /// Says on rank 0, once, what the user should know of a DeepSpeed configuration.
+    pub(crate) fn tell(&self, title: &str, notes: &[String]) {
+        if self.is_main_process() {
+            notes.iter().for_each(|note| rank::tell_note_once(&format!("{title}: {note}")));
+        }
     }
 
     /// For a DeepSpeed engine: the same process group and device, and no plugin.
@@ -155,6 +163,7 @@ impl Plan {
         }
         let hidden_size = plugin.hidden_size.or(self.hidden_size);
         let plan = config.resolve(accelerator.comm.world_size(), hidden_size)?;
+        accelerator.tell(&title, &plan.notes);
         Ok(Some(Resolved::new(plan, hidden_size, &accelerator.options, title)))
     }
 

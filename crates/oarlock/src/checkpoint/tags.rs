@@ -24,6 +24,7 @@ pub const LATEST: &str = "latest";
 ///
 /// # Errors
 /// As [`Saver::begin`], and [`CheckpointError::Tag`] on all ranks where the tags differ or are no name for a folder.
+#[track_caller]
 pub fn save_checkpoint(
     saver: &mut Saver,
     dir: &Path,
@@ -51,6 +52,7 @@ pub fn save_checkpoint(
 ///
 /// # Errors
 /// As [`load`], [`CheckpointError::Tag`] on all ranks where the tags differ, and [`CheckpointError::NotFound`].
+#[track_caller]
 pub fn load_checkpoint(
     dir: &Path,
     tag: Option<&str>,
@@ -101,6 +103,7 @@ pub fn find_tag(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
     Ok(found.ok_or_else(|| missing(Missing::Tag(tag)))?)
 }
 
+#[track_caller]
 fn same_everywhere(comm: &Communicator, tag: &str) -> Result<()> {
     let tags = comm.all_gather_bytes(tag.as_bytes())?;
     match tags.iter().position(|other| *other != tags[0]) {

@@ -74,7 +74,7 @@ pub enum Placement {
 }
 
 /// Which declared units stay units. What no unit holds moves with the root: it is gathered for the whole step, and its
-/// gradients leave at the end. No policy changes a bit of the training.
+/// gradients leave at the end. A policy changes bits only where sharded gradients accumulate (docs/sharding.md).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Wrap {
     /// All that the model declares.

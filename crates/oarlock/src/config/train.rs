@@ -1,6 +1,7 @@
 //! What a training run does: plain structs, one for each part of the program.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -224,4 +225,6 @@ pub struct RankArgs {
     pub threads: Option<usize>,
     /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
     pub cpu_path: Option<String>,
+    /// How long ranks wait in a collective for one that is alive.
+    pub timeout: Duration,
 }

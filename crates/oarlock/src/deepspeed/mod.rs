@@ -169,12 +169,9 @@ pub fn initialize<M: Module, L: Prepare>(
             plan.micro_batch_size
         )));
     }
-    let mut resolved = Resolved::new(
-        plan.clone(),
-        hidden_size,
-        &base.inner.config.shard,
-        "the DeepSpeed configuration".to_owned(),
-    );
+    let title = "the DeepSpeed configuration".to_owned();
+    base.tell(&title, &plan.notes);
+    let mut resolved = Resolved::new(plan.clone(), hidden_size, &base.inner.config.shard, title);
     // The engine clips, and keeps the norm.
     resolved.plan.gradient_clipping = 0.0;
     let num_steps = plan.gradient_accumulation_steps;

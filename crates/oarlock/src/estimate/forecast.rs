@@ -46,6 +46,8 @@ pub struct Training<'a> {
     pub device: &'a Device,
     /// The micro-batches of a rank.
     pub shape: StepShape,
+    /// How many of them are in a step.
+    pub accumulation: usize,
     /// How the model's states are kept.
     pub settings: &'a Settings,
     /// [`program_bytes`].
@@ -78,9 +80,10 @@ impl Forecast {
             documents: config.data.packing == Packing::ConcatDocuments,
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
-        let program = program_bytes(model, shape, config.train.accumulation, settings.ranks)?;
+        let accumulation = config.train.accumulation;
+        let program = program_bytes(model, shape, accumulation, settings.ranks)?;
         let settings = &settings;
-        let training = Training { model, wrap, device, shape, settings, program, micro_batch };
+        let training = Training { model, wrap, device, shape, accumulation, settings, program, micro_batch };
         let estimate = training.predict()?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
@@ -186,13 +189,18 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
 /// # Errors
 /// When /proc is not there.
 pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ranks: usize) -> Result<u64> {
-    let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
-    let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
     // The angles of the positions lie in the model already; they are a part of what is measured.
     let angles = model.config().rotary_kinds().iter().map(|(_, dim)| (shape.len * dim * 4) as u64).sum();
     let measured = ProcessMemory::current()?.pss;
     let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
-    Ok(measured.max(angles) + later + N_WINDOWS * rows.saturating_mul(row))
+    Ok((measured.max(angles) + later).saturating_add(windows_bytes(shape, accumulation)))
+}
+
+/// The batches that a rank of this program holds, which are a part of [`program_bytes`].
+pub(super) fn windows_bytes(shape: StepShape, accumulation: usize) -> u64 {
+    let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
+    let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
+    N_WINDOWS.saturating_mul(rows.saturating_mul(row))
 }
 
 impl Training<'_> {
@@ -203,6 +211,13 @@ impl Training<'_> {
     pub fn predict(&self) -> Result<Estimate> {
         let size = ModelSize::wrapped(self.model, self.settings.dtype, self.wrap);
         Ok(estimate(&size, self.settings, Some(&self.step()?), self.program))
+    }
+
+    /// The same with other micro-batches.
+    fn with_shape(&self, shape: StepShape) -> Training<'_> {
+        let windows = |shape| windows_bytes(shape, self.accumulation);
+        let program = self.program.saturating_sub(windows(self.shape)).saturating_add(windows(shape));
+        Training { shape, program, ..*self }
     }
 
     /// A step on a dry device.
@@ -226,7 +241,7 @@ impl Training<'_> {
         let mut smallest = shape;
         for batch in batches {
             smallest = halved(batch);
-            let estimate = Training { shape: smallest, ..*self }.predict()?;
+            let estimate = self.with_shape(smallest).predict()?;
             if fits(&estimate) {
                 found.push((format!("per_device_train_batch_size: {batch}"), estimate));
                 break;
@@ -262,13 +277,13 @@ impl Training<'_> {
         if found.is_empty() {
             let offload_parameters = Some(nvme.files());
             let all = Settings { stage: Stage::Parameters, offload_parameters, ..nvme };
-            let step = Training { shape: smallest, ..recomputing }.step()?;
-            let estimate = estimate(&size, &all, Some(&step), program);
+            let smallest = recomputing.with_shape(smallest);
+            let estimate = estimate(&size, &all, Some(&smallest.step()?), smallest.program);
             if fits(&estimate) {
                 let what = format!(
                     "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
                      per_device_train_batch_size: {}",
-                    smallest.batch
+                    smallest.shape.batch
                 );
                 found.push((what, estimate));
             }

@@ -98,7 +98,9 @@ impl ModelSize {
         let count = |unit: &Vec<(DType, Layout)>| {
             unit.iter().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
         };
-        self.units.iter().map(count).max().unwrap_or(0)
+        // Of a mere count the first is the one that was named; the second is all other units together.
+        let n_units = if self.known { self.units.len() } else { 1 };
+        self.units.iter().take(n_units).map(count).max().unwrap_or(0)
     }
 
     /// Parameters of the largest module that holds any itself: what DeepSpeed calls the largest layer.

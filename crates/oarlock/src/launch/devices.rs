@@ -24,6 +24,11 @@ impl Devices {
         Devices::here(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
     }
 
+    /// How many GPUs a value of `CUDA_VISIBLE_DEVICES` names, on whatever machine.
+    pub fn named(list: &str) -> usize {
+        chosen(list, usize::MAX)
+    }
+
     /// How many ranks use all of the machine: one a GPU, else one a core.
     pub fn count(&self) -> usize {
         if self.gpus > 0 { self.gpus } else { self.cores }
@@ -57,6 +62,7 @@ mod tests {
         assert_eq!(chosen("", 8), 0);
         assert_eq!(chosen("GPU-8932f937", 8), 1);
         assert_eq!(chosen("0,1", 0), 0);
+        assert_eq!([Devices::named("4,5"), Devices::named("-1"), Devices::named("")], [2, 0, 0]);
     }
 
     #[test]

@@ -8,11 +8,12 @@ use oarlock_tensor::DType;
 
 use super::dialect::{self, Dialect, Dialects};
 use super::json;
+use super::keys::Status;
 use super::location::{Location, SourceText, ValueSource};
 use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::optimizer;
 use super::problem::{Problem, Problems};
-use super::resolve::{AUTO, Settings};
+use super::resolve::{AUTO, Setting, Settings};
 use super::schedule;
 use super::table::TRAINING;
 use super::value::Value;
@@ -26,6 +27,18 @@ const WARMUP_MAX_LR: f64 = 1e-3;
 
 /// What `gradient_clipping` is where nobody says it.
 const GRADIENT_CLIPPING: f64 = 1.0;
+
+/// Keys that only `oarlock train` follows, whose loop reports, profiles and builds the model.
+const OF_TRAINER: &[&str] = &[
+    "activation_checkpointing.number_checkpoints",
+    "comms_logger.enabled",
+    "csv_monitor.enabled",
+    "flops_profiler.enabled",
+    "steps_per_print",
+    "tensorboard.enabled",
+    "wall_clock_breakdown",
+    "wandb.enabled",
+];
 
 /// Keys that may stay `"auto"`: they have a default that is meant then, or follow from others.
 const MAY_STAY_AUTO: &[&str] = &[
@@ -84,6 +97,8 @@ pub struct DeepSpeedArgs {
     pub gradient_accumulation_steps: usize,
     /// The norm to which gradients are clipped; 0: not at all.
     pub gradient_clipping: f64,
+    /// What the user should know of keys that have no effect in a loop of their own.
+    pub notes: Vec<String>,
 }
 
 impl DeepSpeedConfig {
@@ -237,8 +252,10 @@ impl DeepSpeedConfig {
             problems.push(Problem::new(what).help("lower `train_micro_batch_size_per_gpu`"));
         }
         let stage = stage_of(&dialects);
+        let notes = dialects.deepspeed.as_ref().map(without_effect).unwrap_or_default();
         problems.into_result(|| DeepSpeedArgs {
             stage,
+            notes,
             shard,
             dtype,
             loss_scale: (dtype == DType::F16).then_some(loss_scale),
@@ -325,6 +342,30 @@ fn stage_of(dialects: &Dialects) -> u8 {
     }
 }
 
+/// What to say of keys that were written and have no effect in a loop of the user's own.
+fn without_effect(block: &Dialect) -> Vec<String> {
+    let names = |is_idle: &dyn Fn(&Setting) -> bool| {
+        let written = block.settings.iter().filter(|setting| setting.is_written() && is_idle(setting));
+        written.map(|setting| setting.key.name).collect::<Vec<_>>().join(", ")
+    };
+    let idle = names(&|setting| matches!(setting.key.status, Status::NoEffect(_)));
+    let of_trainer = names(&|setting| {
+        let is_off = matches!(setting.value, Value::Bool(false) | Value::Null);
+        OF_TRAINER.contains(&setting.key.name) && !is_off
+    });
+    let mut notes = Vec::new();
+    if !idle.is_empty() {
+        notes.push(format!("accepted without effect: {idle} (docs/deepspeed.md says why)"));
+    }
+    if !of_trainer.is_empty() {
+        notes.push(format!(
+            "without effect in a loop of your own: {of_trainer}; `Accelerator::init_trackers` logs, `Accelerator::profile` \
+             profiles, and the model says what it recomputes"
+        ));
+    }
+    notes
+}
+
 fn needs_total(shape: &Shape, problems: &mut Problems) {
     let name = match shape {
         Shape::DeepSpeed(DeepSpeedShape::WarmupDecayLr { total_num_steps: None, .. }) => "WarmupDecayLR",
@@ -386,6 +427,27 @@ mod tests {
             decaying.replace("\"total_num_steps\"", "\"warmup_max_lr\": [1e-3, 1e-4], \"total_num_steps\"");
         let reported = resolve(&list, 2).unwrap_err();
         assert!(reported.contains("ds.json:2:") && reported.contains("a number, at least 0"), "{reported}");
+    }
+
+    #[test]
+    fn keys_without_effect_in_a_loop_are_noted() {
+        let text = r#"{"train_batch_size": 4, "memory_breakdown": true, "pipeline": {"stages": 2}, "steps_per_print": 10,
+            "csv_monitor": {"enabled": true, "output_path": "x"}, "wandb": {"enabled": false},
+            "wall_clock_breakdown": false, "zero_optimization": {"stage": 1, "overlap_comm": true}}"#;
+        let [idle, of_trainer] = <[String; 2]>::try_from(resolve(text, 2).unwrap().notes).unwrap();
+        assert_eq!(
+            idle,
+            "accepted without effect: zero_optimization.overlap_comm, memory_breakdown, pipeline (docs/deepspeed.md says \
+             why)"
+        );
+        assert!(
+            of_trainer
+                .starts_with("without effect in a loop of your own: steps_per_print, csv_monitor.enabled; "),
+            "{of_trainer}"
+        );
+        assert!(resolve(r#"{"train_batch_size": 4}"#, 2).unwrap().notes.is_empty());
+        let dropped = resolve(r#"{"train_batch_size": 4, "dataloader_drop_last": true}"#, 2).unwrap_err();
+        assert!(dropped.contains("`dataloader_drop_last: true` is not supported yet"), "{dropped}");
     }
 
     #[test]

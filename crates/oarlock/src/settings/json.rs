@@ -83,8 +83,7 @@ impl<P: Fn(Range<usize>) -> Location> Reader<'_, P> {
 
     fn document(mut self) -> Result<Node, Problem> {
         if self.peek().is_none() {
-            let location = (self.location)(self.at..self.at);
-            return Ok(Node { data: Data::Map(Vec::new()), location });
+            return Err(self.wrong("nothing is written here"));
         }
         let node = self.node(0)?;
         match self.peek() {
@@ -331,9 +330,11 @@ mod tests {
             ("{\"p\": \"http://h/x\"}", "{p: http://h/x}"),
             ("\u{feff}{}", "{}"),
             ("[1]", "t.json:1:1: the file is a mapping of keys to values, not a list"),
-            ("/* open", "{}"),
         ] {
             assert_eq!(shown(text), expected, "{text}");
+        }
+        for nothing in ["", " \n", "/* open", "// a comment\n"] {
+            assert!(shown(nothing).contains("this is not valid JSON"), "{nothing}: {}", shown(nothing));
         }
         assert!(shown("{\"a\": 1").contains("t.json:1:"), "{}", shown("{\"a\": 1"));
         let fields = text("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();

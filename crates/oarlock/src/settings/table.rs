@@ -1,9 +1,9 @@
 //! The keys of a training that configurations of DeepSpeed and FSDP speak of, too. The table of all keys is that of the
 //! program, of which these are rows.
 
-use super::keys::Group::{Data, Optimizer, Ranks, Train};
+use super::keys::Group::{Optimizer, Ranks, Train};
 use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
-use super::keys::Status::{Later, Used};
+use super::keys::Status::Used;
 use super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, MapOrPath, Steps, Text};
 use super::keys::{Key, key};
 use super::optimizer::OPTIMIZERS;
@@ -36,7 +36,6 @@ pub const MINIMIND_SCHEDULES: &[&str] = &["minimind_seed", "minimind", "minimind
 /// The keys.
 #[rustfmt::skip]
 pub const TRAINING: &[Key] = &[
-    key(Data, Bool, "dataloader_drop_last", "false", Later("the last batch of an epoch is always trained on"), "Drop the last incomplete batch"),
     key(Train, Int(1), "per_device_train_batch_size", "8", Used, "Sequences of a rank in one forward pass"),
     key(Train, Int(1), "gradient_accumulation_steps", "1", Used, "Forward and backward passes of an optimizer step"),
     key(Train, Float(NotNegative), "max_grad_norm", "1", Used, "Norm to which gradients are clipped; 0: not at all"),

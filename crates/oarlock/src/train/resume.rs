@@ -4,14 +4,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, CheckpointError, ClientState, Problem};
+use crate::checkpoint::{self, CheckpointError, ClientState, Listed, Problem};
 use crate::config::{Resume, TrainConfig};
 use crate::error::{Error, Result};
 
 /// The checkpoint to go on from: rank 0 looks, all take the same.
 ///
 /// # Errors
-/// None where one must be, a disk that cannot be read, the failure of another rank.
+/// None where one must be, damaged ones alone where nobody said to begin anew, a disk that cannot be read, the failure of
+/// another rank.
 pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<PathBuf>> {
     let output = &config.save.output_dir;
     let found = match &config.save.resume {
@@ -19,7 +20,7 @@ pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> 
         Resume::From(dir) => Some(dir.clone()),
         Resume::IfPresent | Resume::Newest => {
             let newest = match accelerator.is_main_process() {
-                true => newest_whole(output)?,
+                true => newest_whole(output, &config.save.resume)?,
                 false => None,
             };
             let chosen =
@@ -37,9 +38,20 @@ pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> 
     Ok(found)
 }
 
-/// The newest checkpoint that is whole; says which newer ones are not, and why.
-fn newest_whole(output: &Path) -> Result<Option<String>> {
+/// The newest checkpoint that is whole; says which newer ones are not, and why. A run that would begin anew beside damaged
+/// ones is refused: its saves would take their places.
+fn newest_whole(output: &Path, resume: &Resume) -> Result<Option<String>> {
     let newest = checkpoint::newest(output)?;
+    if let (Resume::IfPresent, None, Some(Listed { path, problem: Some(problem), .. })) =
+        (resume, &newest.path, newest.skipped.first())
+    {
+        return Err(Error::Usage(format!(
+            "{} cannot be resumed: {problem}, and {} holds no other checkpoint to resume; to begin anew, write \
+             `resume_from_checkpoint: false`",
+            path.display(),
+            output.display()
+        )));
+    }
     for listed in &newest.skipped {
         if let Some(problem) = &listed.problem {
             // Where nobody listens the run goes on all the same.

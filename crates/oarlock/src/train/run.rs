@@ -85,6 +85,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         objective: O,
         started: SystemTime,
     ) -> Result<Run<'a, O>> {
+        accelerator.communicator().set_timeout(config.ranks.timeout);
         accelerator.communicator().set_phase("setting up");
         if let Some(comms) = &config.monitor.engine.comms_logger {
             accelerator.communicator().record(comms.recorded.clone());

@@ -180,7 +180,7 @@ pub const FILE_ONLY: &[Key] = &[
     Key::flag(List, "tpu_vm", "", TPU, "Machines of TPUs"),
     Key::flag(List, "tpu_env", "", TPU, "Variables on the machines of TPUs"),
     Key::flag(List, "fsdp_ignored_modules", "", Later("every unit is treated alike"), "Modules that stay whole"),
-    Key::flag(Bool, "mpirun_ccl", "false", NoEffect("there is no MPI"), "Libraries of Intel for mpirun"),
+    Key::flag(Bool, "mpirun_ccl", "false", NoEffect("this command starts no mpirun"), "Libraries of Intel for mpirun"),
 ];
 
 /// The flags that stand at the top of a file.

@@ -108,3 +108,20 @@ fn wrong_arguments_say_where_and_what_to_do() {
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
+
+#[test]
+fn the_bias_correction_of_deepspeeds_lamb_can_be_left_out() {
+    let config = |kind: &str| {
+        let block = format!("{{optimizer: {{type: {kind}, params: {{bias_correction: false}}}}}}");
+        train(&format!("{MINIMUM}deepspeed: {block}\n"), &[], &[])
+    };
+    let Rule::Lamb { bias_correction, .. } = config("Lamb").unwrap().train.optimizer.rule else {
+        panic!("not Lamb");
+    };
+    assert!(!bias_correction);
+    let said = config("AdamW").unwrap_err().to_string();
+    assert!(
+        said.contains("`bias_correction: false` is not supported yet (only Lamb can leave it out"),
+        "{said}"
+    );
+}

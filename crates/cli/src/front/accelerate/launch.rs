@@ -16,7 +16,7 @@ use crate::config::{Problem, Problems, Words, train_config_of};
 use crate::console::{Outcome, print};
 use crate::front::env_var;
 use crate::front::job::{Job, Program};
-use crate::front::script::{self, Call, Script};
+use crate::front::script::{self, Call, Script, Training};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts};
 use crate::launch::{self, Launch};
@@ -53,6 +53,8 @@ pub(super) struct Resolved {
     pub notes: Vec<String>,
     /// Whether the number of ranks is a default.
     pub ranks_are_default: bool,
+    /// Whether the ranks are asked to run on the CPU.
+    pub on_cpu: bool,
 }
 
 /// Runs the command.
@@ -69,8 +71,9 @@ pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
 
 /// The job of what was resolved.
 fn job(words: Vec<String>, resolved: Resolved, parsed: &Parsed) -> Result<Job, Problems> {
-    let Resolved { launch, script, layers, notes, ranks_are_default } = resolved;
+    let Resolved { launch, script, layers, notes, ranks_are_default, on_cpu } = resolved;
     let mut job = Job::new(words, launch, script, layers, parsed)?;
+    job.on_cpu = on_cpu;
     if let (Program::Training(config), true) = (&job.program, ranks_are_default) {
         // The training's configuration decides.
         job.launch.nodes = Nodes::Static { ranks: vec![config.ranks.num_processes], this: 0 };
@@ -103,6 +106,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     refuse(&mut all, &mut problems);
     let (mut notes, mut defaulted) = (Vec::new(), Vec::new());
     let mut strategy = strategy::choose(flags, file.as_ref(), &mut notes, &mut problems);
+    let chosen = strategy.clone();
     let visible = all.text("gpu_ids").filter(|ids| ids != "all");
     let visible = visible.or_else(|| (machine.environment)("CUDA_VISIBLE_DEVICES"));
     let devices = (machine.devices)(visible.as_deref());
@@ -131,6 +135,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let several = machines > 1 && strategy.kind == DistributedType::DeepSpeed;
     starters(&all, several.then_some(&command), &mut notes, &mut problems);
     let Some(script) = script.map_err(|wrong| problems.append(wrong)).ok() else { return Err(problems) };
+    notes.extend(chosen.cpu_note(flags, matches!(script, Script::Training(_))));
     let mut layers = Vec::new();
     match &script {
         Script::Training(training) => {
@@ -138,8 +143,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
                 // Its ranks meet in shared memory, and only see the port.
                 launch.master.port = PORT;
             }
-            layers =
-                training_layers(&settings, &strategy, &ranks, &training.layers, &mut notes, &mut problems);
+            layers = training_layers(&settings, &strategy, &ranks, training, &mut notes, &mut problems);
             launch.threads =
                 all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
         }
@@ -167,10 +171,14 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     {
         // The problems of the training itself are reported together with the others.
         let layers = training.layers.iter().chain(&layers).cloned().collect();
-        problems.append(train_config_of(layers, machine.environment).err().unwrap_or_default());
+        problems.append(match train_config_of(layers, machine.environment) {
+            Ok(config) => config.missing(),
+            Err(wrong) => wrong,
+        });
     }
     let ranks_are_default = ranks.location.is_none() && file.is_none();
-    problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default })
+    let on_cpu = strategy.cpu;
+    problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default, on_cpu })
 }
 
 /// Several ranks without another strategy are data parallel.
@@ -273,7 +281,7 @@ fn training_layers(
     settings: &LaunchSettings,
     strategy: &Strategy,
     ranks: &Ranks,
-    script: &[Layer],
+    training: &Training,
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Vec<Layer> {
@@ -323,8 +331,13 @@ fn training_layers(
     });
     // `accelerate config` writes `no` into the file where the user chose nothing; as a flag it is a choice.
     let is_flag = settings.flags.get("mixed_precision").location().is_some();
-    let precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
-    notes.extend(differs(&precision, script));
+    let mut precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
+    if let Some(note) = differs(&precision, training) {
+        notes.push(note);
+        if training.own_precision_decides {
+            precision.clear();
+        }
+    }
     vec![
         Layer { authority: Authority::Replaces, entries: precision },
         Layer { authority: Authority::MustAgree, entries },
@@ -341,17 +354,30 @@ fn is_on(entry: &Entry) -> bool {
     matches!(&entry.value.data, Data::Scalar { text, .. } if boolean(text) == Some(true))
 }
 
-/// What to say where the training's own settings ask for another precision.
-fn differs(precision: &[Entry], script: &[Layer]) -> Option<String> {
+/// What to say where the training's own settings ask for another precision, and which of them decides.
+fn differs(precision: &[Entry], training: &Training) -> Option<String> {
     let location = &precision.first()?.location;
-    let written = |entry: &&Entry| entry.key == "bf16" || entry.key == "fp16";
-    let own = script.iter().flat_map(|layer| &layer.entries).filter(written).rfind(|entry| is_on(entry))?;
-    let decides = precision.iter().find(|entry| is_on(entry)).map_or("f32", |entry| entry.key.as_str());
-    (decides != own.key).then(|| {
-        format!(
-            "{decides} ({location}) decides, as with Accelerate, over `{}: true` ({})",
-            own.key, own.location
-        )
+    let last = |key: &str| {
+        training
+            .layers
+            .iter()
+            .flat_map(|layer| &layer.entries)
+            .rfind(|entry| entry.key == key)
+            .filter(|entry| is_on(entry))
+    };
+    let own = last("bf16").or_else(|| last("fp16"))?;
+    let launcher = precision.iter().find(|entry| is_on(entry)).map_or("f32", |entry| entry.key.as_str());
+    if launcher == own.key {
+        return None;
+    }
+    let (key, written_at) = (&own.key, &own.location);
+    Some(match training.own_precision_decides {
+        true => format!(
+            "`{key}: true` ({written_at}) decides, as in LLaMA-Factory, over the launcher's {launcher} ({location})"
+        ),
+        false => {
+            format!("{launcher} ({location}) decides, as with Accelerate, over `{key}: true` ({written_at})")
+        }
     })
 }
 

@@ -42,6 +42,29 @@ impl Strategy {
             _ => Engine::Plain,
         }
     }
+
+    /// What to say of `--cpu` beside this strategy. What shards states is said of a training alone, since in a program
+    /// that is not of ours it is up to the program.
+    pub fn cpu_note(&self, flags: &Settings, trains: bool) -> Option<String> {
+        if !flags.bool("cpu") || self.kind == DistributedType::No {
+            return None;
+        }
+        let what = self.location.as_ref().map(|location| format!(" ({location})")).unwrap_or_default();
+        match (chosen(flags).first(), self.kind) {
+            (Some((name, _)), _) => Some(format!(
+                "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
+            )),
+            (None, DistributedType::Ddp) => Some(format!(
+                "--cpu chooses where ranks run, and there are as many{what}; Accelerate would start one process"
+            )),
+            (None, _) => trains.then(|| {
+                format!(
+                    "--cpu chooses where ranks run, and what shards their states stays{what}; Accelerate would start one \
+                     process and shard nothing"
+                )
+            }),
+        }
+    }
 }
 
 /// The flags that choose, of which one at most may stand.
@@ -52,6 +75,11 @@ const CHOOSING: [(&str, DistributedType); 4] = [
     ("use_megatron_lm", DistributedType::MegatronLm),
 ];
 
+/// Those of them that are given.
+fn chosen(flags: &Settings) -> Vec<(&'static str, DistributedType)> {
+    CHOOSING.into_iter().filter(|(name, _)| flags.bool(name)).collect()
+}
+
 /// Chooses. Flags weigh more than the file, and what they describe more than what they call it.
 pub(super) fn choose(
     flags: &Settings,
@@ -59,7 +87,7 @@ pub(super) fn choose(
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Strategy {
-    let chosen: Vec<_> = CHOOSING.into_iter().filter(|(name, _)| flags.bool(name)).collect();
+    let chosen = chosen(flags);
     if chosen.len() > 1 {
         let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();
         let written: Vec<String> = names.iter().map(|name| format!("`--{name}`")).collect();
@@ -75,21 +103,6 @@ pub(super) fn choose(
     };
     strategy.cpu |= flags.bool("cpu") || file.is_some_and(|file| file.own.bool("use_cpu"));
     described(flags, &mut strategy, notes, problems);
-    if flags.bool("cpu") && strategy.kind != DistributedType::No {
-        let what = strategy.location.as_ref().map(|location| format!(" ({location})")).unwrap_or_default();
-        notes.push(match (chosen.first(), strategy.kind) {
-            (Some((name, _)), _) => format!(
-                "--cpu chooses where ranks run, --{name} how they stand to each other; Accelerate takes only one of them"
-            ),
-            (None, DistributedType::Ddp) => format!(
-                "--cpu chooses where ranks run, and there are as many{what}; Accelerate would start one process"
-            ),
-            (None, _) => format!(
-                "--cpu chooses where ranks run, and what divides their states stays{what}; Accelerate would start one \
-                 process and divide nothing"
-            ),
-        });
-    }
     strategy
 }
 

@@ -292,6 +292,7 @@ impl Found {
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
         let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;
         job.notes.append(&mut self.notes);
+        job.on_cpu = self.cpu;
         if !elsewhere {
             return Ok(Action::Local(Box::new(job)));
         }

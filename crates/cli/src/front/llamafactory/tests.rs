@@ -46,6 +46,20 @@ fn the_environment_says_how_many_ranks_and_where() {
         ("", &[force, ("NPROC_PER_NODE", "3")], &eight, (vec![3], 0, "NPROC_PER_NODE")),
         ("num_processes=2", &[("NPROC_PER_NODE", "")], &CPU, (vec![2], 0, "argument")),
         ("", &[("NNODES", "1")], &CPU, (vec![1], 0, "default")),
+        // GPUs that are named and not there are stood for by CPU ranks.
+        ("", &[("CUDA_VISIBLE_DEVICES", "0,1")], &CPU, (vec![2], 0, "CUDA_VISIBLE_DEVICES")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "0")], &CPU, (vec![1], 0, "default")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "3"), force], &CPU, (vec![1], 0, "CUDA_VISIBLE_DEVICES")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "-1"), force], &CPU, (vec![6], 0, "FORCE_TORCHRUN")),
+        ("num_processes=3", &[("CUDA_VISIBLE_DEVICES", "0,1")], &CPU, (vec![3], 0, "argument")),
+        (
+            "",
+            &[("CUDA_VISIBLE_DEVICES", "0,1"), ("NPROC_PER_NODE", "3")],
+            &CPU,
+            (vec![3], 0, "NPROC_PER_NODE"),
+        ),
+        // Of GPUs that are there the devices say how many may be used.
+        ("", &[("CUDA_VISIBLE_DEVICES", "0,1")], &Devices { gpus: 2, cores: 6 }, (vec![2], 0, "the GPUs")),
         // A launcher has said it all.
         ("", &[("WORLD_SIZE", "4"), ("NPROC_PER_NODE", "2"), force], &CPU, (vec![4], 0, "WORLD_SIZE")),
         (

@@ -63,6 +63,27 @@ fn tags_are_one_name_for_all_ranks() {
 }
 
 #[test]
+fn a_rank_in_another_call_is_told_the_line_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    for saves in [true, false] {
+        let told = on_ranks(2, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
+            let error = match (comm.rank(), saves) {
+                (0, true) => {
+                    let contents = Contents::state(client(1));
+                    save_checkpoint(&mut Saver::default(), folder.path(), None, comm, &engine, contents)
+                }
+                (0, false) => load_checkpoint(folder.path(), None, comm, &mut engine).map(|_| ()),
+                _ => comm.barrier().map_err(Into::into),
+            };
+            error.unwrap_err().to_string()
+        });
+        assert!(told.iter().all(|told| told.matches("tests/tags.rs:").count() == 2), "{told:?}");
+    }
+}
+
+#[test]
 fn a_checkpoint_is_found_where_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();

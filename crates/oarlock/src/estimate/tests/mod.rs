@@ -5,6 +5,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
 use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
 
+use super::forecast::windows_bytes;
 use super::limits::soft_limit;
 use super::states::charged;
 use super::*;
@@ -330,6 +331,12 @@ fn a_count_alone_gives_model_states_alone() {
     let estimate = estimate(&size, &Settings::new(DType::BF16, Stage::Whole, 8), None, 0);
     assert_eq!(estimate.rank(), 18 * 7_000_000_000);
     assert!(!estimate.complete && !size.is_known());
+    // Of the other parameters nobody says that they are one unit.
+    let size = ModelSize::of_count(26_000_000, Some(4_000_000), DType::BF16).unwrap();
+    assert_eq!(
+        (size.n_params(), size.largest_unit(), size.largest_layer()),
+        (26_000_000, 4_000_000, 4_000_000)
+    );
     for (n, largest) in [(0, None), (5, Some(6)), (5, Some(0)), (usize::MAX, None)] {
         assert!(ModelSize::of_count(n, largest, DType::F32).is_err());
     }
@@ -363,8 +370,9 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
         wrap: &wrap,
         device: &device,
         shape,
+        accumulation: 2,
         settings: &settings,
-        program: 1 << 20,
+        program: (1 << 20) + windows_bytes(shape, 2),
         micro_batch: &micro_batch,
     };
     let needs = training.predict().unwrap();
@@ -388,6 +396,13 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     assert!(found.iter().all(|(_, estimate)| fits(estimate)));
     let nothing = |_: &Estimate| false;
     assert!(training.proposals(&nothing).unwrap().is_empty());
+    // A batch so large that also the batches themselves, beside the model, do not fit.
+    let huge = StepShape { batch: 200_000, eval_batch: None, ..shape };
+    let program = (1 << 20) + windows_bytes(huge, 2);
+    let training = Training { shape: huge, program, ..training };
+    let found = training.proposals(&fits).unwrap();
+    assert!(found.iter().any(|(what, _)| what.starts_with("per_device_train_batch_size: ")), "{found:?}");
+    assert!(found.iter().all(|(_, estimate)| fits(estimate)));
 
     let text = "Max data size             4096    unlimited            bytes     \nMax address space         unlimited            unlimited            bytes";
     assert_eq!(

@@ -20,7 +20,6 @@ const SAME: &[(&str, &str)] = &[
     ("fp16.enabled", "fp16"),
     ("bf16.enabled", "bf16"),
     ("bfloat16.enabled", "bf16"),
-    ("dataloader_drop_last", "dataloader_drop_last"),
 ];
 
 /// The block that `deepspeed` holds or names.

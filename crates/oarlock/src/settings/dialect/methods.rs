@@ -87,7 +87,6 @@ const NOT_ARGUMENTS: &[&str] = &[
     "adam_w_mode",
     "torch_adam",
     "fused",
-    "bias_correction",
     "amsgrad",
     "fp32_optimizer_states",
     "max_grad_norm",
@@ -119,6 +118,10 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
         }
         Some((found?, name, location))
     });
+    let is_lamb = match &method {
+        Some((method, ..)) => method.optim == "lamb",
+        None => settings.text("optim").as_deref() == Some("lamb"),
+    };
     let mut args = Vec::new();
     let mut args_place = None;
     for (setting, name) in params().filter(|(setting, _)| said(setting)) {
@@ -135,6 +138,13 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
             && !(name == "eps" && method.as_ref().is_some_and(|(method, ..)| method.optim == "adagrad"))
         {
             entries.push(Entry::new(ours, setting.value.to_string(), location));
+        } else if name == "bias_correction" && !is_lamb {
+            if matches!(setting.value, Value::Bool(false)) {
+                let problem = Problem::new("`bias_correction: false` is not supported yet").at(location, "");
+                problems.push(
+                    problem.help("only Lamb can leave it out; the moments of others are always corrected"),
+                );
+            }
         } else if !NOT_ARGUMENTS.contains(&name) {
             args.push(format!("{name}={}", setting.value));
             args_place.get_or_insert(location);

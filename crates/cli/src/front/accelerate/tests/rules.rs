@@ -305,19 +305,29 @@ fn what_files_say_of_deepspeed_is_joined() {
 }
 
 #[test]
-fn precision_is_that_of_the_launch_and_accumulation_that_of_the_training() {
+fn precision_and_accumulation_are_those_of_the_training() {
     let site = Site::new(2);
     const TRAIN: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n";
     site.write("train.yaml", &format!("{TRAIN}fp16: true\ngradient_accumulation_steps: 4\n"));
     let line = "--mixed_precision bf16 --num_processes 1 src/train.py train.yaml";
     let resolved = site.resolve(line);
+    let note = "`fp16: true` (train.yaml:4:1) decides, as in LLaMA-Factory, over the launcher's bf16 (the command line)";
     assert!(
-        resolved.notes.iter().any(|note| note.starts_with("bf16 (the command line) decides")),
+        resolved.notes.iter().any(|said| said.replace(&site.path(""), "") == note),
         "{:?}",
         resolved.notes
     );
-    assert_eq!(site.plan(line).train.dtype, DType::BF16);
-    assert_eq!(site.plan("--mixed_precision no src/train.py train.yaml").train.dtype, DType::F32);
+    assert_eq!(site.plan(line).train.dtype, DType::F16);
+    assert_eq!(site.plan("--mixed_precision no src/train.py train.yaml").train.dtype, DType::F16);
+    // Where the training says nothing, or takes it back, the launcher decides.
+    let plain = "--mixed_precision bf16 src/train.py train.yaml fp16=false gradient_accumulation_steps=1";
+    assert_eq!(site.plan(plain).train.dtype, DType::BF16);
+    // MiniMind's script follows Accelerate.
+    site.write("tokenizer.json", "{}");
+    let words = format!("train_pretrain.py --dtype float16 --tokenizer_path {}", site.path(""));
+    let resolved = site.resolve(&format!("--mixed_precision bf16 {words}"));
+    let decides = "bf16 (the command line) decides, as with Accelerate, over `fp16: true`";
+    assert!(resolved.notes.iter().any(|said| said.starts_with(decides)), "{:?}", resolved.notes);
     // A file that says no says that nothing was chosen.
     site.write("c.yaml", "distributed_type: NO\nnum_processes: 1\nmixed_precision: 'no'\n");
     assert_eq!(site.plan("--config_file c.yaml src/train.py train.yaml").train.dtype, DType::F16);
@@ -478,6 +488,29 @@ fn several_processes_on_the_cpu_are_ranks() {
     }
     let alone = site.resolve("--cpu --num_processes 1 env.py");
     assert!(super::variables(&alone, 0).iter().all(|(name, _)| name != "RANK" && name != "WORLD_SIZE"));
+}
+
+#[test]
+fn cpu_beside_a_strategy_is_explained_to_trainings_alone() {
+    let site = Site::new(0);
+    site.write("c.yaml", "distributed_type: FSDP\nnum_processes: 2\n");
+    let said = |script: &str| site.resolve(&format!("--cpu --config_file c.yaml {script}")).notes.join("\n");
+    assert!(said("src/train.py train.yaml").contains("what shards their states stays"));
+    assert!(!said("env.py").contains("--cpu chooses"), "{}", said("env.py"));
+}
+
+#[test]
+fn gpus_and_what_is_not_supported_are_told_together() {
+    let site = Site::new(0);
+    site.write("c.yaml", "distributed_type: FSDP\nnum_processes: 2\n");
+    site.write(
+        "train.yaml",
+        "model_name_or_path: m\ndataset: d\noutput_dir: out\nstage: sft\nfinetuning_type: lora\nquantization_bit: 4\n",
+    );
+    let said = site.wrong("--config_file c.yaml src/train.py train.yaml");
+    for part in ["2 GPUs are asked for", "`stage: sft`", "`finetuning_type: lora`", "`quantization_bit: 4`"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]
