@@ -63,10 +63,10 @@ mod tests {
                 let mut carry = vec![0.0; outer * inner];
                 for step in 0..n {
                     let k = if reverse { n - 1 - step } else { step };
-                    for j in 0..outer * inner {
+                    for (j, carry) in carry.iter_mut().enumerate() {
                         let at = (j / inner * n + k) * inner + j % inner;
-                        carry[j] += f64::from(x[at]);
-                        assert_eq!(got[at], carry[j] as f32);
+                        *carry += f64::from(x[at]);
+                        assert_eq!(got[at], *carry as f32);
                     }
                 }
             }

@@ -116,8 +116,8 @@ fn fitting(op: &'static str, x: &Tensor, index: &Tensor, source: &Tensor) -> Res
             source,
         ));
     }
-    let parts = index.sizes().iter().enumerate();
-    parts.fold(Ok(source.clone()), |source, (dim, &size)| narrow(&source?, dim, 0..size))
+    let mut parts = index.sizes().iter().enumerate();
+    parts.try_fold(source.clone(), |source, (dim, &size)| narrow(&source, dim, 0..size))
 }
 
 /// The places in data of this shape that an index names.

@@ -3,7 +3,7 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par, Tensor, ops};
 
-use crate::common::{array, case};
+use crate::common::{Case, array, case};
 use crate::shapes::{coordinates, element};
 
 fn size(letter: char) -> usize {
@@ -77,7 +77,8 @@ fn equations_match_their_definition() {
             assert_eq!(y.sizes(), output.chars().map(size).collect::<Vec<_>>(), "{equation}");
             Ok(y)
         };
-        case("einsum", arrays, op, reference).check();
+        // Some are made of several ops, each of which rounds.
+        Case { slack: 2.0, ..case("einsum", arrays, op, reference) }.check();
     }
 }
 

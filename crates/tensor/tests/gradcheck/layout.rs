@@ -15,7 +15,7 @@ fn orders() {
     let x = || [array(1, &[2, 3, 5])];
     // Result [5, 2, 3].
     let at = |i: usize| (i / 3 % 2 * 3 + i % 3) * 5 + i / 6;
-    case("permute", x(), |x| x[0].permute(&[2, 0, 1]), pick(30, at)).check();
+    case("permute", x(), |x| x[0].permute([2, 0, 1]), pick(30, at)).check();
     let at = |i: usize| (i / 15 * 3 + i % 3) * 5 + i / 3 % 5;
     case("transpose", x(), |x| x[0].transpose(1, 2), pick(30, at)).check();
     case(
@@ -39,7 +39,7 @@ fn parts_and_joins() {
     case("narrow middle", x(), |x| x[0].narrow(1, 2..5), pick(30, |i| i / 15 * 30 + 10 + i % 15)).check();
     case("narrow last", x(), |x| x[0].narrow(2, 4..5), pick(12, |i| i * 5 + 4)).check();
     let halves = |x: &[Tensor]| {
-        let parts = ops::split(&x[0], &[1, 2, 3], 1)?;
+        let parts = ops::split(&x[0], [1, 2, 3], 1)?;
         ops::concat(&[&parts[2], &parts[0], &parts[1]], 1)
     };
     let at = |i: usize| i / 30 * 30 + (i % 30 + 15) % 30;
@@ -105,7 +105,7 @@ fn misuse_is_named() {
     let x = Tensor::from_slice(&[1f32; 6], [2, 3], &device).unwrap();
     let y = Tensor::from_slice(&[1i32; 2], [2], &device).unwrap();
     let texts = [
-        (x.permute(&[0, 0]), "permute: [0, 0] does not name each of the 2 dims once"),
+        (x.permute([0, 0]), "permute: [0, 0] does not name each of the 2 dims once"),
         (x.transpose(0, 2), "transpose: expected a tensor with a dim 2, got [2, 3]"),
         (x.squeeze(1), "squeeze: expected size 1 at dim 1, got [2, 3]"),
         (x.unsqueeze(3), "unsqueeze: expected at least 3 dims, got [2, 3]"),
@@ -113,7 +113,7 @@ fn misuse_is_named() {
         (x.expand([3]), "expand: expected a shape that broadcasts to [3], got [2, 3]"),
         (x.narrow(1, 2..4), "narrow: expected 2..4 inside dim 1, got [2, 3]"),
         (
-            ops::split(&x, &[1, 1], 1).map(|_| x.clone()),
+            ops::split(&x, [1, 1], 1).map(|_| x.clone()),
             "split: expected a size of [1, 1] together at dim 1, got [2, 3]",
         ),
         (ops::concat::<Tensor>(&[], 0), "concat: no tensor was given"),

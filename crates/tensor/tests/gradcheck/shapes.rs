@@ -96,7 +96,7 @@ fn triangles_and_diagonals() {
         moves("triu", (x, x), 0.0, move |x| x.triu(k), move |y| (!below(y)).then(|| y.to_vec()));
     }
     moves("diagonal", (x, &[2, 3]), 0.0, |x| x.diagonal(0, 1, 2), |y| Some(vec![y[0], y[1], y[1]]));
-    moves("diagonal", (x, &[3, 1]), 0.0, |x| x.diagonal(-1, -1, 0), |y| Some(vec![0, y[0], y[1] + 1]));
+    moves("diagonal", (x, &[3, 2]), 0.0, |x| x.diagonal(-1, -1, 0), |y| Some(vec![y[1], y[0], y[1] + 1]));
     moves("no diagonal", (x, &[2, 0]), 0.0, |x| x.diagonal(4, 1, 2), |y| Some(y.to_vec()));
     moves("diag", (&[3, 4], &[2]), 0.0, |x| x.diag(2), |y| Some(vec![y[0], y[0] + 2]));
     let on = |row: usize, y: &[usize]| (y[0] == y[1] + row).then(|| vec![y[1]]);

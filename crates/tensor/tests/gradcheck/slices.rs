@@ -32,6 +32,7 @@ fn all(n: usize) -> Vec<usize> {
 }
 
 #[test]
+#[allow(clippy::reversed_empty_ranges, reason = "bounds below 0 count from the end")]
 fn indices_ranges_and_steps() {
     check((.., 1..3, -1), &[3, 2], [all(3), vec![1, 2], vec![4]]);
     check(0, &[4, 5], [vec![0], all(4), all(5)]);
