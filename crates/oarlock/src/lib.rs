@@ -188,7 +188,7 @@ pub use checkpoint::ClientState;
 pub use data::Batch;
 pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};
-pub use oarlock_tensor::{DType, Device, Tensor};
+pub use oarlock_tensor::{DType, Device, Gradients, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
 
 /// The Rust code of the pages for newcomers, compiled by `cargo test`.
@@ -210,6 +210,8 @@ mod pages {
     mod library {}
     #[doc = include_str!("../../../docs/nn.md")]
     mod nn {}
+    #[doc = include_str!("../../../docs/tensors-shapes.md")]
+    mod tensors_shapes {}
     #[doc = include_str!("../../../docs/tracking.md")]
     mod tracking {}
 }

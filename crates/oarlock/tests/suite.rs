@@ -15,6 +15,7 @@ mod distributed;
 mod examples_ddp;
 mod examples_guides;
 mod families;
+mod gradients;
 mod misuse;
 mod objective;
 mod own_loop;

@@ -65,6 +65,12 @@ pub trait ParamHome: Send + Sync {
     /// When it cannot be had.
     fn grad(&self, index: usize) -> Result<Option<GradSlot>>;
 
+    /// A copy of the gradient of parameter `index` that has come together here so far; `None` if none has.
+    ///
+    /// # Errors
+    /// When it is not here in one piece.
+    fn gradient(&self, index: usize) -> Result<Option<Tensor>>;
+
     /// Whether parameter `index` is trained.
     fn trainable(&self, index: usize) -> bool;
 }
@@ -196,6 +202,15 @@ impl Param {
     pub fn grad(&self) -> Result<Option<GradSlot>> {
         let slot = self.slot()?;
         slot.home.grad(slot.index)
+    }
+
+    /// A copy of its gradient as far as backward passes have made it, in f32; `None` if none has, or if it is frozen.
+    ///
+    /// # Errors
+    /// Without a home, or when the gradient is not here in one piece.
+    pub fn gradient(&self) -> Result<Option<Tensor>> {
+        let slot = self.slot()?;
+        slot.home.gradient(slot.index)
     }
 
     /// Whether it is trained.
@@ -390,6 +405,17 @@ impl ParamHome for FlatParams {
         let touched = self.touched[index].swap(true, Ordering::Relaxed);
         let store = if touched { Store::Add } else { Store::Overwrite };
         Ok(Some(GradSlot { lease: grads.write()?, first: place.first, len: place.shape.n_elems(), store }))
+    }
+
+    fn gradient(&self, index: usize) -> Result<Option<Tensor>> {
+        if !self.trainable || !self.touched(index) {
+            return Ok(None);
+        }
+        let Some(grads) = self.grads() else { return Ok(None) };
+        let place = self.places[index];
+        Tensor::leased(grads.read()?, place.first * 4, place.shape, DType::F32, &self.device)
+            .copied("gradient")
+            .map(Some)
     }
 
     fn trainable(&self, _index: usize) -> bool {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_tensor::ops::HeadLoss;
-use oarlock_tensor::{Tape, Tensor};
+use oarlock_tensor::{Gradients, Tape, Tensor};
 
 use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
@@ -107,6 +107,16 @@ impl Accelerator {
     /// # Errors
     /// A loss that no prepared model made, or that another accelerator's model made; what an op reports.
     pub fn backward(&self, loss: &impl Loss) -> Result<()> {
+        self.backward_with_inputs(loss)?;
+        Ok(())
+    }
+
+    /// As [`Accelerator::backward`], and returns the gradients of the inputs that were made with [`Tensor::with_grad`],
+    /// in f16 times the loss scale.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    pub fn backward_with_inputs(&self, loss: &impl Loss) -> Result<Gradients> {
         backward(&self.inner, loss.value(), loss.weight())
     }
 
@@ -116,12 +126,13 @@ impl Accelerator {
     /// # Errors
     /// As [`Accelerator::backward`].
     pub fn backward_sum(&self, loss: &Tensor, n: usize) -> Result<()> {
-        backward(&self.inner, loss, Some(n as f64))
+        backward(&self.inner, loss, Some(n as f64))?;
+        Ok(())
     }
 }
 
 /// Runs a backward pass from a mean, or from a sum that weighs `weight`.
-fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()> {
+fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<Gradients> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
@@ -158,7 +169,7 @@ fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()
             )));
         }
     }
-    tape.backward(loss, (scale / declared(&passes)?) as f32)?;
+    let gradients = tape.backward(loss, (scale / declared(&passes)?) as f32)?;
     let micro_batch = match inner.micro_batch.load(Relaxed) {
         // Whoever counts windows by hand says with the accumulation steps that each call is a micro-batch.
         0 if inner.accumulation().num_steps > 1 => inner.n_micro_batches.fetch_add(1, Relaxed) + 1,
@@ -168,7 +179,7 @@ fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()
         model.optimizer()?.set_window_scale(scale);
         model.add(micro_batch, weight);
     }
-    Ok(())
+    Ok(gradients)
 }
 
 /// The declared weight of the windows of these models, which a loss through all of them is divided by.

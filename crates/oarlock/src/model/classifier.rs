@@ -100,7 +100,7 @@ impl SequenceClassifier {
             let x = self.body.hidden(ids, &left_padding(attention_mask)?)?;
             self.head.run(&x, |head| {
                 let rows = ops::reshape(&x, [x.shape().n_rows(), x.shape().last()])?;
-                let x = ops::index_select(&rows, &last)?;
+                let x = ops::index_select(&rows, 0, &last)?;
                 head.score.forward(&head.norm.forward_to(&x, head.score.weight.weight()?.dtype())?)
             })
         })

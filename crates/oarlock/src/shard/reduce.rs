@@ -153,6 +153,20 @@ impl ParamHome for Home {
         self.params.grad(index)
     }
 
+    fn gradient(&self, index: usize) -> TensorResult<Option<Tensor>> {
+        let has_left = |core: Arc<Core>| {
+            matches!(core.groups[self.group].grads, Grads::Sharded { .. })
+                && core.pass().groups[self.group].summed
+        };
+        if self.core.upgrade().is_some_and(has_left) {
+            return Err(oarlock_tensor::Error::Usage(
+                "the gradient of this parameter is sharded: each rank keeps the sums of the elements that it owns"
+                    .to_owned(),
+            ));
+        }
+        self.params.gradient(index)
+    }
+
     fn trainable(&self, index: usize) -> bool {
         self.params.trainable(index)
     }

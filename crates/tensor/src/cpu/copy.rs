@@ -1,12 +1,15 @@
-//! Moving elements: permutations and expansions by strides, windows of a dim, choices by a mask.
+//! Moving elements: permutations and expansions by strides, parts, windows of a dim, choices by a mask.
+
+use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::Cpu;
 use super::elementwise::add_task;
 use super::isa::multiversion;
-use super::pieces::TASK_ELEMS;
+use super::pieces::{TASK_ELEMS, task_rows};
+use super::reduce::Dims;
 use super::walk::Walk;
+use super::{Cpu, Store};
 use crate::dtype::Float;
 
 /// `y = x` in the order of `walk`.
@@ -18,6 +21,93 @@ pub fn strided<W: Pod + Send + Sync>(cpu: &Cpu, walk: &Walk<1>, x: &[W], y: &mut
             1 => y.copy_from_slice(&x[start..start + y.len()]),
             _ => y.iter_mut().zip(x[start..].iter().step_by(step)).for_each(|(y, x)| *y = *x),
         });
+    });
+}
+
+/// `y[o, k] = x[o, n - 1 - k]`, each a row of `inner` elements.
+pub fn reversed<W: Pod + Send + Sync>(cpu: &Cpu, dims: Dims, x: &[W], y: &mut [W]) {
+    let Dims { n, inner, .. } = dims;
+    assert!([x.len(), y.len()] == [dims.n_elems(); 2], "reversed: lengths");
+    let task = task_rows(inner);
+    cpu.par.chunks_mut(y, task * inner, |i, y| {
+        for (j, y) in y.chunks_exact_mut(inner).enumerate() {
+            let (o, k) = ((i * task + j) / n, (i * task + j) % n);
+            y.copy_from_slice(&x[(o * n + n - 1 - k) * inner..][..inner]);
+        }
+    });
+}
+
+/// `y = x` in the columns that `part` names for each row, and 0 in the others.
+pub fn keep_in_rows<W: Pod + Send + Sync>(
+    cpu: &Cpu,
+    n_columns: usize,
+    x: &[W],
+    y: &mut [W],
+    part: impl Fn(usize) -> Range<usize> + Sync + Send,
+) {
+    assert_eq!(x.len(), y.len(), "keep_in_rows: lengths");
+    let task = task_rows(n_columns);
+    cpu.par.chunks_mut(y, task * n_columns, |i, y| {
+        let rows = x[i * task * n_columns..].chunks_exact(n_columns);
+        for (j, (y, x)) in y.chunks_exact_mut(n_columns).zip(rows).enumerate() {
+            let part = part(i * task + j);
+            y.fill(W::zeroed());
+            y[part.clone()].copy_from_slice(&x[part]);
+        }
+    });
+}
+
+/// Where a part lies in a whole that falls apart into equal blocks: in each of them at the same places.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The blocks of the whole.
+    pub n_blocks: usize,
+    /// The first element of the part in each block.
+    pub first: usize,
+    /// The order of the part's other elements in it.
+    pub walk: Walk<1>,
+}
+
+impl Places {
+    /// Runs `f(elements of a block, its first, the step between them, part)` for rows of the part.
+    fn for_rows<W: Send, V: Sync>(
+        &self,
+        cpu: &Cpu,
+        part: &[V],
+        whole: &mut [W],
+        f: impl Fn(&mut [W], usize, usize, &[V]) + Sync + Send,
+    ) {
+        if part.is_empty() {
+            return;
+        }
+        let (full, len, [step]) =
+            (whole.len() / self.n_blocks, part.len() / self.n_blocks, self.walk.steps());
+        let per_task = (TASK_ELEMS / full).max(1);
+        cpu.par.chunks_mut(whole, per_task * full, |i, blocks| {
+            for (block, part) in blocks.chunks_mut(full).zip(part[i * per_task * len..].chunks(len)) {
+                self.walk
+                    .for_ranges(0, len, |range, [start]| f(block, self.first + start, step, &part[range]));
+            }
+        });
+    }
+}
+
+/// The elements of `whole` at `places` = those of `part`; the rest of `whole` stays.
+pub fn write_places<W: Pod + Send + Sync>(cpu: &Cpu, places: &Places, part: &[W], whole: &mut [W]) {
+    places.for_rows(cpu, part, whole, |block, first, step, part| match step {
+        1 => block[first..first + part.len()].copy_from_slice(part),
+        _ => block[first..].iter_mut().step_by(step.max(1)).zip(part).for_each(|(to, from)| *to = *from),
+    });
+}
+
+/// The elements of `whole` at `places` += those of `part`.
+pub fn add_places<T: Float>(cpu: &Cpu, places: &Places, part: &[T], whole: &mut [T]) {
+    places.for_rows(cpu, part, whole, |block, first, step, part| match step {
+        1 => add_task(cpu.isa, part, &mut block[first..first + part.len()]),
+        _ => {
+            let slots = block[first..].iter_mut().step_by(step.max(1));
+            slots.zip(part).for_each(|(to, from)| Store::Add.put(to, from.to_f32()));
+        }
     });
 }
 
@@ -128,6 +218,46 @@ mod tests {
         for i in 0..rows * cols {
             assert_eq!(turned[i], x[i % rows * cols + i / rows]);
             assert_eq!(spread[i], x[i / cols]);
+        }
+    }
+
+    #[test]
+    fn rows_are_reversed_and_cut() {
+        for (outer, n, inner) in [(3, 7, 5), (1, 20_001, 1), (4000, 2, 3), (2, 0, 4), (2, 3, 0)] {
+            let dims = Dims { outer, n, inner };
+            let x = values::<f32>(1, dims.n_elems());
+            let (turned, kept) = same_everywhere(|cpu| {
+                let (mut turned, mut kept) = (vec![9.0; x.len()], vec![9.0; x.len()]);
+                reversed(cpu, dims, &x, &mut turned);
+                keep_in_rows(cpu, inner, &x, &mut kept, |row| row % 2..inner.max(row % 2));
+                (turned, kept)
+            });
+            for i in 0..x.len() {
+                let (row, column) = (i / inner, i % inner);
+                assert_eq!(turned[i], x[(row / n * n + n - 1 - row % n) * inner + column]);
+                assert_eq!(kept[i], if column >= row % 2 { x[i] } else { 0.0 });
+            }
+        }
+    }
+
+    #[test]
+    fn places_are_written_and_added_to() {
+        // Every third element of the second half of each row, in `n` rows of 40.
+        for n in [1, 7, 2001] {
+            let places = Places { n_blocks: n, first: 20, walk: Walk::new(&[7], [&[3]]) };
+            let (whole, part) = (values::<f32>(1, n * 40), values::<f32>(2, n * 7));
+            let (written, added) = same_everywhere(|cpu| {
+                let (mut written, mut added) = (whole.clone(), whole.clone());
+                write_places(cpu, &places, &part, &mut written);
+                add_places(cpu, &places, &part, &mut added);
+                (written, added)
+            });
+            for (i, &old) in whole.iter().enumerate() {
+                let at =
+                    (i % 40).checked_sub(20).filter(|at| at % 3 == 0).map(|at| part[i / 40 * 7 + at / 3]);
+                assert_eq!(written[i], at.unwrap_or(old));
+                assert_eq!(added[i], at.map_or(old, |part| old + part));
+            }
         }
     }
 

@@ -12,6 +12,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod gemm;
 pub mod glu;
+pub mod indexed;
 pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod math;
@@ -22,7 +23,9 @@ pub(crate) mod pieces;
 pub mod random;
 pub mod reduce;
 pub mod rope;
+pub mod scan;
 pub mod softmax;
+pub mod sort;
 pub mod sums;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,5 +1,7 @@
 //! Walking over a dense output while operands move with strides of their own: broadcasts and permutations.
 
+use std::ops::Range;
+
 /// The order in which `N` operands are read for a dense output. Dims over which all of them move evenly are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walk<const N: usize> {
@@ -39,8 +41,15 @@ impl<const N: usize> Walk<N> {
     /// Calls `f(elements, starts)` for the part `first..` of the output, row by row: `elements` of `out` are computed
     /// from the operands' elements from `starts` on.
     pub(crate) fn for_rows<T>(&self, first: usize, out: &mut [T], mut f: impl FnMut(&mut [T], [usize; N])) {
-        let (mut at, mut rest) = (first, out);
-        while !rest.is_empty() {
+        self.for_ranges(first, out.len(), |range, starts| f(&mut out[range], starts));
+    }
+
+    /// Calls `f(range, starts)` for the elements `first..first + n` of the output, row by row, where `range` counts from
+    /// `first`.
+    pub(crate) fn for_ranges(&self, first: usize, n: usize, mut f: impl FnMut(Range<usize>, [usize; N])) {
+        let mut done = 0;
+        while done < n {
+            let at = first + done;
             let (mut row, column) = (at / self.row, at % self.row);
             let mut starts = self.steps.map(|step| step * column);
             for (size, strides) in self.outer.iter().rev() {
@@ -49,10 +58,9 @@ impl<const N: usize> Walk<N> {
                 }
                 row /= size;
             }
-            let (elements, later) = rest.split_at_mut((self.row - column).min(rest.len()));
-            at += elements.len();
-            f(elements, starts);
-            rest = later;
+            let end = n.min(done + self.row - column);
+            f(done..end, starts);
+            done = end;
         }
     }
 }

@@ -1,29 +1,9 @@
-//! Views that rename dims: heads split from and merged into the last dim, reshape, the last position of a sequence.
+//! Heads split from and merged into the last dim, and the last position of a sequence.
 
 use crate::error::{Error, Result};
-use crate::ops::wrong_shape;
-use crate::shape::{IntoShape, Shape};
-use crate::tape::{Backward, Function, Recorder, Saved};
+use crate::ops::{reshape, wrong_shape};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
-
-/// The same elements in another shape.
-///
-/// # Errors
-/// Another number of elements.
-pub fn reshape(x: &Tensor, shape: impl IntoShape) -> Result<Tensor> {
-    let shape = shape.into_shape()?;
-    if shape.n_elems() != x.n_elems() {
-        return Err(wrong_shape("reshape", format!("{} elements for {shape:?}", shape.n_elems()), x));
-    }
-    let recorder = Recorder::new(&[x], &[])?;
-    let y = x.view(0, shape);
-    let from = *x.shape();
-    Ok(Recorder::record(recorder, y, |recorder| ReshapeBackward {
-        x: recorder.save_recipe(x),
-        from,
-        to: shape,
-    }))
-}
 
 /// `[.., H·D]` → `[.., H, D]`.
 ///
@@ -62,27 +42,4 @@ pub fn last_position(x: &Tensor) -> Result<Tensor> {
         return Err(Error::Usage("last_position: the sequence is empty".to_string()));
     }
     Ok(x.view((seq - 1) * dim, Shape::new(&[1, dim])?))
-}
-
-struct ReshapeBackward {
-    x: Option<Saved>,
-    from: Shape,
-    to: Shape,
-}
-
-impl Function for ReshapeBackward {
-    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        cx.give(0, dy.view(0, self.from))
-    }
-
-    fn can_replay(&self) -> bool {
-        self.x.is_some()
-    }
-
-    fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
-        match &self.x {
-            Some(x) => Ok(cx.get(x)?.view(0, self.to)),
-            None => Err(Error::Usage("reshape: its input was not kept".to_string())),
-        }
-    }
 }

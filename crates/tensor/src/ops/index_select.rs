@@ -1,59 +1,140 @@
-//! Rows of a tensor by index; for a table of parameters there is [`embedding`](crate::ops::embedding).
+//! Rows of a tensor by index, and sums of rows at an index; for a table of parameters there is
+//! [`embedding`](crate::ops::embedding).
 
-use crate::cpu::{Store, embed};
+use crate::cpu::elementwise::add_task;
+use crate::cpu::indexed as kernel;
+use crate::cpu::reduce::Dims;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::ops::cast::converted;
-use crate::ops::{check_device, with_float, wrong_shape};
+use crate::error::Result;
+use crate::ints::Int;
+use crate::ops::gather::{rounded, sum_from};
+use crate::ops::{check_device, check_dtype, check_indices, dim_of, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-/// x `[V, ..]`, ids `[N..]` (i32) → `[N.., ..]`: the rows `ids` of x. Gradients of a row that is taken more than once
-/// are added in the order of the ids, in f32.
+/// What lies at each index (i32) of a dim, in the order of the indices. The dim becomes the dims of the index; a scalar
+/// counts as one index. Gradients of what is taken more than once are added in the order of the indices, in f32.
 ///
 /// # Errors
-/// [`Error::Index`] for an id outside `0..V`; no dim, or rows of no elements.
-pub fn index_select(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
-    check_device("index_select", x, &[ids])?;
-    if ids.dtype() != DType::I32 {
-        return Err(Error::DType { op: "index_select", expected: "i32 ids", got: ids.dtype() });
+/// [`Error::Index`](crate::Error::Index) for an index outside of the dim; a dim that x does not have.
+pub fn index_select(x: &Tensor, dim: impl Int, index: &Tensor) -> Result<Tensor> {
+    let op = "index_select";
+    check_indices(op, x, index)?;
+    let dim = dim_of(op, x, dim)?;
+    let recorder = Recorder::new(&[x, index], &[])?;
+    let rows = Rows { op, dim, index: index.detach(), data: *x.shape() };
+    let y = rows.read(x)?;
+    Ok(Recorder::record(recorder, y, |_| IndexSelectBackward { rows }))
+}
+
+/// x with `source[j]` added at the index `index[j]` of a dim, for each j, in order and in f32.
+///
+/// # Errors
+/// As [`index_select`]; a source of another shape than [`index_select`] would give.
+pub fn index_add(x: &Tensor, dim: impl Int, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let op = "index_add";
+    check_indices(op, x, index)?;
+    check_device(op, x, &[source])?;
+    check_dtype(op, x, source)?;
+    let dim = dim_of(op, x, dim)?;
+    let rows = Rows { op, dim, index: index.detach(), data: *x.shape() };
+    let shape = rows.shape()?;
+    if *source.shape() != shape {
+        return Err(wrong_shape(op, format!("a source of shape {shape:?}"), source));
     }
-    let Some((_, row)) = x.sizes().split_first().filter(|(_, row)| row.iter().product::<usize>() > 0) else {
-        return Err(wrong_shape("index_select", "x of shape [V, ..] with rows of at least one element", x));
-    };
-    let recorder = Recorder::new(&[x, ids], &[])?;
-    let sizes: Vec<usize> = ids.sizes().iter().chain(row).copied().collect();
-    let mut y = Tensor::uninit(&sizes[..], x.dtype(), x.device(), "activation")?;
-    let (dim, bytes) = (row.iter().product(), 2 * y.len_bytes() as u64);
-    let mut launch = x.device().launch("index_select", 0, bytes);
-    with_float!(x.dtype(), "index_select", T => {
-        let (x, ids) = (launch.read::<T>(x)?, launch.read::<i32>(ids)?);
-        let y = launch.write::<T>(&mut y)?;
-        launch.run(move |cpu| embed::embed_forward(cpu, x.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
-    })?;
-    Ok(Recorder::record(recorder, y, |_| IndexSelectBackward { ids: ids.detach(), shape: *x.shape(), dim }))
+    let recorder = Recorder::new(&[x, index, source], &[])?;
+    let y = rows.add(sum_from(x)?, source, x.dtype())?;
+    Ok(Recorder::record(recorder, y, |_| IndexAddBackward { rows }))
+}
+
+/// The rows of data of this shape that an index names.
+struct Rows {
+    op: &'static str,
+    dim: usize,
+    index: Tensor,
+    data: Shape,
+}
+
+impl Rows {
+    /// The shape of the rows.
+    fn shape(&self) -> Result<Shape> {
+        let (before, after) = (&self.data.sizes()[..self.dim], &self.data.sizes()[self.dim + 1..]);
+        let index = if self.index.sizes().is_empty() { &[1] } else { self.index.sizes() };
+        Shape::new(&[before, index, after].concat())
+    }
+
+    fn dims(&self) -> Dims {
+        let sizes = self.data.sizes();
+        let product = |sizes: &[usize]| sizes.iter().product();
+        Dims {
+            outer: product(&sizes[..self.dim]),
+            n: sizes[self.dim],
+            inner: product(&sizes[self.dim + 1..]),
+        }
+    }
+
+    fn read(&self, x: &Tensor) -> Result<Tensor> {
+        let mut y = Tensor::uninit(self.shape()?, x.dtype(), x.device(), "activation")?;
+        let (op, dims) = (self.op, self.dims());
+        let mut launch = x.device().launch(op, 0, 2 * y.len_bytes() as u64);
+        with_word!(x.dtype(), W => {
+            let (x, ids) = (launch.read_words::<W>(x)?, launch.read::<i32>(&self.index)?);
+            let y = launch.write_words::<W>(&mut y)?;
+            launch.run(move |cpu| {
+                kernel::select_rows(cpu, op, dims, x.slice(cpu), ids.slice(cpu), y.slice(cpu))
+            })
+        })?;
+        Ok(y)
+    }
+
+    /// `sum` with the rows of the source added, rounded to `dtype`.
+    fn add(&self, mut sum: Tensor, source: &Tensor, dtype: DType) -> Result<Tensor> {
+        let (op, dims) = (self.op, self.dims());
+        let mut launch = source.device().launch(op, 0, 2 * source.len_bytes() as u64);
+        let ids = launch.read::<i32>(&self.index)?;
+        if dtype == DType::I32 {
+            let (source, sum) = (launch.read::<i32>(source)?, launch.update::<i32>(&mut sum)?);
+            launch.run(move |cpu| {
+                let add = |x: &[i32], sum: &mut [i32]| {
+                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+                };
+                kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+            })?;
+        } else {
+            with_float!(source.dtype(), op, T => {
+                let (source, sum) = (launch.read::<T>(source)?, launch.update::<f32>(&mut sum)?);
+                launch.run(move |cpu| {
+                    let isa = cpu.isa;
+                    let add = move |x: &[T], sum: &mut [f32]| add_task(isa, x, sum);
+                    kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+                })
+            })?;
+        }
+        rounded(sum, dtype)
+    }
 }
 
 struct IndexSelectBackward {
-    ids: Tensor,
-    shape: Shape,
-    dim: usize,
+    rows: Rows,
 }
 
 impl Function for IndexSelectBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let device = dy.device().clone();
-        let mut sum = Tensor::uninit(self.shape, DType::F32, &device, "gradient")?;
-        let mut launch = device.launch("index_select backward", 0, 2 * dy.len_bytes() as u64);
-        with_float!(dy.dtype(), "index_select", T => {
-            let (dy, ids, dim) = (launch.read::<T>(&dy)?, launch.read::<i32>(&self.ids)?, self.dim);
-            let sum = launch.write::<f32>(&mut sum)?;
-            launch.run(move |cpu| {
-                let sum = (sum.slice(cpu), Store::Overwrite);
-                embed::embed_backward(cpu, dy.slice(cpu), dim, ids.slice(cpu), sum)
-            })
-        })?;
-        cx.give(0, converted(&sum, dy.dtype(), "gradient")?)
+        let zeros = Tensor::zeros(self.rows.data, DType::F32, dy.device())?;
+        cx.give(0, self.rows.add(zeros, &dy, dy.dtype())?)
+    }
+}
+
+struct IndexAddBackward {
+    rows: Rows,
+}
+
+impl Function for IndexAddBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        if cx.needs(2) {
+            cx.give(2, self.rows.read(&dy)?)?;
+        }
+        cx.give(0, dy)
     }
 }

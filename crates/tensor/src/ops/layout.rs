@@ -1,12 +1,13 @@
-//! Dims in another order, dims of size 1 that come and go, and spreading. Tensors are dense, so an order is a copy.
+//! Dims in another order, and repetition. Tensors are dense, so both are copies.
 
 use crate::cpu::copy;
 use crate::cpu::walk::Walk;
 use crate::error::{Error, Result};
+use crate::ints::{Int, Ints, place};
 use crate::ops::binary::{broadcast_shape, spread_strides};
 use crate::ops::reduce::sum_to;
-use crate::ops::{check_dim, reshape, with_word};
-use crate::shape::{IntoShape, Shape};
+use crate::ops::{dim_of, reshape, with_word, wrong_shape};
+use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
@@ -14,66 +15,133 @@ use crate::tensor::Tensor;
 ///
 /// # Errors
 /// An order that does not name each dim once.
-pub fn permute(x: &Tensor, order: &[usize]) -> Result<Tensor> {
-    let n_dims = x.sizes().len();
-    if order.len() != n_dims || (0..n_dims).any(|d| !order.contains(&d)) {
-        return Err(Error::Usage(format!("permute: {order:?} does not name each of the {n_dims} dims once")));
+pub fn permute(x: &Tensor, order: impl Ints) -> Result<Tensor> {
+    let (n_dims, given) = (x.sizes().len(), order.signed());
+    let order: Vec<usize> = given.iter().filter_map(|&dim| place(dim, n_dims)).collect();
+    if given.len() != n_dims || (0..n_dims).any(|d| !order.contains(&d)) {
+        return Err(Error::Usage(format!("permute: {given:?} does not name each of the {n_dims} dims once")));
+    }
+    if order.is_sorted() {
+        return Ok(x.clone());
     }
     let recorder = Recorder::new(&[x], &[])?;
-    let y = reorder(x, order)?;
-    Ok(Recorder::record(recorder, y, |_| PermuteBackward { order: order.to_vec() }))
+    let y = reorder(x, &order)?;
+    Ok(Recorder::record(recorder, y, |_| PermuteBackward { order }))
 }
 
 /// Two dims exchanged.
 ///
 /// # Errors
 /// A dim that x does not have.
-pub fn transpose(x: &Tensor, a: usize, b: usize) -> Result<Tensor> {
-    check_dim("transpose", x, a)?;
-    check_dim("transpose", x, b)?;
+pub fn transpose(x: &Tensor, a: impl Int, b: impl Int) -> Result<Tensor> {
+    let (a, b) = (dim_of("transpose", x, a)?, dim_of("transpose", x, b)?);
     let mut order: Vec<usize> = (0..x.sizes().len()).collect();
     order.swap(a, b);
-    permute(x, &order)
+    permute(x, order)
 }
 
-/// Without dim `dim`, which has size 1.
+/// A matrix transposed; a vector or a scalar as it is.
 ///
 /// # Errors
-/// A dim of another size.
-pub fn squeeze(x: &Tensor, dim: usize) -> Result<Tensor> {
-    check_dim("squeeze", x, dim)?;
-    let mut sizes = x.sizes().to_vec();
-    if sizes.remove(dim) != 1 {
-        return Err(crate::ops::wrong_shape("squeeze", format!("size 1 at dim {dim}"), x));
+/// More than two dims.
+pub fn t(x: &Tensor) -> Result<Tensor> {
+    match x.sizes().len() {
+        0 | 1 => Ok(x.clone()),
+        2 => transpose(x, 0, 1),
+        _ => Err(wrong_shape("t", "at most two dims", x)),
     }
-    reshape(x, &sizes[..])
 }
 
-/// With a new dim of size 1 before dim `dim` (or at the end).
+/// Dim `from` at place `to`; the others keep their order.
 ///
 /// # Errors
-/// Too many dims, or `dim` beyond the end.
-pub fn unsqueeze(x: &Tensor, dim: usize) -> Result<Tensor> {
-    if dim > x.sizes().len() {
-        return Err(crate::ops::wrong_shape("unsqueeze", format!("at least {dim} dims"), x));
-    }
-    let mut sizes = x.sizes().to_vec();
-    sizes.insert(dim, 1);
-    reshape(x, &sizes[..])
+/// A dim that x does not have.
+pub fn movedim(x: &Tensor, from: impl Int, to: impl Int) -> Result<Tensor> {
+    let (from, to) = (dim_of("movedim", x, from)?, dim_of("movedim", x, to)?);
+    let mut order: Vec<usize> = (0..x.sizes().len()).collect();
+    let dim = order.remove(from);
+    order.insert(to, dim);
+    permute(x, order)
 }
 
-/// x repeated to a shape that it broadcasts to.
+/// x repeated to a shape that it broadcasts to. A size of -1 stays as it is.
 ///
 /// # Errors
 /// A shape that x does not broadcast to.
-pub fn expand(x: &Tensor, shape: impl IntoShape) -> Result<Tensor> {
-    let shape = shape.into_shape()?;
+pub fn expand(x: &Tensor, shape: impl Ints) -> Result<Tensor> {
+    let given = shape.signed();
+    let new = given.len().saturating_sub(x.sizes().len());
+    let size = |(d, &size): (usize, &isize)| match size {
+        -1 => d.checked_sub(new).and_then(|d| x.sizes().get(d)).copied(),
+        _ => usize::try_from(size).ok(),
+    };
+    let sizes: Option<Vec<usize>> = given.iter().enumerate().map(size).collect();
+    let Some(sizes) = sizes else {
+        let expected = format!("sizes {given:?} in which only -1 is negative and stands for a dim of x");
+        return Err(wrong_shape("expand", expected, x));
+    };
+    let shape = Shape::new(&sizes)?;
     if broadcast_shape("expand", &shape, x.shape())? != shape {
-        return Err(crate::ops::wrong_shape("expand", format!("a shape that broadcasts to {shape:?}"), x));
+        return Err(wrong_shape("expand", format!("a shape that broadcasts to {shape:?}"), x));
+    }
+    if *x.shape() == shape {
+        return Ok(x.clone());
     }
     let recorder = Recorder::new(&[x], &[])?;
     let y = spread(x, &shape, "activation")?;
     Ok(Recorder::record(recorder, y, |_| ExpandBackward { shape: *x.shape() }))
+}
+
+/// Copies of x beside each other: so many along each dim, where dims may be added in front.
+///
+/// # Errors
+/// Fewer numbers than dims, or a negative one.
+pub fn repeat(x: &Tensor, counts: impl Ints) -> Result<Tensor> {
+    let given = counts.signed();
+    let counts: Vec<usize> = given.iter().filter_map(|&count| usize::try_from(count).ok()).collect();
+    if counts.len() < given.len() || given.len() < x.sizes().len() {
+        return Err(wrong_shape("repeat", format!("a count of {given:?} for each dim, at least 0"), x));
+    }
+    let added = counts.len() - x.sizes().len();
+    let mut y = reshape(x, [&vec![1; added], x.sizes()].concat())?;
+    for (dim, &count) in counts.iter().enumerate().filter(|&(_, &count)| count != 1) {
+        let mut sizes = y.sizes().to_vec();
+        let inner: usize = sizes[dim..].iter().product();
+        let blocks = reshape(&y, [sizes[..dim].iter().product(), 1, inner])?;
+        sizes[dim] = sizes[dim].saturating_mul(count);
+        y = reshape(&expand(&blocks, (-1, count, -1))?, sizes)?;
+    }
+    Ok(y)
+}
+
+/// Each element along a dim so many times, one after the other.
+///
+/// # Errors
+/// A dim that x does not have.
+pub fn repeat_interleave(x: &Tensor, count: usize, dim: impl Int) -> Result<Tensor> {
+    let dim = dim_of("repeat_interleave", x, dim)?;
+    let mut sizes = x.sizes().to_vec();
+    let rows = [sizes[..=dim].iter().product(), 1, sizes[dim + 1..].iter().product::<usize>()];
+    sizes[dim] = sizes[dim].saturating_mul(count);
+    reshape(&expand(&reshape(x, rows)?, (-1, count, -1))?, sizes)
+}
+
+/// The dims of vectors as the dims of a grid: tensor `k` of the result holds the coordinate along dim `k`, as torch's
+/// `meshgrid` with `indexing="ij"`.
+///
+/// # Errors
+/// A tensor of more than one dim.
+pub fn meshgrid(axes: &[&Tensor]) -> Result<Vec<Tensor>> {
+    if let Some(axis) = axes.iter().find(|axis| axis.sizes().len() > 1) {
+        return Err(wrong_shape("meshgrid", "vectors or scalars", axis));
+    }
+    let grid: Vec<usize> = axes.iter().map(|axis| axis.n_elems()).collect();
+    let spread = |(k, axis): (usize, &&Tensor)| {
+        let mut sizes = vec![1; grid.len()];
+        sizes[k] = grid[k];
+        expand(&reshape(axis, sizes)?, &grid)
+    };
+    axes.iter().enumerate().map(spread).collect()
 }
 
 fn reorder(x: &Tensor, order: &[usize]) -> Result<Tensor> {

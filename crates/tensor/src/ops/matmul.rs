@@ -3,8 +3,9 @@
 use crate::cpu::Store;
 use crate::cpu::gemm::{self, MatMut, MatRef};
 use crate::error::Result;
+use crate::ops::binary::broadcast_shape;
 use crate::ops::linear::products;
-use crate::ops::{check_device, check_dtype, reshape, transpose, with_float, wrong_shape};
+use crate::ops::{check_device, check_dtype, expand, reshape, transpose, unsqueeze, with_float, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -28,15 +29,47 @@ impl Transposed {
     }
 }
 
-/// a `[.., M, K]` · b `[.., K, N]` → `[.., M, N]`, summed in f32. The leading dims are equal, or b has none.
+/// a `[.., M, K]` · b `[.., K, N]` → `[.., M, N]`, summed in f32. The leading dims broadcast. A vector counts as a row on
+/// the left and as a column on the right, and that dim goes away again.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    matmul_transposed(a, b, Transposed::Neither)
+    let (row, column) = (a.sizes().len() == 1, b.sizes().len() == 1);
+    if a.sizes().is_empty() {
+        return Err(wrong_shape("matmul", "a left operand of at least one dim", a));
+    }
+    if b.sizes().is_empty() {
+        return Err(wrong_shape("matmul", "a right operand of at least one dim", b));
+    }
+    if column && b.n_elems() != a.shape().last() {
+        return Err(wrong_shape("matmul", format!("a right operand of {} elements", a.shape().last()), b));
+    }
+    let (a, b) = (if row { &unsqueeze(a, 0)? } else { a }, if column { &unsqueeze(b, 1)? } else { b });
+    let y = matmul_transposed(a, b, Transposed::Neither)?;
+    let mut sizes = y.sizes().to_vec();
+    if column {
+        sizes.pop();
+    }
+    if row {
+        sizes.remove(sizes.len() - if column { 1 } else { 2 });
+    }
+    if row || column { reshape(&y, sizes) } else { Ok(y) }
 }
 
-/// As [`matmul`], with operands stored transposed.
+/// a `[B, M, K]` · b `[B, K, N]` → `[B, M, N]`, summed in f32.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit; nothing broadcasts.
+pub fn bmm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match (a.sizes(), b.sizes()) {
+        (&[batch, _, k], &[b_batch, b_k, _]) if batch == b_batch && k == b_k => matmul(a, b),
+        (&[batch, _, k], _) => Err(wrong_shape("bmm", format!("a right operand [{batch}, {k}, N]"), b)),
+        _ => Err(wrong_shape("bmm", "a left operand of three dims", a)),
+    }
+}
+
+/// As [`matmul`] for operands of at least two dims, either of them stored transposed.
 ///
 /// # Errors
 /// As [`matmul`].
@@ -44,7 +77,7 @@ pub fn matmul_transposed(a: &Tensor, b: &Tensor, transposed: Transposed) -> Resu
     check_device("matmul", a, &[b])?;
     check_dtype("matmul", a, b)?;
     let (ta, tb) = transposed.sides();
-    let &[ref lead @ .., a_rows, a_cols] = a.sizes() else {
+    let &[ref a_lead @ .., a_rows, a_cols] = a.sizes() else {
         return Err(wrong_shape("matmul", "a left operand of at least two dims", a));
     };
     let &[ref b_lead @ .., b_rows, b_cols] = b.sizes() else {
@@ -52,21 +85,32 @@ pub fn matmul_transposed(a: &Tensor, b: &Tensor, transposed: Transposed) -> Resu
     };
     let (m, k) = if ta { (a_cols, a_rows) } else { (a_rows, a_cols) };
     let (b_k, n) = if tb { (b_cols, b_rows) } else { (b_rows, b_cols) };
-    if b_k != k || !(b_lead.is_empty() || b_lead == lead) {
+    let lead = broadcast_shape("matmul", &Shape::new(a_lead)?, &Shape::new(b_lead)?);
+    let Some(lead) = lead.ok().filter(|_| b_k == k) else {
         let (rows, cols) =
             if tb { ("N".to_string(), k.to_string()) } else { (k.to_string(), "N".to_string()) };
-        let expected = format!("a right operand [{rows}, {cols}], with the leading dims {lead:?} or none");
+        let expected =
+            format!("a right operand [{rows}, {cols}], with leading dims that broadcast with {a_lead:?}");
         return Err(wrong_shape("matmul", expected, b));
-    }
-    let sizes: Vec<usize> = lead.iter().copied().chain([m, n]).collect();
+    };
+    let lead = lead.sizes();
+    let sizes = [lead, &[m, n]].concat();
     if b_lead.is_empty() && !lead.is_empty() {
         // One product over the rows of all batches.
         if ta {
-            let a = transpose(a, lead.len(), lead.len() + 1)?;
+            let a = transpose(a, -1, -2)?;
             return matmul_transposed(&a, b, if tb { Transposed::Right } else { Transposed::Neither });
         }
         let rows = lead.iter().product::<usize>() * m;
-        return reshape(&matmul_transposed(&reshape(a, [rows, k])?, b, transposed)?, &sizes[..]);
+        return reshape(&matmul_transposed(&reshape(a, [rows, k])?, b, transposed)?, sizes);
+    }
+    if b_lead != lead && b_lead.iter().all(|&size| size == 1) && a_lead == lead {
+        return matmul_transposed(a, &reshape(b, [b_rows, b_cols])?, transposed);
+    }
+    if a_lead != lead || b_lead != lead {
+        let a = expand(a, [lead, &[a_rows, a_cols]].concat())?;
+        let b = expand(b, [lead, &[b_rows, b_cols]].concat())?;
+        return matmul_transposed(&a, &b, transposed);
     }
     let batch = Batch { n: lead.iter().product(), ta, tb };
     let recorder = Recorder::new(&[a, b], &[])?;

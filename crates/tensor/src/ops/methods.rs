@@ -1,11 +1,8 @@
 //! The common ops as methods of a tensor.
 
-use std::ops::Range;
-
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops;
-use crate::shape::IntoShape;
 use crate::tensor::Tensor;
 
 macro_rules! methods {
@@ -23,13 +20,13 @@ macro_rules! methods {
         }
     };
 }
+pub(super) use methods;
 
 methods! {
     add(other: &Tensor);
     sub(other: &Tensor);
     mul(other: &Tensor);
     div(other: &Tensor);
-    matmul(other: &Tensor);
     neg();
     scale(factor: f32);
     add_scalar(offset: f32);
@@ -61,14 +58,6 @@ methods! {
     max_keepdim(dim: usize);
     max_all();
     argmax(dim: usize);
-    reshape(shape: impl IntoShape);
-    permute(order: &[usize]);
-    transpose(a: usize, b: usize);
-    squeeze(dim: usize);
-    unsqueeze(dim: usize);
-    expand(shape: impl IntoShape);
-    narrow(dim: usize, range: Range<usize>);
-    index_select(ids: &Tensor);
     masked_fill(mask: &Tensor, value: f32);
     cast(dtype: DType);
 }

@@ -14,13 +14,9 @@ mod embedding;
 mod gated;
 mod head_chunks;
 mod head_loss;
-mod heads;
-mod index_select;
 mod labels;
 mod layer_norm;
-mod layout;
 mod linear;
-mod matmul;
 mod methods;
 mod norm;
 pub mod optimizer;
@@ -31,11 +27,30 @@ mod reduce;
 mod residual;
 mod rope;
 mod select;
-mod slice;
 mod softmax;
 pub mod transfer;
 mod unary;
 pub mod update;
+
+// Shapes, indices and products.
+mod cumsum;
+mod diagonal;
+mod einsum;
+mod flip;
+mod gather;
+mod heads;
+mod index;
+mod index_select;
+mod layout;
+mod matmul;
+mod one_hot;
+mod pad;
+mod reshape;
+mod shape_methods;
+mod slice;
+mod sort;
+mod strided;
+mod triangle;
 
 pub use crate::cpu::glu::Activation;
 pub use attention::{AttentionOptions, Mask, attention, attention_cached};
@@ -47,13 +62,9 @@ pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::gated;
 pub use head_loss::{HeadLoss, HeadOptions, head_log_probs, head_loss, logits};
-pub use heads::{last_position, merge_heads, reshape, split_heads};
-pub use index_select::index_select;
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
-pub use layout::{expand, permute, squeeze, transpose, unsqueeze};
 pub use linear::{WeightLayout, linear};
-pub use matmul::{Transposed, matmul, matmul_transposed};
 pub use norm::{rms_norm, rms_norm_to};
 pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
 pub use parameter::parameter;
@@ -64,12 +75,28 @@ pub use reduce::{
 pub use residual::add_residual;
 pub use rope::{Rope, rope};
 pub use select::{masked_fill, where_cond};
-pub use slice::{concat, narrow, split, stack};
 pub use softmax::{log_softmax, softmax};
 pub use unary::{
     abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid,
     silu, sqrt, square, tanh,
 };
+
+pub use cumsum::cumsum;
+pub use diagonal::{diag, diagonal};
+pub use einsum::einsum;
+pub use flip::{flip, roll};
+pub use gather::{gather, scatter, scatter_add, take_along_dim};
+pub use heads::{last_position, merge_heads, split_heads};
+pub use index::{Ellipsis, IntoItem, IntoItems, Item, NewAxis, Step};
+pub use index_select::{index_add, index_select};
+pub use layout::{expand, meshgrid, movedim, permute, repeat, repeat_interleave, t, transpose};
+pub use matmul::{Transposed, bmm, matmul, matmul_transposed};
+pub use one_hot::one_hot;
+pub use pad::pad;
+pub use reshape::{flatten, reshape, squeeze, squeeze_all, unflatten, unsqueeze};
+pub use slice::{SplitSizes, chunk, concat, concat as cat, narrow, select, split, stack, unbind};
+pub use sort::{argsort, sort, topk};
+pub use triangle::{tril, triu};
 
 /// Runs a body with `$T` standing for the Rust type of a float dtype; integers are an error of `$op`.
 macro_rules! with_float {
@@ -154,6 +181,22 @@ pub(crate) fn check_dim(op: &'static str, x: &Tensor, dim: usize) -> Result<()> 
         return Ok(());
     }
     Err(wrong_shape(op, format!("a tensor with a dim {dim}"), x))
+}
+
+/// The dim of x that `dim` names.
+pub(crate) fn dim_of(op: &'static str, x: &Tensor, dim: impl crate::ints::Int) -> Result<usize> {
+    let dim = dim.signed();
+    crate::ints::place(dim, x.sizes().len())
+        .ok_or_else(|| wrong_shape(op, format!("a tensor with a dim {dim}"), x))
+}
+
+/// Whether `index` holds indices into x, and lives where x does.
+pub(crate) fn check_indices(op: &'static str, x: &Tensor, index: &Tensor) -> Result<()> {
+    check_device(op, x, &[index])?;
+    if index.dtype() == crate::DType::I32 {
+        return Ok(());
+    }
+    Err(Error::DType { op, expected: "i32 indices", got: index.dtype() })
 }
 
 pub(crate) fn wrong_shape(op: &'static str, expected: impl Into<String>, got: &Tensor) -> Error {

@@ -1,11 +1,13 @@
 //! Parts of a dim, and tensors joined along one.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 
 use crate::cpu::copy::{self, Window};
 use crate::cpu::{Store, elementwise};
 use crate::error::{Error, Result};
-use crate::ops::{check_device, check_dim, check_dtype, unsqueeze, with_float, with_word, wrong_shape};
+use crate::ints::{Int, place};
+use crate::ops::{check_device, check_dtype, dim_of, squeeze, unsqueeze, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
@@ -14,27 +16,122 @@ use crate::tensor::Tensor;
 ///
 /// # Errors
 /// A dim that x does not have, or a range that leaves it.
-pub fn narrow(x: &Tensor, dim: usize, range: Range<usize>) -> Result<Tensor> {
-    check_dim("narrow", x, dim)?;
+pub fn narrow(x: &Tensor, dim: impl Int, range: Range<usize>) -> Result<Tensor> {
+    let dim = dim_of("narrow", x, dim)?;
     let size = x.sizes()[dim];
     if range.start > range.end || range.end > size {
         return Err(wrong_shape("narrow", format!("{range:?} inside dim {dim}"), x));
+    }
+    if range == (0..size) {
+        return Ok(x.clone());
     }
     let recorder = Recorder::new(&[x], &[])?;
     let y = read(x, dim, range.clone())?;
     Ok(Recorder::record(recorder, y, |_| NarrowBackward { shape: *x.shape(), dim, first: range.start }))
 }
 
-/// Parts of these sizes, in order; together they are the whole dim.
+/// What lies at one index of a dim, which goes away.
 ///
 /// # Errors
-/// A dim that x does not have, or sizes that do not add up to its size.
-pub fn split(x: &Tensor, dim: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
-    check_dim("split", x, dim)?;
-    let total = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
-    if total != Some(x.sizes()[dim]) {
-        return Err(wrong_shape("split", format!("a size of {sizes:?} together at dim {dim}"), x));
+/// A dim that x does not have, or an index outside of it.
+pub fn select(x: &Tensor, dim: impl Int, index: impl Int) -> Result<Tensor> {
+    let dim = dim_of("select", x, dim)?;
+    let index = index.signed();
+    let Some(at) = place(index, x.sizes()[dim]) else {
+        return Err(wrong_shape("select", format!("an index inside dim {dim} instead of {index}"), x));
+    };
+    squeeze(&narrow(x, dim, at..at + 1)?, dim)
+}
+
+/// How a dim is split.
+pub trait SplitSizes {
+    /// The sizes of the parts of a dim of this size; `None` if there are none.
+    fn parts(&self, size: usize) -> Option<Vec<usize>>;
+
+    /// What it expects of a dim, for errors.
+    fn wanted(&self) -> String;
+}
+
+/// Parts of this size, of which the last may be smaller.
+impl SplitSizes for usize {
+    fn parts(&self, size: usize) -> Option<Vec<usize>> {
+        if size == 0 {
+            return Some(vec![0]);
+        }
+        let starts = (0..size).step_by(Some(*self).filter(|&part| part > 0)?);
+        Some(starts.map(|start| (size - start).min(*self)).collect())
     }
+
+    fn wanted(&self) -> String {
+        format!("parts of {self} elements, at least 1,")
+    }
+}
+/// Parts of these sizes, which are the whole dim together.
+impl SplitSizes for &[usize] {
+    fn parts(&self, size: usize) -> Option<Vec<usize>> {
+        let total = self.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
+        (total == Some(size)).then(|| self.to_vec())
+    }
+
+    fn wanted(&self) -> String {
+        format!("a size of {self:?} together")
+    }
+}
+impl<const N: usize> SplitSizes for [usize; N] {
+    fn parts(&self, size: usize) -> Option<Vec<usize>> {
+        self.as_slice().parts(size)
+    }
+
+    fn wanted(&self) -> String {
+        self.as_slice().wanted()
+    }
+}
+impl<const N: usize> SplitSizes for &[usize; N] {
+    fn parts(&self, size: usize) -> Option<Vec<usize>> {
+        self.as_slice().parts(size)
+    }
+
+    fn wanted(&self) -> String {
+        self.as_slice().wanted()
+    }
+}
+
+/// The parts of a dim in order: of one size, the last of which may be smaller, or of given sizes, which are the whole
+/// dim together.
+///
+/// # Errors
+/// A dim that x does not have, a size of 0, or sizes that do not add up to its size.
+pub fn split(x: &Tensor, sizes: impl SplitSizes, dim: impl Int) -> Result<Vec<Tensor>> {
+    let dim = dim_of("split", x, dim)?;
+    let parts = sizes.parts(x.sizes()[dim]);
+    let parts = parts.ok_or_else(|| wrong_shape("split", format!("{} at dim {dim}", sizes.wanted()), x))?;
+    in_parts(x, dim, &parts)
+}
+
+/// A dim in `n` parts of one size, rounded up; the last is smaller, and where the size does not suffice there are fewer.
+///
+/// # Errors
+/// A dim that x does not have, or no parts.
+pub fn chunk(x: &Tensor, n: usize, dim: impl Int) -> Result<Vec<Tensor>> {
+    let dim = dim_of("chunk", x, dim)?;
+    let size = x.sizes()[dim];
+    match n {
+        0 => Err(Error::Usage("chunk: at least one part is needed".to_string())),
+        _ if size == 0 => in_parts(x, dim, &vec![0; n]),
+        _ => split(x, size.div_ceil(n), dim),
+    }
+}
+
+/// What lies at each index of a dim, which goes away.
+///
+/// # Errors
+/// A dim that x does not have.
+pub fn unbind(x: &Tensor, dim: impl Int) -> Result<Vec<Tensor>> {
+    let dim = dim_of("unbind", x, dim)?;
+    (0..x.sizes()[dim]).map(|index| select(x, dim, index)).collect()
+}
+
+fn in_parts(x: &Tensor, dim: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
     let mut first = 0;
     let parts = sizes.iter().map(|size| {
         first += size;
@@ -47,16 +144,17 @@ pub fn split(x: &Tensor, dim: usize, sizes: &[usize]) -> Result<Vec<Tensor>> {
 ///
 /// # Errors
 /// No tensor, or shapes or dtypes that do not fit.
-pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
+pub fn concat<T: Borrow<Tensor>>(tensors: &[T], dim: impl Int) -> Result<Tensor> {
+    let tensors: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();
     let Some(&head) = tensors.first() else {
         return Err(Error::Usage("concat: no tensor was given".to_string()));
     };
-    check_dim("concat", head, dim)?;
-    check_device("concat", head, tensors)?;
+    let dim = dim_of("concat", head, dim)?;
+    check_device("concat", head, &tensors)?;
     let mut sizes = head.sizes().to_vec();
     sizes[dim] = 0;
     let mut parts = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
+    for tensor in &tensors {
         check_dtype("concat", head, tensor)?;
         let other = |s: &[usize]| s.iter().enumerate().any(|(d, &size)| d != dim && size != head.sizes()[d]);
         if tensor.sizes().len() != sizes.len() || other(tensor.sizes()) {
@@ -65,7 +163,7 @@ pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
         parts.push(sizes[dim]..sizes[dim] + tensor.sizes()[dim]);
         sizes[dim] += tensor.sizes()[dim];
     }
-    let recorder = Recorder::new(tensors, &[])?;
+    let recorder = Recorder::new(&tensors, &[])?;
     let mut y = Tensor::uninit(&sizes[..], head.dtype(), head.device(), "activation")?;
     for (tensor, part) in tensors.iter().zip(&parts) {
         let window = window(y.shape(), dim, part);
@@ -79,18 +177,21 @@ pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
     Ok(Recorder::record(recorder, y, |_| ConcatBackward { dim, parts }))
 }
 
-/// Tensors of equal shapes one after the other along a new dim before dim `dim` (or at the end).
+/// Tensors of equal shapes one after the other along a new dim before dim `dim` (or at the end; -1 is the end).
 ///
 /// # Errors
 /// No tensor, or unequal shapes or dtypes.
-pub fn stack(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
-    if let [head, rest @ ..] = tensors
-        && let Some(other) = rest.iter().find(|t| t.shape() != head.shape())
-    {
+pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: impl Int) -> Result<Tensor> {
+    let tensors: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();
+    let Some(&head) = tensors.first() else {
+        return Err(Error::Usage("stack: no tensor was given".to_string()));
+    };
+    if let Some(other) = tensors.iter().find(|t| t.shape() != head.shape()) {
         return Err(wrong_shape("stack", format!("{:?}", head.shape()), other));
     }
+    // The joined tensors have the new dim as well, so a negative dim is theirs.
     let wider = tensors.iter().map(|t| unsqueeze(t, dim)).collect::<Result<Vec<_>>>()?;
-    concat(&wider.iter().collect::<Vec<_>>(), dim)
+    concat(&wider, dim)
 }
 
 fn window(whole: &Shape, dim: usize, range: &Range<usize>) -> Window {

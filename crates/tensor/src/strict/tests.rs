@@ -68,7 +68,7 @@ fn a_device_without_forms_stages_every_op_and_the_profile_says_so() {
 fn an_error_of_a_late_launch_comes_out_of_the_next_copy_with_the_name_of_the_op() {
     let device = device();
     let (x, ids) = (tensor(&device, &[1.0, 2.0]).reshape([2, 1]).unwrap(), [7i32]);
-    let rows = index_select(&x, &Tensor::from_slice(&ids, [1], &device).unwrap()).unwrap();
+    let rows = index_select(&x, 0, &Tensor::from_slice(&ids, [1], &device).unwrap()).unwrap();
     let error = rows.to_vec::<f32>().unwrap_err();
     assert!(matches!(&error, Error::Launch { op: "index_select", .. }), "{error}");
     assert!(error.to_string().contains("index 7 at position 0 is outside 0..2"), "{error}");

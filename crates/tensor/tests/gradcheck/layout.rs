@@ -15,7 +15,7 @@ fn orders() {
     let x = || [array(1, &[2, 3, 5])];
     // Result [5, 2, 3].
     let at = |i: usize| (i / 3 % 2 * 3 + i % 3) * 5 + i / 6;
-    case("permute", x(), |x| x[0].permute(&[2, 0, 1]), pick(30, at)).check();
+    case("permute", x(), |x| x[0].permute([2, 0, 1]), pick(30, at)).check();
     let at = |i: usize| (i / 15 * 3 + i % 3) * 5 + i / 3 % 5;
     case("transpose", x(), |x| x[0].transpose(1, 2), pick(30, at)).check();
     case(
@@ -39,7 +39,7 @@ fn parts_and_joins() {
     case("narrow middle", x(), |x| x[0].narrow(1, 2..5), pick(30, |i| i / 15 * 30 + 10 + i % 15)).check();
     case("narrow last", x(), |x| x[0].narrow(2, 4..5), pick(12, |i| i * 5 + 4)).check();
     let halves = |x: &[Tensor]| {
-        let parts = ops::split(&x[0], 1, &[1, 2, 3])?;
+        let parts = ops::split(&x[0], [1, 2, 3], 1)?;
         ops::concat(&[&parts[2], &parts[0], &parts[1]], 1)
     };
     let at = |i: usize| i / 30 * 30 + (i % 30 + 15) % 30;
@@ -64,16 +64,16 @@ fn parts_and_joins() {
 #[test]
 fn rows_by_index() {
     let ids = [2i32, 0, 2, 2, 1, 3];
-    let op = move |x: &[Tensor]| x[0].index_select(&Tensor::from_slice(&ids, [3, 2], x[0].device())?);
+    let op = move |x: &[Tensor]| x[0].index_select(0, &Tensor::from_slice(&ids, [3, 2], x[0].device())?);
     case("index_select", [array(1, &[4, 3, 5])], op, pick(90, move |i| ids[i / 15] as usize * 15 + i % 15))
         .check();
     let device = Device::cpu(Isa::detect(), Par::solo());
     let x = Tensor::from_slice(&[1f32, 2.0], [2, 1], &device).unwrap();
-    let select = |id: i32| x.index_select(&Tensor::from_slice(&[0, id], [2], &device).unwrap());
+    let select = |id: i32| x.index_select(0, &Tensor::from_slice(&[0, id], [2], &device).unwrap());
     assert_eq!(f64s(&select(1).unwrap()), [1.0, 2.0]);
     for id in [-1, 2, i32::MIN] {
         let text = select(id).unwrap_err().to_string();
-        assert_eq!(text, format!("embed_forward: index {id} at position 1 is outside 0..2"));
+        assert_eq!(text, format!("index_select: index {id} at position 1 is outside 0..2"));
     }
 }
 
@@ -105,7 +105,7 @@ fn misuse_is_named() {
     let x = Tensor::from_slice(&[1f32; 6], [2, 3], &device).unwrap();
     let y = Tensor::from_slice(&[1i32; 2], [2], &device).unwrap();
     let texts = [
-        (x.permute(&[0, 0]), "permute: [0, 0] does not name each of the 2 dims once"),
+        (x.permute([0, 0]), "permute: [0, 0] does not name each of the 2 dims once"),
         (x.transpose(0, 2), "transpose: expected a tensor with a dim 2, got [2, 3]"),
         (x.squeeze(1), "squeeze: expected size 1 at dim 1, got [2, 3]"),
         (x.unsqueeze(3), "unsqueeze: expected at least 3 dims, got [2, 3]"),
@@ -113,17 +113,17 @@ fn misuse_is_named() {
         (x.expand([3]), "expand: expected a shape that broadcasts to [3], got [2, 3]"),
         (x.narrow(1, 2..4), "narrow: expected 2..4 inside dim 1, got [2, 3]"),
         (
-            ops::split(&x, 1, &[1, 1]).map(|_| x.clone()),
+            ops::split(&x, [1, 1], 1).map(|_| x.clone()),
             "split: expected a size of [1, 1] together at dim 1, got [2, 3]",
         ),
-        (ops::concat(&[], 0), "concat: no tensor was given"),
+        (ops::concat::<Tensor>(&[], 0), "concat: no tensor was given"),
         (ops::concat(&[&x, &y], 0), "concat: expected f32, as the other input, got i32"),
         (
             ops::concat(&[&x, &x.transpose(0, 1).unwrap()], 0),
             "concat: expected [2, 3] but for dim 0, got [3, 2]",
         ),
         (ops::stack(&[&x, &x.reshape([6]).unwrap()], 0), "stack: expected [2, 3], got [6]"),
-        (x.index_select(&x), "index_select: expected i32 ids, got f32"),
+        (x.index_select(0, &x), "index_select: expected i32 indices, got f32"),
         (x.masked_fill(&x, 0.0), "masked_fill: expected an i32 mask, got f32"),
         (x.masked_fill(&y, 0.0), "masked_fill: expected a shape that broadcasts with [2, 3], got [2]"),
         (x.reshape([4]), "reshape: expected 4 elements for [4], got [2, 3]"),

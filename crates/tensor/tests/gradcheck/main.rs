@@ -3,13 +3,18 @@
 
 mod attention;
 mod common;
+mod einsum;
 mod elementwise;
 mod fused;
 mod head;
+mod indices;
 mod layout;
 mod losses;
 mod products;
 mod recompute;
 mod reduce;
+mod shapes;
+mod slices;
+mod sorting;
 mod steps;
 mod tape;

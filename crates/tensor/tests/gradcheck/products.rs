@@ -71,6 +71,61 @@ fn batched_products() {
 }
 
 #[test]
+fn products_of_vectors_and_spread_batches() {
+    // Shapes of a and b, and of the result; a vector is a row on the left and a column on the right.
+    type Entry = (&'static [usize], &'static [usize], &'static [usize]);
+    let shapes: [Entry; 9] = [
+        (&[7], &[7], &[]),
+        (&[7], &[7, 5], &[5]),
+        (&[3, 7], &[7], &[3]),
+        (&[7], &[2, 7, 5], &[2, 5]),
+        (&[2, 3, 7], &[7], &[2, 3]),
+        (&[2, 1, 3, 7], &[4, 7, 5], &[2, 4, 3, 5]),
+        (&[3, 7], &[2, 7, 5], &[2, 3, 5]),
+        (&[2, 2, 3, 7], &[1, 7, 5], &[2, 2, 3, 5]),
+        (&[2, 0, 7], &[7], &[2, 0]),
+    ];
+    for (a, b, y) in shapes {
+        let reference = move |x: &[&[f64]]| {
+            let (a_full, b_full) = (
+                if a.len() == 1 { &[&[1], a].concat() } else { a },
+                if b.len() == 1 { &[b, &[1]].concat() } else { b },
+            );
+            let (&[ref a_lead @ .., m, k], &[ref b_lead @ .., _, n]) = (a_full, b_full) else { panic!() };
+            let n_lead = a_lead.len().max(b_lead.len());
+            let size = |lead: &[usize], d: usize| (d + lead.len()).checked_sub(n_lead).map_or(1, |d| lead[d]);
+            let lead: Vec<usize> = (0..n_lead).map(|d| size(a_lead, d).max(size(b_lead, d))).collect();
+            // The number of the matrix of a batch that is spread.
+            let matrix = |of: &[usize], mut i: usize| {
+                let (mut number, mut stride) = (0, 1);
+                for d in (0..n_lead).rev() {
+                    number += if size(of, d) == 1 { 0 } else { i % lead[d] * stride };
+                    (i, stride) = (i / lead[d], stride * size(of, d));
+                }
+                number
+            };
+            let one = |i: usize| {
+                let (ia, ib) = (matrix(a_lead, i), matrix(b_lead, i));
+                product(&x[0][ia * m * k..][..m * k], false, &x[1][ib * k * n..][..k * n], false, [m, n, k])
+            };
+            (0..lead.iter().product()).flat_map(one).collect()
+        };
+        let op = move |x: &[Tensor]| {
+            let product = x[0].matmul(&x[1])?;
+            assert_eq!(product.sizes(), y);
+            Ok(product)
+        };
+        case("matmul", [array(1, a), array(2, b)], op, reference).check();
+    }
+    let reference = |x: &[&[f64]]| {
+        let one = |i: usize| product(&x[0][i * 6..][..6], false, &x[1][i * 12..][..12], false, [2, 4, 3]);
+        (0..3).flat_map(one).collect()
+    };
+    let inputs = [array(1, &[3, 2, 3]), array(2, &[3, 3, 4])];
+    case("bmm", inputs, |x| x[0].bmm(&x[1]), reference).check();
+}
+
+#[test]
 fn attention_from_small_ops_is_attention() {
     let (seq, dim) = (5, 4);
     let op = move |x: &[Tensor]| {
@@ -100,15 +155,26 @@ fn misuse_is_named() {
     let t =
         |shape: &[usize]| Tensor::from_slice(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
     let texts = [
-        (t(&[3]).matmul(&t(&[3, 2])), "matmul: expected a left operand of at least two dims, got [3]"),
-        (t(&[3, 2]).matmul(&t(&[2])), "matmul: expected a right operand of at least two dims, got [2]"),
+        (t(&[]).matmul(&t(&[3, 2])), "matmul: expected a left operand of at least one dim, got []"),
+        (t(&[3, 2]).matmul(&t(&[])), "matmul: expected a right operand of at least one dim, got []"),
+        (t(&[3, 2]).matmul(&t(&[3])), "matmul: expected a right operand of 2 elements, got [3]"),
         (
-            t(&[4, 3, 2]).matmul(&t(&[5, 2, 3])),
-            "matmul: expected a right operand [2, N], with the leading dims [4] or none, got [5, 2, 3]",
+            ops::matmul_transposed(&t(&[3]), &t(&[3, 2]), Transposed::Left),
+            "matmul: expected a left operand of at least two dims, got [3]",
         ),
         (
+            ops::matmul_transposed(&t(&[3, 2]), &t(&[2]), Transposed::Right),
+            "matmul: expected a right operand of at least two dims, got [2]",
+        ),
+        (
+            t(&[4, 3, 2]).matmul(&t(&[5, 2, 3])),
+            "matmul: expected a right operand [2, N], with leading dims that broadcast with [4], got [5, 2, 3]",
+        ),
+        (t(&[4, 3, 2]).bmm(&t(&[1, 2, 3])), "bmm: expected a right operand [4, 2, N], got [1, 2, 3]"),
+        (t(&[3, 2]).bmm(&t(&[2, 3])), "bmm: expected a left operand of three dims, got [3, 2]"),
+        (
             ops::matmul_transposed(&t(&[3, 2]), &t(&[2, 3]), Transposed::Right),
-            "matmul: expected a right operand [N, 2], with the leading dims [] or none, got [2, 3]",
+            "matmul: expected a right operand [N, 2], with leading dims that broadcast with [], got [2, 3]",
         ),
         (t(&[2, 3]).add(&t(&[2])), "add: expected a shape that broadcasts with [2, 3], got [2]"),
     ];

@@ -44,7 +44,7 @@ impl Model {
         let o = ops::attention(&q?, &k?, &v, &Mask::Causal, &ops::AttentionOptions::new(0.25))?;
         let x = x.add(&linear(&ops::merge_heads(&o)?, 5)?)?;
         let h = ops::layer_norm(&x, &p[7], Some(&p[1]), 1e-5)?;
-        let parts = ops::split(&linear(&h, 8)?, 2, &[DIM, DIM, DIM])?;
+        let parts = ops::split(&linear(&h, 8)?, DIM, 2)?;
         let gated = ops::gated(&parts[0], &parts[1], ops::Activation::Silu)?
             .add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
         let x = x.add(&gated)?;

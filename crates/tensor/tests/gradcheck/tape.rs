@@ -279,3 +279,53 @@ fn misuse_of_custom_ops_is_named() {
     let refused = params[0].grad().unwrap().unwrap().put(&vector(&device, &[1.0])).unwrap_err().to_string();
     assert_eq!(refused, "gradient of a parameter: expected 2 elements, got 1 elements");
 }
+
+#[test]
+fn gradients_of_inputs_need_no_tape() {
+    let device = device();
+    let x = vector(&device, &[1.0, -2.0]).with_grad();
+    let y = vector(&device, &[3.0, 5.0]).with_grad();
+    let loss = x.mul(&y).unwrap().square().unwrap().sum_all().unwrap();
+    let gradients = loss.backward().unwrap();
+    assert_eq!(f64s(gradients.of(&x).unwrap()), [18.0, -100.0]);
+    assert_eq!(f64s(gradients.of(&y).unwrap()), [6.0, 40.0]);
+    let text = |result: Result<oarlock_tensor::Gradients>| result.err().unwrap().to_string();
+    assert_eq!(text(loss.backward()), "backward: the tape has already been run backward");
+    let x = x.detach().with_grad();
+    assert_eq!(
+        text(x.square().unwrap().backward()),
+        "backward: expected one element, such as a mean or a sum, got [2]"
+    );
+    let plain = x.detach().sum_all().unwrap();
+    assert_eq!(
+        text(plain.backward()),
+        "backward: nothing that the loss depends on wants a gradient; begin with `with_grad`"
+    );
+    let tape = Tape::new();
+    tape.tag(Arc::new(1));
+    let loss = tape.leaf(&vector(&device, &[1.0])).square().unwrap();
+    assert!(text(loss.backward()).starts_with("backward: the loss comes from a prepared model"));
+}
+
+#[test]
+fn the_gradient_of_a_parameter_is_read() {
+    for device in [device(), Device::strict(Isa::detect(), Par::solo())] {
+        let (params, home) = settle(&[array(1, &[2]), array(2, &[3])], DType::BF16, &device, true);
+        assert!(params[1].gradient().unwrap().is_none());
+        let tape = Tape::new();
+        for _ in 0..2 {
+            let x = tape.input(&Tensor::from_slice(&[1f32, 2.0, 3.0], [3], &device).unwrap());
+            let weight = ops::parameter(&params[1], &x).unwrap();
+            tape.backward(&x.mul(&weight).unwrap().sum_all().unwrap(), 1.0).unwrap();
+        }
+        let gradient = params[1].gradient().unwrap().unwrap();
+        assert_eq!((gradient.dtype(), f64s(&gradient)), (DType::F32, vec![2.0, 4.0, 6.0]));
+        assert!(params[0].gradient().unwrap().is_none());
+        // It was copied: the buffer is free for the next pass.
+        home.clear_grads();
+        assert!(params[1].gradient().unwrap().is_none());
+        home.detach_grads();
+    }
+    let (frozen, _home) = settle(&[array(1, &[2])], DType::F32, &device(), false);
+    assert!(frozen[0].gradient().unwrap().is_none());
+}

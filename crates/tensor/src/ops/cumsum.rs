@@ -1,0 +1,55 @@
+//! Running sums along a dim.
+
+use crate::cpu::reduce::Dims;
+use crate::cpu::scan as kernel;
+use crate::dtype::{DType, Float};
+use crate::error::Result;
+use crate::ints::Int;
+use crate::ops::{dim_of, with_float};
+use crate::tape::{Backward, Function, Recorder};
+use crate::tensor::Tensor;
+
+/// Each element plus all before it along a dim, summed in f64 and rounded to the dtype of x.
+///
+/// # Errors
+/// A dim that x does not have.
+pub fn cumsum(x: &Tensor, dim: impl Int) -> Result<Tensor> {
+    let dim = dim_of("cumsum", x, dim)?;
+    let recorder = Recorder::new(&[x], &[])?;
+    let y = sums(x, dim, false)?;
+    Ok(Recorder::record(recorder, y, |_| CumsumBackward { dim }))
+}
+
+fn sums(x: &Tensor, dim: usize, reverse: bool) -> Result<Tensor> {
+    let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
+    let (before, after) = (&x.sizes()[..dim], &x.sizes()[dim + 1..]);
+    let dims = Dims { outer: before.iter().product(), n: x.sizes()[dim], inner: after.iter().product() };
+    let mut launch = x.device().launch("cumsum", 0, 2 * x.len_bytes() as u64);
+    let carry = launch.scratch::<f64>(dims.outer * dims.inner)?;
+    if x.dtype() == DType::I32 {
+        let (x, y) = (launch.read::<i32>(x)?, launch.write::<i32>(&mut y)?);
+        launch.run(move |cpu| {
+            let convert = (f64::from, |sum: f64| sum as i32);
+            kernel::cumsum(cpu, dims, reverse, convert, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
+        })?;
+    } else {
+        with_float!(x.dtype(), "cumsum", T => {
+            let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+            launch.run(move |cpu| {
+                let convert = (|x: T| f64::from(Float::to_f32(x)), |sum: f64| <T as Float>::from_f32(sum as f32));
+                kernel::cumsum(cpu, dims, reverse, convert, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
+            })
+        })?;
+    }
+    Ok(y)
+}
+
+struct CumsumBackward {
+    dim: usize,
+}
+
+impl Function for CumsumBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        cx.give(0, sums(&dy, self.dim, true)?)
+    }
+}

@@ -1,0 +1,33 @@
+//! Classes as vectors with a single 1.
+
+use crate::cpu::indexed::{self as kernel, Along};
+use crate::cpu::walk::Walk;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::ops::check_indices;
+use crate::tensor::Tensor;
+
+/// Classes (i32) `[..]` → `[.., n_classes]` (i32): 1 at the place of the class, else 0. Not recorded.
+///
+/// # Errors
+/// [`Error::Index`](crate::Error::Index) for a class outside of `0..n_classes`; another dtype.
+pub fn one_hot(classes: &Tensor, n_classes: usize) -> Result<Tensor> {
+    check_indices("one_hot", classes, classes)?;
+    let sizes = [classes.sizes(), &[n_classes]].concat();
+    let mut y = Tensor::zeros(&sizes[..], DType::I32, classes.device())?;
+    // Each class is a block of one index.
+    let along = Along {
+        op: "one_hot",
+        n_blocks: classes.n_elems(),
+        walk: Walk::new(&[], [&[]]),
+        n: n_classes,
+        step: 1,
+    };
+    let mut launch = classes.device().launch("one_hot", 0, y.len_bytes() as u64);
+    let (ids, marks) = (launch.read::<i32>(classes)?, launch.update::<i32>(&mut y)?);
+    launch.run(move |cpu| {
+        let (ids, marks) = (ids.slice(cpu), marks.slice(cpu));
+        kernel::scatter_add(cpu, &along, ids, ids, marks, |mark, _| *mark = 1)
+    })?;
+    Ok(y)
+}

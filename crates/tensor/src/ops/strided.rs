@@ -1,0 +1,128 @@
+//! Elements at even distances: read out of a tensor, or put into one that is filled with a value. Each is the gradient
+//! of the other.
+
+use crate::cpu::copy::{self, Places};
+use crate::cpu::walk::Walk;
+use crate::cpu::{Store, elementwise};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::ops::cast::converted;
+use crate::ops::layout::spread;
+use crate::ops::{with_float, with_word};
+use crate::shape::Shape;
+use crate::tape::{Backward, Function, Recorder};
+use crate::tensor::Tensor;
+
+/// A part of a tensor, no element of it twice.
+#[derive(Clone)]
+pub(crate) struct Part {
+    /// The shape of the tensor.
+    pub whole: Shape,
+    /// The shape of the part.
+    pub shape: Shape,
+    /// The first element of the part in the tensor.
+    pub first: usize,
+    /// How far the elements lie apart, along each dim of the part.
+    pub strides: Vec<usize>,
+}
+
+impl Part {
+    /// The tensor as blocks of its first dims, as far as the part holds these dims whole.
+    fn places(&self) -> Places {
+        let (whole, part) = (self.whole.sizes(), self.shape.sizes());
+        let (mut n_blocks, mut dims) = (1, 0);
+        for d in 0..whole.len().min(part.len()) {
+            let full: usize = whole[d + 1..].iter().product();
+            let rest = part[d + 1..].iter().zip(&self.strides[d + 1..]);
+            let last = self.first + rest.map(|(size, stride)| size.saturating_sub(1) * stride).sum::<usize>();
+            if whole[d] != part[d] || self.strides[d] != full || last >= full {
+                break;
+            }
+            (n_blocks, dims) = (n_blocks * whole[d], d + 1);
+        }
+        Places { n_blocks, first: self.first, walk: Walk::new(&part[dims..], [&self.strides[dims..]]) }
+    }
+}
+
+/// The part of x.
+pub(crate) fn take(x: &Tensor, part: Part) -> Result<Tensor> {
+    let recorder = Recorder::new(&[x], &[])?;
+    let y = read(x, &part)?;
+    Ok(Recorder::record(recorder, y, |_| TakeBackward { part }))
+}
+
+/// A tensor of `value` with x as this part of it.
+pub(crate) fn put(x: &Tensor, part: Part, value: f32) -> Result<Tensor> {
+    let recorder = Recorder::new(&[x], &[])?;
+    let mut y = filled(part.whole, x.dtype(), x.device(), value)?;
+    let places = part.places();
+    let mut launch = x.device().launch("copy", 0, 2 * x.len_bytes() as u64);
+    with_word!(x.dtype(), W => {
+        let (x, y) = (launch.read_words::<W>(x)?, launch.update_words::<W>(&mut y)?);
+        launch.run(move |cpu| copy::write_places(cpu, &places, x.slice(cpu), y.slice(cpu)))
+    })?;
+    Ok(Recorder::record(recorder, y, |_| PutBackward { part }))
+}
+
+/// A tensor of which every element is `value`, rounded to the dtype.
+fn filled(shape: Shape, dtype: DType, device: &Device, value: f32) -> Result<Tensor> {
+    if value == 0.0 {
+        return Tensor::zeros(shape, dtype, device);
+    }
+    let one = match dtype {
+        DType::I32 => Tensor::from_slice(&[value as i32], [], device)?,
+        _ => converted(&Tensor::from_slice(&[value], [], device)?, dtype, "activation")?,
+    };
+    spread(&one, &shape, "activation")
+}
+
+fn read(x: &Tensor, part: &Part) -> Result<Tensor> {
+    let mut y = Tensor::uninit(part.shape, x.dtype(), x.device(), "activation")?;
+    let walk = Walk::new(part.shape.sizes(), [&part.strides]);
+    // The first element of an empty part may lie beyond the end.
+    let first = if y.n_elems() > 0 { part.first } else { 0 };
+    let mut launch = x.device().launch("copy", 0, 2 * y.len_bytes() as u64);
+    with_word!(x.dtype(), W => {
+        let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.run(move |cpu| copy::strided(cpu, &walk, &x.slice(cpu)[first..], y.slice(cpu)))
+    })?;
+    Ok(y)
+}
+
+struct TakeBackward {
+    part: Part,
+}
+
+impl Function for TakeBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let places = self.part.places();
+        // Many parts of one tensor add into one gradient.
+        let (mut dx, store) = cx.slot_of(0, self.part.whole, &dy)?;
+        let mut launch = dy.device().launch("copy", 0, 2 * dy.len_bytes() as u64);
+        with_float!(dy.dtype(), "slice", T => {
+            let (part, whole) = (launch.read::<T>(&dy)?, launch.store::<T>(&mut dx, store)?);
+            launch.run(move |cpu| {
+                let (part, whole) = (part.slice(cpu), whole.slice(cpu));
+                match store {
+                    Store::Add => copy::add_places(cpu, &places, part, whole),
+                    Store::Overwrite => {
+                        elementwise::fill(cpu, <T as bytemuck::Zeroable>::zeroed(), whole);
+                        copy::write_places(cpu, &places, part, whole);
+                    }
+                }
+            })
+        })?;
+        cx.give(0, dx)
+    }
+}
+
+struct PutBackward {
+    part: Part,
+}
+
+impl Function for PutBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        cx.give(0, read(&dy, &self.part)?)
+    }
+}
