@@ -16,6 +16,7 @@ mod examples_ddp;
 mod examples_guides;
 mod families;
 mod misuse;
+mod modules;
 mod objective;
 mod own_loop;
 mod own_model;

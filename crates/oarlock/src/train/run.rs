@@ -89,10 +89,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(comms) = &config.monitor.engine.comms_logger {
             accelerator.communicator().record(comms.recorded.clone());
         }
-        let lock = match accelerator.is_main_process() {
-            true => Some(OutputLock::take(&config.save.output_dir)?),
-            false => None,
-        };
         let hf = model::settings(&config.model)?;
         let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
         model.set_recompute(config.train.recompute);
@@ -102,6 +98,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 let pass = dry_pass(&objective);
                 Some(Forecast::new(config, &model, &config.shard.wrap, device, &pass, apart)?)
             }
+            false => None,
+        };
+        let lock = match accelerator.is_main_process() {
+            true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
         let data = data::open(accelerator, config, hf.decoder().vocab_size)?;

@@ -37,6 +37,15 @@ pub mod transfer;
 mod unary;
 pub mod update;
 
+mod conv;
+mod pool;
+mod row_loss;
+pub use conv::{ConvOptions, conv1d, conv2d};
+pub use pool::{
+    PoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, max_pool1d, max_pool2d,
+};
+pub use row_loss::{RowLossOptions, RowLosses, row_losses};
+
 pub use crate::cpu::glu::Activation;
 pub use attention::{AttentionOptions, Mask, attention, attention_cached};
 pub use binary::{add, div, mul, sub};
@@ -55,7 +64,9 @@ pub use layout::{expand, permute, squeeze, transpose, unsqueeze};
 pub use linear::{WeightLayout, linear};
 pub use matmul::{Transposed, matmul, matmul_transposed};
 pub use norm::{rms_norm, rms_norm_to};
-pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
+pub use pair_loss::{
+    KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
+};
 pub use parameter::parameter;
 pub use recompute::{checkpoint, checkpoint_without_output};
 pub use reduce::{

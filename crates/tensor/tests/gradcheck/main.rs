@@ -3,11 +3,13 @@
 
 mod attention;
 mod common;
+mod conv;
 mod elementwise;
 mod fused;
 mod head;
 mod layout;
 mod losses;
+mod pool;
 mod products;
 mod recompute;
 mod reduce;
