@@ -18,6 +18,7 @@ mod families;
 mod misuse;
 mod modules;
 mod objective;
+mod open_decoder;
 mod own_loop;
 mod own_model;
 mod param_groups;
