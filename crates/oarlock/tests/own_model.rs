@@ -107,7 +107,7 @@ fn layers_losses_and_gradients_are_those_of_torch() {
     let soft = Tensor::from_slice(&soft, [8, 5], accelerator.device()).unwrap().softmax().unwrap();
     let clamped: Vec<i32> = ints(&expected["labels"]).into_iter().map(|label| label.max(0)).collect();
     let clamped = Tensor::from_slice(&clamped, [8], accelerator.device()).unwrap();
-    let sum = CrossEntropyLoss { ignore_index: 4, reduction: Reduction::Sum };
+    let sum = CrossEntropyLoss { ignore_index: 4, reduction: Reduction::Sum, ..CrossEntropyLoss::default() };
     for (name, loss) in [
         ("sum", sum.forward(&flat, &clamped)),
         ("mse", nn::mse_loss(&flat, &soft)),

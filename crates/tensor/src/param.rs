@@ -7,30 +7,12 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::flat::{FlatBuffer, WriteLease};
+use crate::init::Init;
 use crate::launch::{Mode, Span};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 pub use crate::cpu::Store;
-
-/// How a parameter starts, element by element addressed by (seed, parameter, element).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// All zeros.
-    Zeros,
-    /// All ones.
-    Ones,
-    /// Normal with mean 0.
-    Normal {
-        /// The standard deviation.
-        std: f32,
-    },
-    /// Uniform in [-bound, bound).
-    Uniform {
-        /// The bound.
-        bound: f32,
-    },
-}
 
 /// A parameter of a model: a shape, a way to start, and, once the model is prepared, a home.
 /// Cloning gives another handle to the same parameter (that is how weights are tied).

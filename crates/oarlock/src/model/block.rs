@@ -11,8 +11,9 @@ use super::cache::LayerCache;
 use super::config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
 };
+use super::projection::{MapLinear, Projection};
 use super::recompute::Parts;
-use crate::nn::{Linear, Module, RmsNorm, Visitor, in_scope, is_trained};
+use crate::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
 /// parameters.
@@ -37,21 +38,20 @@ struct Norms {
 
 #[derive(Clone, Debug)]
 struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
+    q_proj: Projection,
+    k_proj: Projection,
+    v_proj: Projection,
+    o_proj: Projection,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     config: AttentionConfig,
 }
 
-#[derive(Clone, Debug, Module)]
+#[derive(Clone, Debug)]
 struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
-    #[module(skip)]
+    gate_proj: Projection,
+    up_proj: Projection,
+    down_proj: Projection,
     activation: Activation,
 }
 
@@ -70,6 +70,23 @@ impl Block {
             mlp_norms: Norms::new(hidden, layer.norm, layer.norm_placement)?,
             mlp: Mlp::new(hidden, std, &layer.mlp)?,
         })
+    }
+
+    /// As [`Decoder::map_linears`](super::Decoder::map_linears), for this block at `path`.
+    pub(super) fn map_linears(&mut self, path: &str, f: MapLinear<'_>) -> Result<()> {
+        let (attn, mlp) = (&mut self.self_attn, &mut self.mlp);
+        for (name, projection) in [
+            ("self_attn.q_proj", &mut attn.q_proj),
+            ("self_attn.k_proj", &mut attn.k_proj),
+            ("self_attn.v_proj", &mut attn.v_proj),
+            ("self_attn.o_proj", &mut attn.o_proj),
+            ("mlp.gate_proj", &mut mlp.gate_proj),
+            ("mlp.up_proj", &mut mlp.up_proj),
+            ("mlp.down_proj", &mut mlp.down_proj),
+        ] {
+            projection.map(&format!("{path}.{name}"), f)?;
+        }
+        Ok(())
     }
 
     /// The residual stream x is f32; the block computes in the dtype of its weights.
@@ -157,10 +174,10 @@ impl Attention {
             })
         };
         Ok(Attention {
-            q_proj: Linear::normal(hidden, q_dim, config.qkv_bias, std)?,
-            k_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
-            v_proj: Linear::normal(hidden, kv_dim, config.qkv_bias, std)?,
-            o_proj: Linear::normal(q_dim, hidden, config.o_bias, std)?,
+            q_proj: Projection::normal(hidden, q_dim, config.qkv_bias, std)?,
+            k_proj: Projection::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            v_proj: Projection::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            o_proj: Projection::normal(q_dim, hidden, config.o_bias, std)?,
             q_norm: qk_norm(q_dim)?,
             k_norm: qk_norm(kv_dim)?,
             config: config.clone(),
@@ -204,16 +221,16 @@ impl Mlp {
     fn new(hidden: usize, std: f32, config: &MlpConfig) -> Result<Mlp> {
         let width = config.intermediate_size;
         Ok(Mlp {
-            gate_proj: Linear::normal(hidden, width, config.bias, std)?,
-            up_proj: Linear::normal(hidden, width, config.bias, std)?,
-            down_proj: Linear::normal(width, hidden, config.bias, std)?,
+            gate_proj: Projection::normal(hidden, width, config.bias, std)?,
+            up_proj: Projection::normal(hidden, width, config.bias, std)?,
+            down_proj: Projection::normal(width, hidden, config.bias, std)?,
             activation: config.activation,
         })
     }
 
     /// What the weights, and so the activations, are held in.
     fn dtype(&self) -> Result<DType> {
-        Ok(self.gate_proj.weight.weight()?.dtype())
+        self.gate_proj.dtype()
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
@@ -254,11 +271,19 @@ impl Module for Block {
 
 impl Module for Attention {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("q_proj", &self.q_proj);
-        visitor.child("k_proj", &self.k_proj);
-        visitor.child("v_proj", &self.v_proj);
-        visitor.child("o_proj", &self.o_proj);
+        visitor.child("q_proj", self.q_proj.module());
+        visitor.child("k_proj", self.k_proj.module());
+        visitor.child("v_proj", self.v_proj.module());
+        visitor.child("o_proj", self.o_proj.module());
         show(visitor, "q_norm", &self.q_norm);
         show(visitor, "k_norm", &self.k_norm);
+    }
+}
+
+impl Module for Mlp {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("gate_proj", self.gate_proj.module());
+        visitor.child("up_proj", self.up_proj.module());
+        visitor.child("down_proj", self.down_proj.module());
     }
 }

@@ -4,14 +4,15 @@
 
 use half::{bf16, f16};
 use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask};
-use oarlock_tensor::{DType, Device, Result, Tensor};
+use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::{Block, norm};
 use super::cache::LayerCache;
 use super::config::DecoderConfig;
+use super::projection::MapLinear;
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
-use crate::nn::{Embedding, Linear, Module, RmsNorm, Unit, in_scope};
+use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, in_scope};
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -96,6 +97,83 @@ impl Decoder {
         self.head.run(&x, |head| head.logits(&x))
     }
 
+    /// As [`Decoder::logits`], with the residual stream `[B, S, E]` before the first layer and after each: one tensor more
+    /// than layers, the last of them after the final norm, as transformers' `output_hidden_states`.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`].
+    pub fn logits_and_hidden_states(&self, ids: &Tensor, mask: &Mask) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut states = Vec::new();
+        let x = self.body.hidden_with(ids, mask, |x| states.push(x.clone()))?;
+        let (logits, normed) = self.head.run(&x, |head| {
+            let normed = head.normed(&x)?;
+            Ok((head.logits_of(&normed)?, normed))
+        })?;
+        states.pop();
+        states.push(normed);
+        Ok((logits, states))
+    }
+
+    /// Puts other layers in the place of the linear layers of all blocks: adapters, other arithmetic. `f` gets each with
+    /// its path, and returns what takes its place, or `None`. To be called before the model is prepared. The output
+    /// weights stay, since the loss is computed with them in chunks.
+    ///
+    /// A layer that holds the former one under the name "" keeps the names of its parameters, so that weights are loaded
+    /// and saved as before:
+    ///
+    /// ```
+    /// use oarlock::model::{Decoder, DecoderConfig};
+    /// use oarlock::nn::{self, Forward, Init, Layer, Linear, Module};
+    /// use oarlock::Tensor;
+    ///
+    /// /// A linear layer with an update of low rank (Hu et al. 2021).
+    /// #[derive(Module)]
+    /// struct Lora {
+    ///     #[module(name = "")]
+    ///     base: Linear,
+    ///     lora_a: Linear,
+    ///     lora_b: Linear,
+    /// }
+    ///
+    /// impl Lora {
+    ///     fn around(base: &Linear, rank: usize) -> nn::Result<Lora> {
+    ///         let &[n_out, n_in] = base.weight.shape().sizes() else { unreachable!("a weight has two dims") };
+    ///         nn::freeze(base);
+    ///         Ok(Lora {
+    ///             base: base.clone(),
+    ///             lora_a: Linear::new(n_in, rank)?.no_bias(),
+    ///             lora_b: Linear::new(rank, n_out)?.no_bias().init(Init::Zeros),
+    ///         })
+    ///     }
+    /// }
+    ///
+    /// impl Forward<Tensor> for Lora {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+    ///         self.base.forward(x)?.add(&self.lora_b.forward(&self.lora_a.forward(x)?)?)
+    ///     }
+    /// }
+    ///
+    /// fn adapt(config: DecoderConfig) -> oarlock::Result<Decoder> {
+    ///     let mut model = Decoder::new(config, 512)?;
+    ///     nn::freeze(&model);
+    ///     model.map_linears(|path, linear| {
+    ///         let chosen = path.ends_with("q_proj") || path.ends_with("v_proj");
+    ///         Ok(if chosen { Some(Box::new(Lora::around(linear, 8)?) as Box<dyn Layer>) } else { None })
+    ///     })?;
+    ///     Ok(model)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// What `f` reports, or a model that is in use already.
+    pub fn map_linears(
+        &mut self,
+        mut f: impl FnMut(&str, &Linear) -> Result<Option<Box<dyn Layer>>>,
+    ) -> Result<()> {
+        self.body.map_linears(&mut f)
+    }
+
     /// An empty cache of keys and values for each layer, for one sequence of up to `capacity` positions.
     ///
     /// # Errors
@@ -148,13 +226,32 @@ impl Body {
         }
     }
 
+    fn map_linears(&mut self, f: MapLinear<'_>) -> Result<()> {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let Some(block) = layer.module_mut() else {
+                return Err(Error::Usage(
+                    "map_linears: the model is in use; call it before `prepare`".to_owned(),
+                ));
+            };
+            block.map_linears(&format!("model.layers.{index}"), f)?;
+        }
+        Ok(())
+    }
+
     /// ids `[B, S]` → the residual stream after the last layer, `[B, S, E]` in f32.
     pub(super) fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
+        self.hidden_with(ids, mask, |_| ())
+    }
+
+    /// As [`Body::hidden`]; `see` is shown the stream before the first layer and after each.
+    fn hidden_with(&self, ids: &Tensor, mask: &Mask, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
         let mut x = self.embed_tokens.run(ids, |embed| self.embed(embed, ids))?;
+        see(&x);
         for (layer, ropes) in self.layers.iter().zip(&self.ropes) {
             let (mask, parts) = (mask.clone(), self.parts);
             let rope = ropes.for_length(ids.shape().last()).clone();
             x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
+            see(&x);
         }
         Ok(x)
     }
@@ -182,7 +279,11 @@ impl Head {
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        let logits = self.lm_head.forward(&self.normed(x)?)?;
+        self.logits_of(&self.normed(x)?)
+    }
+
+    fn logits_of(&self, normed: &Tensor) -> Result<Tensor> {
+        let logits = self.lm_head.forward(normed)?;
         match self.logit_cap {
             Some(cap) => logits.scale(1.0 / cap)?.tanh()?.scale(cap),
             None => Ok(logits),

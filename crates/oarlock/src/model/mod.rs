@@ -7,6 +7,7 @@ mod config;
 mod decoder;
 mod family;
 pub mod hf;
+mod projection;
 mod recompute;
 mod rope;
 

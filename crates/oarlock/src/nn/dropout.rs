@@ -23,12 +23,17 @@ impl Dropout {
         Dropout { p, mode: Mode::default() }
     }
 
+    /// Whether it drops anything now.
+    pub(super) fn is_active(&self) -> bool {
+        self.p != 0.0 && self.mode.is_training()
+    }
+
     /// x of any shape → the same shape.
     ///
     /// # Errors
     /// A probability outside `0..1`, or a tensor of integers.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        if self.p == 0.0 || !self.mode.is_training() {
+        if !self.is_active() {
             return Ok(x.clone());
         }
         let (seed, stream) = self.mode.draw();

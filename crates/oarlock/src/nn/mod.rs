@@ -6,11 +6,14 @@
 mod activation;
 mod attention;
 mod buffer;
+mod conv;
 mod dropout;
+mod flatten;
 mod layers;
 mod leaf;
 mod loss;
 mod norm;
+mod pool;
 mod scope;
 mod sequential;
 mod training;
@@ -18,14 +21,17 @@ mod unit;
 mod wrap;
 
 pub use activation::{Gelu, GeluTanh, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
-pub use attention::MultiHeadAttention;
+pub use attention::{AttentionMasks, MultiHeadAttention};
 pub use buffer::{Buffer, BufferValues, NamedBuffer, buffers};
+pub use conv::{Conv, Conv1d, Conv2d, IntoSizes};
 pub use dropout::Dropout;
+pub use flatten::{Flatten, Identity};
 pub use layers::{Activation, Embedding, Linear, Mlp};
 pub use loss::{
-    BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, bce_with_logits, cross_entropy, kl_div, mse_loss,
+    BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss,
+    NLLLoss, SmoothL1Loss, bce_with_logits, cosine_similarity, cross_entropy, kl_div, mse_loss,
 };
-pub use norm::{LayerNorm, RmsNorm};
+pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
 pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
@@ -33,7 +39,8 @@ pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
     CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
 };
-pub use oarlock_tensor::{Init, Param, Result, RopeScaling, Yarn};
+pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
+pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
 pub use training::{Mode, n_passes, set_passes, set_training};
@@ -112,7 +119,7 @@ macro_rules! layers {
         })*
     };
 }
-layers!(Linear Embedding Mlp MultiHeadAttention RmsNorm LayerNorm Dropout);
+layers!(Linear Embedding Mlp MultiHeadAttention RmsNorm LayerNorm GroupNorm Dropout);
 
 /// Walks over a model's parameters.
 pub trait Visitor {

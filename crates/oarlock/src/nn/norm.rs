@@ -1,6 +1,6 @@
-//! Norms over the last dim. Their weights stay f32 in every precision: near one, bf16 has steps of 1/128.
+//! Norms over the last dim and over groups of channels. Their weights stay f32 in every precision: near one, bf16 has steps of 1/128.
 
-use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor, ops};
+use oarlock_tensor::{DType, Error, Init, Param, Result, Shape, Tensor, ops};
 
 use super::layers::in_dtype;
 use crate::nn::{Module, Visitor, in_scope};
@@ -112,5 +112,77 @@ impl Module for LayerNorm {
         if let Some(bias) = &self.bias {
             visitor.param("bias", bias);
         }
+    }
+}
+
+/// Groups of channels, each normed over its channels and all places (Wu and He 2018): `torch.nn.GroupNorm`. With one group
+/// for each channel it is an instance norm.
+#[derive(Clone, Debug)]
+pub struct GroupNorm {
+    /// `[channels]`.
+    pub weight: Param,
+    /// `[channels]`.
+    pub bias: Param,
+    /// Added to the variance.
+    pub eps: f32,
+    groups: usize,
+}
+
+impl GroupNorm {
+    /// As in torch: weight one, bias zero, eps 1e-5.
+    ///
+    /// # Errors
+    /// Channels that the groups do not divide.
+    pub fn new(groups: usize, channels: usize) -> Result<GroupNorm> {
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(Error::Usage(format!(
+                "GroupNorm: {channels} channels cannot be divided into {groups} groups"
+            )));
+        }
+        let shape = Shape::new(&[channels])?;
+        let (weight, bias) = (Param::in_f32(shape, Init::Ones), Param::in_f32(shape, Init::Zeros));
+        Ok(GroupNorm { weight, bias, eps: 1e-5, groups })
+    }
+
+    /// With another eps.
+    #[must_use]
+    pub fn eps(self, eps: f32) -> GroupNorm {
+        GroupNorm { eps, ..self }
+    }
+
+    /// x `[N, C, ..]` → the same shape in f32, as under torch's autocast.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        in_scope(self, x.device(), || {
+            let channels = self.weight.shape().last();
+            let &[n, c, ref places @ ..] = x.sizes() else { return Err(self.wrong_shape(x)) };
+            if c != channels {
+                return Err(self.wrong_shape(x));
+            }
+            let places: usize = places.iter().product();
+            let rows = in_dtype(x, DType::F32)?.reshape([n, self.groups, c / self.groups * places])?;
+            let centered = rows.sub(&ops::mean_keepdim(&rows, 2)?)?;
+            let variance = ops::mean_keepdim(&centered.square()?, 2)?;
+            let normed = centered.div(&variance.add_scalar(self.eps)?.sqrt()?)?.reshape([n, c, places])?;
+            let of_channels = |param: &Param| ops::parameter(param, &normed)?.reshape([channels, 1]);
+            normed.mul(&of_channels(&self.weight)?)?.add(&of_channels(&self.bias)?)?.reshape(x.sizes())
+        })
+    }
+
+    fn wrong_shape(&self, x: &Tensor) -> Error {
+        Error::Shape {
+            op: "GroupNorm",
+            expected: format!("x of shape [N, {}, ..]", self.weight.shape().last()),
+            got: format!("{:?}", x.shape()),
+        }
+    }
+}
+
+impl Module for GroupNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+        visitor.param("bias", &self.bias);
     }
 }

@@ -60,6 +60,11 @@ impl<M> Unit<M> {
         &self.module
     }
 
+    /// The module itself, to change it before the model is prepared; `None` while somebody else holds it.
+    pub fn module_mut(&mut self) -> Option<&mut M> {
+        Arc::get_mut(&mut self.module)
+    }
+
     /// How it runs.
     pub fn unit_run(&self) -> &UnitRun {
         &self.run

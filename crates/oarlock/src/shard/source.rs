@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use oarlock_tensor::ops::update::{self, Stream};
+use oarlock_tensor::ops::update::Stream;
 use oarlock_tensor::{Device, Init, Shape};
 
 use crate::error::Result;
@@ -41,20 +41,13 @@ impl WeightSource for SeededInit {
     fn read(
         &mut self,
         name: &str,
-        _shape: &Shape,
+        shape: &Shape,
         init: Init,
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
         let stream = Stream { seed: self.seed, stream: id_of(name) };
-        let first = elements.start as u64;
-        match init {
-            Init::Zeros => out.fill(0.0),
-            Init::Ones => out.fill(1.0),
-            Init::Normal { std } => update::fill_normal(&self.device, stream, first, std, out),
-            Init::Uniform { bound } => update::fill_uniform(&self.device, stream, first, bound, out),
-        }
-        Ok(())
+        Ok(init.fill(shape, &self.device, stream, elements.start as u64, out)?)
     }
 }
 

@@ -145,7 +145,7 @@ fn check(labels: &[i32], vocab: usize, n_logits: usize, n_losses: usize) -> Resu
 
 /// The maximum of a row and `sum of e^(x - maximum)`.
 #[inline(always)]
-fn statistics(logits: &[f32]) -> (f32, f32) {
+pub(super) fn statistics(logits: &[f32]) -> (f32, f32) {
     let max = lanes::max(logits);
     (max, lanes::sum_map(logits, |x| exp(x - max)))
 }

@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod binary;
+pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
 pub mod elementwise;
@@ -20,9 +21,11 @@ pub mod norm;
 pub mod optim;
 pub mod pair_loss;
 pub(crate) mod pieces;
+pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod rope;
+pub mod row_loss;
 pub mod scan;
 pub mod softmax;
 pub mod sort;

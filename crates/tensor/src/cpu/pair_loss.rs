@@ -1,4 +1,4 @@
-//! Losses that compare two tensors element by element: squared error and Kullback-Leibler divergence.
+//! Losses that compare two tensors element by element: errors, binary cross-entropy, Kullback-Leibler divergence.
 
 use super::Cpu;
 use super::math::exp;
@@ -7,10 +7,21 @@ use super::sums::{NORM_BLOCK, tree_sum};
 use crate::dtype::Float;
 
 /// What an element of the input and one of the target cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PairLoss {
     /// `(x - t)^2`.
     Squared,
+    /// `|x - t|`; its gradient at 0 is 0.
+    Absolute,
+    /// `factor (x - t)^2 / 2 beta` for differences below `beta`, and `factor (|x - t| - beta / 2)` for the others.
+    Smooth {
+        /// Where the square ends; above 0.
+        beta: f32,
+        /// The slope behind it.
+        factor: f32,
+    },
+    /// `-t ln x - (1 - t) ln(1 - x)` for probabilities; logarithms are -100 or more.
+    Binary,
     /// `t (ln t - x)` for a log-probability x and a probability t; 0 where t is 0.
     KlProbs,
     /// `e^t (t - x)` for two log-probabilities.
@@ -21,6 +32,13 @@ impl PairLoss {
     fn value(self, x: f64, t: f64) -> f64 {
         match self {
             PairLoss::Squared => (x - t) * (x - t),
+            PairLoss::Absolute => (x - t).abs(),
+            PairLoss::Smooth { beta, factor } => {
+                let (beta, distance) = (f64::from(beta), (x - t).abs());
+                let square = 0.5 * distance * distance / beta;
+                f64::from(factor) * if distance < beta { square } else { distance - 0.5 * beta }
+            }
+            PairLoss::Binary => -t * x.ln().max(-100.0) - (1.0 - t) * (1.0 - x).ln().max(-100.0),
             PairLoss::KlProbs if t == 0.0 => 0.0,
             PairLoss::KlProbs => t * (t.ln() - x),
             PairLoss::KlLogProbs if t == f64::NEG_INFINITY => 0.0,
@@ -41,6 +59,29 @@ pub fn sum<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T]) -> f64 {
     tree_sum(&blocks)
 }
 
+/// What each element costs.
+pub fn each<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T], y: &mut [T]) {
+    assert!([x.len(), target.len()] == [y.len(); 2], "pair loss: lengths");
+    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
+        let from = i * TASK_ELEMS;
+        for ((y, x), t) in y.iter_mut().zip(&x[from..]).zip(&target[from..]) {
+            *y = T::from_f32(loss.value(f64::from(x.to_f32()), f64::from(t.to_f32())) as f32);
+        }
+    });
+}
+
+/// The slope of a distance.
+#[inline(always)]
+fn sign(x: f32) -> f32 {
+    if x == 0.0 { 0.0 } else { 1f32.copysign(x) }
+}
+
+/// The slope of [`PairLoss::Smooth`] at a difference.
+#[inline(always)]
+fn smooth_slope(difference: f32, beta: f32, factor: f32) -> f32 {
+    factor * if difference.abs() < beta { difference / beta } else { sign(difference) }
+}
+
 #[inline(always)]
 fn map<T: Float>(x: &[T], t: &[T], d: &mut [T], f: impl Fn(f32, f32) -> f32) {
     for ((d, x), t) in d.iter_mut().zip(x).zip(t) {
@@ -53,6 +94,12 @@ elementwise! {
     pub fn input_grad[T: Float](loss: PairLoss, scale: f32)(x: &[T], t: &[T]) -> (dx: &mut [T]) {
         match loss {
             PairLoss::Squared => map(x, t, dx, |x, t| 2.0 * scale * (x - t)),
+            PairLoss::Absolute => map(x, t, dx, |x, t| scale * sign(x - t)),
+            PairLoss::Smooth { beta, factor } => {
+                map(x, t, dx, |x, t| scale * smooth_slope(x - t, beta, factor));
+            }
+            // As torch bounds it where a probability is 0 or 1.
+            PairLoss::Binary => map(x, t, dx, |x, t| scale * (x - t) / ((1.0 - x) * x).max(1e-12)),
             PairLoss::KlProbs => map(x, t, dx, |_, t| -scale * t),
             PairLoss::KlLogProbs => map(x, t, dx, |_, t| -scale * exp(t)),
         }
@@ -67,6 +114,13 @@ pub fn target_grad<T: Float>(cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], tar
         let (x, t) = (&x[from..], &target[from..]);
         match loss {
             PairLoss::Squared => map(x, t, dt, |x, t| 2.0 * scale * (t - x)),
+            PairLoss::Absolute => map(x, t, dt, |x, t| scale * sign(t - x)),
+            PairLoss::Smooth { beta, factor } => {
+                map(x, t, dt, |x, t| scale * smooth_slope(t - x, beta, factor));
+            }
+            PairLoss::Binary => {
+                map(x, t, dt, |x, _| scale * ((1.0 - x).ln().max(-100.0) - x.ln().max(-100.0)));
+            }
             PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (t.ln() + 1.0 - x)),
             PairLoss::KlLogProbs => map(x, t, dt, |x, t| scale * exp(t) * (t + 1.0 - x)),
         }
@@ -100,6 +154,46 @@ mod tests {
             assert_close(&dx, &want_dx, 1e-6);
             assert_close(&dt, &want_dt, 1e-6);
         }
+    }
+
+    #[test]
+    fn distances_and_binary_losses_match_finite_differences() {
+        let n = TASK_ELEMS + 3;
+        let inside = |seed| values::<f32>(seed, n).into_iter().map(|x| 0.5 + 0.24 * x).collect::<Vec<_>>();
+        let (x, target) = (inside(1), inside(2));
+        let smooth = PairLoss::Smooth { beta: 0.25, factor: 3.0 };
+        for loss in [PairLoss::Absolute, smooth, PairLoss::Binary] {
+            let (y, dx, dt) = same_everywhere(|cpu| {
+                let (mut y, mut dx, mut dt) = (x.clone(), x.clone(), x.clone());
+                each(cpu, loss, &x, &target, &mut y);
+                input_grad(cpu, loss, 0.5, &x, &target, &mut dx);
+                target_grad(cpu, loss, 0.5, &x, &target, &mut dt);
+                (y, dx, dt)
+            });
+            let pairs: Vec<(f64, f64)> = f64s(&x).into_iter().zip(f64s(&target)).collect();
+            let want: Vec<f64> = pairs.iter().map(|&(x, t)| loss.value(x, t)).collect();
+            assert_close(&y, &want, 1e-6);
+            let h = 1e-7;
+            let slope = |f: &dyn Fn(f64) -> f64| 0.5 * (f(h) - f(-h)) / (2.0 * h);
+            // Kinks have no slope.
+            let smooth_at = |&(x, t): &(f64, f64)| {
+                let distance = (x - t).abs();
+                distance > 1e-5 && (distance - 0.25).abs() > 1e-5
+            };
+            for (i, pair) in pairs.iter().enumerate().filter(|(_, pair)| smooth_at(pair)) {
+                let (x, t) = *pair;
+                assert_close(&dx[i..=i], &[slope(&|h| loss.value(x + h, t))], 1e-4);
+                assert_close(&dt[i..=i], &[slope(&|h| loss.value(x, t + h))], 1e-4);
+            }
+        }
+        let cpu = &crate::cpu::testing::cpus()[0];
+        let (mut dx, mut y) = ([9.0f32; 3], [9.0f32; 3]);
+        each(cpu, PairLoss::Binary, &[0.0, 1.0, 0.0], &[1.0, 1.0, 0.0], &mut y);
+        assert_eq!(y, [100.0, 0.0, 0.0]);
+        input_grad(cpu, PairLoss::Binary, 1.0, &[0.0, 1.0, 0.0], &[1.0, 1.0, 0.0], &mut dx);
+        assert_eq!(dx, [-1e12, 0.0, 0.0]);
+        input_grad(cpu, PairLoss::Absolute, 1.0, &[1.0, 2.0, 0.0], &[1.0, 1.0, 3.0], &mut dx);
+        assert_eq!(dx, [0.0, 1.0, -1.0]);
     }
 
     #[test]

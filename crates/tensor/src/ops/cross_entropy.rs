@@ -4,6 +4,7 @@ use crate::cpu::cross_entropy as kernel;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::cast::converted;
+use crate::ops::row_loss::{RowLossOptions, row_losses};
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -11,18 +12,25 @@ use crate::tensor::Tensor;
 /// How the losses of elements or rows become one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
+    /// Each for itself.
+    None,
     /// Their sum.
     Sum,
     /// Their mean over those that count; 0 where none does.
     Mean,
 }
 
-/// logits `[.., V]`, labels `[..]` (i32) → a scalar f32. Rows whose label is `ignored` have no loss; labels are used as
+/// logits `[.., V]`, labels `[..]` (i32) → a scalar f32, or a loss for each label without a reduction. Rows whose label is `ignored` have no loss; labels are used as
 /// they are: the caller has shifted them.
 ///
 /// # Errors
 /// Shapes that do not fit, or [`Error::Index`] for a label outside `0..V` that is not `ignored`.
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: Reduction) -> Result<Tensor> {
+    if reduction == Reduction::None {
+        let options =
+            RowLossOptions { ignore_index: ignored, weight: None, label_smoothing: 0.0, log_probs: false };
+        return Ok(row_losses(logits, labels, &options)?.losses);
+    }
     check_device("cross_entropy", logits, &[labels])?;
     if logits.sizes().is_empty() || logits.shape().last() == 0 {
         return Err(wrong_shape("cross_entropy", "logits of shape [.., V] with V > 0", logits));
@@ -31,7 +39,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
     if labels.dtype() != DType::I32 || labels.n_elems() != rows {
         return Err(wrong_shape("cross_entropy", format!("{rows} labels (i32)"), labels));
     }
-    let targets = targets(labels, ignored, vocab)?;
+    let targets = targets(labels, ignored, vocab, "cross_entropy")?;
     let recorder = Recorder::new(&[logits], &[])?;
     let device = logits.device();
     let logits32 = converted(logits, DType::F32, "logits")?;
@@ -44,7 +52,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
     launch.run(move |cpu| {
         let found = kernel::cross_entropy(cpu, x.slice(cpu), labels.slice(cpu), vocab, losses.slice(cpu))?;
         let scale = match reduction {
-            Reduction::Sum => 1.0,
+            Reduction::None | Reduction::Sum => 1.0,
             Reduction::Mean => 1.0 / found.count.max(1) as f64,
         };
         out.slice(cpu)[0] = (found.sum * scale) as f32;
@@ -59,14 +67,14 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
 }
 
 /// The labels with the kernel's mark where they are ignored.
-fn targets(labels: &Tensor, ignored: i32, vocab: usize) -> Result<Tensor> {
+pub(super) fn targets(labels: &Tensor, ignored: i32, vocab: usize, op: &'static str) -> Result<Tensor> {
     let target = move |(position, &label): (usize, &i32)| match usize::try_from(label) {
         _ if label == ignored => Ok(kernel::IGNORE),
         Ok(index) if index < vocab => Ok(label),
-        _ => Err(Error::Index { op: "cross_entropy", index: i64::from(label), position, bound: vocab }),
+        _ => Err(Error::Index { op, index: i64::from(label), position, bound: vocab }),
     };
     let mut targets = Tensor::uninit([labels.n_elems()], DType::I32, labels.device(), "tensor")?;
-    let mut launch = labels.device().quiet_launch("cross_entropy");
+    let mut launch = labels.device().quiet_launch(op);
     let (labels, out) = (launch.read::<i32>(labels)?, launch.write::<i32>(&mut targets)?);
     launch.run(move |cpu| {
         for (out, label) in out.slice(cpu).iter_mut().zip(labels.slice(cpu).iter().enumerate()) {

@@ -33,6 +33,7 @@ mod unary;
 pub mod update;
 
 // Shapes, indices and products.
+mod conv;
 mod cumsum;
 mod diagonal;
 mod einsum;
@@ -45,12 +46,19 @@ mod layout;
 mod matmul;
 mod one_hot;
 mod pad;
+mod pool;
 mod reshape;
+mod row_loss;
 mod shape_methods;
 mod slice;
 mod sort;
 mod strided;
 mod triangle;
+pub use conv::{ConvOptions, conv1d, conv2d};
+pub use pool::{
+    PoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, max_pool1d, max_pool2d,
+};
+pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
 pub use crate::cpu::glu::Activation;
 pub use attention::{AttentionOptions, Mask, attention, attention_cached};
@@ -66,7 +74,9 @@ pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};
 pub use norm::{rms_norm, rms_norm_to};
-pub use pair_loss::{KlReduction, KlTarget, kl_div, mse_loss};
+pub use pair_loss::{
+    KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
+};
 pub use parameter::parameter;
 pub use recompute::{checkpoint, checkpoint_without_output};
 pub use reduce::{

@@ -1,9 +1,9 @@
-//! Losses that compare two tensors: mean squared error and Kullback-Leibler divergence.
+//! Losses that compare two tensors element by element: errors, binary cross-entropy, Kullback-Leibler divergence.
 
 use crate::cpu::pair_loss::{self as kernel, PairLoss};
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::ops::{Reduction, check_device, check_dtype, with_float, wrong_shape};
+use crate::error::{Error, Result};
+use crate::ops::{Reduction, check_device, check_dtype, mul, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
@@ -19,6 +19,8 @@ pub enum KlTarget {
 /// How the terms of [`kl_div`] become one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KlReduction {
+    /// Each for itself.
+    None,
     /// Their sum.
     Sum,
     /// Their mean over all elements.
@@ -27,19 +29,57 @@ pub enum KlReduction {
     BatchMean,
 }
 
-/// `(x - target)²`, summed or averaged over all elements → a scalar f32. Both get gradients.
+/// `(x - target)²`: summed or averaged over all elements to a scalar f32, or of each element in x's dtype. Both get
+/// gradients.
 ///
 /// # Errors
 /// Unequal shapes or dtypes.
 pub fn mse_loss(x: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-    let divisor = match reduction {
-        Reduction::Sum => 1,
-        Reduction::Mean => x.n_elems(),
-    };
-    apply(x, target, PairLoss::Squared, divisor, "mse_loss")
+    apply(x, target, PairLoss::Squared, divisor(x, reduction), "mse_loss")
 }
 
-/// `p · (ln p - x)` for log-probabilities x and a target distribution p → a scalar f32. Both get gradients.
+/// `|x - target|`, reduced as by [`mse_loss`]. The gradient at 0 is 0.
+///
+/// # Errors
+/// As [`mse_loss`].
+pub fn l1_loss(x: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    apply(x, target, PairLoss::Absolute, divisor(x, reduction), "l1_loss")
+}
+
+/// `(x - target)² / (2 beta)` where the difference is below `beta`, else `|x - target| - beta / 2`; reduced as by
+/// [`mse_loss`]. With a `beta` of 0 it is [`l1_loss`].
+///
+/// # Errors
+/// As [`mse_loss`], or a negative `beta`.
+pub fn smooth_l1_loss(x: &Tensor, target: &Tensor, beta: f32, reduction: Reduction) -> Result<Tensor> {
+    if beta == 0.0 {
+        return l1_loss(x, target, reduction);
+    }
+    let beta = positive("smooth_l1_loss", "a beta of at least 0", beta)?;
+    apply(x, target, PairLoss::Smooth { beta, factor: 1.0 }, divisor(x, reduction), "smooth_l1_loss")
+}
+
+/// `(x - target)² / 2` where the difference is below `delta`, else `delta · (|x - target| - delta / 2)`; reduced as by
+/// [`mse_loss`] (Huber 1964).
+///
+/// # Errors
+/// As [`mse_loss`], or a `delta` that is not positive.
+pub fn huber_loss(x: &Tensor, target: &Tensor, delta: f32, reduction: Reduction) -> Result<Tensor> {
+    let beta = positive("huber_loss", "a positive delta", delta)?;
+    apply(x, target, PairLoss::Smooth { beta, factor: delta }, divisor(x, reduction), "huber_loss")
+}
+
+/// `-t · ln x - (1 - t) · ln(1 - x)` for probabilities x and targets t, reduced as by [`mse_loss`]. Logarithms are -100
+/// or more, as in torch.
+///
+/// # Errors
+/// As [`mse_loss`].
+pub fn binary_cross_entropy(x: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    apply(x, target, PairLoss::Binary, divisor(x, reduction), "binary_cross_entropy")
+}
+
+/// `p · (ln p - x)` for log-probabilities x and a target distribution p → a scalar f32, or one number for each element
+/// in x's dtype. Both get gradients.
 ///
 /// # Errors
 /// Unequal shapes or dtypes.
@@ -49,36 +89,70 @@ pub fn kl_div(x: &Tensor, target: &Tensor, form: KlTarget, reduction: KlReductio
         KlTarget::LogProbs => PairLoss::KlLogProbs,
     };
     let divisor = match reduction {
-        KlReduction::Sum => 1,
-        KlReduction::Mean => x.n_elems(),
-        KlReduction::BatchMean => x.sizes().first().copied().unwrap_or(1),
+        KlReduction::None => None,
+        KlReduction::Sum => Some(1),
+        KlReduction::Mean => Some(x.n_elems()),
+        KlReduction::BatchMean => Some(x.sizes().first().copied().unwrap_or(1)),
     };
     apply(x, target, loss, divisor, "kl_div")
 }
 
-fn apply(x: &Tensor, target: &Tensor, loss: PairLoss, divisor: usize, name: &'static str) -> Result<Tensor> {
+/// What the sum of all elements is divided by; `None` where there is no sum.
+fn divisor(x: &Tensor, reduction: Reduction) -> Option<usize> {
+    match reduction {
+        Reduction::None => None,
+        Reduction::Sum => Some(1),
+        Reduction::Mean => Some(x.n_elems()),
+    }
+}
+
+fn positive(op: &str, expected: &str, got: f32) -> Result<f32> {
+    if got > 0.0 && got.is_finite() {
+        return Ok(got);
+    }
+    Err(Error::Usage(format!("{op}: expected {expected}, got {got}")))
+}
+
+fn apply(
+    x: &Tensor,
+    target: &Tensor,
+    loss: PairLoss,
+    divisor: Option<usize>,
+    name: &'static str,
+) -> Result<Tensor> {
     check_device(name, x, &[target])?;
     check_dtype(name, x, target)?;
     if x.shape() != target.shape() {
         return Err(wrong_shape(name, format!("a target of shape {:?}", x.shape()), target));
     }
     let recorder = Recorder::new(&[x, target], &[])?;
-    let scale = 1.0 / divisor.max(1) as f64;
-    let mut y = Tensor::uninit([], DType::F32, x.device(), "tensor")?;
+    let scale = divisor.map(|divisor| 1.0 / divisor.max(1) as f64);
+    let mut y = match scale {
+        Some(_) => Tensor::uninit([], DType::F32, x.device(), "tensor")?,
+        None => Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?,
+    };
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
     with_float!(x.dtype(), name, T => {
         let (x, target) = (launch.read::<T>(x)?, launch.read::<T>(target)?);
-        let y = launch.write::<f32>(&mut y)?;
-        launch.run(move |cpu| {
-            y.slice(cpu)[0] = (kernel::sum(cpu, loss, x.slice(cpu), target.slice(cpu)) * scale) as f32;
-        })
+        match scale {
+            Some(scale) => {
+                let y = launch.write::<f32>(&mut y)?;
+                launch.run(move |cpu| {
+                    y.slice(cpu)[0] = (kernel::sum(cpu, loss, x.slice(cpu), target.slice(cpu)) * scale) as f32;
+                })
+            }
+            None => {
+                let y = launch.write::<T>(&mut y)?;
+                launch.run(move |cpu| kernel::each(cpu, loss, x.slice(cpu), target.slice(cpu), y.slice(cpu)))
+            }
+        }
     })?;
     Ok(Recorder::record(recorder, y, |recorder| PairLossBackward {
         loss,
         name,
         x: recorder.save(x),
         target: recorder.save(target),
-        scale: scale as f32,
+        scale: scale.map(|scale| scale as f32),
     }))
 }
 
@@ -87,7 +161,8 @@ struct PairLossBackward {
     name: &'static str,
     x: Saved,
     target: Saved,
-    scale: f32,
+    /// Of the sum; `None` where there is none.
+    scale: Option<f32>,
 }
 
 impl Function for PairLossBackward {
@@ -101,11 +176,11 @@ impl Function for PairLossBackward {
             let mut grad = Tensor::uninit(*x.shape(), x.dtype(), &device, "gradient")?;
             let mut launch = device.launch(self.name, 0, 3 * x.len_bytes() as u64);
             with_float!(x.dtype(), self.name, T => {
-                let (x, target, upstream) =
-                    (launch.read::<T>(&x)?, launch.read::<T>(&target)?, launch.read::<f32>(&upstream)?);
-                let (loss, scale, grad) = (self.loss, self.scale, launch.write::<T>(&mut grad)?);
+                let (x, target) = (launch.read::<T>(&x)?, launch.read::<T>(&target)?);
+                let sum = self.scale.map(|scale| Ok((scale, launch.read::<f32>(&upstream)?))).transpose()?;
+                let (loss, grad) = (self.loss, launch.write::<T>(&mut grad)?);
                 launch.run(move |cpu| {
-                    let scale = scale * upstream.slice(cpu)[0];
+                    let scale = sum.map_or(1.0, |(scale, upstream)| scale * upstream.slice(cpu)[0]);
                     let (x, target, grad) = (x.slice(cpu), target.slice(cpu), grad.slice(cpu));
                     match index {
                         0 => kernel::input_grad(cpu, loss, scale, x, target, grad),
@@ -113,6 +188,7 @@ impl Function for PairLossBackward {
                     }
                 })
             })?;
+            let grad = if self.scale.is_some() { grad } else { mul(&grad, &upstream)? };
             cx.give(index, grad)?;
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! Updates of flat buffers, outside any tape: first values, working copies, sums for the norm.
+//! Updates of flat buffers, outside any tape: scaling, sums for the norm.
 
 use std::ops::Range;
 
-use crate::cpu::{elementwise, gemm, random, sums};
+use crate::cpu::{elementwise, gemm, sums};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -56,16 +56,6 @@ pub fn scale_clamp(
 /// The sum of f64 values by a fixed pairwise tree.
 pub fn tree_sum(values: &[f64]) -> f64 {
     sums::tree_sum(values)
-}
-
-/// Elements `first..` of a stream of normal numbers with mean 0, in host memory.
-pub fn fill_normal(device: &Device, stream: Stream, first: u64, std: f32, out: &mut [f32]) {
-    random::fill_normal(device.host(), stream, first, 0.0, std, out);
-}
-
-/// Elements `first..` of a stream of numbers uniform in [-bound, bound), in host memory.
-pub fn fill_uniform(device: &Device, stream: Stream, first: u64, bound: f32, out: &mut [f32]) {
-    random::fill_uniform(device.host(), stream, first, -bound, bound, out);
 }
 
 /// Floating-point operations per second that products of `dtype` can reach at most with all threads of the device,

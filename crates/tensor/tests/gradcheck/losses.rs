@@ -1,7 +1,7 @@
-//! Losses: cross-entropy on logits, squared error, Kullback-Leibler divergence.
+//! Losses: cross-entropy on logits, errors, binary cross-entropy, Kullback-Leibler divergence.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction};
+use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction, RowLossOptions};
 use oarlock_tensor::{Device, Par, Tensor};
 
 use crate::common::{array, case, positive};
@@ -75,4 +75,110 @@ fn divergences() {
         let op = move |x: &[Tensor]| ops::kl_div(&x[0], &x[1], KlTarget::LogProbs, reduction);
         case("kl_div of logarithms", [array(1, &[5, 7]), array(2, &[5, 7])], op, logs).check();
     }
+}
+
+#[test]
+fn losses_of_elements() {
+    for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
+        let reduced = move |losses: Vec<f64>| match reduction {
+            Reduction::None => losses,
+            Reduction::Sum => vec![losses.iter().sum()],
+            Reduction::Mean => vec![losses.iter().sum::<f64>() / losses.len() as f64],
+        };
+        // Targets between the steps of x: no difference lies at a kink.
+        let inputs = || {
+            let mut target = array(2, &[5, 7]);
+            target.data.iter_mut().for_each(|t| *t += 1.0 / 128.0);
+            [array(1, &[5, 7]), target]
+        };
+        let each = move |f: fn(f64) -> f64| {
+            move |x: &[&[f64]]| reduced(x[0].iter().zip(x[1]).map(|(x, t)| f((x - t).abs())).collect())
+        };
+        let of = |name, op: fn(&Tensor, &Tensor, Reduction) -> oarlock_tensor::Result<Tensor>, f| {
+            let op = move |x: &[Tensor]| op(&x[0], &x[1], reduction);
+            // In 16 bits the differences are rounded before they are multiplied.
+            case(name, inputs(), op, each(f)).check_dtypes(&[oarlock_tensor::DType::F32]);
+        };
+        of("mse_loss", ops::mse_loss, |d| d * d);
+        of("l1_loss", ops::l1_loss, |d| d);
+        of(
+            "smooth_l1_loss",
+            |x, t, r| ops::smooth_l1_loss(x, t, 0.7, r),
+            |d| {
+                if d < 0.7 { 0.5 * d * d / 0.7 } else { d - 0.35 }
+            },
+        );
+        of(
+            "huber_loss",
+            |x, t, r| ops::huber_loss(x, t, 1.7, r),
+            |d| {
+                if d < 1.7 { 0.5 * d * d } else { 1.7 * (d - 0.85) }
+            },
+        );
+        let probs = |seed| {
+            let mut array = array(seed, &[5, 7]);
+            array.data.iter_mut().for_each(|x| *x = 0.5 + *x / 4.5);
+            array
+        };
+        let op = move |x: &[Tensor]| ops::binary_cross_entropy(&x[0], &x[1], reduction);
+        let reference = move |x: &[&[f64]]| {
+            reduced(x[0].iter().zip(x[1]).map(|(x, t)| -t * x.ln() - (1.0 - t) * (1.0 - x).ln()).collect())
+        };
+        case("binary_cross_entropy", [probs(1), probs(2)], op, reference)
+            .check_dtypes(&[oarlock_tensor::DType::F32]);
+    }
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let x = Tensor::from_slice(&[0f32; 2], [2], &device).unwrap();
+    let text = ops::huber_loss(&x, &x, 0.0, Reduction::Mean).unwrap_err().to_string();
+    assert_eq!(text, "huber_loss: expected a positive delta, got 0");
+    let text = ops::smooth_l1_loss(&x, &x, -1.0, Reduction::Mean).unwrap_err().to_string();
+    assert_eq!(text, "smooth_l1_loss: expected a beta of at least 0, got -1");
+}
+
+#[test]
+fn losses_of_rows() {
+    let labels = [3, -1, 0, 6, 6, 2];
+    let weight = [0.5f32, 1.0, 2.0, 0.25, 1.5, 0.0, 3.0];
+    for (weighted, smoothing, log_probs) in
+        [(false, 0.0, false), (true, 0.0, false), (false, 0.3, false), (true, 0.3, false), (true, 0.0, true)]
+    {
+        let op = move |x: &[Tensor]| {
+            let device = x[0].device();
+            let weight = weighted.then(|| Tensor::from_slice(&weight, [7], device)).transpose()?;
+            let options = RowLossOptions { ignore_index: -1, weight, label_smoothing: smoothing, log_probs };
+            let labels = Tensor::from_slice(&labels, [2, 3], device)?;
+            Ok(ops::row_losses(&x[0], &labels, &options)?.losses)
+        };
+        let reference = move |x: &[&[f64]]| {
+            let of = |(row, &label): (&[f64], &i32)| {
+                if label == -1 {
+                    return 0.0;
+                }
+                let log_sum = if log_probs { 0.0 } else { row.iter().map(|x| x.exp()).sum::<f64>().ln() };
+                let cost =
+                    |c: usize| (if weighted { f64::from(weight[c]) } else { 1.0 }) * (log_sum - row[c]);
+                let smoothing = f64::from(smoothing);
+                (1.0 - smoothing) * cost(label as usize) + smoothing / 7.0 * (0..7).map(cost).sum::<f64>()
+            };
+            x[0].chunks(7).zip(&labels).map(of).collect()
+        };
+        case("row_losses", [array(1, &[2, 3, 7])], op, reference).check();
+    }
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let x = Tensor::from_slice(&[0f32; 6], [2, 3], &device).unwrap();
+    let labels = Tensor::from_slice(&[0, 2], [2], &device).unwrap();
+    let text = |label_smoothing, weight| {
+        let options = RowLossOptions { ignore_index: -1, weight, label_smoothing, log_probs: false };
+        ops::row_losses(&x, &labels, &options).unwrap_err().to_string()
+    };
+    assert_eq!(text(1.5, None), "cross_entropy: expected a label smoothing of 0 to 1, got 1.5");
+    let weight = Tensor::from_slice(&[0f32; 2], [2], &device).unwrap();
+    assert_eq!(
+        text(0.0, Some(weight)),
+        "cross_entropy: expected weights of classes in f32 of shape [3], got [2]"
+    );
+    // A loss for each row is what the fused one adds up.
+    let each = ops::cross_entropy(&x, &labels, -1, Reduction::None).unwrap().to_vec::<f32>().unwrap();
+    let sum = ops::cross_entropy(&x, &labels, -1, Reduction::Sum).unwrap().item().unwrap();
+    assert_eq!(each.iter().sum::<f32>(), sum);
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod common;
+mod conv;
 mod einsum;
 mod elementwise;
 mod fused;
@@ -10,6 +11,7 @@ mod head;
 mod indices;
 mod layout;
 mod losses;
+mod pool;
 mod products;
 mod recompute;
 mod reduce;

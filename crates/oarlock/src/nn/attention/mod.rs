@@ -1,17 +1,43 @@
-//! Multi-head self-attention under torch's names.
+//! Multi-head attention under torch's names.
 //!
 //! Shape legend: B batch, S sequence, E width, H heads, K heads of keys and values, D head size.
 
+mod scores;
+
+use std::ops::Range;
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, Mask, Rope, WeightLayout};
+use oarlock_tensor::ops::{self, Mask, Rope, Transposed, WeightLayout};
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
+pub use self::scores::AttentionMasks;
 use super::layers::in_dtype_of;
-use crate::nn::{Linear, Module, Visitor, in_scope};
+use crate::nn::{Dropout, Linear, Module, Visitor, in_scope};
 
-/// Self-attention: `torch.nn.MultiheadAttention` with `batch_first=True`, without dropout on the attention weights, which
-/// are never formed. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).
+/// `torch.nn.MultiheadAttention` with `batch_first=True`. The attention weights are formed only where masks of elements
+/// or dropout need them. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).
+///
+/// ```
+/// use oarlock::nn::{self, AttentionMasks, Module, MultiHeadAttention};
+/// use oarlock::Tensor;
+///
+/// #[derive(Module)]
+/// struct CrossAttention {
+///     attn: MultiHeadAttention,
+/// }
+///
+/// impl CrossAttention {
+///     fn new() -> nn::Result<CrossAttention> {
+///         Ok(CrossAttention { attn: MultiHeadAttention::new(64, 4)?.dropout(0.1) })
+///     }
+///
+///     /// `padding` is not 0 where `memory` is padding.
+///     fn forward(&self, x: &Tensor, memory: &Tensor, padding: &Tensor) -> nn::Result<Tensor> {
+///         let masks = AttentionMasks { key_padding_mask: Some(padding), ..AttentionMasks::default() };
+///         self.attn.attend(x, memory, memory, &masks)
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     /// Queries, keys and values one below the other: `[E + 2·K·D, E]`, which is `[3·E, E]` where K = H.
@@ -24,6 +50,7 @@ pub struct MultiHeadAttention {
     n_kv_heads: usize,
     mask: Mask,
     rope: Option<Arc<Rope>>,
+    dropout: Option<Dropout>,
 }
 
 impl MultiHeadAttention {
@@ -46,6 +73,7 @@ impl MultiHeadAttention {
             n_kv_heads: n_heads,
             mask: Mask::Full,
             rope: None,
+            dropout: None,
         })
     }
 
@@ -84,6 +112,12 @@ impl MultiHeadAttention {
         MultiHeadAttention { rope: Some(rope), ..self }
     }
 
+    /// Drops attention weights with probability `p` while the model trains: torch's `dropout`.
+    #[must_use]
+    pub fn dropout(self, p: f32) -> MultiHeadAttention {
+        MultiHeadAttention { dropout: (p != 0.0).then(|| Dropout::new(p)), ..self }
+    }
+
     /// Without biases: torch's `bias=False`.
     #[must_use]
     pub fn no_bias(self) -> MultiHeadAttention {
@@ -119,21 +153,70 @@ impl MultiHeadAttention {
             let kv_dim = self.n_kv_heads * head_dim;
             let part =
                 |from: usize, width: usize| ops::split_heads(&qkv.narrow(2, from..from + width)?, head_dim);
-            let turned = |x: Tensor| match &self.rope {
-                Some(rope) => ops::rope(&x, rope, 0),
-                None => Ok(x),
-            };
-            let (q, k) = (turned(part(0, dim)?)?, turned(part(dim, kv_dim)?)?);
+            let (q, k) = (self.turned(part(0, dim)?)?, self.turned(part(dim, kv_dim)?)?);
             let v = part(dim + kv_dim, kv_dim)?;
-            let attended = ops::attention(
-                &q,
-                &k,
-                &v,
-                mask,
-                &ops::AttentionOptions::new(1.0 / (head_dim as f32).sqrt()),
-            )?;
-            self.out_proj.forward(&ops::merge_heads(&attended)?)
+            self.finish([&q, &k, &v], mask, &AttentionMasks::default())
         })
+    }
+
+    /// Queries from one sequence `[B, S, E]`, keys and values from another `[B, K, E]` → `[B, S, E]`. The mask of the
+    /// layer applies as well; with a causal one the queries are the last positions of the keys.
+    ///
+    /// # Errors
+    /// Shapes that do not fit, or more positions than the rotary table has.
+    pub fn attend(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: &AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        in_scope(self, query.device(), || {
+            let dim = self.in_proj_weight.shape().sizes()[1];
+            let kv_dim = self.n_kv_heads * (dim / self.n_heads);
+            let q = self.turned(self.projected(query, 0..dim)?)?;
+            let k = self.turned(self.projected(key, dim..dim + kv_dim)?)?;
+            let v = self.projected(value, dim + kv_dim..dim + 2 * kv_dim)?;
+            self.finish([&q, &k, &v], &self.mask, masks)
+        })
+    }
+
+    /// The heads that some rows of the weight make of x: `[B, S, E]` → `[B, S, heads, D]`.
+    fn projected(&self, x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
+        let dim = self.in_proj_weight.shape().sizes()[1];
+        if !matches!(x.sizes(), [_, _, width] if *width == dim) {
+            return Err(Error::Shape {
+                op: "MultiHeadAttention",
+                expected: format!("queries, keys and values of shape [B, S, {dim}]"),
+                got: format!("{:?}", x.shape()),
+            });
+        }
+        let x = in_dtype_of(&self.in_proj_weight, x)?;
+        let weight = ops::parameter(&self.in_proj_weight, &x)?.narrow(0, rows.clone())?;
+        let mut y = ops::matmul_transposed(&x, &weight, Transposed::Right)?;
+        if let Some(bias) = &self.in_proj_bias {
+            y = y.add(&ops::parameter(bias, &x)?.narrow(0, rows)?)?;
+        }
+        ops::split_heads(&y, dim / self.n_heads)
+    }
+
+    fn turned(&self, x: Tensor) -> Result<Tensor> {
+        match &self.rope {
+            Some(rope) => ops::rope(&x, rope, 0),
+            None => Ok(x),
+        }
+    }
+
+    /// Attention and the projection of what it gives.
+    fn finish(&self, [q, k, v]: [&Tensor; 3], mask: &Mask, masks: &AttentionMasks<'_>) -> Result<Tensor> {
+        let scale = 1.0 / (q.shape().last() as f32).sqrt();
+        let dropout = self.dropout.as_ref().filter(|dropout| dropout.is_active());
+        let attended = if masks.is_empty() && dropout.is_none() {
+            ops::attention(q, k, v, mask, &ops::AttentionOptions::new(scale))?
+        } else {
+            scores::attend([q, k, v], mask, masks, scale, dropout)?
+        };
+        self.out_proj.forward(&ops::merge_heads(&attended)?)
     }
 }
 
@@ -144,6 +227,9 @@ impl Module for MultiHeadAttention {
             visitor.param("in_proj_bias", bias);
         }
         visitor.child("out_proj", &self.out_proj);
+        if let Some(dropout) = &self.dropout {
+            dropout.visit(visitor);
+        }
     }
 }
 

@@ -1,0 +1,98 @@
+"""Writes crates/oarlock/tests/golden/modules: layers and losses of torch with inputs, and what torch makes of them.
+
+    python make_modules.py crates/oarlock/tests/golden/modules
+
+modules.safetensors    the weights of a small convolutional net and of an attention layer
+modules.json           the outputs of both for each kind of mask, the gradients of all weights, and losses
+"""
+import json, os, sys
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+def wave(*shape, step=0.7):
+    n = torch.tensor(shape).prod().item()
+    return (torch.arange(float(n)) * step).sin().view(*shape)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
+            nn.Conv2d(4, 6, (1, 3), padding=(0, 1), groups=2, bias=False), nn.AvgPool2d(2, stride=1),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+        self.lines = nn.Sequential(nn.Conv1d(3, 6, 3, padding=2, dilation=2), nn.MaxPool1d(2), nn.Conv1d(6, 6, 2, groups=6))
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+
+def losses():
+    logits, labels = wave(6, 5) * 2, torch.tensor([0, 4, -100, 2, 1, 3])
+    weight, probs = torch.tensor([0.5, 1.0, 2.0, 0.25, 1.5]), torch.softmax(wave(6, 5, step=1.3), -1)
+    x, target = wave(6, 5) * 2, wave(6, 5, step=1.3)
+    unit, of_unit = torch.sigmoid(x), torch.sigmoid(target)
+    pairs = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
+    log_probs = torch.log_softmax(logits, -1)
+    found = {}
+    for reduction in ["none", "mean", "sum"]:
+        r = {"reduction": reduction}
+        found[reduction] = {
+            "ce": nn.CrossEntropyLoss(**r)(logits, labels),
+            "ce smooth": nn.CrossEntropyLoss(label_smoothing=0.1, **r)(logits, labels),
+            "ce weighted": nn.CrossEntropyLoss(weight=weight, ignore_index=4, **r)(logits, labels.clamp(min=0)),
+            "ce both": nn.CrossEntropyLoss(weight=weight, label_smoothing=0.2, **r)(logits, labels),
+            "ce probs": nn.CrossEntropyLoss(weight=weight, label_smoothing=0.2, **r)(logits, probs),
+            "nll": nn.NLLLoss(weight=weight, **r)(log_probs, labels),
+            "l1": nn.L1Loss(**r)(x, target),
+            "mse": nn.MSELoss(**r)(x, target),
+            "smooth l1": nn.SmoothL1Loss(beta=0.5, **r)(x, target),
+            "huber": nn.HuberLoss(delta=0.7, **r)(x, target),
+            "bce": nn.BCELoss(**r)(unit, of_unit),
+            "bce weighted": nn.BCELoss(weight=weight, **r)(unit, of_unit),
+            "bce logits": nn.BCEWithLogitsLoss(**r)(x, of_unit),
+            "bce logits weighted": nn.BCEWithLogitsLoss(weight=weight, pos_weight=weight + 1, **r)(x, of_unit),
+            "kl": nn.KLDivLoss(**r)(log_probs, probs),
+            "kl log": nn.KLDivLoss(log_target=True, **r)(log_probs, probs.log()),
+            "cosine": nn.CosineEmbeddingLoss(margin=0.2, **r)(x, target, pairs),
+        }
+    return {how: {name: loss.flatten().tolist() for name, loss in of.items()} for how, of in found.items()}
+
+
+def main(folder):
+    os.makedirs(folder, exist_ok=True)
+    torch.manual_seed(1)
+    model = Model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    images, lines = wave(2, 3, 9, 12), wave(2, 3, 10)
+    queries, keys = wave(2, 3, 8), wave(2, 5, 8, step=1.1)
+    padding = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]).bool()
+    bias, of_heads = wave(3, 5), wave(4, 3, 5, step=0.3)
+    hidden = torch.tensor([[0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]).bool()
+
+    def attend(key, **masks):
+        return model.attn(queries, key, key, need_weights=False, **masks)[0]
+    outputs = {
+        "net": model.net(images), "lines": model.lines(lines), "cross": attend(keys),
+        "padded": attend(keys, key_padding_mask=padding), "biased": attend(keys, attn_mask=bias),
+        "hidden": attend(keys, attn_mask=hidden, key_padding_mask=padding),
+        "of heads": attend(keys, attn_mask=of_heads), "self": attend(queries, attn_mask=bias[:, :3]),
+    }
+    sum(output.square().mean() for output in outputs.values()).backward()
+    expected = {
+        "outputs": {name: output.flatten().tolist() for name, output in outputs.items()},
+        "grads": {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()},
+        "losses": losses(),
+    }
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+              os.path.join(folder, "modules.safetensors"))
+    with open(os.path.join(folder, "modules.json"), "w") as out:
+        json.dump(expected, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

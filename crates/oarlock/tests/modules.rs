@@ -1,0 +1,248 @@
+//! Convolutions, pooling, attention with masks and losses, compared with torch's.
+
+use std::path::{Path, PathBuf};
+
+use oarlock::nn::{
+    self, AdaptiveAvgPool2d, AttentionMasks, AvgPool2d, BCELoss, BCEWithLogitsLoss, Buffer, Conv1d, Conv2d,
+    CosineEmbeddingLoss, CrossEntropyLoss, Flatten, Forward, GroupNorm, HuberLoss, KLDivLoss, KlReduction,
+    L1Loss, Linear, MSELoss, MaxPool1d, MaxPool2d, Module, MultiHeadAttention, NLLLoss, Reduction, Relu,
+    Sequential, SmoothL1Loss, Unit,
+};
+use oarlock::optim;
+use oarlock::shard::{Gather, Placements};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
+use serde_json::Value;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/modules").join(name)
+}
+
+fn expected() -> Value {
+    serde_json::from_str(&std::fs::read_to_string(golden("modules.json")).unwrap()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+#[track_caller]
+fn assert_close(got: &[f32], want: &[f32], allowed: f32, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= allowed, "{what} [{index}]: got {got}, want {want}");
+    }
+}
+
+fn wave(device: &Device, shape: &[usize], step: f32) -> Tensor {
+    let n: usize = shape.iter().product();
+    let data: Vec<f32> = (0..n).map(|i| (i as f32 * step).sin()).collect();
+    Tensor::from_slice(&data, shape, device).unwrap()
+}
+
+#[derive(Module)]
+struct Model {
+    net: Unit<Sequential>,
+    lines: Unit<Sequential>,
+    attn: Unit<MultiHeadAttention>,
+}
+
+/// Images, lines, queries and keys → what each part makes of them.
+impl Forward<[Tensor; 4]> for Model {
+    type Output = Vec<Tensor>;
+    fn forward(&self, [images, lines, queries, keys]: &[Tensor; 4]) -> nn::Result<Vec<Tensor>> {
+        let device = images.device();
+        let padding = Tensor::from_slice(&[0, 0, 0, 1, 1, 0, 1, 0, 0, 0], [2, 5], device)?;
+        let hidden = [0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1];
+        let hidden = Tensor::from_slice(&hidden, [3, 5], device)?;
+        let bias = wave(device, &[3, 5], 0.7);
+        let of_heads = wave(device, &[4, 3, 5], 0.3);
+        let attend = |key: &Tensor, key_padding_mask: Option<&Tensor>, attn_mask: Option<&Tensor>| {
+            let masks = AttentionMasks { key_padding_mask, attn_mask };
+            self.attn.run(&(queries.clone(), key.clone()), |attn| attn.attend(queries, key, key, &masks))
+        };
+        Ok(vec![
+            self.net.forward(images)?,
+            self.lines.forward(lines)?,
+            attend(keys, None, None)?,
+            attend(keys, Some(&padding), None)?,
+            attend(keys, None, Some(&bias))?,
+            attend(keys, Some(&padding), Some(&hidden))?,
+            attend(keys, None, Some(&of_heads))?,
+            attend(queries, None, Some(&bias.narrow(1, 0..3)?))?,
+        ])
+    }
+}
+
+const OUTPUTS: [&str; 8] = ["net", "lines", "cross", "padded", "biased", "hidden", "of heads", "self"];
+
+impl Model {
+    fn new() -> nn::Result<Model> {
+        Ok(Model {
+            net: Unit::new(
+                Sequential::new()
+                    .add(Conv2d::new(3, 4, 3)?.stride(2).padding(1))
+                    .add(GroupNorm::new(2, 4)?)
+                    .add(Relu)
+                    .add(MaxPool2d::new(3).stride(2).padding(1).ceil_mode())
+                    .add(Conv2d::new(4, 6, (1, 3))?.padding((0, 1)).groups(2)?.no_bias())
+                    .add(AvgPool2d::new(2).stride(1))
+                    .add(AdaptiveAvgPool2d::new(1))
+                    .add(Flatten::default())
+                    .add(Linear::new(6, 5)?),
+            ),
+            lines: Unit::new(
+                Sequential::new()
+                    .add(Conv1d::new(3, 6, 3)?.padding(2).dilation(2))
+                    .add(MaxPool1d::new(2))
+                    .add(Conv1d::new(6, 6, 2)?.groups(6)?),
+            ),
+            attn: Unit::new(MultiHeadAttention::new(8, 2)?),
+        })
+    }
+
+    fn inputs(device: &Device) -> [Tensor; 4] {
+        [
+            wave(device, &[2, 3, 9, 12], 0.7),
+            wave(device, &[2, 3, 10], 0.7),
+            wave(device, &[2, 3, 8], 0.7),
+            wave(device, &[2, 5, 8], 1.1),
+        ]
+    }
+}
+
+fn weights(accelerator: &Accelerator, model: &Prepared<Model>) -> Vec<(String, Vec<f32>)> {
+    let weights = accelerator.get_state_dict(model).unwrap();
+    weights.into_iter().map(|(name, weight)| (name, weight.to_vec::<f32>().unwrap())).collect()
+}
+
+/// The outputs, and the weights before and after a step of SGD with a learning rate of 1.
+type Run = (Vec<Vec<f32>>, Vec<(String, Vec<f32>)>, Vec<(String, Vec<f32>)>);
+
+fn run(accelerator: &Accelerator) -> Result<Run> {
+    let model = Model::new()?;
+    let optimizer = optim::sgd(&model).lr(1.0);
+    let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+    accelerator.load_model(&model, golden("modules.safetensors"))?;
+    let before = weights(accelerator, &model);
+    let outputs = model.forward(&Model::inputs(accelerator.device()))?;
+    let mut loss = outputs[0].square()?.mean_all()?;
+    for output in &outputs[1..] {
+        loss = loss.add(&output.square()?.mean_all()?)?;
+    }
+    accelerator.backward(&loss)?;
+    optimizer.step()?;
+    let values = outputs.iter().map(|output| output.to_f32_vec()).collect::<nn::Result<_>>()?;
+    Ok((values, before, weights(accelerator, &model)))
+}
+
+fn alone(config: AcceleratorConfig) -> Accelerator {
+    let config = AcceleratorConfig { threads: Some(1), ..config };
+    Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap()
+}
+
+#[test]
+fn outputs_and_gradients_are_those_of_torch() {
+    let expected = expected();
+    let (outputs, before, after) = run(&alone(AcceleratorConfig::default())).unwrap();
+    for (name, output) in OUTPUTS.iter().zip(&outputs) {
+        assert_close(output, &floats(&expected["outputs"][name]), 2e-6, name);
+    }
+    let grads = expected["grads"].as_object().unwrap();
+    assert_eq!(grads.len(), before.len());
+    for ((name, before), (_, after)) in before.iter().zip(&after) {
+        let moved: Vec<f32> = before.iter().zip(after).map(|(before, after)| before - after).collect();
+        assert_close(&moved, &floats(&grads[name]), 3e-6, name);
+    }
+}
+
+#[test]
+fn every_placement_has_the_same_bits() {
+    let of = |placements: Placements, gather: Gather| {
+        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
+            std::thread::spawn(move || {
+                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+                run(&Accelerator::over(comm, &config).unwrap()).unwrap()
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
+    };
+    let ddp = of(Placements::WHOLE, Gather::InPlace);
+    assert!(ddp.1.iter().zip(&ddp.2).all(|(before, after)| before.1 != after.1));
+    assert_eq!(of(Placements::PARAMETERS, Gather::Copy), ddp);
+    assert_eq!(of(Placements::GRADIENTS, Gather::InPlace), ddp);
+}
+
+#[test]
+fn in_bf16_they_stay_near() {
+    let expected = expected();
+    let config = AcceleratorConfig { mixed_precision: Some(DType::BF16), ..AcceleratorConfig::default() };
+    let (outputs, ..) = run(&alone(config)).unwrap();
+    for (name, output) in OUTPUTS.iter().zip(&outputs) {
+        assert_close(output, &floats(&expected["outputs"][name]), 0.02, name);
+    }
+}
+
+#[test]
+fn losses_are_those_of_torch() {
+    let expected = &expected()["losses"];
+    let accelerator = alone(AcceleratorConfig::default());
+    let device = accelerator.device();
+    let wave = |shape: &[usize], step| wave(device, shape, step);
+    let logits = wave(&[6, 5], 0.7).scale(2.0).unwrap();
+    let labels = [0, 4, -100, 2, 1, 3];
+    let clamped = labels.map(|label: i32| label.max(0));
+    let [labels, clamped] = [labels, clamped].map(|x| Tensor::from_slice(&x, [6], device).unwrap());
+    let weight = || Some(Buffer::new([5], vec![0.5, 1.0, 2.0, 0.25, 1.5]).unwrap());
+    let pos_weight = Some(Buffer::new([5], vec![1.5, 2.0, 3.0, 1.25, 2.5]).unwrap());
+    let target = wave(&[6, 5], 1.3);
+    let probs = target.softmax().unwrap();
+    let (unit, of_unit) = (logits.sigmoid().unwrap(), target.sigmoid().unwrap());
+    let pairs = Tensor::from_slice(&[1f32, -1.0, 1.0, -1.0, -1.0, 1.0], [6], device).unwrap();
+    let log_probs = logits.log_softmax().unwrap();
+    for (how, reduction, kl) in [
+        ("none", Reduction::None, KlReduction::None),
+        ("mean", Reduction::Mean, KlReduction::Mean),
+        ("sum", Reduction::Sum, KlReduction::Sum),
+    ] {
+        let ce = CrossEntropyLoss { reduction, ..CrossEntropyLoss::default() };
+        let smooth = CrossEntropyLoss { label_smoothing: 0.1, ..ce.clone() };
+        let weighted = CrossEntropyLoss { weight: weight(), ignore_index: 4, ..ce.clone() };
+        let both = CrossEntropyLoss { weight: weight(), label_smoothing: 0.2, ..ce.clone() };
+        let weighted_logits =
+            BCEWithLogitsLoss { weight: weight(), pos_weight: pos_weight.clone(), reduction };
+        let bce_logits = BCEWithLogitsLoss { weight: None, pos_weight: None, reduction };
+        let kl = |log_target| KLDivLoss { log_target, reduction: kl };
+        for (name, loss) in [
+            ("ce", ce.forward(&logits, &labels)),
+            ("ce smooth", smooth.forward(&logits, &labels)),
+            ("ce weighted", weighted.forward(&logits, &clamped)),
+            ("ce both", both.forward(&logits, &labels)),
+            ("ce probs", both.forward(&logits, &probs)),
+            (
+                "nll",
+                NLLLoss { weight: weight(), reduction, ..NLLLoss::default() }.forward(&log_probs, &labels),
+            ),
+            ("l1", L1Loss { reduction }.forward(&logits, &target)),
+            ("mse", MSELoss { reduction }.forward(&logits, &target)),
+            ("smooth l1", SmoothL1Loss { beta: 0.5, reduction }.forward(&logits, &target)),
+            ("huber", HuberLoss { delta: 0.7, reduction }.forward(&logits, &target)),
+            ("bce", BCELoss { weight: None, reduction }.forward(&unit, &of_unit)),
+            ("bce weighted", BCELoss { weight: weight(), reduction }.forward(&unit, &of_unit)),
+            ("bce logits", bce_logits.forward(&logits, &of_unit)),
+            ("bce logits weighted", weighted_logits.forward(&logits, &of_unit)),
+            ("kl", kl(false).forward(&log_probs, &probs)),
+            ("kl log", kl(true).forward(&log_probs, &probs.log().unwrap())),
+            ("cosine", CosineEmbeddingLoss { margin: 0.2, reduction }.forward(&logits, &target, &pairs)),
+        ] {
+            let (loss, want) = (loss.unwrap().to_f32_vec().unwrap(), floats(&expected[how][name]));
+            let largest = want.iter().fold(1f32, |most, x| most.max(x.abs()));
+            assert_close(&loss, &want, 2e-6 * largest, &format!("{name}, {how}"));
+        }
+    }
+    // Where no label counts, the mean is 0.
+    let none = Tensor::from_slice(&[-100; 6], [6], device).unwrap();
+    let smooth = CrossEntropyLoss { label_smoothing: 0.1, ..CrossEntropyLoss::default() };
+    assert_eq!(smooth.forward(&logits, &none).unwrap().item().unwrap(), 0.0);
+}
