@@ -83,7 +83,8 @@ impl<P: Fn(Range<usize>) -> Location> Reader<'_, P> {
 
     fn document(mut self) -> Result<Node, Problem> {
         if self.peek().is_none() {
-            return Err(self.wrong("nothing is written here"));
+            let problem = Problem::new("this is not valid JSON: nothing is written here");
+            return Err(problem.at(&(self.location)(self.at..self.at), "").help("an empty object is {}"));
         }
         let node = self.node(0)?;
         match self.peek() {
@@ -334,7 +335,11 @@ mod tests {
             assert_eq!(shown(text), expected, "{text}");
         }
         for nothing in ["", " \n", "/* open", "// a comment\n"] {
-            assert!(shown(nothing).contains("this is not valid JSON"), "{nothing}: {}", shown(nothing));
+            assert!(
+                shown(nothing).contains("this is not valid JSON: nothing is written here"),
+                "{nothing}: {}",
+                shown(nothing)
+            );
         }
         assert!(shown("{\"a\": 1").contains("t.json:1:"), "{}", shown("{\"a\": 1"));
         let fields = text("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
