@@ -2,7 +2,7 @@
 
 use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::shard::Placements;
-use oarlock::{Accelerator, AcceleratorConfig, Options, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, optim};
 
 use crate::ranks::on_ranks;
 
@@ -22,15 +22,15 @@ impl Forward<Tensor> for Net {
 const X: [f32; 8] = [0.5, -0.25, 1.0, 0.75, -1.5, 0.125, 0.25, -0.5];
 
 /// The gradient of the input, that of the last weight, and what reading that of the weight in the unit gives.
-type Read = (Vec<f32>, Vec<f32>, Result<Option<Vec<f32>>, String>);
+type Read = (Vec<f32>, Vec<f32>, std::result::Result<Option<Vec<f32>>, String>);
 
 fn read(accelerator: &Accelerator) -> Result<Read> {
     let net =
         Net { up: nn::Unit::new(Linear::normal(4, 6, true, 0.3)?), down: Linear::normal(6, 1, true, 0.3)? };
     let optimizer = optim::sgd(&net).lr(0.1);
     let (net, optimizer) = accelerator.prepare((net, optimizer))?;
-    assert!(net.down.weight.gradient()?.is_none());
-    let loss_of = |x: &Tensor| net.forward(x)?.square()?.mean_all();
+    assert!(net.module().down.weight.gradient()?.is_none());
+    let loss_of = |x: &Tensor| Ok::<_, Error>(net.forward(x)?.square()?.mean_all()?);
     let x = Tensor::from_slice(&X, [2, 4], accelerator.device())?;
     let leaf = x.with_grad();
     let loss = loss_of(&leaf)?;
@@ -43,16 +43,18 @@ fn read(accelerator: &Accelerator) -> Result<Read> {
         let at = |step: f32| {
             let mut moved = X;
             moved[i] += step;
-            loss_of(&Tensor::from_slice(&moved, [2, 4], accelerator.device())?)?.to_vec::<f32>()
+            let moved = Tensor::from_slice(&moved, [2, 4], accelerator.device())?;
+            Ok::<_, Error>(loss_of(&moved)?.to_vec::<f32>()?[0])
         };
-        let difference = (at(0.01)?[0] - at(-0.01)?[0]) / 0.02;
+        let difference = (at(0.01)? - at(-0.01)?) / 0.02;
         assert!((of_x - difference).abs() < 1e-3, "{i}: {of_x} for {difference}");
     }
 
-    let of_weight = net.down.weight.gradient()?.unwrap();
+    let of_weight = net.module().down.weight.gradient()?.unwrap();
     assert_eq!(of_weight.sizes(), [1, 6]);
     let read = |gradient: Tensor| gradient.to_vec::<f32>().unwrap();
     let in_unit = net
+        .module()
         .up
         .module()
         .weight
@@ -61,7 +63,7 @@ fn read(accelerator: &Accelerator) -> Result<Read> {
         .map_err(|error| error.to_string());
     let result = (of_x, of_weight.to_vec::<f32>()?, in_unit);
     optimizer.step()?;
-    assert!(net.down.weight.gradient()?.is_none());
+    assert!(net.module().down.weight.gradient()?.is_none());
     Ok(result)
 }
 
