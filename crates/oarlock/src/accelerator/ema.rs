@@ -18,7 +18,7 @@ use crate::shard::{Engine, MASTER, WeightSource};
 ///
 /// ```
 /// use oarlock::nn::Linear;
-/// use oarlock::{Accelerator, AcceleratorConfig, Ema, optim};
+/// use oarlock::{Accelerator, AcceleratorConfig, Ema, Tensor, optim};
 ///
 /// # fn main() -> oarlock::Result<()> {
 /// let accelerator = Accelerator::new(&AcceleratorConfig::default())?;
@@ -26,8 +26,10 @@ use crate::shard::{Engine, MASTER, WeightSource};
 /// let optimizer = optim::adamw(&model);
 /// let (model, optimizer) = accelerator.prepare((model, optimizer))?;
 /// let mut ema = Ema::new(&model, 0.999)?;
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [1, 4], accelerator.device())?;
 /// for _ in 0..3 {
-///     // ... backward
+///     let loss = model.forward(&x)?.square()?.mean_all()?;
+///     accelerator.backward(&loss)?;
 ///     optimizer.step()?;
 ///     ema.update(&model)?;
 /// }
