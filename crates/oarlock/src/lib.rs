@@ -178,7 +178,7 @@ pub mod train;
 
 pub use accelerator::{
     Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,
-    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ends, GradientAccumulation,
+    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema, Ends, GradientAccumulation,
     GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan,
     Prepare, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig,
     ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel,

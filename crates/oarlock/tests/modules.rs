@@ -246,3 +246,71 @@ fn losses_are_those_of_torch() {
     let smooth = CrossEntropyLoss { label_smoothing: 0.1, ..CrossEntropyLoss::default() };
     assert_eq!(smooth.forward(&logits, &none).unwrap().item().unwrap(), 0.0);
 }
+
+/// Attention with every setting, and its inputs.
+#[derive(Module)]
+struct Attends {
+    attn: Unit<MultiHeadAttention>,
+}
+
+impl Forward<Tensor> for Attends {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        self.attn.call(x, |attn, x| attn.forward(x))
+    }
+}
+
+fn attends(attn: MultiHeadAttention) -> (Accelerator, Prepared<Attends>) {
+    let accelerator = alone(AcceleratorConfig::default());
+    let model = Attends { attn: Unit::new(attn) };
+    let optimizer = optim::sgd(&model);
+    let (model, _) = accelerator.prepare((model, optimizer)).unwrap();
+    (accelerator, model)
+}
+
+#[test]
+fn masks_and_dropout_take_the_slower_path_to_the_same_place() {
+    for causal in [false, true] {
+        let attn = MultiHeadAttention::new(8, 4).unwrap().kv_heads(2).unwrap();
+        let attn = if causal { attn.causal() } else { attn };
+        let (accelerator, model) = attends(attn);
+        let x = wave(accelerator.device(), &[2, 5, 8], 0.7);
+        let fused = model.forward(&x).unwrap().to_f32_vec().unwrap();
+        let zeros = Tensor::zeros([5, 5], DType::F32, accelerator.device()).unwrap();
+        let masked = model.call(&x, |model, x| {
+            let masks = AttentionMasks { attn_mask: Some(&zeros), ..AttentionMasks::default() };
+            model.attn.run(x, |attn| attn.attend(x, x, x, &masks))
+        });
+        assert_close(&masked.unwrap().to_f32_vec().unwrap(), &fused, 2e-6, "with a bias of zero");
+        let narrow = x.narrow(1, 0..3).unwrap();
+        let error = model.call(&narrow, |model, narrow| {
+            let masks = AttentionMasks { key_padding_mask: Some(&zeros), ..AttentionMasks::default() };
+            model.attn.run(narrow, |attn| attn.attend(narrow, &x, &x, &masks))
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("expected a key_padding_mask of shape [2, 5], got [5, 5]"), "{text}");
+    }
+}
+
+#[test]
+fn attention_weights_drop_in_training_only_and_alike_when_computed_again() {
+    let of = |p: f32, recompute: bool, training: bool| {
+        let (accelerator, model) = attends(MultiHeadAttention::new(8, 2).unwrap().causal().dropout(p));
+        if training {
+            model.train();
+        } else {
+            model.eval();
+        }
+        model.module().attn.unit_run().set_recompute(recompute);
+        let x = wave(accelerator.device(), &[2, 5, 8], 0.7);
+        let y = model.forward(&x).unwrap();
+        if training {
+            accelerator.backward(&y.square().unwrap().mean_all().unwrap()).unwrap();
+        }
+        y.to_f32_vec().unwrap()
+    };
+    let (plain, dropped) = (of(0.0, false, true), of(0.5, false, true));
+    assert_ne!(plain, dropped);
+    assert_eq!(dropped, of(0.5, true, true));
+    assert_eq!(plain, of(0.5, false, false));
+}

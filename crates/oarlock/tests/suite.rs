@@ -12,6 +12,7 @@ mod corpus;
 mod dataloader;
 mod deepspeed;
 mod distributed;
+mod ema;
 mod examples_ddp;
 mod examples_guides;
 mod families;

@@ -6,6 +6,7 @@ mod collectives;
 mod config;
 mod deepspeed_plugin;
 mod dummies;
+mod ema;
 mod environment;
 mod gradient_state;
 mod handle;
@@ -44,6 +45,7 @@ pub use config::{
 };
 pub use deepspeed_plugin::{DeepSpeedPlugin, OffloadDevice};
 pub use dummies::{DummyOptim, DummyScheduler};
+pub use ema::Ema;
 pub(crate) use environment::MIXED_PRECISION;
 pub use gradient_state::GradientState;
 pub use handle::Accelerator;

@@ -18,7 +18,7 @@ fn windows(size: usize, o: &PoolOptions<2>, d: usize) -> Vec<(Vec<usize>, usize)
     let (k, s, p, dilation) = (o.kernel[d], o.stride[d], o.padding[d], o.dilation[d]);
     let rest = size + 2 * p - dilation * (k - 1) - 1;
     let mut n = rest / s + 1;
-    if o.ceil_mode && rest % s != 0 && n * s < size + p {
+    if o.ceil_mode && !rest.is_multiple_of(s) && n * s < size + p {
         n += 1;
     }
     let window = |i: usize| {
