@@ -124,7 +124,8 @@ impl Accelerator {
 fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<()> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
-            "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
+            "backward starts from one number, the loss, and got {}; take its mean or sum",
+            loss.describe()
         )));
     }
     let tape = loss.tape().ok_or_else(|| {

@@ -3,13 +3,17 @@
 
 mod attention;
 mod common;
+mod compare;
+mod create;
 mod elementwise;
 mod fused;
 mod head;
 mod layout;
 mod losses;
+mod operators;
 mod products;
 mod recompute;
 mod reduce;
+mod statistics;
 mod steps;
 mod tape;
