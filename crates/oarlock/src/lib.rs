@@ -210,6 +210,8 @@ mod pages {
     mod library {}
     #[doc = include_str!("../../../docs/nn.md")]
     mod nn {}
+    #[doc = include_str!("../../../docs/tensors.md")]
+    mod tensors {}
     #[doc = include_str!("../../../docs/tracking.md")]
     mod tracking {}
 }
