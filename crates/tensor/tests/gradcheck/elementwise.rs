@@ -157,7 +157,10 @@ fn functions_of_two_elements_with_broadcasting() {
             let reference = move |x: &[&[f64]]| {
                 (0..to.iter().product()).map(|i| f(x[0][spread(a, to, i)], x[1][spread(b, to, i)])).collect()
             };
-            case(name, [dividend, divisor], move |x| op(&x[0], &x[1]), reference).check();
+            // The terms of a spread exponent's gradient have both signs, and their sum is small.
+            let slack = if name == "pow" { 16.0 } else { 1.0 };
+            let case = case(name, [dividend, divisor], move |x| op(&x[0], &x[1]), reference);
+            Case { slack, ..case }.check();
         }
     }
 }
