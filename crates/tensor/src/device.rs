@@ -33,7 +33,7 @@
 //! those that conflict with its declarations, and a copy to the host for those that write what it reads. An error of a
 //! launch that ran late comes out of the next copy, with the op's name ([`Error::Launch`](crate::Error::Launch)).
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::arena::Arena;
 use crate::cpu::{Cpu, Isa};
@@ -197,10 +197,14 @@ impl Device {
 }
 
 impl Default for Device {
-    /// The CPU on its fastest code path, with one thread for each core that this process may use.
+    /// The CPU on its fastest code path, with one thread for each core that this process may use: the same device at
+    /// every call, so that tensors on it can be used together.
     fn default() -> Device {
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Device::cpu(Isa::detect(), Par::threads(n_threads).unwrap_or(Par::solo()))
+        static CPU: LazyLock<Device> = LazyLock::new(|| {
+            let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+            Device::cpu(Isa::detect(), Par::threads(n_threads).unwrap_or(Par::solo()))
+        });
+        CPU.clone()
     }
 }
 
