@@ -42,7 +42,8 @@ pub fn example(rank: usize, world_size: usize, weights: Option<&Path>) -> Result
 
     ddp_model.eval();
     let after = nn::mse_loss(&ddp_model.forward(&x)?, &labels)?;
-    let mut losses = Tensor::from_slice(&[loss.item()?, after.item()?], [2], ddp_model.device())?;
+    let mut losses =
+        Tensor::from_slice(&[loss.item::<f32>()?, after.item::<f32>()?], [2], ddp_model.device())?;
     distributed::all_reduce(&mut losses, ReduceOp::Avg)?;
     distributed::destroy_process_group()?;
     let losses = losses.to_vec::<f32>()?;

@@ -32,7 +32,7 @@ impl Trainer {
         self.model.step()?;
         let mut loss = loss.detach();
         distributed::all_reduce(&mut loss, ReduceOp::Avg)?;
-        Ok(loss.item()?)
+        Ok(loss.item::<f32>()?)
     }
 
     fn run_epoch(&mut self, epoch: u64) -> Result<()> {

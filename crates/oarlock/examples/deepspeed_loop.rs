@@ -94,7 +94,7 @@ pub fn train(accelerator: &Accelerator, folder: &Path, stop: usize) -> Result<Ve
         if (step + 1).is_multiple_of(SAVE_INTERVAL) {
             engine.save_checkpoint(folder, None, &ClientState { step })?;
         }
-        let mut sum = [f64::from(loss.item()?)];
+        let mut sum = [loss.item::<f64>()?];
         accelerator.reduce_sum(&mut sum)?;
         losses.push((sum[0] / accelerator.num_processes() as f64) as f32);
     }

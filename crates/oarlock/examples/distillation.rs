@@ -89,7 +89,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
             optimizer.step()?;
             scheduler.step();
             optimizer.zero_grad()?;
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item::<f32>()?);
         }
     }
     Ok(losses)

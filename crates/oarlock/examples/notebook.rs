@@ -36,7 +36,7 @@ fn training_function() -> Result<()> {
         let loss = nn::mse_loss(&model.forward(&x)?, &y)?;
         accelerator.backward(&loss)?;
         optimizer.step()?;
-        losses.push(loss.item()?);
+        losses.push(loss.item::<f32>()?);
     }
     accelerator.print(format_args!(
         "{} ranks: loss {:.4} at first, {:.4} in the end",

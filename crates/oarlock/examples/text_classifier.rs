@@ -86,7 +86,7 @@ pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
             lr_scheduler.step();
             optimizer.zero_grad()?;
             let loss = accelerator.reduce(&loss, Reduction::Mean, 1.0)?;
-            outcome.losses.push(loss.item()?);
+            outcome.losses.push(loss.item::<f32>()?);
             let step = outcome.losses.len();
             if step.is_multiple_of(num_training_steps / 5) {
                 accelerator.print(format_args!("step {step} of {num_training_steps}"));

@@ -104,7 +104,7 @@ pub fn train(first_accelerator: &Accelerator) -> Result<[Vec<f32>; 2]> {
         second_optimizer.step()?;
         second_optimizer.zero_grad()?;
 
-        let mut sums = [f64::from(loss1.item()?), f64::from(loss2.item()?)];
+        let mut sums = [loss1.item::<f64>()?, loss2.item::<f64>()?];
         first_accelerator.reduce_sum(&mut sums)?;
         losses.iter_mut().zip(sums).for_each(|(losses, sum)| losses.push((sum / world as f64) as f32));
     }

@@ -212,6 +212,8 @@ mod pages {
     mod nn {}
     #[doc = include_str!("../../../docs/tensors-shapes.md")]
     mod tensors_shapes {}
+    #[doc = include_str!("../../../docs/tensors.md")]
+    mod tensors {}
     #[doc = include_str!("../../../docs/tracking.md")]
     mod tracking {}
 }

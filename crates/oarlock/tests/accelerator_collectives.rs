@@ -114,7 +114,7 @@ fn values_are_reduced_with_one_rounding() {
         let error = accelerator.reduce(&whole, Reduction::Mean, 1.0).unwrap_err().to_string();
         assert!(error.starts_with("reduce: integers have a sum and a greatest"), "{error}");
         let nan = vector(accelerator, &[if rank == 1.0 { f32::NAN } else { rank }])?;
-        assert!(accelerator.reduce(&nan, Reduction::Max, 1.0)?.item()?.is_nan());
+        assert!(accelerator.reduce(&nan, Reduction::Max, 1.0)?.item::<f32>()?.is_nan());
         Ok(())
     });
 }

@@ -112,7 +112,7 @@ fn pass(engine: &DeepSpeedEngine<Net>, at: usize) -> Result<f32> {
     let x = ops::cast(&x, engine.accelerator().dtype())?;
     let loss = ops::cast(&engine.forward(&x)?, DType::F32)?.sub(&y)?.square()?.mean_all()?;
     engine.backward(&loss)?;
-    loss.item().map_err(Into::into)
+    loss.item::<f32>().map_err(Into::into)
 }
 
 #[test]

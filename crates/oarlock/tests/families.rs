@@ -161,7 +161,7 @@ fn twenty_steps_are_those_of_torch() {
             accelerator.backward(&loss).unwrap();
             optimizer.step().unwrap();
             optimizer.zero_grad().unwrap();
-            far = far.max((f64::from(loss.item().unwrap()) - expected).abs());
+            far = far.max((loss.item::<f64>().unwrap() - expected).abs());
         }
         assert_eq!(family.golden["losses"].values.len(), STEPS);
         println!("{}: losses {far:.1e} from those of torch", family.name);

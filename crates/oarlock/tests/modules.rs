@@ -244,7 +244,7 @@ fn losses_are_those_of_torch() {
     // Where no label counts, the mean is 0.
     let none = Tensor::from_slice(&[-100; 6], [6], device).unwrap();
     let smooth = CrossEntropyLoss { label_smoothing: 0.1, ..CrossEntropyLoss::default() };
-    assert_eq!(smooth.forward(&logits, &none).unwrap().item().unwrap(), 0.0);
+    assert_eq!(smooth.forward(&logits, &none).unwrap().item::<f32>().unwrap(), 0.0);
 }
 
 /// Attention with every setting, and its inputs.

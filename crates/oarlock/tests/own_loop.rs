@@ -80,7 +80,7 @@ fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Resu
                 optimizer.step()?;
                 scheduler.step();
                 optimizer.zero_grad()?;
-                sum += loss.item()?;
+                sum += loss.item::<f32>()?;
                 Ok(())
             })?;
         }

@@ -100,7 +100,7 @@ fn layers_losses_and_gradients_are_those_of_torch() {
     assert_close(&logits.to_vec::<f32>().unwrap(), &floats(&expected["logits"]), 2e-6, "logits");
     let loss = CrossEntropyLoss::default().forward(&logits, &labels).unwrap();
     let number = |name: &str| expected[name].as_f64().unwrap() as f32;
-    assert_close(&[loss.item().unwrap()], &[number("loss")], 1e-6, "loss");
+    assert_close(&[loss.item::<f32>().unwrap()], &[number("loss")], 1e-6, "loss");
 
     let flat = logits.detach().reshape([8, 5]).unwrap();
     let soft: Vec<f32> = (0..40).map(|i| (i as f32).cos()).collect();
@@ -114,7 +114,7 @@ fn layers_losses_and_gradients_are_those_of_torch() {
         ("bce", nn::bce_with_logits(&flat, &soft)),
         ("kl", nn::kl_div(&flat.log_softmax().unwrap(), &soft, KlTarget::Probs, KlReduction::BatchMean)),
     ] {
-        assert_close(&[loss.unwrap().item().unwrap()], &[number(name)], 5e-6, name);
+        assert_close(&[loss.unwrap().item::<f32>().unwrap()], &[number(name)], 5e-6, name);
     }
 
     // One step of SGD with a learning rate of 1 moves each weight by its gradient.
@@ -139,7 +139,7 @@ fn in_bf16_layers_convert_their_inputs_and_losses_are_f32() {
     assert_eq!(logits.dtype(), DType::BF16);
     let loss = nn::cross_entropy(&logits, &labels).unwrap();
     assert_eq!(loss.dtype(), DType::F32);
-    assert!((loss.item().unwrap() - expected["loss"].as_f64().unwrap() as f32).abs() < 0.02);
+    assert!((loss.item::<f32>().unwrap() - expected["loss"].as_f64().unwrap() as f32).abs() < 0.02);
     accelerator.backward(&loss).unwrap();
 }
 
@@ -213,7 +213,7 @@ fn losses_with_dropout(recompute: bool, seed: u64) -> Vec<f32> {
         accelerator.backward(&first).unwrap();
         accelerator.backward(&second).unwrap();
         optimizer.step().unwrap();
-        losses.extend([first.item().unwrap(), second.item().unwrap()]);
+        losses.extend([first.item::<f32>().unwrap(), second.item::<f32>().unwrap()]);
     }
     assert_ne!(losses[0], losses[1]);
     model.eval();
@@ -295,7 +295,7 @@ fn a_custom_op_with_a_parameter_trains_in_a_prepared_model() {
     };
     let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| f64::from(x)).collect() };
     let (scale, bias) = (wide(&before.0), wide(&before.1));
-    assert!((f64::from(loss.item().unwrap()) - reference(&scale, &bias)).abs() < 1e-6);
+    assert!((loss.item::<f64>().unwrap() - reference(&scale, &bias)).abs() < 1e-6);
     accelerator.backward(&loss).unwrap();
     optimizer.step().unwrap();
     let (scale_after, bias_after) = (weight(&model, "scale"), weight(&model, "up.bias"));
@@ -340,13 +340,20 @@ fn a_classifier_of_transformers_gives_the_same_logits_and_loss() {
         let logits = output.logits.to_vec::<f32>().unwrap();
         assert_close(&logits, &floats(&expected["logits"]), 2e-5, side);
         let loss = output.loss.unwrap();
-        assert_close(&[loss.item().unwrap()], &[expected["loss"].as_f64().unwrap() as f32], 2e-5, side);
+        assert_close(
+            &[loss.item::<f32>().unwrap()],
+            &[expected["loss"].as_f64().unwrap() as f32],
+            2e-5,
+            side,
+        );
         last = Some((input, loss));
     }
     let (input, loss) = last.unwrap();
     accelerator.backward(&loss).unwrap();
     optimizer.step().unwrap();
-    assert!(model.forward(&input).unwrap().loss.unwrap().item().unwrap() < loss.item().unwrap());
+    assert!(
+        model.forward(&input).unwrap().loss.unwrap().item::<f32>().unwrap() < loss.item::<f32>().unwrap()
+    );
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn groups_and_their_schedules_are_those_of_torch_transformers_and_deepspeed() {
             accelerator.backward(&loss).unwrap();
             optimizer.step().unwrap();
             scheduler.step();
-            losses.push(f64::from(loss.item().unwrap()));
+            losses.push(loss.item::<f64>().unwrap());
         }
         assert_close(&losses, &numbers(&run["losses"]), 2e-6, &what);
         assert_weights(&weights(&accelerator, &net).unwrap(), &run["end"], &what);
@@ -219,7 +219,7 @@ fn an_engine_keeps_the_groups_of_the_code_and_of_model_parameters_as_deepspeed_d
             let loss = loss_of(engine.model(), &batch(&accelerator, step).unwrap()).unwrap();
             engine.backward(&loss).unwrap();
             engine.step().unwrap();
-            losses.push(f64::from(loss.item().unwrap()));
+            losses.push(loss.item::<f64>().unwrap());
         }
         assert_close(&losses, &numbers(&run["losses"]), 2e-6, title);
         assert_weights(&weights(&accelerator, engine.model()).unwrap(), &run["end"], title);

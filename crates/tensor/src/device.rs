@@ -33,7 +33,7 @@
 //! those that conflict with its declarations, and a copy to the host for those that write what it reads. An error of a
 //! launch that ran late comes out of the next copy, with the op's name ([`Error::Launch`](crate::Error::Launch)).
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::arena::Arena;
 use crate::cpu::{Cpu, Isa};
@@ -88,7 +88,7 @@ impl Device {
         }
     }
 
-    /// The CPU, on the given code path, with the given threads.
+    /// The CPU, on the given code path, with the given threads. [`Device::default`] chooses both.
     pub fn cpu(isa: Isa, par: Par) -> Device {
         Device::new(Kind::Cpu, Cpu { isa, par }, Arena::new(), Arc::default())
     }
@@ -193,6 +193,18 @@ impl Device {
     /// Whether it is this device.
     pub fn same(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Default for Device {
+    /// The CPU on its fastest code path, with one thread for each core that this process may use: the same device at
+    /// every call, so that tensors on it can be used together.
+    fn default() -> Device {
+        static CPU: LazyLock<Device> = LazyLock::new(|| {
+            let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+            Device::cpu(Isa::detect(), Par::threads(n_threads).unwrap_or(Par::solo()))
+        });
+        CPU.clone()
     }
 }
 

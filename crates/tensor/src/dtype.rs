@@ -1,7 +1,12 @@
-//! Element types: what a tensor can hold, and how kernels read and write it as f32.
+//! Element types: what a tensor can hold, how kernels read and write it as f32, and what the host reads it as.
+
+use std::fmt;
+use std::str::FromStr;
 
 use bytemuck::Pod;
 pub use half::{bf16, f16};
+
+use crate::error::Error;
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,21 +36,55 @@ impl DType {
     }
 }
 
-impl std::fmt::Display for DType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            DType::F32 => "f32",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::I32 => "i32",
+            DType::F32 => f32::NAME,
+            DType::BF16 => bf16::NAME,
+            DType::F16 => f16::NAME,
+            DType::I32 => i32::NAME,
         })
     }
 }
 
+impl FromStr for DType {
+    type Err = Error;
+
+    /// Reads the name of a dtype: Oarlock's (`bf16`), torch's (`bfloat16`, `torch.bfloat16`) or Accelerate's (`fp16`).
+    fn from_str(name: &str) -> Result<DType, Error> {
+        Ok(match name.strip_prefix("torch.").unwrap_or(name) {
+            "f32" | "float32" | "float" | "fp32" => DType::F32,
+            "bf16" | "bfloat16" => DType::BF16,
+            "f16" | "float16" | "half" | "fp16" => DType::F16,
+            "i32" | "int32" | "int" => DType::I32,
+            _ => {
+                return Err(Error::Usage(format!(
+                    "unknown dtype \"{name}\": expected f32, bf16, f16 or i32, or torch's name of one of these"
+                )));
+            }
+        })
+    }
+}
+
+/// A type of numbers that the host can read elements as: elements of this very type, of another float type (rounded to
+/// nearest), or integers whose value the type can hold exactly.
+pub trait Scalar: Pod + Send + Sync + PartialEq + fmt::Debug + 'static {
+    /// The name of the type.
+    const NAME: &'static str;
+    /// The dtype whose elements are of this type, if there is one.
+    const ELEMENT: Option<DType>;
+    /// A float, rounded to nearest; `None` for types of integers.
+    fn from_float(x: f32) -> Option<Self>;
+    /// An integer; `None` if it is not exact in this type.
+    fn from_int(x: i32) -> Option<Self>;
+}
+
 /// A Rust type that a tensor can hold.
-pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug + 'static {
+pub trait Element: Scalar {
     /// Its dtype.
     const DTYPE: DType;
+    /// A number as an element: floats are rounded to nearest, integers towards zero.
+    fn from_number(x: f64) -> Self;
 }
 
 /// An element that kernels compute with: read as f32, computed in f32, rounded once when written.
@@ -56,17 +95,54 @@ pub trait Float: Element {
     fn from_f32(x: f32) -> Self;
 }
 
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
+macro_rules! float {
+    ($T:ty, $name:literal, $dtype:expr) => {
+        impl Scalar for $T {
+            const NAME: &'static str = $name;
+            const ELEMENT: Option<DType> = Some($dtype);
+            fn from_float(x: f32) -> Option<$T> {
+                Some(Float::from_f32(x))
+            }
+            fn from_int(x: i32) -> Option<$T> {
+                let y: $T = Float::from_f32(x as f32);
+                (f64::from(Float::to_f32(y)) == f64::from(x)).then_some(y)
+            }
+        }
+        impl Element for $T {
+            const DTYPE: DType = $dtype;
+            fn from_number(x: f64) -> $T {
+                Float::from_f32(x as f32)
+            }
+        }
+    };
 }
-impl Element for bf16 {
-    const DTYPE: DType = DType::BF16;
+float!(f32, "f32", DType::F32);
+float!(bf16, "bf16", DType::BF16);
+float!(f16, "f16", DType::F16);
+
+macro_rules! wide {
+    ($T:ty, $name:literal, $element:expr, $x:ident => $float:expr) => {
+        impl Scalar for $T {
+            const NAME: &'static str = $name;
+            const ELEMENT: Option<DType> = $element;
+            fn from_float($x: f32) -> Option<$T> {
+                $float
+            }
+            fn from_int(x: i32) -> Option<$T> {
+                Some(x.into())
+            }
+        }
+    };
 }
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
-}
+wide!(f64, "f64", None, x => Some(x.into()));
+wide!(i32, "i32", Some(DType::I32), _x => None);
+wide!(i64, "i64", None, _x => None);
+
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
+    fn from_number(x: f64) -> i32 {
+        x as i32
+    }
 }
 
 impl Float for f32 {
@@ -109,6 +185,23 @@ impl Float for f16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_read_and_unknown_ones_refused() {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32] {
+            assert_eq!(dtype.to_string().parse::<DType>().unwrap(), dtype);
+        }
+        for (name, dtype) in [
+            ("torch.bfloat16", DType::BF16),
+            ("half", DType::F16),
+            ("fp16", DType::F16),
+            ("float", DType::F32),
+        ] {
+            assert_eq!(name.parse::<DType>().unwrap(), dtype);
+        }
+        let text = "float64".parse::<DType>().unwrap_err().to_string();
+        assert!(text.starts_with("unknown dtype \"float64\": expected f32, bf16, f16 or i32"), "{text}");
+    }
 
     #[test]
     fn bf16_rounds_as_half_does() {

@@ -9,6 +9,7 @@
 mod arena;
 pub mod cpu;
 mod device;
+mod dims;
 mod dtype;
 mod error;
 mod flat;
@@ -19,6 +20,7 @@ mod launch;
 pub mod ops;
 mod par;
 mod param;
+mod print;
 mod profile;
 mod rope_table;
 mod shape;
@@ -28,7 +30,8 @@ mod tensor;
 
 pub use arena::{ALIGN, Arena, Buffer, Usage};
 pub use device::{Device, DeviceKind};
-pub use dtype::{DType, Element, Float, bf16, f16};
+pub use dims::Dims;
+pub use dtype::{DType, Element, Float, Scalar, bf16, f16};
 pub use error::{Error, Result};
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};
 pub use init::{Fan, Init, Nonlinearity};

@@ -329,8 +329,8 @@ impl Tape {
         if grad.shape() != root.shape() || grad.dtype() != root.dtype() {
             return Err(Error::Shape {
                 op: "backward_from",
-                expected: format!("a gradient like {root:?}"),
-                got: format!("{grad:?}"),
+                expected: format!("a gradient like {}", root.describe()),
+                got: grad.describe(),
             });
         }
         grad.var = None;

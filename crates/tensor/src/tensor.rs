@@ -110,9 +110,14 @@ impl Tensor {
     /// Whether it holds elements of type `T`.
     pub(crate) fn check_elements<T: Element>(&self, op: &'static str) -> Result<()> {
         if T::DTYPE != self.dtype {
-            return Err(Error::DType { op, expected: dtype_name::<T>(), got: self.dtype });
+            return Err(Error::DType { op, expected: T::NAME, got: self.dtype });
         }
         Ok(())
+    }
+
+    /// Its shape and dtype in words, for messages: `Tensor([2, 3], f32)`.
+    pub fn describe(&self) -> String {
+        format!("Tensor({:?}, {})", self.shape, self.dtype)
     }
 
     /// The size of its elements together.
@@ -148,20 +153,5 @@ impl Tensor {
         debug_assert!(first + shape.n_elems() <= self.n_elems());
         let offset_bytes = self.offset_bytes + first * self.dtype.size();
         Tensor { offset_bytes, shape, var: None, ..self.clone() }
-    }
-}
-
-fn dtype_name<T: Element>() -> &'static str {
-    match T::DTYPE {
-        DType::F32 => "f32",
-        DType::BF16 => "bf16",
-        DType::F16 => "f16",
-        DType::I32 => "i32",
-    }
-}
-
-impl std::fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tensor({:?}, {})", self.shape, self.dtype)
     }
 }

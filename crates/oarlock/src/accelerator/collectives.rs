@@ -436,8 +436,9 @@ fn padded(tensor: &Tensor, pad: Pad, most: usize, to: &Accelerator) -> Result<Te
         }
         DType::I32 => {
             return Err(Error::Usage(format!(
-                "pad_across_processes: pad_index is {}, and the tensor {tensor:?} holds integers",
-                pad.pad_index
+                "pad_across_processes: pad_index is {}, and the tensor {} holds integers",
+                pad.pad_index,
+                tensor.describe()
             )));
         }
     };

@@ -135,7 +135,8 @@ impl Accelerator {
 fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<Gradients> {
     if loss.n_elems() != 1 {
         return Err(Error::Usage(format!(
-            "backward starts from one number, the loss, and got {loss:?}; take its mean or sum"
+            "backward starts from one number, the loss, and got {}; take its mean or sum",
+            loss.describe()
         )));
     }
     let tape = loss.tape().ok_or_else(|| {

@@ -108,7 +108,7 @@ impl Loop {
                         accelerator.backward(&loss)?;
                         self.optimizers[index].step()?;
                         self.schedulers[index].step();
-                        sums[index] += f64::from(loss.item()?) / (2 * world) as f64;
+                        sums[index] += loss.item::<f64>()? / (2 * world) as f64;
                     }
                     Ok(())
                 })?;

@@ -109,7 +109,7 @@ fn dropout_drops_what_it_would_have_dropped_and_a_loss_scale_stays() {
             let loss = net.forward(&x).unwrap().square().unwrap().mean_all().unwrap();
             accelerator.backward(&loss).unwrap();
             adam.step().unwrap();
-            seen.push((loss.item().unwrap().to_bits(), adam.step_was_skipped()));
+            seen.push((loss.item::<f32>().unwrap().to_bits(), adam.step_was_skipped()));
         }
         seen
     };

@@ -86,7 +86,7 @@ fn untouched_parameters_are_as_in_torch_with_zero_gradients_and_with_none() {
             let loss = y.square().unwrap().mean_all().unwrap();
             accelerator.backward(&loss).unwrap();
             optimizer.step().unwrap();
-            losses.push(loss.item().unwrap());
+            losses.push(loss.item::<f32>().unwrap());
         }
         assert_close(&losses, &floats(&expected["losses"]), 1e-5, name);
         for (param, end) in expected["end"].as_object().unwrap() {
@@ -152,7 +152,7 @@ fn rank(accelerator: &Accelerator, run: &Run) -> Result<(Vec<f32>, Vec<f32>, u64
                 accelerator.clip_grad_norm(&optimizer, 0.7)?;
                 optimizer.step()?;
                 optimizer.zero_grad()?;
-                losses.push(loss.item()?);
+                losses.push(loss.item::<f32>()?);
                 Ok(())
             })?;
         }
@@ -306,7 +306,7 @@ fn units_inside_of_a_dissolved_unit_train_alike_though_it_was_to_be_computed_aga
                         let loss = outer.forward(&x)?.square()?.mean_all()?;
                         accelerator.backward(&loss)?;
                         optimizer.step()?;
-                        losses.push(loss.item()?);
+                        losses.push(loss.item::<f32>()?);
                     }
                     comm.finish();
                     Ok(losses)

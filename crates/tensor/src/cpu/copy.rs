@@ -10,7 +10,7 @@ use super::pieces::{TASK_ELEMS, task_rows};
 use super::reduce::Dims;
 use super::walk::Walk;
 use super::{Cpu, Store};
-use crate::dtype::Float;
+use crate::dtype::{Element, Float};
 
 /// `y = x` in the order of `walk`.
 pub fn strided<W: Pod + Send + Sync>(cpu: &Cpu, walk: &Walk<1>, x: &[W], y: &mut [W]) {
@@ -158,7 +158,14 @@ pub fn add_window<T: Float>(cpu: &Cpu, window: Window, part: &[T], whole: &mut [
 }
 
 /// `out = mask != 0 ? x : y`; an absent operand is `value`.
-pub fn select<T: Float>(cpu: &Cpu, mask: &[i32], x: Option<&[T]>, y: Option<&[T]>, value: T, out: &mut [T]) {
+pub fn select<T: Element>(
+    cpu: &Cpu,
+    mask: &[i32],
+    x: Option<&[T]>,
+    y: Option<&[T]>,
+    value: T,
+    out: &mut [T],
+) {
     let fits = |operand: Option<&[T]>| operand.is_none_or(|o| o.len() == out.len());
     assert!(mask.len() == out.len() && fits(x) && fits(y), "select: lengths");
     cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
@@ -168,7 +175,7 @@ pub fn select<T: Float>(cpu: &Cpu, mask: &[i32], x: Option<&[T]>, y: Option<&[T]
 }
 
 multiversion! {
-    fn select_task[T: Float](mask: &[i32], x: Option<&[T]>, y: Option<&[T]>, value: T, out: &mut [T]) {
+    fn select_task[T: Element](mask: &[i32], x: Option<&[T]>, y: Option<&[T]>, value: T, out: &mut [T]) {
         for (i, (out, mask)) in out.iter_mut().zip(mask).enumerate() {
             *out = if *mask != 0 { x } else { y }.map_or(value, |operand| operand[i]);
         }

@@ -56,6 +56,24 @@ elementwise! {
     }
 }
 
+elementwise! {
+    /// Integers as floats, rounded to nearest.
+    pub fn from_integers[T: Float]()(x: &[i32]) -> (y: &mut [T]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = T::from_f32(*x as f32);
+        }
+    }
+}
+
+elementwise! {
+    /// Floats as integers, rounded towards zero and kept inside their range; NaN becomes 0.
+    pub fn to_integers[T: Float]()(x: &[T]) -> (y: &mut [i32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = x.to_f32() as i32;
+        }
+    }
+}
+
 /// Every element becomes `value`.
 pub fn fill<T: Element>(cpu: &Cpu, value: T, x: &mut [T]) {
     cpu.par.chunks_mut(x, TASK_ELEMS, |_, x| x.fill(value));

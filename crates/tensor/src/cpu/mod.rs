@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod binary;
+pub mod compare;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;

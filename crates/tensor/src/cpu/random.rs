@@ -154,6 +154,11 @@ pub fn fill_uniform<T: Float>(cpu: &Cpu, stream: Stream, first: u64, low: f32, h
     in_parts(cpu, first, out, |isa, first, out| uniform_task(isa, stream, first, low, high, out));
 }
 
+/// Elements `first..` of the stream, uniform multiples of `1 / n_steps` from 0 up to, but without, 1.
+pub fn fill_steps<T: Float>(cpu: &Cpu, stream: Stream, first: u64, n_steps: f32, out: &mut [T]) {
+    in_parts(cpu, first, out, |isa, first, out| steps_task(isa, stream, first, n_steps, out));
+}
+
 /// Elements `first..` of the stream, normal with this mean and standard deviation.
 pub fn fill_normal<T: Float>(cpu: &Cpu, stream: Stream, first: u64, mean: f32, std: f32, out: &mut [T]) {
     in_parts(cpu, first, out, |isa, first, out| normal_task(isa, stream, first, mean, std, out));
@@ -176,6 +181,16 @@ multiversion! {
         by_groups::<Bits, _>(stream, first, out, |bits, out| {
             for (out, bits) in out.iter_mut().zip(bits) {
                 *out = T::from_f32(low + (high - low) * unit(*bits));
+            }
+        });
+    }
+}
+
+multiversion! {
+    fn steps_task[T: Float](stream: Stream, first: u64, n_steps: f32, out: &mut [T]) {
+        by_groups::<Bits, _>(stream, first, out, |bits, out| {
+            for (out, bits) in out.iter_mut().zip(bits) {
+                *out = T::from_f32((unit(*bits) * n_steps).floor() / n_steps);
             }
         });
     }

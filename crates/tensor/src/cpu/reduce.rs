@@ -1,4 +1,4 @@
-//! Sums and maxima over one dim of `[outer, n, inner]`.
+//! Sums, products, maxima and minima over one dim of `[outer, n, inner]`.
 //!
 //! A sum adds inside blocks of a fixed length, and a pairwise tree joins the blocks.
 
@@ -8,6 +8,7 @@ use super::pieces::{TASK_ELEMS, cut, for_pieces};
 use super::sums::{NORM_BLOCK, ROW_BLOCK, sum_rows_in_place};
 use super::{Cpu, Store};
 use crate::dtype::Float;
+use crate::error::{Error, Result};
 
 /// A tensor seen from one of its dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +89,60 @@ multiversion! {
     }
 }
 
-/// The largest element along the dim and its place, the first of equals; NaN counts as the largest.
-pub fn max<T: Float>(cpu: &Cpu, dims: Dims, x: &[T], values: &mut [T], places: &mut [i32]) {
+/// Which element of a dim is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extreme {
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// The extreme element along the dim and its place, the first of equals; NaN goes before every number.
+pub fn extreme<T: Float>(
+    cpu: &Cpu,
+    which: Extreme,
+    dims: Dims,
+    x: &[T],
+    values: &mut [T],
+    places: &mut [i32],
+) {
+    match which {
+        Extreme::Max => first(cpu, dims, x, values, places, T::to_f32, |x, best| x > best),
+        Extreme::Min => first(cpu, dims, x, values, places, T::to_f32, |x, best| x < best),
+    }
+}
+
+/// The same for integers.
+pub fn extreme_ints(
+    cpu: &Cpu,
+    which: Extreme,
+    dims: Dims,
+    x: &[i32],
+    values: &mut [i32],
+    places: &mut [i32],
+) {
+    match which {
+        Extreme::Max => first(cpu, dims, x, values, places, |x| x, |x, best| x > best),
+        Extreme::Min => first(cpu, dims, x, values, places, |x| x, |x, best| x < best),
+    }
+}
+
+/// The element along the dim before which no other `goes`.
+fn first<T: Copy + Send + Sync, V: PartialOrd + Copy>(
+    cpu: &Cpu,
+    dims: Dims,
+    x: &[T],
+    values: &mut [T],
+    places: &mut [i32],
+    value_of: impl Fn(T) -> V + Sync + Send,
+    goes_before: impl Fn(V, V) -> bool + Sync + Send,
+) {
     let Dims { outer, n, inner } = dims;
-    assert!(n > 0 && x.len() == dims.n_elems(), "max: lengths");
-    assert!([values.len(), places.len()] == [outer * inner; 2], "max: outputs");
+    assert!(n > 0 && x.len() == dims.n_elems(), "extreme: lengths");
+    assert!([values.len(), places.len()] == [outer * inner; 2], "extreme: outputs");
+    // Only NaN cannot be compared with itself.
+    let is_nan = |x: V| x.partial_cmp(&x).is_none();
     let group = (TASK_ELEMS / (n * inner).max(1)).max(1);
     let outputs = (cut(values, group * inner), cut(places, group * inner));
     for_pieces(&cpu.par, outer.div_ceil(group), outputs, |i, (values, places)| {
@@ -103,8 +153,8 @@ pub fn max<T: Float>(cpu: &Cpu, dims: Dims, x: &[T], values: &mut [T], places: &
             places.fill(0);
             for (k, row) in x.chunks_exact(inner).enumerate().skip(1) {
                 for ((value, place), x) in values.iter_mut().zip(places.iter_mut()).zip(row) {
-                    let (best, x32) = (value.to_f32(), x.to_f32());
-                    if x32 > best || (x32.is_nan() && !best.is_nan()) {
+                    let (best, candidate) = (value_of(*value), value_of(*x));
+                    if goes_before(candidate, best) || (is_nan(candidate) && !is_nan(best)) {
                         (*value, *place) = (*x, k as i32);
                     }
                 }
@@ -113,8 +163,72 @@ pub fn max<T: Float>(cpu: &Cpu, dims: Dims, x: &[T], values: &mut [T], places: &
     });
 }
 
-/// `dx[o, places[o, i], i] += dy[o, i]`.
-pub fn max_backward<T: Float>(dims: Dims, places: &[i32], dy: &[T], dx: &mut [T]) {
+/// The sum of integers along the dim, added in `scratch`, one number for each of `out`.
+///
+/// # Errors
+/// A sum outside of the range of i32.
+pub fn sum_ints(cpu: &Cpu, dims: Dims, x: &[i32], out: &mut [i32], scratch: &mut [i64]) -> Result<()> {
+    let Dims { n, inner, .. } = dims;
+    assert!(x.len() == dims.n_elems() && scratch.len() == out.len(), "sum_ints: lengths");
+    cpu.par.chunks_mut(scratch, inner, |o, sums| {
+        sums.fill(0);
+        for row in x[o * n * inner..(o + 1) * n * inner].chunks_exact(inner) {
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += i64::from(*x));
+        }
+    });
+    for (out, sum) in out.iter_mut().zip(scratch) {
+        let outside = |_| Error::Usage(format!("{sum} is outside of the range of i32; cast to f32 first"));
+        *out = i32::try_from(*sum).map_err(outside)?;
+    }
+    Ok(())
+}
+
+/// `out[o, i] = product over k of x[o, k, i]`, in the order of k.
+pub fn prod<T: Float>(cpu: &Cpu, dims: Dims, x: &[T], out: &mut [T]) {
+    let Dims { outer, n, inner } = dims;
+    assert!(x.len() == dims.n_elems() && out.len() == outer * inner, "prod: lengths");
+    let group = (TASK_ELEMS / n.max(1)).max(1);
+    cpu.par.chunks_mut(out, group, |task, out| {
+        for (at, out) in (task * group..).zip(out) {
+            let start = at / inner * n * inner + at % inner;
+            let factors = (0..n).map(|k| x[start + k * inner].to_f32());
+            *out = T::from_f32(factors.fold(1.0, |product, x| product * x));
+        }
+    });
+}
+
+/// `dx[o, k, i] = dy[o, i] * product over all but k of x[o, ., i]`, overwritten or added to. `scratch` is as long as x.
+pub fn prod_backward<T: Float>(
+    cpu: &Cpu,
+    dims: Dims,
+    x: &[T],
+    dy: &[T],
+    (dx, store): (&mut [T], Store),
+    scratch: &mut [f32],
+) {
+    let Dims { outer, n, inner } = dims;
+    assert!([x.len(), dx.len(), scratch.len()] == [dims.n_elems(); 3], "prod_backward: lengths");
+    let block = n * inner;
+    let outputs = (cut(dx, block.max(1)), cut(scratch, block.max(1)));
+    for_pieces(&cpu.par, outer, outputs, |o, (dx, before)| {
+        let x = &x[o * block..(o + 1) * block];
+        for i in 0..inner {
+            let mut product = 1.0;
+            for at in (0..n).map(|k| k * inner + i) {
+                before[at] = product;
+                product *= x[at].to_f32();
+            }
+            product = dy[o * inner + i].to_f32();
+            for at in (0..n).rev().map(|k| k * inner + i) {
+                store.put(&mut dx[at], before[at] * product);
+                product *= x[at].to_f32();
+            }
+        }
+    });
+}
+
+/// `dx[o, places[o, i], i] += dy[o, i]`, of [`extreme`].
+pub fn extreme_backward<T: Float>(dims: Dims, places: &[i32], dy: &[T], dx: &mut [T]) {
     let Dims { n, inner, .. } = dims;
     for (at, (&place, dy)) in places.iter().zip(dy).enumerate() {
         let to = (at / inner * n + place as usize) * inner + at % inner;
@@ -158,7 +272,7 @@ mod tests {
             }
             let (largest, places) = same_everywhere(|cpu| {
                 let (mut largest, mut places) = (vec![bf16::ZERO; outer * inner], vec![9; outer * inner]);
-                max(cpu, dims, &x, &mut largest, &mut places);
+                extreme(cpu, Extreme::Max, dims, &x, &mut largest, &mut places);
                 (largest, places)
             });
             for j in 0..outer * inner {
@@ -171,11 +285,51 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_the_largest() {
+    fn nan_goes_before_every_number() {
         let (mut value, mut place) = ([0.0f32], [0]);
         let dims = Dims { outer: 1, n: 4, inner: 1 };
         let cpu = &crate::cpu::testing::cpus()[0];
-        max(cpu, dims, &[1.0, f32::NAN, f32::INFINITY, f32::NAN], &mut value, &mut place);
-        assert!(value[0].is_nan() && place == [1]);
+        for which in [Extreme::Max, Extreme::Min] {
+            extreme(cpu, which, dims, &[1.0, f32::NAN, f32::INFINITY, f32::NAN], &mut value, &mut place);
+            assert!(value[0].is_nan() && place == [1]);
+        }
+    }
+
+    #[test]
+    fn products_and_integers_match_plain_loops() {
+        for (outer, n, inner) in [(1, 21, 1), (3, 7, 5), (301, 5, 3), (2, 0, 3), (2, 3, 0)] {
+            let dims = Dims { outer, n, inner };
+            let mut x = values::<f32>(1, dims.n_elems());
+            x.iter_mut().step_by(11).for_each(|x| *x = 0.0);
+            let (dy, ints) = (values::<f32>(2, outer * inner), x.iter().map(|x| (x * 9.0) as i32));
+            let ints: Vec<i32> = ints.collect();
+            let (y, dx, sums, least) = same_everywhere(|cpu| {
+                let (mut y, mut dx) = (dy.clone(), x.clone());
+                prod(cpu, dims, &x, &mut y);
+                let mut scratch = vec![f32::NAN; x.len()];
+                prod_backward(cpu, dims, &x, &dy, (&mut dx, Store::Overwrite), &mut scratch);
+                let (mut sums, mut least, mut places) =
+                    (vec![9; y.len()], vec![9; y.len()], vec![9; y.len()]);
+                sum_ints(cpu, dims, &ints, &mut sums, &mut vec![9; y.len()]).unwrap();
+                if n > 0 {
+                    extreme_ints(cpu, Extreme::Min, dims, &ints, &mut least, &mut places);
+                }
+                (y, dx, sums, least)
+            });
+            let row = |j: usize| (0..n).map(move |k| (j / inner * n + k) * inner + j % inner);
+            for j in 0..outer * inner {
+                let product = |but: usize| {
+                    let factors = row(j).filter(|at| *at != but).map(|at| f64::from(x[at]));
+                    factors.product::<f64>()
+                };
+                assert_close(&[y[j]], &[product(usize::MAX)], 1e-6);
+                row(j).for_each(|at| assert_close(&[dx[at]], &[f64::from(dy[j]) * product(at)], 1e-6));
+                assert_eq!(sums[j], row(j).map(|at| ints[at]).sum::<i32>());
+                assert_eq!(Some(least[j]), row(j).map(|at| ints[at]).min().or(Some(9)));
+            }
+        }
+        let cpu = &crate::cpu::testing::cpus()[0];
+        let dims = Dims { outer: 1, n: 2, inner: 1 };
+        assert!(sum_ints(cpu, dims, &[i32::MAX, 1], &mut [0], &mut [0]).is_err());
     }
 }

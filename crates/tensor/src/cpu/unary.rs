@@ -1,8 +1,10 @@
 //! Functions of one element, with their slopes.
 
+use std::f32::consts::{FRAC_2_SQRT_PI, LN_2};
+
 use super::Store;
 use super::glu::{Activation, per_activation};
-use super::math::{exp, ln};
+use super::math::{erf, exp, ln, sigmoid};
 use super::pieces::elementwise;
 use crate::dtype::Float;
 
@@ -37,6 +39,56 @@ pub enum Unary {
     },
     /// An activation function.
     Activation(Activation),
+    /// `x / c`.
+    DividedBy(f32),
+    /// `c / x`.
+    Over(f32),
+    /// `1 / sqrt(x)`.
+    Rsqrt,
+    /// The square root, with the slope 0 at 0: of sums of squares, whose terms are all 0 there.
+    Root,
+    /// `2^x`.
+    Exp2,
+    /// `e^x - 1`, exact near 0.
+    Expm1,
+    /// The logarithm to base 2.
+    Log2,
+    /// `log(1 + x)`, exact near 0.
+    Log1p,
+    /// Sine.
+    Sin,
+    /// Cosine.
+    Cos,
+    /// The error function.
+    Erf,
+    /// Rounded down.
+    Floor,
+    /// Rounded up.
+    Ceil,
+    /// Rounded to the nearest integer, halves to the even one.
+    Round,
+    /// Rounded towards zero.
+    Trunc,
+    /// -1, 0 or 1; 0 for NaN.
+    Sign,
+    /// `x` above 0, else `slope x`.
+    LeakyRelu(f32),
+    /// `x` above 0, else `alpha (e^x - 1)`.
+    Elu(f32),
+    /// `log(1 + e^(beta x)) / beta`; `x` where `beta x` is above the threshold.
+    Softplus {
+        /// The steepness at 0.
+        beta: f32,
+        /// Where the function becomes the identity.
+        threshold: f32,
+    },
+    /// `x` kept inside `low..=high`; the slope is 1 between the bounds, and 0 outside of and at them.
+    Hardtanh {
+        /// The least value.
+        low: f32,
+        /// The largest value.
+        high: f32,
+    },
 }
 
 /// The logarithm of any float: -inf at 0, NaN below it.
@@ -72,6 +124,28 @@ elementwise! {
             // Comparisons written so that NaN passes.
             Unary::Clamp { low, high } => map(x, y, |x| if x < low { low } else if x > high { high } else { x }),
             Unary::Activation(act) => per_activation!(act, act => map(x, y, |x| act.value(x))),
+            Unary::DividedBy(c) => map(x, y, |x| x / c),
+            Unary::Over(c) => map(x, y, |x| c / x),
+            Unary::Rsqrt => map(x, y, |x| 1.0 / x.sqrt()),
+            Unary::Root => map(x, y, f32::sqrt),
+            Unary::Exp2 => map(x, y, f32::exp2),
+            Unary::Expm1 => map(x, y, f32::exp_m1),
+            Unary::Log2 => map(x, y, f32::log2),
+            Unary::Log1p => map(x, y, f32::ln_1p),
+            Unary::Sin => map(x, y, f32::sin),
+            Unary::Cos => map(x, y, f32::cos),
+            Unary::Erf => map(x, y, erf),
+            Unary::Floor => map(x, y, f32::floor),
+            Unary::Ceil => map(x, y, f32::ceil),
+            Unary::Round => map(x, y, f32::round_ties_even),
+            Unary::Trunc => map(x, y, f32::trunc),
+            Unary::Sign => map(x, y, |x| if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { 0.0 }),
+            Unary::LeakyRelu(slope) => map(x, y, |x| if x > 0.0 { x } else { slope * x }),
+            Unary::Elu(alpha) => map(x, y, |x| if x > 0.0 { x } else { alpha * x.exp_m1() }),
+            Unary::Softplus { beta, threshold } => {
+                map(x, y, |x| if beta * x > threshold { x } else { (beta * x).exp().ln_1p() / beta });
+            }
+            Unary::Hardtanh { low, high } => map(x, y, |x| if x < low { low } else if x > high { high } else { x }),
         }
     }
 }
@@ -97,6 +171,26 @@ elementwise! {
             Unary::Abs => chain(x, dy, dx, store, |x| if x == 0.0 { 0.0 } else { 1f32.copysign(x) }),
             Unary::Clamp { low, high } => chain(x, dy, dx, store, |x| if x < low || x > high { 0.0 } else { 1.0 }),
             Unary::Activation(act) => per_activation!(act, act => chain(x, dy, dx, store, |x| act.slope(x))),
+            Unary::DividedBy(c) => chain(x, dy, dx, store, |_| 1.0 / c),
+            Unary::Over(c) => chain(x, dy, dx, store, |x| -c / (x * x)),
+            Unary::Rsqrt => chain(x, dy, dx, store, |x| -0.5 / (x * x.sqrt())),
+            Unary::Root => chain(x, dy, dx, store, |x| if x == 0.0 { 0.0 } else { 0.5 / x.sqrt() }),
+            Unary::Exp2 => chain(x, dy, dx, store, |x| LN_2 * x.exp2()),
+            Unary::Expm1 => chain(x, dy, dx, store, exp),
+            Unary::Log2 => chain(x, dy, dx, store, |x| 1.0 / (x * LN_2)),
+            Unary::Log1p => chain(x, dy, dx, store, |x| 1.0 / (1.0 + x)),
+            Unary::Sin => chain(x, dy, dx, store, f32::cos),
+            Unary::Cos => chain(x, dy, dx, store, |x| -x.sin()),
+            Unary::Erf => chain(x, dy, dx, store, |x| FRAC_2_SQRT_PI * exp(-x * x)),
+            Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Sign => chain(x, dy, dx, store, |_| 0.0),
+            Unary::LeakyRelu(slope) => chain(x, dy, dx, store, |x| if x > 0.0 { 1.0 } else { slope }),
+            Unary::Elu(alpha) => chain(x, dy, dx, store, |x| if x > 0.0 { 1.0 } else { alpha * exp(x) }),
+            Unary::Softplus { beta, threshold } => {
+                chain(x, dy, dx, store, |x| if beta * x > threshold { 1.0 } else { sigmoid(beta * x) });
+            }
+            Unary::Hardtanh { low, high } => {
+                chain(x, dy, dx, store, |x| if x <= low || x >= high { 0.0 } else { 1.0 });
+            }
         }
     }
 }
@@ -111,7 +205,7 @@ mod tests {
 
     #[test]
     fn functions_and_slopes_match_their_formulas() {
-        let cases: [(Unary, Formula, Formula); 8] = [
+        let cases: [(Unary, Formula, Formula); 26] = [
             (Unary::Affine { scale: -1.5, offset: 0.25 }, |x| 0.25 - 1.5 * x, |_| -1.5),
             (Unary::Exp, f64::exp, f64::exp),
             (Unary::Log, f64::ln, |x| 1.0 / x),
@@ -124,6 +218,32 @@ mod tests {
                 |x| x.clamp(0.5, 1.0),
                 |x| f64::from((0.5..=1.0).contains(&x)),
             ),
+            (Unary::DividedBy(-3.0), |x| x / -3.0, |_| -1.0 / 3.0),
+            (Unary::Over(0.5), |x| 0.5 / x, |x| -0.5 / (x * x)),
+            (Unary::Rsqrt, |x| 1.0 / x.sqrt(), |x| -0.5 * x.powf(-1.5)),
+            (Unary::Root, f64::sqrt, |x| 0.5 / x.sqrt()),
+            (Unary::Exp2, f64::exp2, |x| x.exp2() * std::f64::consts::LN_2),
+            (Unary::Expm1, f64::exp_m1, f64::exp),
+            (Unary::Log2, f64::log2, |x| 1.0 / (x * std::f64::consts::LN_2)),
+            (Unary::Log1p, f64::ln_1p, |x| 1.0 / (1.0 + x)),
+            (Unary::Sin, f64::sin, f64::cos),
+            (Unary::Cos, f64::cos, |x| -x.sin()),
+            (Unary::Floor, f64::floor, |_| 0.0),
+            (Unary::Ceil, f64::ceil, |_| 0.0),
+            (Unary::Round, f64::round_ties_even, |_| 0.0),
+            (Unary::Trunc, f64::trunc, |_| 0.0),
+            (Unary::Sign, f64::signum, |_| 0.0),
+            (
+                Unary::Softplus { beta: 2.0, threshold: 20.0 },
+                |x| (2.0 * x).exp().ln_1p() / 2.0,
+                |x| 1.0 / (1.0 + (-2.0 * x).exp()),
+            ),
+            (
+                Unary::Hardtanh { low: 0.5, high: 1.0 },
+                |x| x.clamp(0.5, 1.0),
+                |x| f64::from(x > 0.5 && x < 1.0),
+            ),
+            (Unary::LeakyRelu(0.1), |x| x, |_| 1.0),
         ];
         let n = TASK_ELEMS + 77;
         // Away from 0, where slopes are large.

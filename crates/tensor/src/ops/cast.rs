@@ -1,17 +1,21 @@
-//! Conversion between float dtypes.
+//! Conversion between dtypes.
 
 use crate::cpu::elementwise;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::with_float;
+use crate::ops::{beside, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x in another float dtype, rounded to nearest. The gradient is rounded to x's dtype.
+/// x in another dtype. Floats are rounded to nearest; as integers they are rounded towards zero and kept inside the range
+/// of i32, and NaN becomes 0. Between floats, the gradient is rounded to x's dtype; integers have none.
 ///
 /// # Errors
-/// Integers on either side.
+/// No memory.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if !x.dtype().is_float() || !dtype.is_float() {
+        return Ok(beside(&[x], with_integers(x, dtype)?));
+    }
     let recorder = Recorder::new(&[x], &[])?;
     let y = converted(x, dtype, "activation")?;
     let from = x.dtype();
@@ -30,6 +34,28 @@ pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<
         let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
         launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), y.slice(cpu)))
     }))?;
+    Ok(y)
+}
+
+/// The same where x is of integers, or is to be.
+fn with_integers(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return Ok(x.detach());
+    }
+    let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "activation")?;
+    let bytes = (x.len_bytes() + y.len_bytes()) as u64;
+    let mut launch = x.device().launch("cast", 0, bytes);
+    if dtype == DType::I32 {
+        with_float!(x.dtype(), "cast", T => {
+            let (x, y) = (launch.read::<T>(x)?, launch.write(&mut y)?);
+            launch.run(move |cpu| elementwise::to_integers(cpu, x.slice(cpu), y.slice(cpu)))
+        })?;
+    } else {
+        with_float!(dtype, "cast", T => {
+            let (x, y) = (launch.read(x)?, launch.write::<T>(&mut y)?);
+            launch.run(move |cpu| elementwise::from_integers(cpu, x.slice(cpu), y.slice(cpu)))
+        })?;
+    }
     Ok(y)
 }
 

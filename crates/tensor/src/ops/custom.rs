@@ -35,7 +35,7 @@ use crate::tensor::Tensor;
 /// let x = tape.leaf(&Tensor::from_slice(&[1.0f32, -2.0], [2], &device)?);
 /// let y = ops::custom(Cube, &[&x])?;
 /// let loss = y.sum_all()?;
-/// assert_eq!(loss.item()?, 1.0 - 8.0);
+/// assert_eq!(loss.item::<f32>()?, 1.0 - 8.0);
 /// let gradients = tape.backward(&loss, 1.0)?;
 /// assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>()?, [3.0, 12.0]);
 /// # Ok(())
@@ -102,8 +102,8 @@ impl<O: CustomOp> Function for CustomBackward<O> {
         for (index, (grad, input)) in d_inputs.into_iter().zip(&inputs).enumerate() {
             let Some(grad) = grad else { continue };
             if grad.shape() != input.shape() || grad.dtype() != input.dtype() {
-                let expected = format!("a gradient of input {index} like {input:?}");
-                return Err(Error::Shape { op: name, expected, got: format!("{grad:?}") });
+                let expected = format!("a gradient of input {index} like {}", input.describe());
+                return Err(Error::Shape { op: name, expected, got: grad.describe() });
             }
             cx.give(index, grad.detach())?;
         }

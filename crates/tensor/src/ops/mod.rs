@@ -7,6 +7,8 @@ pub(crate) mod accumulate;
 mod attention;
 mod binary;
 mod cast;
+mod compare;
+mod create;
 mod cross_entropy;
 mod custom;
 mod dropout;
@@ -19,6 +21,8 @@ mod layer_norm;
 mod linear;
 mod methods;
 mod norm;
+mod operand;
+mod operators;
 pub mod optimizer;
 mod pair_loss;
 mod parameter;
@@ -28,6 +32,7 @@ mod residual;
 mod rope;
 mod select;
 mod softmax;
+mod statistics;
 pub mod transfer;
 mod unary;
 pub mod update;
@@ -62,8 +67,11 @@ pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
 pub use crate::cpu::glu::Activation;
 pub use attention::{AttentionOptions, Mask, attention, attention_cached};
-pub use binary::{add, div, mul, sub};
+pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
+pub use compare::{
+    eq, ge, gt, isfinite, isinf, isnan, le, logical_and, logical_not, logical_or, logical_xor, lt, ne,
+};
 pub use cross_entropy::{Reduction, cross_entropy};
 pub use custom::{CustomOp, custom};
 pub use dropout::dropout;
@@ -74,21 +82,28 @@ pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};
 pub use norm::{rms_norm, rms_norm_to};
+pub use operand::Operand;
 pub use pair_loss::{
     KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
 };
 pub use parameter::parameter;
 pub use recompute::{checkpoint, checkpoint_without_output};
 pub use reduce::{
-    argmax, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, sum, sum_all, sum_keepdim,
+    argmax, argmin, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, min, min_all, min_keepdim, prod,
+    prod_all, prod_keepdim, sum, sum_all, sum_keepdim,
 };
 pub use residual::add_residual;
 pub use rope::{Rope, rope};
 pub use select::{masked_fill, where_cond};
 pub use softmax::{log_softmax, softmax};
+pub use statistics::{
+    all, all_keepdim, any, any_keepdim, logsumexp, logsumexp_keepdim, norm, norm_keepdim, std, std_keepdim,
+    var, var_keepdim,
+};
 pub use unary::{
-    abs, add_scalar, clamp, exp, gelu, gelu_tanh, log, maximum, minimum, neg, powf, relu, scale, sigmoid,
-    silu, sqrt, square, tanh,
+    abs, add_scalar, ceil, clamp, cos, elu, erf, exp, exp2, expm1, floor, gelu, gelu_tanh, hardtanh,
+    leaky_relu, log, log1p, log2, neg, powf, reciprocal, relu, round, rsqrt, scale, sigmoid, sign, silu, sin,
+    softplus, sqrt, square, tanh, trunc,
 };
 
 pub use cumsum::cumsum;
@@ -130,6 +145,31 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
+/// Runs a body with `$T` standing for the Rust type of a dtype.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::dtype::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
 /// Runs a body with `$name` standing for the view of a tensor that a launch reads, whose elements are f32 or else of
 /// type `$T`.
 macro_rules! with_float_or_f32 {
@@ -165,6 +205,15 @@ pub(crate) use with_word;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+/// A result through which no gradient flows. It is on the tape of the inputs, so that ops with parameters that use it are
+/// recorded.
+pub(crate) fn beside(inputs: &[&Tensor], y: Tensor) -> Tensor {
+    match inputs.iter().find_map(|x| x.tape()) {
+        Some(tape) => tape.input(&y),
+        None => y,
+    }
+}
+
 /// The one device of an op's inputs.
 pub(crate) fn check_device(op: &'static str, first: &Tensor, others: &[&Tensor]) -> Result<()> {
     if others.iter().all(|t| t.device().same(first.device())) {
@@ -184,13 +233,6 @@ pub(crate) fn check_dtype(op: &'static str, expected: &Tensor, got: &Tensor) -> 
         crate::DType::I32 => "i32, as the other input",
     };
     Err(Error::DType { op, expected, got: got.dtype() })
-}
-
-pub(crate) fn check_dim(op: &'static str, x: &Tensor, dim: usize) -> Result<()> {
-    if dim < x.sizes().len() {
-        return Ok(());
-    }
-    Err(wrong_shape(op, format!("a tensor with a dim {dim}"), x))
 }
 
 /// The dim of x that `dim` names.

@@ -1,74 +1,116 @@
 //! Choices by a mask of integers: 0 is false, everything else true.
 
 use crate::cpu::copy;
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::ops::binary::broadcast_shape;
 use crate::ops::layout::spread;
-use crate::ops::{binary, check_device, check_dtype, with_float, wrong_shape};
+use crate::ops::operand::check_number;
+use crate::ops::{Operand, beside, check_device, check_dtype, expand, with_element, wrong_shape};
+use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-/// a where the mask (i32) is true, else b. a and b have equal shapes, which the mask broadcasts to.
+/// a where the mask (i32) is true, else b. All three broadcast; one of a and b may be a number.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit.
-pub fn where_cond(mask: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    check_device("where_cond", a, &[mask, b])?;
-    check_dtype("where_cond", a, b)?;
-    if a.shape() != b.shape() {
-        return Err(wrong_shape("where_cond", format!("{:?}", a.shape()), b));
+/// Shapes or dtypes that do not fit, or two numbers.
+pub fn where_cond<'a, 'b>(
+    mask: &Tensor,
+    a: impl Into<Operand<'a>>,
+    b: impl Into<Operand<'b>>,
+) -> Result<Tensor> {
+    let op = "where_cond";
+    let (a, b) = (a.into(), b.into());
+    let tensors: Vec<&Tensor> = [a, b].iter().filter_map(Operand::as_tensor).collect();
+    let [x, others @ ..] = &tensors[..] else {
+        return Err(Error::Usage("where_cond: expected at least one tensor, got two numbers".to_string()));
+    };
+    check_device(op, x, &[mask])?;
+    let mut shape = broadcast_shape(op, x.shape(), mask.shape())?;
+    for other in others {
+        check_device(op, x, &[other])?;
+        check_dtype(op, x, other)?;
+        shape = broadcast_shape(op, &shape, other.shape())?;
     }
-    let mask = mask_for("where_cond", mask, a)?;
-    let recorder = Recorder::new(&[a, b], &[])?;
-    let y = choose(&mask, Some(a), Some(b), 0.0, "activation")?;
-    Ok(Recorder::record(recorder, y, |_| SelectBackward { mask, both: true }))
+    let mask = mask_for(op, mask, &shape)?;
+    let spread = |operand| match operand {
+        Operand::Tensor(x) if *x.shape() == shape => Ok(Choice::Tensor(x.clone())),
+        Operand::Tensor(x) => expand(x, shape).map(Choice::Tensor),
+        Operand::Number(number) => check_number(op, number, x.dtype()).map(|()| Choice::Number(number)),
+    };
+    choose(mask, spread(a)?, spread(b)?)
 }
 
 /// x with `value` where the mask (i32) is true. The mask broadcasts to x.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit.
-pub fn masked_fill(x: &Tensor, mask: &Tensor, value: f32) -> Result<Tensor> {
-    check_device("masked_fill", x, &[mask])?;
-    let mask = mask_for("masked_fill", mask, x)?;
-    let recorder = Recorder::new(&[x], &[])?;
-    let y = choose(&mask, None, Some(x), value, "activation")?;
-    Ok(Recorder::record(recorder, y, |_| SelectBackward { mask, both: false }))
+/// Shapes or dtypes that do not fit, or a fraction for a tensor of integers.
+pub fn masked_fill(x: &Tensor, mask: &Tensor, value: impl Into<f64>) -> Result<Tensor> {
+    let (op, value) = ("masked_fill", value.into());
+    check_device(op, x, &[mask])?;
+    let is_mask = mask.dtype() == DType::I32;
+    if is_mask && broadcast_shape(op, x.shape(), mask.shape())? != *x.shape() {
+        return Err(wrong_shape(op, format!("a mask that broadcasts to {:?}", x.shape()), mask));
+    }
+    check_number(op, value, x.dtype())?;
+    choose(mask_for(op, mask, x.shape())?, Choice::Number(value), Choice::Tensor(x.clone()))
 }
 
-fn mask_for(op: &'static str, mask: &Tensor, x: &Tensor) -> Result<Tensor> {
+fn mask_for(op: &'static str, mask: &Tensor, shape: &Shape) -> Result<Tensor> {
     if mask.dtype() != DType::I32 {
         return Err(Error::DType { op, expected: "an i32 mask", got: mask.dtype() });
     }
-    if mask.shape() == x.shape() {
-        return Ok(mask.detach());
-    }
-    if binary::broadcast_shape(op, x.shape(), mask.shape())? != *x.shape() {
-        return Err(wrong_shape(op, format!("a mask that broadcasts to {:?}", x.shape()), mask));
-    }
-    spread(mask, x.shape(), "mask")
+    if mask.shape() == shape { Ok(mask.detach()) } else { spread(mask, shape, "mask") }
 }
 
-/// a where the mask is true, else b; an absent one is `value`. Not recorded.
-fn choose(
-    mask: &Tensor,
-    a: Option<&Tensor>,
-    b: Option<&Tensor>,
-    value: f32,
-    what: &'static str,
-) -> Result<Tensor> {
-    let dtype = a.or(b).map_or(DType::F32, Tensor::dtype);
+/// What is chosen: elements of the shape of the mask, or a number.
+enum Choice {
+    Tensor(Tensor),
+    Number(f64),
+}
+
+impl Choice {
+    fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Choice::Tensor(x) => Some(x),
+            Choice::Number(_) => None,
+        }
+    }
+}
+
+/// a where the mask is true, else b. At least one is a tensor.
+fn choose(mask: Tensor, a: Choice, b: Choice) -> Result<Tensor> {
+    let inputs: Vec<&Tensor> = [&a, &b].into_iter().filter_map(Choice::tensor).collect();
+    let recorder = Recorder::new(&inputs, &[])?;
+    let y = chosen(&mask, &a, &b, "activation")?;
+    if !y.dtype().is_float() {
+        return Ok(beside(&inputs, y));
+    }
+    let is_input = [&a, &b].map(|x| x.tensor().is_some());
+    Ok(Recorder::record(recorder, y, |_| SelectBackward { mask, is_input }))
+}
+
+/// The same, not recorded.
+fn chosen(mask: &Tensor, a: &Choice, b: &Choice, what: &'static str) -> Result<Tensor> {
+    let (mut value, mut dtype) = (0.0, DType::F32);
+    for choice in [a, b] {
+        match choice {
+            Choice::Tensor(x) => dtype = x.dtype(),
+            Choice::Number(number) => value = *number,
+        }
+    }
     let mut y = Tensor::uninit(*mask.shape(), dtype, mask.device(), what)?;
     let bytes = 3 * y.len_bytes() as u64;
     let mut launch = mask.device().launch("select", 0, bytes);
-    with_float!(dtype, "select", T => {
+    with_element!(dtype, T => {
         let mask = launch.read::<i32>(mask)?;
-        let mut read = |x: Option<&Tensor>| x.map(|x| launch.read::<T>(x)).transpose();
+        let mut read = |x: &Choice| x.tensor().map(|x| launch.read::<T>(x)).transpose();
         let (a, b) = (read(a)?, read(b)?);
         let y = launch.write::<T>(&mut y)?;
         launch.run(move |cpu| {
             let (a, b) = (a.map(|a| a.slice(cpu)), b.map(|b| b.slice(cpu)));
-            copy::select(cpu, mask.slice(cpu), a, b, T::from_f32(value), y.slice(cpu));
+            copy::select(cpu, mask.slice(cpu), a, b, T::from_number(value), y.slice(cpu));
         })
     })?;
     Ok(y)
@@ -76,18 +118,18 @@ fn choose(
 
 struct SelectBackward {
     mask: Tensor,
-    /// Whether there is an input where the mask is true, before the one where it is false.
-    both: bool,
+    /// Whether there is an input where the mask is true, and one where it is false.
+    is_input: [bool; 2],
 }
 
 impl Function for SelectBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let otherwise = usize::from(self.both);
-        if self.both && cx.needs(0) {
-            cx.give(0, choose(&self.mask, Some(&dy), None, 0.0, "gradient")?)?;
+        let (zero, otherwise) = (Choice::Number(0.0), usize::from(self.is_input[0]));
+        if self.is_input[0] && cx.needs(0) {
+            cx.give(0, chosen(&self.mask, &Choice::Tensor(dy.clone()), &zero, "gradient")?)?;
         }
-        if cx.needs(otherwise) {
-            cx.give(otherwise, choose(&self.mask, None, Some(&dy), 0.0, "gradient")?)?;
+        if self.is_input[1] && cx.needs(otherwise) {
+            cx.give(otherwise, chosen(&self.mask, &zero, &Choice::Tensor(dy), "gradient")?)?;
         }
         Ok(())
     }

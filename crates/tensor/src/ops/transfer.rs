@@ -8,12 +8,12 @@ use bytemuck::Pod;
 use crate::arena::Buffer;
 use crate::cpu::{Store, elementwise};
 use crate::device::Device;
-use crate::dtype::{DType, Element, Float};
+use crate::dtype::{DType, Element, Float, Scalar};
 use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::launch::{Launch, Mode, Span, ViewMut};
 use crate::ops::optimizer::Part;
-use crate::ops::with_float;
+use crate::ops::{with_float, wrong_shape};
 use crate::shape::IntoShape;
 use crate::tensor::Tensor;
 
@@ -50,14 +50,36 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A copy of the elements in host memory.
+    /// A copy of the elements in host memory, as numbers of type `T`: their own, another float type (rounded to nearest),
+    /// or for integers any type that holds their values exactly.
     ///
     /// # Errors
-    /// [`Error::DType`] when they are of another type, [`Error::Dry`] when there are none, and what a launch met that
-    /// made them.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.check_elements::<T>("to_vec")?;
-        lend(self.span(), |bytes| bytemuck::cast_slice(bytes).to_vec())
+    /// [`Error::DType`] for floats that are to be integers, [`Error::Usage`] for an integer that `T` does not have,
+    /// [`Error::Dry`] when there are no elements, and what a launch met that made them.
+    pub fn to_vec<T: Scalar>(&self) -> Result<Vec<T>> {
+        self.elements("to_vec", 0..self.n_elems())
+    }
+
+    /// The elements `range`, as [`Tensor::to_vec`] reads them.
+    pub(crate) fn elements<T: Scalar>(&self, op: &'static str, range: Range<usize>) -> Result<Vec<T>> {
+        if T::ELEMENT == Some(self.dtype()) {
+            return lend(self.span().elements::<T>(&range)?, |bytes| bytemuck::cast_slice(bytes).to_vec());
+        }
+        if self.dtype() == DType::I32 {
+            let inexact =
+                |x| Error::Usage(format!("{op}: {x} is not exact in {}; read it as i32 or f64", T::NAME));
+            return lend(self.span().elements::<i32>(&range)?, |bytes| {
+                let ints = bytemuck::cast_slice::<u8, i32>(bytes).iter();
+                ints.map(|&x| T::from_int(x).ok_or_else(|| inexact(x))).collect()
+            })?;
+        }
+        let wrong = || Error::DType { op, expected: T::NAME, got: self.dtype() };
+        with_float!(self.dtype(), op, U => {
+            lend(self.span().elements::<U>(&range)?, |bytes| {
+                let floats = bytemuck::cast_slice::<u8, U>(bytes).iter();
+                floats.map(|x| T::from_float(x.to_f32())).collect::<Option<_>>().ok_or_else(wrong)
+            })?
+        })
     }
 
     /// A copy of the elements of a float tensor in host memory, as f32.
@@ -89,21 +111,15 @@ impl Tensor {
         lend(self.span(), <[u8]>::to_vec)
     }
 
-    /// The value of a one-element float tensor, copied to the host.
+    /// The value of a one-element tensor, copied to the host and converted as [`Tensor::to_vec`] does.
     ///
     /// # Errors
-    /// More than one element, integers, and as [`Tensor::to_vec`].
-    pub fn item(&self) -> Result<f32> {
-        if self.n_elems() != 1 {
-            return Err(Error::Shape {
-                op: "item",
-                expected: "one element".to_string(),
-                got: format!("{:?}", self.shape()),
-            });
+    /// More or less than one element, and as [`Tensor::to_vec`].
+    pub fn item<T: Scalar>(&self) -> Result<T> {
+        match self.n_elems() {
+            1 => Ok(self.elements("item", 0..1)?[0]),
+            _ => Err(wrong_shape("item", "one element", self)),
         }
-        with_float!(self.dtype(), "item", T => {
-            lend(self.span(), |bytes| Float::to_f32(bytemuck::cast_slice::<u8, T>(bytes)[0]))
-        })
     }
 
     /// The same elements on another device; a copy, unless it is there already. Not recorded.
@@ -148,8 +164,8 @@ impl Tensor {
         if !fits {
             return Err(Error::Shape {
                 op: "write_rows",
-                expected: format!("rows that fit into {self:?} from {first} of dim {dim} on"),
-                got: format!("{rows:?}"),
+                expected: format!("rows that fit into {} from {first} of dim {dim} on", self.describe()),
+                got: rows.describe(),
             });
         }
         let row_bytes = self.sizes()[dim + 1..].iter().product::<usize>() * self.dtype().size();

@@ -1,9 +1,10 @@
-//! Functions of each element: sums and products with numbers, powers, logarithms, activations.
+//! Functions of each element: sums and products with numbers, powers, logarithms, roundings, activations.
 
 use crate::cpu::glu::Activation;
 use crate::cpu::unary::{self as kernel, Unary};
-use crate::error::Result;
-use crate::ops::with_float;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::{self, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
@@ -13,7 +14,7 @@ macro_rules! ops {
             $(#[$meta])*
             ///
             /// # Errors
-            /// A tensor of integers.
+            /// A tensor of integers, unless the function is `neg`, `scale`, `add_scalar`, `square`, `abs`, `sign` or `clamp`.
             pub fn $name(x: &Tensor, $($arg: f32),*) -> Result<Tensor> {
                 apply(x, $f, stringify!($name))
             }
@@ -40,10 +41,6 @@ ops! {
     powf(exponent) => Unary::Pow(exponent);
     /// The absolute value; its gradient at 0 is 0.
     abs() => Unary::Abs;
-    /// The larger of x and `low`; the gradient passes where x is not below `low`.
-    maximum(low) => Unary::Clamp { low, high: f32::INFINITY };
-    /// The smaller of x and `high`; the gradient passes where x is not above `high`.
-    minimum(high) => Unary::Clamp { low: f32::NEG_INFINITY, high };
     /// x kept inside `low..=high`; the gradient passes where x is inside.
     clamp(low, high) => Unary::Clamp { low, high };
     /// `x * sigmoid(x)`, also called swish.
@@ -58,19 +55,75 @@ ops! {
     tanh() => Unary::Activation(Activation::Tanh);
     /// `1 / (1 + e^-x)`.
     sigmoid() => Unary::Activation(Activation::Sigmoid);
+    /// `1 / x`.
+    reciprocal() => Unary::Over(1.0);
+    /// `1 / sqrt(x)`.
+    rsqrt() => Unary::Rsqrt;
+    /// `2^x`.
+    exp2() => Unary::Exp2;
+    /// `e^x - 1`, exact near 0.
+    expm1() => Unary::Expm1;
+    /// The logarithm to base 2.
+    log2() => Unary::Log2;
+    /// `log(1 + x)`, exact near 0.
+    log1p() => Unary::Log1p;
+    /// The sine of an angle in radians.
+    sin() => Unary::Sin;
+    /// The cosine of an angle in radians.
+    cos() => Unary::Cos;
+    /// The error function.
+    erf() => Unary::Erf;
+    /// Rounded down to an integer; the gradient is 0.
+    floor() => Unary::Floor;
+    /// Rounded up to an integer; the gradient is 0.
+    ceil() => Unary::Ceil;
+    /// Rounded to the nearest integer, halves to the even one; the gradient is 0.
+    round() => Unary::Round;
+    /// Rounded towards zero to an integer; the gradient is 0.
+    trunc() => Unary::Trunc;
+    /// -1, 0 or 1, and 0 for NaN; the gradient is 0.
+    sign() => Unary::Sign;
+    /// x above 0, else `negative_slope * x`; torch's default is 0.01.
+    leaky_relu(negative_slope) => Unary::LeakyRelu(negative_slope);
+    /// x above 0, else `alpha * (e^x - 1)`; torch's default is 1.
+    elu(alpha) => Unary::Elu(alpha);
+    /// `log(1 + e^(beta x)) / beta`, and x where `beta x` is above `threshold`; torch's defaults are 1 and 20.
+    softplus(beta, threshold) => Unary::Softplus { beta, threshold };
+    /// x kept inside `low..=high`; the gradient passes strictly between them. torch's defaults are -1 and 1.
+    hardtanh(low, high) => Unary::Hardtanh { low, high };
 }
 
-fn apply(x: &Tensor, f: Unary, name: &'static str) -> Result<Tensor> {
+/// f(x), recorded under this name.
+pub(crate) fn apply(x: &Tensor, f: Unary, name: &'static str) -> Result<Tensor> {
+    if x.dtype() == DType::I32 {
+        return of_integers(x, f, name);
+    }
     let recorder = Recorder::new(&[x], &[])?;
     let y = forward(x, f, "activation", name)?;
     Ok(Recorder::record(recorder, y, |recorder| {
         // An affine function needs no x for its gradient, so x is kept only where it costs nothing.
         let x = match f {
-            Unary::Affine { .. } => recorder.save_recipe(x),
+            Unary::Affine { .. } | Unary::DividedBy(_) => recorder.save_recipe(x),
             _ => Some(recorder.save(x)),
         };
         UnaryBackward { f, name, x }
     }))
+}
+
+/// The functions that integers have, made of those of two operands.
+fn of_integers(x: &Tensor, f: Unary, name: &'static str) -> Result<Tensor> {
+    match f {
+        Unary::Affine { scale, offset: 0.0 } => ops::mul(x, scale),
+        Unary::Affine { scale: 1.0, offset } => ops::add(x, offset),
+        Unary::Square => ops::mul(x, x),
+        Unary::Abs => ops::maximum(x, &ops::neg(x)?),
+        Unary::Sign => ops::minimum(&ops::maximum(x, -1)?, 1),
+        Unary::Clamp { low, high } => {
+            let at_least = if low == f32::NEG_INFINITY { x.clone() } else { ops::maximum(x, low)? };
+            if high == f32::INFINITY { Ok(at_least) } else { ops::minimum(&at_least, high) }
+        }
+        _ => Err(Error::DType { op: name, expected: "a float tensor", got: x.dtype() }),
+    }
 }
 
 /// f(x), not recorded.
@@ -93,7 +146,7 @@ struct UnaryBackward {
 impl Function for UnaryBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let x = match (self.f, &self.x) {
-            (Unary::Affine { .. }, _) | (_, None) => dy.clone(),
+            (Unary::Affine { .. } | Unary::DividedBy(_), _) | (_, None) => dy.clone(),
             (_, Some(x)) => cx.get(x)?,
         };
         let (mut dx, store) = cx.slot(0, &dy)?;
@@ -115,7 +168,7 @@ impl Function for UnaryBackward {
     fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         match &self.x {
             Some(x) => forward(&cx.get(x)?, self.f, "replayed", self.name),
-            None => Err(crate::Error::Usage(format!("{}: its input was not kept", self.name))),
+            None => Err(Error::Usage(format!("{}: its input was not kept", self.name))),
         }
     }
 }

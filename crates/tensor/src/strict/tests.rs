@@ -82,7 +82,7 @@ fn memory_ends_after_the_launches_that_use_it() {
     let y = x.square().unwrap();
     drop(x);
     device.arena().trim();
-    assert_eq!(y.item().unwrap(), 9.0);
+    assert_eq!(y.item::<f32>().unwrap(), 9.0);
 }
 
 /// The first planted mistake.
@@ -116,9 +116,9 @@ fn copied(device: &Device, x: &Tensor, declares: bool) -> Tensor {
 #[test]
 fn a_read_that_a_launch_does_not_declare_is_caught() {
     let device = device();
-    assert_eq!(copied(&device, &tensor(&device, &[5.0]), true).item().unwrap(), 5.0);
+    assert_eq!(copied(&device, &tensor(&device, &[5.0]), true).item::<f32>().unwrap(), 5.0);
     assert_ended_by_the_system("a_read_that_a_launch_does_not_declare_is_caught", || {
-        copied(&device, &tensor(&device, &[5.0]), false).item().unwrap();
+        copied(&device, &tensor(&device, &[5.0]), false).item::<f32>().unwrap();
     });
 }
 
@@ -157,7 +157,7 @@ fn a_dependency_that_a_launch_does_not_declare_changes_the_result() {
         let to = launch.write::<f32>(&mut y).unwrap();
         let copy = launch.run(move |cpu| to.slice(cpu)[0] = from.slice(cpu)[0]);
         copy.unwrap();
-        let y = y.item().unwrap();
+        let y = y.item::<f32>().unwrap();
         let all = transfer::read_with::<f32, _>(&flat, 0..16, <[f32]>::to_vec).unwrap();
         assert_eq!(all, [2.0; 16]);
         y
@@ -173,7 +173,7 @@ fn a_block_that_forgets_its_launches_when_it_is_freed_changes_the_result() {
         let device = device();
         let x = tensor(&device, &[1.0]);
         let a = x.add_scalar(1.0).unwrap();
-        a.item().unwrap();
+        a.item::<f32>().unwrap();
         let y = a.scale(10.0).unwrap();
         let (block, guard) = (a.span().ptr, a.span().owner.guard().unwrap().clone());
         drop(a);
@@ -182,8 +182,8 @@ fn a_block_that_forgets_its_launches_when_it_is_freed_changes_the_result() {
         }
         let b = x.add_scalar(100.0).unwrap();
         assert_eq!(b.span().ptr, block, "the block has a new owner");
-        assert_eq!(b.item().unwrap(), 101.0);
-        y.item().unwrap()
+        assert_eq!(b.item::<f32>().unwrap(), 101.0);
+        y.item::<f32>().unwrap()
     };
     assert_eq!(run(false), 20.0);
     assert_eq!(run(true), 1010.0, "the new owner wrote before the launch had read");

@@ -185,7 +185,7 @@ impl CustomOp for Weighted {
     }
 
     fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        let seed = f64::from(grad.item()?);
+        let seed = grad.item::<f64>()?;
         let of = |y: &Tensor| {
             let data = weights_of_loss(y.n_elems()).into_iter().map(|w| w * seed).collect();
             Some(tensor(&Array { shape: y.sizes().to_vec(), data }, y.dtype(), y.device()))

@@ -239,7 +239,7 @@ fn a_promise_changes_nothing() {
                 assert_eq!(head.n_targets, 4);
                 tape.backward(&head.loss, seed).unwrap();
                 let sum = head.sum().unwrap();
-                assert!((f64::from(head.loss.item().unwrap()) - sum).abs() < 1e-6 * sum);
+                assert!((f64::from(head.loss.item::<f32>().unwrap()) - sum).abs() < 1e-6 * sum);
                 (sum, grad_of(&home, 0), grad_of(&home, 1))
             };
             let (promised, plain) = (run(Tape::with_seed(0.25), 0.25), run(Tape::new(), 0.25));

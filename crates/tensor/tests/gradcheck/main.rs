@@ -3,7 +3,9 @@
 
 mod attention;
 mod common;
+mod compare;
 mod conv;
+mod create;
 mod einsum;
 mod elementwise;
 mod fused;
@@ -11,6 +13,7 @@ mod head;
 mod indices;
 mod layout;
 mod losses;
+mod operators;
 mod pool;
 mod products;
 mod recompute;
@@ -18,5 +21,6 @@ mod reduce;
 mod shapes;
 mod slices;
 mod sorting;
+mod statistics;
 mod steps;
 mod tape;

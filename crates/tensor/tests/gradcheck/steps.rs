@@ -70,7 +70,7 @@ impl Model {
         let labels = Tensor::from_slice(&labels, [2, SEQ], device).unwrap();
         let loss = self.forward(&ids, &labels).unwrap();
         tape.backward(&loss, 1.0).unwrap();
-        (loss.item().unwrap(), (0..self.params.len()).map(|i| grad_of(&self.home, i)).collect())
+        (loss.item::<f32>().unwrap(), (0..self.params.len()).map(|i| grad_of(&self.home, i)).collect())
     }
 }
 

@@ -209,7 +209,7 @@ fn a_dry_device_has_no_values_and_says_so() {
     let x = Tensor::from_slice(&[1.0f32, 2.0], [2], &device).unwrap();
     let error = x.scale(2.0).unwrap().to_vec::<f32>().unwrap_err();
     assert!(matches!(error, oarlock_tensor::Error::Dry), "{error}");
-    assert!(x.sum_all().unwrap().item().is_err());
+    assert!(x.sum_all().unwrap().item::<f32>().is_err());
 }
 
 #[test]

@@ -119,7 +119,7 @@ mod tests {
         let targets = [0.0f32, 1.0, 0.25, 0.0, 1.0];
         let logits = tape.leaf(&Tensor::from_slice(&x, [5], &device).unwrap());
         let loss = bce_with_logits(&logits, &Tensor::from_slice(&targets, [5], &device).unwrap()).unwrap();
-        assert!(loss.item().unwrap().is_finite());
+        assert!(loss.item::<f32>().unwrap().is_finite());
         let grads = tape.backward(&loss, 1.0).unwrap().of(&logits).unwrap().to_vec::<f32>().unwrap();
         for ((grad, x), target) in grads.iter().zip(x).zip(targets) {
             let want = (1.0 / (1.0 + (-f64::from(x)).exp()) - f64::from(target)) / 5.0;

@@ -27,7 +27,7 @@ impl Sum {
     pub fn read(&self) -> Result<f64> {
         match self {
             Sum::Exact(sum) => Ok(sum.read()?),
-            Sum::Tensor(sum) => Ok(f64::from(sum.item()?)),
+            Sum::Tensor(sum) => Ok(sum.item::<f64>()?),
         }
     }
 }
