@@ -82,7 +82,7 @@ pub(crate) fn normal_cdf(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let coefficients = [
-        1.128_379_1,
+        std::f32::consts::FRAC_2_SQRT_PI,
         -0.376_126_26,
         0.112_835_94,
         -0.026_854_211,

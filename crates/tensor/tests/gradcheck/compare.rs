@@ -52,7 +52,7 @@ fn choices_broadcast_and_take_numbers() {
     };
     // The mask is of the values at hand: no slope crosses its edge.
     let inputs = [array(1, &[3, 4]), array(2, &[4]), array(3, &[2, 3, 1])];
-    let op = move |x: &[Tensor]| Ok((op(x)? + (&x[0] * 0.0)?)?);
+    let op = move |x: &[Tensor]| op(x)? + (&x[0] * 0.0)?;
     case("where_cond", inputs, op, reference).check();
     let op = |x: &[Tensor]| ops::where_cond(&x[0].gt(0)?, &x[0], 0.25);
     let reference = |x: &[&[f64]]| x[0].iter().map(|x| if *x > 0.0 { *x } else { 0.25 }).collect();
