@@ -123,6 +123,8 @@ pub use slice::{SplitSizes, chunk, concat, concat as cat, narrow, select, split,
 pub use sort::{argsort, sort, topk};
 pub use triangle::{tril, triu};
 
+pub(crate) use crate::dims::dim_of;
+
 /// Runs a body with `$T` standing for the Rust type of a float dtype; integers are an error of `$op`.
 macro_rules! with_float {
     ($dtype:expr, $op:expr, $T:ident => $body:expr) => {
@@ -233,13 +235,6 @@ pub(crate) fn check_dtype(op: &'static str, expected: &Tensor, got: &Tensor) -> 
         crate::DType::I32 => "i32, as the other input",
     };
     Err(Error::DType { op, expected, got: got.dtype() })
-}
-
-/// The dim of x that `dim` names.
-pub(crate) fn dim_of(op: &'static str, x: &Tensor, dim: impl crate::ints::Int) -> Result<usize> {
-    let dim = dim.signed();
-    crate::ints::place(dim, x.sizes().len())
-        .ok_or_else(|| wrong_shape(op, format!("a tensor with a dim {dim}"), x))
 }
 
 /// Whether `index` holds indices into x, and lives where x does.
