@@ -50,7 +50,7 @@ pub fn entries(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Probl
 /// value.
 ///
 /// # Errors
-/// As [`parse`].
+/// As `parse`.
 pub fn parse_inside(text: &str, location: &Location) -> Result<Node, Problem> {
     Reader::new(text, |_| location.clone()).document()
 }

@@ -90,10 +90,10 @@ pub fn all(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
 macro_rules! keepdim {
     ($($kept:ident: $name:ident($($arg:ident: $ty:ty),*);)*) => {
         $(
-            #[doc = concat!("[`", stringify!($name), "`], where the dims stay with size 1.")]
+            #[doc = concat!("[`", stringify!($name), "()`], where the dims stay with size 1.")]
             ///
             /// # Errors
-            #[doc = concat!("As [`", stringify!($name), "`].")]
+            #[doc = concat!("As [`", stringify!($name), "()`].")]
             pub fn $kept(x: &Tensor, dims: impl Dims, $($arg: $ty),*) -> Result<Tensor> {
                 keep(stringify!($name), x, dims, &$name(x, dims, $($arg),*)?)
             }

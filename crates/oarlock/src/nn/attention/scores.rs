@@ -40,7 +40,7 @@ pub(super) fn attend(
     if k.shape() != v.shape() || k.sizes()[0] != batch {
         return Err(wrong(format!("keys and values of equal shapes, for a batch of {batch}"), v));
     }
-    let heads = |x: &Tensor| x.permute(&[0, 2, 1, 3]);
+    let heads = |x: &Tensor| x.permute([0, 2, 1, 3]);
     let (q, k, v) = (heads(q)?, repeated(heads(k)?, n_heads)?, repeated(heads(v)?, n_heads)?);
     let mut scores = ops::matmul_transposed(&q, &k, Transposed::Right)?.scale(scale)?;
     if let Some(later) = structure(mask, [batch, n_queries, n_keys], q.device())? {
@@ -75,7 +75,7 @@ pub(super) fn attend(
     if let Some(dropout) = dropout {
         weights = dropout.forward(&weights)?;
     }
-    weights.matmul(&v)?.permute(&[0, 2, 1, 3])
+    weights.matmul(&v)?.permute([0, 2, 1, 3])
 }
 
 /// Each head as often as queries share it.
