@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Crates, and modules of crates, whose files form no ring.
-const WITHOUT_RINGS: [(&str, &str); 7] = [
-    ("comm", ""),
-    ("oarlock", "accelerator"),
-    ("oarlock", "checkpoint"),
-    ("oarlock", "estimate"),
-    ("oarlock", "settings"),
-    ("oarlock", "shard"),
-    ("cli", "config"),
+/// Crates, and modules of crates, whose files form no ring, each with the files and the edges that there are at least, so
+/// that nothing passes because it was not read.
+const WITHOUT_RINGS: [(&str, &str, usize, usize); 7] = [
+    ("comm", "", 15, 40),
+    ("oarlock", "accelerator", 15, 40),
+    ("oarlock", "checkpoint", 15, 40),
+    ("oarlock", "estimate", 10, 25),
+    ("oarlock", "settings", 15, 40),
+    ("oarlock", "shard", 15, 40),
+    ("cli", "config", 15, 40),
 ];
 
 /// The modules that a module names, by path (`shm::segment`); the crate's root is the empty path.
@@ -128,13 +129,17 @@ fn graph_of(name: &str) -> Graph {
 
 #[test]
 fn no_files_form_a_ring() {
-    for (name, part) in WITHOUT_RINGS {
+    for (name, part, files, edges) in WITHOUT_RINGS {
         let mut graph = graph_of(name);
         // The root stays: what is imported through it comes from anywhere.
         let inside = |module: &str| module.is_empty() || part.is_empty() || module.starts_with(part);
         graph.retain(|module, _| inside(module));
         let n_edges: usize = graph.values().flatten().filter(|module| inside(module)).count();
-        assert!(graph.len() > 10 && n_edges > 20, "{name} {part}: {} modules, {n_edges} edges", graph.len());
+        assert!(
+            graph.len() > files && n_edges > edges,
+            "{name} {part}: {} modules, {n_edges} edges",
+            graph.len()
+        );
         let found = ring(&graph, part, &mut Vec::new(), &mut BTreeSet::new());
         assert_eq!(found, None, "{name} {part}");
     }
