@@ -8,7 +8,7 @@ use oarlock_tensor::{Init, Shape};
 use super::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::nn::Module;
-use crate::shard::{Engine, MASTER, WeightSource};
+use crate::shard::{Engine, MASTER, Slice, WeightSource};
 
 /// The exponential moving average of a prepared model's weights, in f32: torch's `AveragedModel` with
 /// `get_ema_multi_avg_fn`. Where optimizer state is sharded, so is the average, at 4 bytes for each element; it has the same
@@ -41,6 +41,8 @@ use crate::shard::{Engine, MASTER, WeightSource};
 pub struct Ema {
     decay: f32,
     averages: Weights,
+    /// The weights of one parameter at a time.
+    scratch: Vec<f32>,
 }
 
 /// Elements of parameters, by the name of the parameter.
@@ -55,7 +57,7 @@ impl Ema {
         if !(0.0..=1.0).contains(&decay) {
             return Err(Error::Usage(format!("Ema: the decay is {decay}; it is a number from 0 to 1")));
         }
-        Ok(Ema { decay, averages: weights(model.state.optimizer()?.engine())? })
+        Ok(Ema { decay, averages: weights(model.state.optimizer()?.engine())?, scratch: Vec::new() })
     }
 
     /// Takes the weights of now into the average: to be called after each step.
@@ -63,13 +65,16 @@ impl Ema {
     /// # Errors
     /// Another model, or state that cannot be read.
     pub fn update<M: Module>(&mut self, model: &Prepared<M>) -> Result<()> {
-        let now = weights(model.state.optimizer()?.engine())?;
-        for (name, (elements, values)) in now {
-            let average = match self.averages.get_mut(&name) {
-                Some((own, average)) if *own == elements => average,
-                _ => return Err(another_model(&name)),
+        let optimizer = model.state.optimizer()?;
+        let engine = optimizer.engine();
+        for slice in master_slices(engine) {
+            let average = match self.averages.get_mut(&slice.name) {
+                Some((own, average)) if *own == slice.elements => average,
+                _ => return Err(another_model(&slice.name)),
             };
-            for (average, value) in average.iter_mut().zip(values) {
+            self.scratch.resize(average.len(), 0.0);
+            engine.read_state(&slice, &mut self.scratch)?;
+            for (average, value) in average.iter_mut().zip(&self.scratch) {
                 *average += (1.0 - self.decay) * (value - *average);
             }
         }
@@ -99,10 +104,15 @@ impl Ema {
     }
 }
 
-/// The f32 weights that this rank updates.
+/// Where the f32 weights are that this rank updates.
+fn master_slices(engine: &Engine) -> impl Iterator<Item = Slice> {
+    engine.needed_slices().into_iter().filter(|slice| slice.kind == MASTER)
+}
+
+/// Those weights.
 fn weights(engine: &Engine) -> Result<Weights> {
     let mut weights = Weights::new();
-    for slice in engine.needed_slices().into_iter().filter(|slice| slice.kind == MASTER) {
+    for slice in master_slices(engine) {
         let mut values = vec![0.0; slice.elements.len()];
         engine.read_state(&slice, &mut values)?;
         weights.insert(slice.name, (slice.elements, values));
