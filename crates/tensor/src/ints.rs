@@ -70,6 +70,19 @@ impl Ints for () {
     }
 }
 
+/// Calls a macro for the tuples of up to six elements, with the type and the place of each.
+macro_rules! for_tuples {
+    ($call:ident) => {
+        $call!(A 0);
+        $call!(A 0, B 1);
+        $call!(A 0, B 1, C 2);
+        $call!(A 0, B 1, C 2, D 3);
+        $call!(A 0, B 1, C 2, D 3, E 4);
+        $call!(A 0, B 1, C 2, D 3, E 4, F 5);
+    };
+}
+pub(crate) use for_tuples;
+
 macro_rules! tuple {
     ($($T:ident $i:tt),+) => {
         impl<$($T: Int),+> Ints for ($($T,)+) {
@@ -79,12 +92,7 @@ macro_rules! tuple {
         }
     };
 }
-tuple!(A 0);
-tuple!(A 0, B 1);
-tuple!(A 0, B 1, C 2);
-tuple!(A 0, B 1, C 2, D 3);
-tuple!(A 0, B 1, C 2, D 3, E 4);
-tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+for_tuples!(tuple);
 
 /// The place that `index` names among `n`, counted from the end if it is negative.
 pub(crate) fn place(index: isize, n: usize) -> Option<usize> {

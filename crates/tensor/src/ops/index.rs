@@ -147,12 +147,7 @@ macro_rules! tuple {
         }
     };
 }
-tuple!(A 0);
-tuple!(A 0, B 1);
-tuple!(A 0, B 1, C 2);
-tuple!(A 0, B 1, C 2, D 3);
-tuple!(A 0, B 1, C 2, D 3, E 4);
-tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+crate::ints::for_tuples!(tuple);
 
 impl Tensor {
     /// The part of the tensor that torch writes in brackets, for the first dims; the others stay whole.
