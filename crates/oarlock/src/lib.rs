@@ -210,6 +210,8 @@ mod pages {
     mod library {}
     #[doc = include_str!("../../../docs/nn.md")]
     mod nn {}
+    #[doc = include_str!("../../../docs/optimizers.md")]
+    mod optimizers {}
     #[doc = include_str!("../../../docs/tensors-shapes.md")]
     mod tensors_shapes {}
     #[doc = include_str!("../../../docs/tensors.md")]

@@ -342,16 +342,19 @@ fn ways() -> Vec<Options> {
 #[test]
 fn every_rule_has_the_same_bits_with_groups_in_every_placement() {
     for rule in rules() {
+        let of_group = rule.clone();
         let grouped = move |net: &Net| {
-            Optim::new(net, rule, 0.01, 0.1)
+            Optim::new(net, of_group.clone(), 0.01, 0.1)
                 .group(net.head(), |group| group.lr(0.04).weight_decay(0.3).betas(0.8, 0.95))
                 .no_decay(net.biases())
         };
-        let expected = train(1, &Options::default(), grouped);
-        assert_ne!(expected, train(1, &Options::default(), move |net| Optim::new(net, rule, 0.01, 0.1)));
+        let expected = train(1, &Options::default(), grouped.clone());
+        let plain = rule.clone();
+        let plain = train(1, &Options::default(), move |net| Optim::new(net, plain.clone(), 0.01, 0.1));
+        assert_ne!(expected, plain);
         for world in [1, 2, 4] {
             for options in ways() {
-                assert_eq!(train(world, &options, grouped), expected, "{rule:?} {world} {options:?}");
+                assert_eq!(train(world, &options, grouped.clone()), expected, "{rule:?} {world} {options:?}");
             }
         }
     }
@@ -361,15 +364,20 @@ fn every_rule_has_the_same_bits_with_groups_in_every_placement() {
 fn a_group_at_rest_stays_and_groups_that_say_nothing_change_nothing() {
     let start = train(1, &Options::default(), |net| optim::sgd(net).lr(0.0));
     for rule in rules() {
+        let new = {
+            let rule = rule.clone();
+            move |net: &Net, lr, weight_decay| Optim::new(net, rule.clone(), lr, weight_decay)
+        };
+        let [at_rest, alone, silent] = [(); 3].map(|()| new.clone());
         let resting = train(1, &Options::default(), move |net| {
-            Optim::new(net, rule, 0.01, 0.1).group(net.head(), |group| group.lr(0.0))
+            at_rest(net, 0.01, 0.1).group(net.head(), |group| group.lr(0.0))
         });
         for ((name, ended), (_, began)) in resting.iter().zip(&start) {
             assert_eq!(ended == began, name == "down.weight", "{rule:?}: {name}");
         }
-        let plain = train(1, &Options::default(), move |net| Optim::new(net, rule, 0.01, 0.1));
+        let plain = train(1, &Options::default(), move |net| alone(net, 0.01, 0.1));
         let silent = train(1, &Options::default(), move |net| {
-            Optim::new(net, rule, 1.0, 0.7).group(net.head(), |group| group).lr(0.01).weight_decay(0.1)
+            silent(net, 1.0, 0.7).group(net.head(), |group| group).lr(0.01).weight_decay(0.1)
         });
         assert_eq!(plain, silent, "{rule:?}");
     }

@@ -9,6 +9,7 @@ mod accelerator_tracking;
 mod accelerator_windows;
 mod common;
 mod corpus;
+mod custom_rule;
 mod dataloader;
 mod deepspeed;
 mod distributed;

@@ -2,14 +2,97 @@
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{
-    AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
+    AdjustLr, CustomRule, Needs, Part, Role, Rule, StepArgs, Update, UpdateParts, Workspace, update,
+    workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
 
 type Golden = (&'static str, &'static [usize], &'static [f32]);
 
-/// Each rule of `make_optimizers.py` by its name there, with its learning rate and weight decay.
+/// AdamW, written again.
+#[derive(Clone, Debug)]
+struct AdamW {
+    betas: [f64; 2],
+    eps: f64,
+}
+
+impl CustomRule<2> for AdamW {
+    fn name(&self) -> &'static str {
+        "custom_adamw"
+    }
+
+    fn states(&self) -> [&'static str; 2] {
+        ["exp_avg", "exp_avg_sq"]
+    }
+
+    fn update(&self, update: Update<'_, 2>) {
+        let Update { weights, grad, states: [first, second], step, lr, weight_decay, .. } = update;
+        let [correction1, correction2] = self.betas.map(|beta| 1.0 - beta.powf(step as f64));
+        let (keep, step_size) = ((1.0 - lr * weight_decay) as f32, (lr / correction1) as f32);
+        let (root, eps) = (correction2.sqrt() as f32, self.eps as f32);
+        let (beta2, [rest1, rest2]) = (self.betas[1] as f32, self.betas.map(|beta| (1.0 - beta) as f32));
+        for (((w, m), v), g) in weights.iter_mut().zip(first).zip(second).zip(grad) {
+            *m += rest1 * (g - *m);
+            *v = *v * beta2 + rest2 * g * g;
+            *w = *w * keep - step_size * *m / (v.sqrt() / root + eps);
+        }
+    }
+
+    fn betas(&self) -> Option<[f64; 2]> {
+        Some(self.betas)
+    }
+
+    fn with_betas(self, betas: [f64; 2]) -> AdamW {
+        AdamW { betas, ..self }
+    }
+}
+
+/// Gradients of matrices are divided by the root mean square of their row, which is kept: a rule of whole parameters with
+/// a state of another shape.
+#[derive(Clone, Debug)]
+struct Rows;
+
+impl CustomRule<2> for Rows {
+    fn name(&self) -> &'static str {
+        "custom_rows"
+    }
+
+    fn states(&self) -> [&'static str; 2] {
+        ["momentum_buffer", "row_var"]
+    }
+
+    fn update(&self, update: Update<'_, 2>) {
+        let Update { weights, grad, states: [buffer, row_var], sizes, lr, weight_decay, .. } = update;
+        let n_cols = sizes.last().copied().unwrap_or(1).max(1);
+        let rows = weights.chunks_mut(n_cols).zip(buffer.chunks_mut(n_cols)).zip(grad.chunks(n_cols));
+        for (row, ((weights, buffer), grad)) in rows.enumerate() {
+            let mut root = 1.0;
+            if let Some(var) = row_var.get_mut(row) {
+                *var = 0.9 * *var + 0.1 * grad.iter().map(|g| g * g).sum::<f32>() / n_cols as f32;
+                root = var.sqrt() + 1e-6;
+            }
+            for ((w, b), g) in weights.iter_mut().zip(buffer).zip(grad) {
+                *b = 0.9 * *b + g / root;
+                *w -= lr as f32 * (*b + weight_decay as f32 * *w);
+            }
+        }
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::WholeParameters
+    }
+
+    fn state_shape(&self, index: usize, shape: &Shape) -> Option<Shape> {
+        match (index, shape.sizes()) {
+            (1, &[rows, _]) => Shape::new(&[rows, 1]).ok(),
+            (1, _) => None,
+            _ => Some(*shape),
+        }
+    }
+}
+
+/// Each rule of `make_optimizers.py` by its name there, with its learning rate and weight decay, and custom ones.
 fn rules() -> Vec<(&'static str, Rule, f64, f64)> {
     let adam = |beta1, beta2, eps| Rule::Adam { beta1, beta2, eps };
     let sgd = |momentum, dampening, nesterov| Rule::Sgd { momentum, dampening, nesterov };
@@ -61,6 +144,8 @@ fn rules() -> Vec<(&'static str, Rule, f64, f64)> {
         ("adafactor_arguments", adafactor(-0.5, Some(1e-3), 1e-2, 1.2), 0.5, 0.1),
         ("muon", muon(0.95, true, 5, AdjustLr::Original), 2e-2, 0.1),
         ("muon_arguments", muon(0.9, false, 3, AdjustLr::MatchRmsAdamW), 2e-3, 0.0),
+        ("custom_adamw", Rule::custom(AdamW { betas: [0.9, 0.95], eps: 1e-8 }), 3e-3, 0.1),
+        ("custom_rows", Rule::custom(Rows), 1e-2, 0.1),
     ]
 }
 
@@ -92,11 +177,11 @@ fn fill(flat: &FlatBuffer, of: impl Fn(usize) -> f32) {
 }
 
 impl Held {
-    fn new(rule: Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
+    fn new(rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
         Held::on(Device::cpu(Isa::detect(), Par::threads(2).unwrap()), rule, sizes, role, dtype)
     }
 
-    fn on(device: Device, rule: Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
+    fn on(device: Device, rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
         let shape = Shape::new(sizes).unwrap();
         let flat = |n: usize| FlatBuffer::pooled(&device, 4 * n, "test").unwrap();
         let n = shape.n_elems();
@@ -104,7 +189,7 @@ impl Held {
         let master = (dtype != DType::F32).then(|| flat(n));
         let (weights, grads) = (flat(n), flat(n));
         fill(master.as_ref().unwrap_or(&weights), weight);
-        Held { device, rule, shape, role, dtype, weights, master, grads, state }
+        Held { device, rule: rule.clone(), shape, role, dtype, weights, master, grads, state }
     }
 
     fn set_gradient(&self, of: impl Fn(usize) -> f32) {
@@ -150,7 +235,7 @@ fn twenty_steps_are_those_of_torch_and_deepspeed() {
     let mut n_found = 0;
     for (name, rule, lr, weight_decay) in rules() {
         for (_, sizes, want) in golden.iter().filter(|(of, ..)| *of == name) {
-            let held = Held::new(rule, sizes, Role::Matrix, DType::F32);
+            let held = Held::new(&rule, sizes, Role::Matrix, DType::F32);
             for step in 1..=20 {
                 // Twice the gradient, halved: the scale is applied.
                 held.set_gradient(|i| 2.0 * gradient(i, step));
@@ -169,7 +254,7 @@ fn twenty_steps_are_those_of_torch_and_deepspeed() {
 fn zero_gradients_leave_no_nan_and_zero_weights_at_zero() {
     for (name, rule, lr, weight_decay) in rules() {
         for sizes in [&[4, 6][..], &[5], &[0, 3]] {
-            let held = Held::new(rule, sizes, Role::Matrix, DType::BF16);
+            let held = Held::new(&rule, sizes, Role::Matrix, DType::BF16);
             fill(held.master.as_ref().unwrap(), |_| 0.0);
             for step in 1..=3 {
                 held.step(&StepArgs { step, lr, weight_decay, grad_scale: 1.0 }, None).unwrap();
@@ -185,7 +270,7 @@ fn the_working_copy_is_the_master_rounded() {
     for (name, rule, lr, weight_decay) in rules() {
         let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
         let held = [DType::BF16, DType::F32].map(|dtype| {
-            let held = Held::new(rule, &[6, 10], Role::Matrix, dtype);
+            let held = Held::new(&rule, &[6, 10], Role::Matrix, dtype);
             held.set_gradient(|i| gradient(i, 1));
             held.step(&args, None).unwrap();
             held
@@ -203,7 +288,7 @@ fn the_strict_device_has_the_bits_of_the_cpu() {
     for (name, rule, lr, weight_decay) in rules() {
         let run = |device: fn(Isa, Par) -> Device| {
             let device = device(Isa::detect(), Par::threads(2).unwrap());
-            let held = Held::on(device, rule, &[6, 10], Role::Matrix, DType::BF16);
+            let held = Held::on(device, &rule, &[6, 10], Role::Matrix, DType::BF16);
             held.set_gradient(|i| gradient(i, 1));
             for step in 1..=3 {
                 held.step(&StepArgs { step, lr, weight_decay, grad_scale: 1.0 }, None).unwrap();
@@ -220,7 +305,7 @@ fn the_strict_device_has_the_bits_of_the_cpu() {
 fn elementwise_rules_may_be_run_in_pieces() {
     for (name, rule, lr, weight_decay) in rules() {
         let args = |step| StepArgs { step, lr, weight_decay, grad_scale: 1.0 };
-        let [whole, pieces] = [(), ()].map(|()| Held::new(rule, &[3000], Role::Other, DType::F32));
+        let [whole, pieces] = [(), ()].map(|()| Held::new(&rule, &[3000], Role::Other, DType::F32));
         for step in 1..=2 {
             for held in [&whole, &pieces] {
                 held.set_gradient(|i| gradient(i, step));
@@ -252,8 +337,8 @@ fn only_hidden_matrices_are_made_orthogonal() {
         held.master()
     };
     let adamw = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-    assert_eq!(step(muon, Role::Other, 0.02), step(adamw, Role::Other, 0.01));
-    assert_ne!(step(muon, Role::Matrix, 0.02), step(adamw, Role::Other, 0.01));
+    assert_eq!(step(&muon, Role::Other, 0.02), step(&adamw, Role::Other, 0.01));
+    assert_ne!(step(&muon, Role::Matrix, 0.02), step(&adamw, Role::Other, 0.01));
 }
 
 #[test]
@@ -272,7 +357,7 @@ fn factored_state_has_torch_shapes() {
 fn wrong_parts_are_refused() {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let args = StepArgs { step: 1, lr: 0.1, weight_decay: 0.0, grad_scale: 1.0 };
-    let held = Held::new(rule, &[16], Role::Other, DType::F32);
+    let held = Held::new(&rule, &[16], Role::Other, DType::F32);
     let beyond = held.step(&args, Some(8..17)).unwrap_err();
     assert!(beyond.to_string().contains("a part of the 16 elements of weights"), "{beyond}");
 
@@ -302,7 +387,7 @@ fn one_workspace_serves_matrices_up_to_its_size() {
     let (_, rule, lr, weight_decay) = rules().into_iter().find(|(name, ..)| *name == "muon").unwrap();
     let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
     let step = |sizes: &[usize], of: &[usize]| -> Result<Vec<f32>> {
-        let held = Held::new(rule, sizes, Role::Matrix, DType::F32);
+        let held = Held::new(&rule, sizes, Role::Matrix, DType::F32);
         held.set_gradient(|i| gradient(i, 1));
         let bytes = workspace_bytes(&held.device, &rule, &Shape::new(of).unwrap(), Role::Matrix);
         let state: Vec<Part> = held
@@ -329,4 +414,46 @@ fn one_workspace_serves_matrices_up_to_its_size() {
         assert_eq!(step(&sizes, &[90, 90]).unwrap(), step(&sizes, &sizes).unwrap());
     }
     assert!(step(&[40, 70], &[20, 20]).unwrap_err().to_string().contains("a workspace of"));
+}
+
+#[test]
+fn a_custom_rule_has_the_bits_of_the_built_in_one() {
+    let built_in = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let custom = Rule::custom(AdamW { betas: [0.5, 0.5], eps: 1e-8 }).with_betas([0.9, 0.95]);
+    assert_eq!(custom.betas(), built_in.betas());
+    // Empty, less than a strip, more than a task of a thread.
+    for n in [0, 1, 1500, 40_000] {
+        for dtype in [DType::F32, DType::BF16] {
+            let run = |rule| {
+                let held = Held::new(rule, &[n], Role::Other, dtype);
+                for step in 1..=3 {
+                    held.set_gradient(|i| gradient(i, step));
+                    let args = StepArgs { step, lr: 3e-3, weight_decay: 0.1, grad_scale: 0.3 };
+                    held.step(&args, None).unwrap();
+                }
+                held.all_values()
+            };
+            assert_eq!(run(&custom), run(&built_in), "{n} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn a_custom_rule_of_whole_parameters_sees_their_sizes_and_states() {
+    let rule = Rule::custom(Rows);
+    let lens = |sizes: &[usize]| {
+        [0, 1, 2].map(|index| rule.state_len(index, &Shape::new(sizes).unwrap(), Role::Other))
+    };
+    assert_eq!((lens(&[8, 4]), lens(&[5])), ([32, 8, 0], [5, 0, 0]));
+    let held = Held::new(&rule, &[2, 3], Role::Other, DType::BF16);
+    held.set_gradient(|i| if i < 3 { 4.0 } else { 0.0 });
+    held.step(&StepArgs { step: 1, lr: 0.1, weight_decay: 0.0, grad_scale: 0.5 }, None).unwrap();
+    // The scaled gradient is 2, its mean square 4, of which the state takes a tenth.
+    let var = transfer::read_with(&held.state[1], 0..2, <[f32]>::to_vec).unwrap();
+    assert_eq!(var, [0.4, 0.0]);
+    let moved = 0.1 * 2.0 / (0.4f32.sqrt() + 1e-6);
+    for (i, weight_after) in held.master().into_iter().enumerate() {
+        let want = weight(i) - if i < 3 { moved } else { 0.0 };
+        assert!((weight_after - want).abs() < 1e-6, "{i}: {weight_after}, not {want}");
+    }
 }

@@ -74,11 +74,11 @@ fn formula(estimate: &Estimate) -> String {
     let settings = &estimate.settings;
     let working = settings.dtype.size();
     let master = if settings.dtype == DType::F32 { 0 } else { 4 };
-    let state = match settings.optim {
+    let state = match &settings.optim {
         Optim::TwoMoments | Optim::Lamb => master + 8,
         Optim::OneState => master + 4,
         Optim::Stateless => master,
-        Optim::Factored | Optim::Muon => return "depends on the shapes (this optimizer)".to_owned(),
+        Optim::Factored | Optim::Muon | Optim::Other(_) => return "depends on the shapes (this optimizer)".to_owned(),
     };
     match settings.stage {
         Stage::Whole => format!("{working}P + 4P + {state}P"),

@@ -123,8 +123,11 @@ impl PreparedOptimizer {
     /// # Errors
     /// Before its model is prepared.
     pub fn rule(&self) -> Result<Rule> {
-        let rule = *self.state.optimizer()?.rule();
-        Ok(self.lr_state.betas().map_or(rule, |betas| rule.with_betas(betas)))
+        let rule = self.state.optimizer()?.rule().clone();
+        Ok(match self.lr_state.betas() {
+            Some(betas) => rule.with_betas(betas),
+            None => rule,
+        })
     }
 
     /// Sums the gradients of the window over all ranks, which clipping and the step do first otherwise: for loops that

@@ -155,7 +155,7 @@ impl<M: Module> Prepare for M {
                 named.param.freeze();
             }
         }
-        let config = optim.as_ref().map_or_else(OptimizerConfig::default, |optim| optim.config);
+        let config = optim.as_ref().map_or_else(OptimizerConfig::default, |optim| optim.config.clone());
         let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
         let param_groups = optim.as_ref().map(Optim::param_groups).unwrap_or_default();
         let module = Arc::new(self);

@@ -48,7 +48,7 @@ impl Resolved {
             ))
         })?;
         let mut optim = stand_in.clone().lr(self.plan.learning_rate).weight_decay(args.weight_decay);
-        optim.config.rule = args.rule;
+        optim.config.rule = args.rule.clone();
         optim.config.loss_scale = self.plan.loss_scale;
         Ok(optim)
     }

@@ -133,7 +133,7 @@ pub enum Length {
 }
 
 /// The optimizer.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerArgs {
     /// How gradients change weights, with its parameters.
     pub rule: Rule,

@@ -166,13 +166,14 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
         (.., Placement::Whole) => Stage::Gradients,
         _ => Stage::Parameters,
     };
-    let optim = match config.train.optimizer.rule {
+    let optim = match &config.train.optimizer.rule {
         Rule::AdamW { .. } | Rule::Adam { .. } => Optim::TwoMoments,
         Rule::Lamb { .. } => Optim::Lamb,
         Rule::Sgd { momentum: 0.0, .. } => Optim::Stateless,
         Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Lion { .. } => Optim::OneState,
         Rule::Adafactor { .. } => Optim::Factored,
         Rule::Muon { .. } => Optim::Muon,
+        Rule::Custom(_) => Optim::Other(config.train.optimizer.rule.clone()),
     };
     let mut settings = Settings::new(config.train.dtype, stage, config.ranks.num_processes);
     settings.optim = optim;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use oarlock_tensor::DType;
+use oarlock_tensor::ops::optimizer::Rule;
 
 use crate::config::Offload;
 
@@ -40,7 +41,7 @@ impl Stage {
 }
 
 /// The optimizers, as far as memory is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Optim {
     /// Adam, AdamW: two moments.
     TwoMoments,
@@ -54,6 +55,8 @@ pub enum Optim {
     Factored,
     /// Muon: one state for matrices, two for all others.
     Muon,
+    /// Any other rule: the states that it keeps.
+    Other(Rule),
 }
 
 /// What is trained how, as far as memory is concerned.

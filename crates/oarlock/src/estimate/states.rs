@@ -19,7 +19,7 @@
 use oarlock_tensor::DType;
 use std::ops::Range;
 
-use oarlock_tensor::ops::optimizer;
+use oarlock_tensor::ops::optimizer::{self, Needs, Role};
 
 use super::activations::DryRun;
 use super::part::Part;
@@ -29,7 +29,7 @@ use crate::shard::{Grain, Layout, LayoutParam};
 
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
-    let grain = if elementwise(settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
+    let grain = if elementwise(&settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
     let size = &size.with_grain(grain);
     let Settings { stage, ranks, .. } = *settings;
     let n = ranks as u64;
@@ -151,12 +151,12 @@ impl Share {
             share.with_master += if master { owned.len() as u64 } else { 0 };
             for (param, flat) in layout.pieces(owned, files.sub_group_elems, |_| Some(0)) {
                 let param = &layout.params()[param];
-                let states = match elementwise(settings.optim) {
+                let states = match elementwise(&settings.optim) {
                     Some(kinds) => vec![flat.len(); kinds],
-                    None => state_elems(settings.optim, param),
+                    None => state_elems(&settings.optim, param),
                 };
                 share.kept += states.iter().sum::<usize>() as u64;
-                let workspace = step.map_or(0, |step| workspace(step, settings.optim, param));
+                let workspace = step.map_or(0, |step| workspace(step, &settings.optim, param));
                 share.workspace = share.workspace.max(workspace);
 
                 let weights = weights_in_file.then_some(dtype.size() * flat.len());
@@ -234,10 +234,14 @@ pub(super) fn charged(regions: &[Vec<&Layout>], ranks: usize) -> Vec<u64> {
 }
 
 /// The workspace of a step on a whole parameter. That of other rules is nothing beside it.
-fn workspace(step: &DryRun, optim: Optim, param: &LayoutParam) -> u64 {
-    match *param.place.shape.sizes() {
-        [rows, cols] if optim == Optim::Muon && is_hidden(&param.name) => {
+fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
+    let shape = &param.place.shape;
+    match (optim, shape.sizes()) {
+        (Optim::Muon, &[rows, cols]) if is_hidden(&param.name) => {
             optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
+        }
+        (Optim::Other(rule), _) => {
+            optimizer::workspace_bytes(&step.device, rule, shape, Role::Other) as u64
         }
         _ => 0,
     }
@@ -257,22 +261,27 @@ fn largest(size: &ModelSize, bytes: fn(DType) -> u64) -> u64 {
 }
 
 /// The states of an optimizer that keeps one number of each kind for each element.
-fn elementwise(optim: Optim) -> Option<usize> {
+fn elementwise(optim: &Optim) -> Option<usize> {
     match optim {
         Optim::TwoMoments => Some(2),
         Optim::OneState => Some(1),
         Optim::Stateless => Some(0),
-        Optim::Lamb | Optim::Factored | Optim::Muon => None,
+        Optim::Other(rule) if rule.needs() == Needs::Elementwise => Some(rule.state_names().len()),
+        Optim::Lamb | Optim::Factored | Optim::Muon | Optim::Other(_) => None,
     }
 }
 
 /// The numbers of each kind that any other optimizer keeps for a parameter, besides master weights.
-fn state_elems(optim: Optim, param: &LayoutParam) -> Vec<usize> {
+fn state_elems(optim: &Optim, param: &LayoutParam) -> Vec<usize> {
     let shape = &param.place.shape;
     match (optim, shape.sizes()) {
         (Optim::Factored, [rest @ .., rows, cols]) => {
             let rest: usize = rest.iter().product();
             vec![rest * rows, rest * cols]
+        }
+        (Optim::Other(rule), _) => {
+            let len = |index| rule.state_len(index, shape, Role::Other);
+            (0..rule.state_names().len()).map(len).collect()
         }
         (Optim::Lamb, _) => vec![shape.n_elems(); 2],
         (Optim::Muon, sizes) if sizes.len() != 2 || !is_hidden(&param.name) => vec![shape.n_elems(); 2],

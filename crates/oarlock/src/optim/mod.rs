@@ -7,10 +7,10 @@ mod loss_scale;
 mod lr_state;
 mod optimizer;
 pub mod schedule;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::collections::{HashMap, HashSet};
-
-use oarlock_tensor::ops::optimizer::Rule;
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
@@ -19,6 +19,7 @@ use crate::shard::ParamGroup;
 pub use crate::error::ScaleAtMinimum;
 pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
+pub use oarlock_tensor::ops::optimizer::{AdjustLr, CustomRule, Needs, Rule, Update};
 pub use optimizer::Stepped;
 pub(crate) use optimizer::{Optimizer, OptimizerConfig};
 pub use schedule::Schedule;
@@ -140,7 +141,7 @@ impl Optim {
 
     /// Sets the decays of the moments, where the rule has any, also of groups that say none.
     pub fn betas(mut self, beta1: f64, beta2: f64) -> Optim {
-        self.config.rule = self.config.rule.with_betas([beta1, beta2]);
+        self.config.rule = self.config.rule.clone().with_betas([beta1, beta2]);
         self
     }
 
@@ -162,15 +163,18 @@ impl Optim {
 
     /// The numbers of all groups, with the learning rates at which schedules begin.
     pub(crate) fn param_groups(&self) -> Vec<ParamGroup> {
-        let OptimizerConfig { rule, weight_decay, .. } = self.config;
+        let OptimizerConfig { rule, weight_decay, .. } = &self.config;
         let own = self.groups.iter().map(|group| {
-            let rule = group.rule.unwrap_or(rule);
+            let rule = group.rule.as_ref().unwrap_or(rule).clone();
             (
-                group.betas.map_or(rule, |betas| rule.with_betas(betas)),
-                group.weight_decay.unwrap_or(weight_decay),
+                match group.betas {
+                    Some(betas) => rule.with_betas(betas),
+                    None => rule,
+                },
+                group.weight_decay.unwrap_or(*weight_decay),
             )
         });
-        let all = std::iter::once((rule, weight_decay)).chain(own).zip(self.lr_state.lrs_by(|_, base| base));
+        let all = std::iter::once((rule.clone(), *weight_decay)).chain(own).zip(self.lr_state.lrs_by(|_, base| base));
         all.map(|((rule, weight_decay), lr)| ParamGroup { rule, lr, weight_decay }).collect()
     }
 
@@ -274,7 +278,50 @@ pub fn adam(params: impl Into<Parameters>) -> Optim {
     Optim::new(params, Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, 1e-3, 0.0)
 }
 
-/// `torch.optim.SGD` with torch's defaults: lr 1e-3, no momentum. See [`Optim::new`] for momentum.
+/// A rule of one's own, with lr 1e-3 and no weight decay. It gets all that a built-in one gets: parameter groups,
+/// schedules, clipping, loss scaling, sharded and offloaded states, checkpoints.
+///
+/// ```
+/// use oarlock::nn::{self, Linear};
+/// use oarlock::optim::{self, CustomRule, Update};
+///
+/// /// Gradient descent by the sign of the momentum.
+/// #[derive(Clone, Debug)]
+/// struct SignSgd {
+///     momentum: f32,
+/// }
+///
+/// impl CustomRule<1> for SignSgd {
+///     fn name(&self) -> &'static str {
+///         "sign_sgd"
+///     }
+///
+///     fn states(&self) -> [&'static str; 1] {
+///         ["momentum_buffer"]
+///     }
+///
+///     fn update(&self, update: Update<'_, 1>) {
+///         let Update { weights, grad, states: [buffer], lr, .. } = update;
+///         for ((weight, b), g) in weights.iter_mut().zip(buffer).zip(grad) {
+///             *b = self.momentum * *b + g;
+///             let sign = f32::from(*b > 0.0) - f32::from(*b < 0.0);
+///             *weight -= lr as f32 * sign;
+///         }
+///     }
+/// }
+///
+/// # fn main() -> nn::Result<()> {
+/// let model = Linear::new(8, 2)?;
+/// let optimizer = optim::custom(&model, SignSgd { momentum: 0.9 }).lr(1e-4);
+/// # let _ = optimizer;
+/// # Ok(())
+/// # }
+/// ```
+pub fn custom<const N: usize>(params: impl Into<Parameters>, rule: impl CustomRule<N>) -> Optim {
+    Optim::new(params, Rule::custom(rule), 1e-3, 0.0)
+}
+
+/// `torch.optim.SGD` with torch's defaults: lr 1e-3, no momentum. See [`Optim::new`] and [`Rule::Sgd`] for momentum.
 pub fn sgd(params: impl Into<Parameters>) -> Optim {
     Optim::new(params, Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }, 1e-3, 0.0)
 }

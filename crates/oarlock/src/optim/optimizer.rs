@@ -12,7 +12,7 @@ use crate::nn::NamedParam;
 use crate::shard::{Engine, ParamGroup};
 
 /// Which optimizer, and its numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerConfig {
     /// How gradients change weights.
     pub rule: Rule,
@@ -245,7 +245,9 @@ impl Optimizer {
         }
         for (index, group) in self.param_groups.iter_mut().enumerate() {
             group.lr = lr(index);
-            group.rule = betas.map_or(group.rule, |betas| group.rule.with_betas(betas));
+            if let Some(betas) = betas {
+                group.rule = group.rule.clone().with_betas(betas);
+            }
         }
         self.engine.step(&self.param_groups, found.grad_scale)?;
         Ok(Stepped::Done)

@@ -13,9 +13,10 @@ use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::layout::runs;
 use crate::shard::passes::Core;
+use crate::shard::state::MASTER;
 
 /// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
     /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own numbers.
     pub rule: Rule,
@@ -34,6 +35,20 @@ impl ParamGroup {
         }
         if !is_rate(self.weight_decay) {
             return Err(format!("the weight decay {}; it is a number of at least 0", self.weight_decay));
+        }
+        let states = self.rule.state_names();
+        let is_wrong = |(index, name): &(usize, &&str)| {
+            name.is_empty() || **name == MASTER || states[..*index].contains(*name)
+        };
+        if self.rule.name().is_empty() {
+            return Err("a rule without a name, by which checkpoints know it".to_owned());
+        }
+        if states.iter().enumerate().any(|at| is_wrong(&at)) {
+            return Err(format!(
+                "the rule {}, which keeps the states {states:?}; each has a name of its own, and none is \"\" or \
+                 \"{MASTER}\" (the weights)",
+                self.rule.name()
+            ));
         }
         match self.rule.betas() {
             Some(betas) if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) => {
@@ -143,10 +158,10 @@ impl Core {
         let Some(weights) = weights else { return Ok(()) };
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let ParamGroup { rule, lr, weight_decay } = numbers[param.param_group];
-        let args = StepArgs { step: piece.step, lr, weight_decay, grad_scale };
+        let ParamGroup { rule, lr, weight_decay } = &numbers[param.param_group];
+        let args = StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
-        Ok(optimizer::update(&self.device, &rule, &args, shape, role, &parts, workspace)?)
+        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
     }
 
     /// The same for state in files: while one piece is updated, the next is read and the one before is written.

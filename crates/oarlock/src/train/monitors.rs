@@ -146,9 +146,9 @@ fn name_of(key: &str) -> String {
 
 /// What the moments of a rule keep of themselves; 0 for a rule that has none.
 pub fn momentum(rule: &Rule) -> Momentum {
-    match (rule.betas(), *rule) {
+    match (rule.betas(), rule) {
         (Some([beta1, beta2]), _) => Momentum::Two(beta1, beta2),
-        (None, Rule::Sgd { momentum, .. } | Rule::Muon { momentum, .. }) => Momentum::One(momentum),
+        (None, Rule::Sgd { momentum, .. } | Rule::Muon { momentum, .. }) => Momentum::One(*momentum),
         (None, _) => Momentum::One(0.0),
     }
 }

@@ -40,7 +40,7 @@ pub fn missing_class(config: &TrainConfig) -> Option<String> {
 /// decay.
 pub fn optimizer(config: &TrainConfig, model: &Decoder) -> Optim {
     let args = &config.train.optimizer;
-    let optim = Optim::new(model, args.rule, config.train.schedule.learning_rate, args.weight_decay)
+    let optim = Optim::new(model, args.rule.clone(), config.train.schedule.learning_rate, args.weight_decay)
         .no_decay_of_vectors(model);
     match config.train.dtype {
         DType::F16 => optim.loss_scale(config.train.loss_scale),

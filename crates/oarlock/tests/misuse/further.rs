@@ -9,6 +9,7 @@ use oarlock::dataloader::DataLoader;
 use oarlock::deepspeed::{self, Config, InitializeArgs};
 use oarlock::distributed::{self, InitOptions};
 use oarlock::nn::Linear;
+use oarlock::optim::{self, CustomRule, Rule, Update};
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin, LocalSgd,
@@ -340,5 +341,50 @@ pub fn all() -> Vec<Wrong> {
                 Ok(())
             },
         },
+        Wrong {
+            title: "a custom rule gives two states one name",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::custom(&net, Twice(["momentum", "momentum"]));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a custom rule gives a state the name of the weights",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let optimizer = optim::custom(&net, Twice(["momentum", "master"]));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
+        Wrong {
+            title: "a group has a custom rule that keeps other states",
+            ranks: 1,
+            program: |comm| {
+                let net = Net::new()?;
+                let other = Rule::custom(Twice(["momentum", "sum"]));
+                let optimizer = optim::custom(&net, Twice(["momentum", "variance"]))
+                    .group(&net, |group| group.rule(other));
+                accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
+            },
+        },
     ]
+}
+
+/// A rule that does nothing.
+#[derive(Clone, Debug)]
+struct Twice([&'static str; 2]);
+
+impl CustomRule<2> for Twice {
+    fn name(&self) -> &'static str {
+        "twice"
+    }
+
+    fn states(&self) -> [&'static str; 2] {
+        self.0
+    }
+
+    fn update(&self, _: Update<'_, 2>) {}
 }

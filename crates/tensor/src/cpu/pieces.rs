@@ -62,6 +62,15 @@ impl<C: Cut> Cut for Option<C> {
     }
 }
 
+impl<C: Cut, const N: usize> Cut for [C; N] {
+    type Piece = [C::Piece; N];
+
+    unsafe fn piece(&self, index: usize) -> Self::Piece {
+        // SAFETY: the caller's promise, passed on.
+        self.each_ref().map(|c| unsafe { c.piece(index) })
+    }
+}
+
 macro_rules! cut_tuple {
     ($($c:ident $i:tt),+) => {
         impl<$($c: Cut),+> Cut for ($($c,)+) {

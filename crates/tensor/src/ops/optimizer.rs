@@ -1,5 +1,6 @@
 //! The optimizers: one step of a rule on a part of flat buffers.
 
+mod custom;
 mod rule;
 
 use std::ops::Range;
@@ -13,7 +14,7 @@ use crate::cpu::optim::lamb::{self, LambArgs};
 use crate::cpu::optim::lion::Lion;
 use crate::cpu::optim::muon::{self, MuonArgs};
 use crate::cpu::optim::sgd::Sgd;
-use crate::cpu::optim::{Buffers, run};
+use crate::cpu::optim::{self, Buffers, MAX_STATES, run, states};
 use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::{Error, Result};
@@ -23,11 +24,9 @@ use crate::ops::with_float;
 use crate::shape::Shape;
 
 use self::rule::is_matrix;
+pub use self::custom::{Custom, CustomRule, Update};
 pub use self::rule::{AdjustLr, Needs, Role, Rule};
 pub use crate::cpu::optim::StepArgs;
-
-/// The most states that a rule keeps.
-const MAX_STATES: usize = 3;
 
 /// A part of a flat buffer.
 #[derive(Clone, Debug)]
@@ -84,6 +83,8 @@ impl Workspace {
 /// The bytes of [`Workspace`] that a step of a rule on a parameter needs.
 pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) -> usize {
     match rule {
+        // Its gradient, scaled.
+        Rule::Custom(rule) if rule.needs() == Needs::WholeParameters => 4 * shape.n_elems(),
         Rule::Lamb { .. } => 8 * lamb::scratch_len(shape.n_elems()),
         Rule::Adafactor { .. } => 8 * Extent::new(shape.sizes()).scratch_len(),
         Rule::Muon { .. } => match *shape.sizes() {
@@ -126,8 +127,8 @@ pub fn update(
     let scratch = workspace.view(&mut launch, workspace_bytes(device, rule, shape, role))?;
     let grad = launch.read_flat::<f32>(&parts.grads.flat.read()?, &parts.grads.range)?;
     // Held until the launch is made: no part that is written lies in the buffer of another.
-    let mut leases: [Option<WriteLease>; MAX_STATES] = [None, None, None];
-    let mut state: [Option<ViewMut<f32>>; MAX_STATES] = [None, None, None];
+    let mut leases: [Option<WriteLease>; MAX_STATES] = [const { None }; MAX_STATES];
+    let mut state: [Option<ViewMut<f32>>; MAX_STATES] = [const { None }; MAX_STATES];
     for ((lease, state), part) in leases.iter_mut().zip(&mut state).zip(parts.state) {
         if !part.range.is_empty() {
             let lease = lease.insert(part.flat.write()?);
@@ -135,7 +136,7 @@ pub fn update(
         }
     }
     let (mut working, range) = (parts.weights.flat.write()?, &parts.weights.range);
-    let step = Step { rule: *rule, args: *args, shape: *shape, role, grad, state, scratch };
+    let step = Step { rule: rule.clone(), args: *args, shape: *shape, role, grad, state, scratch };
     match &parts.master {
         None => {
             let weights = launch.write_flat(&mut working, range, Mode::Update)?;
@@ -215,6 +216,7 @@ fn dispatch<T: Float>(
             adafactor::step(cpu, &adafactor, args, extent, buffers, bytemuck::cast_slice_mut(scratch));
         }
         Rule::Muon { .. } => muon_step(cpu, rule, args, (shape, role), buffers, scratch),
+        Rule::Custom(ref rule) => custom_step(cpu, rule, args, shape, buffers, scratch),
     }
 }
 
@@ -243,8 +245,8 @@ fn muon_step<T: Float>(
     };
     if !is_matrix(shape, role) {
         let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
-        let Buffers { weights, state: [_, first, second], grad, working } = buffers;
-        let buffers = Buffers { weights, state: [first, second, &mut []], grad, working };
+        let Buffers { weights, state: [_, first, second, ..], grad, working } = buffers;
+        let buffers = Buffers { weights, state: states([first, second]), grad, working };
         run(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
         return;
     }
@@ -256,6 +258,27 @@ fn muon_step<T: Float>(
     let muon = MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio };
     let (iterate, products) = scratch.split_at_mut(muon_iterate_bytes(rows, cols));
     muon::step(cpu, &muon, args, (rows, cols), buffers, bytemuck::cast_slice_mut(iterate), products);
+}
+
+fn custom_step<T: Float>(
+    cpu: &Cpu,
+    rule: &Custom,
+    args: &StepArgs,
+    shape: &Shape,
+    buffers: Buffers<'_, T>,
+    scratch: &mut [u8],
+) {
+    match rule.needs() {
+        Needs::Elementwise => optim::custom::elementwise(cpu, args.grad_scale, buffers, &|weights, states, grad| {
+            rule.update(args, &[grad.len()], weights, states, grad);
+        }),
+        Needs::WholeParameters => {
+            let scaled = bytemuck::cast_slice_mut(scratch);
+            optim::custom::whole(cpu, args.grad_scale, buffers, scaled, &|weights, states, grad| {
+                rule.update(args, shape.sizes(), weights, states, grad);
+            });
+        }
+    }
 }
 
 /// Whether the parts fit the rule, the shape and their buffers.

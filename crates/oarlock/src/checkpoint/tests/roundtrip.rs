@@ -80,8 +80,8 @@ fn working_copies_follow_the_master_weights() {
 /// Steps without gradients still move the weights, by the moments and the number of steps done.
 pub fn steps(engine: &mut Engine, n: usize) {
     for _ in 0..n {
-        let rule = *engine.rule();
-        let groups = [0.1, 0.0].map(|weight_decay| ParamGroup { rule, lr: 1e-2, weight_decay });
+        let rule = engine.rule().clone();
+        let groups = [0.1, 0.0].map(|weight_decay| ParamGroup { rule: rule.clone(), lr: 1e-2, weight_decay });
         engine.step(&groups, 1.0).unwrap();
     }
 }

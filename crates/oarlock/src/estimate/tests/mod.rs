@@ -12,7 +12,7 @@ use super::*;
 use crate::data::Batch;
 use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::Wrap;
-use crate::optim;
+use crate::optim::{self, testing::Rows};
 use crate::report::speed::PhaseTimer;
 use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
 use crate::train::objective::dry_pass;
@@ -113,6 +113,7 @@ fn an_update_borrows_what_the_estimate_says() {
     for (rule, optim) in [
         (muon, Optim::Muon),
         (adafactor, Optim::Factored),
+        (Rule::custom(Rows), Optim::Other(Rule::custom(Rows))),
         (Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, Optim::TwoMoments),
     ] {
         for (dtype, in_files, (rows, len)) in [
@@ -131,12 +132,13 @@ fn an_update_borrows_what_the_estimate_says() {
             model.set_recompute(Recompute::Units { every: 1 });
             let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
             let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
-            let settings = Settings { optim, offload_optimizer, ..Settings::new(dtype, Stage::Optimizer, 1) };
+            let settings =
+                Settings { optim: optim.clone(), offload_optimizer, ..Settings::new(dtype, Stage::Optimizer, 1) };
             let size = ModelSize::of(&model, dtype);
             let estimated = estimate(&size, &settings, Some(&dry), 0);
 
             // Its two groups are those of a run, which the estimate assumes.
-            let optimizer = optim::Optim::new(&model, rule, 1e-3, 0.0).no_decay_of_vectors(&model);
+            let optimizer = optim::Optim::new(&model, rule.clone(), 1e-3, 0.0).no_decay_of_vectors(&model);
             let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
             let window = vec![batch(rows, len, false)];
             for _ in 0..3 {

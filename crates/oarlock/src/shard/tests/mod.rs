@@ -80,12 +80,12 @@ fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule)
 
 /// The numbers of the two parameter groups of a training.
 fn numbers(rule: Rule) -> Vec<ParamGroup> {
-    [0.1, 0.0].map(|weight_decay| ParamGroup { rule, lr: 1e-2, weight_decay }).to_vec()
+    [0.1, 0.0].map(|weight_decay| ParamGroup { rule: rule.clone(), lr: 1e-2, weight_decay }).to_vec()
 }
 
 fn step(engine: &mut Engine) -> f64 {
     let norm = engine.grad_norm().unwrap().norm;
-    engine.step(&numbers(*engine.rule()), 1.0).unwrap();
+    engine.step(&numbers(engine.rule().clone()), 1.0).unwrap();
     norm
 }
 

@@ -1,6 +1,6 @@
 //! Adafactor, as `torch.optim.Adafactor`: the second moment of a matrix is kept as the means of its rows and columns.
 
-use super::{Buffers, Elementwise, StepArgs, lerp, run};
+use super::{Buffers, Elementwise, StepArgs, lerp, run, states};
 use crate::cpu::Cpu;
 use crate::cpu::isa::multiversion;
 use crate::cpu::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
@@ -111,7 +111,7 @@ pub(crate) fn step<T: Float>(
     buffers: Buffers<'_, T>,
     scratch: &mut [f64],
 ) {
-    let Buffers { weights, state: [row_var, col_var, variance], grad, mut working } = buffers;
+    let Buffers { weights, state: [row_var, col_var, variance, ..], grad, mut working } = buffers;
     let n = extent.n_elems();
     assert!([weights.len(), grad.len()] == [n; 2], "adafactor: lengths");
     assert!(working.as_ref().is_none_or(|w| w.len() == n), "adafactor: working copy");
@@ -131,7 +131,7 @@ pub(crate) fn step<T: Float>(
         row_means.extend(row_var.chunks(extent.rows).map(|var| mean(var).max(adafactor.eps1 as f32)));
         col_var
     } else {
-        let of_vector = Buffers::<f32> { weights, state: [variance, &mut [], &mut []], grad, working: None };
+        let of_vector = Buffers::<f32> { weights, state: states([variance]), grad, working: None };
         run(cpu, Variance { grad_scale, weight }, of_vector);
         variance
     };

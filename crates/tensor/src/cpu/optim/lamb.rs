@@ -1,6 +1,6 @@
 //! Lamb: Adam's direction, its length set by the ratio of the norms of the parameter and of the direction.
 
-use super::{Buffers, Elementwise, StepArgs, run};
+use super::{Buffers, Elementwise, StepArgs, run, states};
 use crate::cpu::Cpu;
 use crate::cpu::isa::multiversion;
 use crate::cpu::pieces::{TASK_ELEMS, cut, for_pieces};
@@ -69,7 +69,7 @@ pub(crate) fn step<T: Float>(
     buffers: Buffers<'_, T>,
     scratch: &mut [f64],
 ) {
-    let Buffers { weights, state: [m, v, _], grad, working } = buffers;
+    let Buffers { weights, state: [m, v, ..], grad, working } = buffers;
     let n_blocks = grad.len().div_ceil(NORM_BLOCK);
     let factors = Factors {
         grad_scale: args.grad_scale,
@@ -116,7 +116,7 @@ pub(crate) fn step<T: Float>(
         1.0
     };
     let length = (args.lr * correction * coefficient) as f32;
-    run(cpu, Apply { factors, length }, Buffers { weights, state: [m, v, &mut []], grad, working });
+    run(cpu, Apply { factors, length }, Buffers { weights, state: states([m, v]), grad, working });
 }
 
 multiversion! {

@@ -4,6 +4,7 @@
 pub(crate) mod adafactor;
 pub(crate) mod adagrad;
 pub(crate) mod adam;
+pub(crate) mod custom;
 pub(crate) mod lamb;
 pub(crate) mod lion;
 pub(crate) mod muon;
@@ -18,6 +19,9 @@ use crate::dtype::Float;
 
 /// Elements that are updated before they are rounded into the working copy: small enough for the first cache.
 const STRIP: usize = 1024;
+
+/// The most states that a rule keeps.
+pub(crate) const MAX_STATES: usize = 8;
 
 /// What changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +48,7 @@ pub(crate) struct Buffers<'a, T> {
     /// Master weights.
     pub weights: &'a mut [f32],
     /// The rule's states in the order of their names.
-    pub state: [&'a mut [f32]; 3],
+    pub state: [&'a mut [f32]; MAX_STATES],
     /// Gradients.
     pub grad: &'a [f32],
     /// Receives the new weights rounded; absent where the master weights are the working copy.
@@ -59,7 +63,7 @@ pub(crate) trait Elementwise: Copy + Send + Sync {
 
 /// Runs a rule over all elements; the first two states are its own.
 pub(crate) fn run<R: Elementwise, T: Float>(cpu: &Cpu, rule: R, buffers: Buffers<'_, T>) {
-    let Buffers { weights, state: [first, second, _], grad, working } = buffers;
+    let Buffers { weights, state: [first, second, ..], grad, working } = buffers;
     let n = grad.len();
     assert!(weights.len() == n && working.as_ref().is_none_or(|w| w.len() == n), "optimizer: lengths");
     assert!([first.len(), second.len()].iter().all(|len| [0, n].contains(len)), "optimizer: states");
@@ -105,6 +109,12 @@ multiversion! {
 #[inline(always)]
 fn part(state: &mut [f32], from: usize, to: usize) -> &mut [f32] {
     if state.is_empty() { state } else { &mut state[from..to] }
+}
+
+/// The states of a rule that keeps these.
+pub(crate) fn states<'a, const N: usize>(kept: [&'a mut [f32]; N]) -> [&'a mut [f32]; MAX_STATES] {
+    let mut kept = kept.into_iter();
+    [(); MAX_STATES].map(|()| kept.next().unwrap_or_default())
 }
 
 /// `from + weight * (to - from)`, in the one of two forms that torch's `lerp` takes for this weight.

@@ -3,7 +3,7 @@
 //! The iteration runs in f32, where torch rounds to bf16. Its products depend on the code path in the last bits, as
 //! every matrix product does, and never on the number of threads.
 
-use super::{Buffers, Elementwise, StepArgs, lerp, run};
+use super::{Buffers, Elementwise, StepArgs, lerp, run, states};
 use crate::cpu::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use crate::cpu::sums::{NORM_BLOCK, squared_norm, tree_sum};
 use crate::cpu::{Cpu, Store};
@@ -71,11 +71,7 @@ impl Elementwise for Blend {
 
 /// Runs a rule without state on `x`.
 fn on<R: Elementwise>(cpu: &Cpu, rule: R, x: &mut [f32], y: &[f32]) {
-    run::<R, f32>(
-        cpu,
-        rule,
-        Buffers { weights: x, state: [&mut [], &mut [], &mut []], grad: y, working: None },
-    );
+    run::<R, f32>(cpu, rule, Buffers { weights: x, state: states([]), grad: y, working: None });
 }
 
 /// The f32 elements of scratch that a step on a matrix needs.
@@ -109,11 +105,11 @@ pub(crate) fn step<T: Float>(
         take: (1.0 - muon.momentum) as f32,
         nesterov: muon.nesterov,
     };
-    let into = Buffers::<f32> { weights: direction, state: [buffer, &mut [], &mut []], grad, working: None };
+    let into = Buffers::<f32> { weights: direction, state: states([buffer]), grad, working: None };
     run(cpu, momentum, into);
     orthogonalize(cpu, muon, direction, (rows, cols), rest, product_scratch);
     let blend = Blend { keep: args.keep(), step: -muon.adjusted_lr as f32 };
-    run(cpu, blend, Buffers { weights, state: [&mut [], &mut [], &mut []], grad: direction, working });
+    run(cpu, blend, Buffers { weights, state: states([]), grad: direction, working });
 }
 
 /// Brings the singular values of `x` near one: `x = a x + (b g + c g g) x`, where `g = x xᵀ`, some times over. The

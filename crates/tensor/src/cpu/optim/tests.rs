@@ -32,7 +32,7 @@ fn after<const N: usize>(
         let working = rounded.then_some(&mut copy[..]);
         step(Buffers {
             weights: &mut weights,
-            state: state.each_mut().map(|s| &mut s[..]),
+            state: states(state.each_mut().map(|s| &mut s[..])),
             grad: &grad,
             working,
         });

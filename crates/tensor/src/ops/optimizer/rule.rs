@@ -1,9 +1,10 @@
 //! The rules by which optimizers change weights, and the state that each keeps.
 
+use super::custom::Custom;
 use crate::shape::Shape;
 
 /// How gradients change weights. The parameters have the names of `torch.optim` and DeepSpeed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
     /// `torch.optim.AdamW`: weight decay shrinks the weights (Loshchilov and Hutter 2019).
     AdamW {
@@ -100,6 +101,8 @@ pub enum Rule {
         /// AdamW's epsilon.
         adam_eps: f64,
     },
+    /// A rule from outside of this crate, which [`Rule::custom`] wraps.
+    Custom(Custom),
 }
 
 /// How Muon's learning rate follows the shape of a matrix: torch's `adjust_lr_fn`.
@@ -141,6 +144,7 @@ impl Rule {
             Rule::Lamb { .. } => "lamb",
             Rule::Adafactor { .. } => "adafactor",
             Rule::Muon { .. } => "muon",
+            Rule::Custom(rule) => rule.name(),
         }
     }
 
@@ -148,17 +152,19 @@ impl Rule {
     pub fn needs(&self) -> Needs {
         match self {
             Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => Needs::WholeParameters,
+            Rule::Custom(rule) => rule.needs(),
             _ => Needs::Elementwise,
         }
     }
 
     /// Whether it is of the same kind and keeps the same states, so that it differs in numbers only.
     pub fn is_like(&self, other: &Rule) -> bool {
-        self.name() == other.name() && self.state_names() == other.state_names()
+        let kind = |rule: &Rule| (rule.name(), rule.needs());
+        kind(self) == kind(other) && self.state_names() == other.state_names()
     }
 
     /// The states kept beside the f32 master weights, by torch's names.
-    pub fn state_names(&self) -> &'static [&'static str] {
+    pub fn state_names(&self) -> &[&'static str] {
         match self {
             Rule::AdamW { .. } | Rule::Adam { .. } | Rule::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
             Rule::Sgd { momentum: 0.0, .. } => &[],
@@ -167,6 +173,7 @@ impl Rule {
             Rule::Lion { .. } => &["exp_avg"],
             Rule::Adafactor { .. } => &["row_var", "col_var", "variance"],
             Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
+            Rule::Custom(rule) => rule.states(),
         }
     }
 
@@ -189,6 +196,7 @@ impl Rule {
                 let used = if is_matrix(shape, role) { index == 0 } else { index == 1 || index == 2 };
                 used.then_some(*shape)
             }
+            Rule::Custom(rule) => rule.state_shape(index, shape),
             _ => (index < self.state_names().len()).then_some(*shape),
         }
     }
@@ -205,6 +213,7 @@ impl Rule {
             | Rule::Adam { beta1, beta2, .. }
             | Rule::Lion { beta1, beta2 }
             | Rule::Lamb { beta1, beta2, .. } => Some([beta1, beta2]),
+            Rule::Custom(ref rule) => rule.betas(),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
         }
     }
@@ -212,12 +221,13 @@ impl Rule {
     /// The rule with the decays that a schedule sets. A rule that has no such pair is left as it is, as by
     /// DeepSpeed's `OneCycle`.
     pub fn with_betas(mut self, betas: [f64; 2]) -> Rule {
-        if let Rule::AdamW { beta1, beta2, .. }
-        | Rule::Adam { beta1, beta2, .. }
-        | Rule::Lion { beta1, beta2 }
-        | Rule::Lamb { beta1, beta2, .. } = &mut self
-        {
-            [*beta1, *beta2] = betas;
+        match &mut self {
+            Rule::AdamW { beta1, beta2, .. }
+            | Rule::Adam { beta1, beta2, .. }
+            | Rule::Lion { beta1, beta2 }
+            | Rule::Lamb { beta1, beta2, .. } => [*beta1, *beta2] = betas,
+            Rule::Custom(rule) => *rule = rule.with_betas(betas),
+            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => {}
         }
         self
     }

@@ -1,0 +1,131 @@
+//! A mixture of experts: a router sends each image of a digit to two of eight experts, and a balancing loss keeps all of
+//! them busy. [moe.py](moe.py) is the same program in PyTorch.
+//!
+//! `cargo run -p oarlock --example moe`, or on two ranks, which divide each batch:
+//! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/moe`
+
+use oarlock::dataloader::DataLoader;
+use oarlock::nn::{self, Forward, Linear, Mlp, Module};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, Reduction, Result,
+    Tensor, optim,
+};
+
+const BATCH_SIZE: usize = 50;
+const DIM: usize = 32;
+const N_EXPERTS: usize = 8;
+const TOP_K: usize = 2;
+/// What the balancing loss counts beside the other.
+const BALANCE: f32 = 0.01;
+
+/// Experts, of which a router selects `TOP_K` for each row.
+#[derive(Module)]
+struct MixtureOfExperts {
+    router: Linear,
+    experts: Vec<Mlp>,
+}
+
+/// What a router decided: the probabilities `[B, N_EXPERTS]`, and the experts that were chosen `[B, TOP_K]`.
+type Routing = (Tensor, Tensor);
+
+impl Forward<Tensor> for MixtureOfExperts {
+    type Output = (Tensor, Routing);
+    fn forward(&self, x: &Tensor) -> nn::Result<(Tensor, Routing)> {
+        let probs = self.router.forward(x)?.softmax()?;
+        let (gates, chosen) = probs.topk(TOP_K, -1, true)?;
+        let gates = (&gates / gates.sum_keepdim(-1)?)?.flatten(0, -1)?;
+        let mut y = x.zeros_like()?;
+        for (index, expert) in self.experts.iter().enumerate() {
+            // The places of this expert among the choices, and their rows.
+            let choices = chosen.to_vec::<i32>()?.into_iter().enumerate();
+            let places: Vec<usize> =
+                choices.filter(|(_, choice)| *choice == index as i32).map(|(place, _)| place).collect();
+            let to_tensor = |of: &dyn Fn(usize) -> usize| {
+                let numbers: Vec<i32> = places.iter().map(|&place| of(place) as i32).collect();
+                Tensor::from_slice(&numbers, [places.len()], x.device())
+            };
+            let (places, rows) = (to_tensor(&|place| place)?, to_tensor(&|place| place / TOP_K)?);
+            let gate = gates.index_select(0, &places)?.unsqueeze(-1)?;
+            y = y.index_add(0, &rows, &(expert.forward(&x.index_select(0, &rows)?)? * gate)?)?;
+        }
+        Ok((y, (probs, chosen)))
+    }
+}
+
+/// A classifier with a mixture of experts beside a residual connection.
+#[derive(Module)]
+pub struct Classifier {
+    stem: Linear,
+    moe: MixtureOfExperts,
+    head: Linear,
+}
+
+impl Forward<Tensor> for Classifier {
+    type Output = (Tensor, Routing);
+    fn forward(&self, images: &Tensor) -> nn::Result<(Tensor, Routing)> {
+        let x = self.stem.forward(images)?.relu()?;
+        let (y, routing) = self.moe.forward(&x)?;
+        Ok((self.head.forward(&(x + y)?)?, routing))
+    }
+}
+
+/// The model with fresh weights.
+pub fn model() -> nn::Result<Classifier> {
+    let experts = (0..N_EXPERTS).map(|_| Mlp::new(DIM, 2 * DIM)).collect::<nn::Result<_>>()?;
+    let moe = MixtureOfExperts { router: Linear::new(DIM, N_EXPERTS)?.no_bias(), experts };
+    Ok(Classifier { stem: Linear::new(64, DIM)?, moe, head: Linear::new(DIM, 10)? })
+}
+
+/// The images, as 64 pixels between 0 and 1, with their digits.
+fn digits() -> Result<Vec<(Vec<f32>, i32)>> {
+    let sample = |line: &str| {
+        let numbers = line.split(',').map(str::parse::<i32>);
+        let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>().map_err(Error::other)?;
+        Ok((numbers[1..].iter().map(|&pixel| pixel as f32 / 16.0).collect(), numbers[0]))
+    };
+    include_str!("data/digits.csv").lines().map(sample).collect()
+}
+
+/// The trained model, and the loss of every step, the mean over the batch of all ranks.
+pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classifier>, Vec<f64>)> {
+    let loader = DataLoader::new(digits()?, BATCH_SIZE).shuffle(true).drop_last(true);
+    let model = model()?;
+    let optimizer = optim::adamw(&model).lr(3e-3);
+    let (loader, model, optimizer) = accelerator.prepare((loader, model, optimizer))?;
+
+    let mut losses = Vec::new();
+    while losses.len() < steps {
+        for batch in loader.iter()?.take(steps - losses.len()) {
+            let (images, digits) = batch?;
+            let (logits, (probs, chosen)) = model.forward(&images)?;
+            // The share of each expert in the choices of all ranks: no gradient flows through it, and the loss is linear
+            // in the probabilities, so its mean over the ranks is that of the whole batch.
+            let share = chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?;
+            let share = accelerator.reduce(&share, Reduction::Mean, 1.0)?;
+            let balance = (share * probs.mean(0)?)?.sum_all()?.scale(N_EXPERTS as f32)?;
+            let loss = (nn::cross_entropy(&logits, &digits)? + (BALANCE * balance)?)?;
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+        }
+    }
+    Ok((model, losses))
+}
+
+fn main() -> Result<()> {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let (model, losses) = train(&accelerator, 300)?;
+    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(30).collect::<Vec<_>>()));
+
+    model.eval();
+    for digit in 0..10 {
+        let images: Vec<f32> = digits()?.into_iter().filter(|(_, of)| *of == digit).flat_map(|(x, _)| x).collect();
+        let images = Tensor::from_slice(&images, (images.len() / 64, 64), accelerator.device())?;
+        let (logits, (_, chosen)) = model.forward(&images)?;
+        let right = logits.argmax(-1)?.eq(digit)?.cast(DType::F32)?.mean(..)?.item::<f32>()?;
+        let share = chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?.to_vec::<f32>()?;
+        accelerator.print(format_args!("{digit}: {:.0} % right, by the experts {share:.2?}", 100.0 * right));
+    }
+    Ok(())
+}
