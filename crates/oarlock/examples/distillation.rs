@@ -102,8 +102,8 @@ pub fn loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor>
         [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
     let (logits, taught) = (logits?, taught?);
     let hard = cross_entropy(&logits, &labels.reshape([labels.n_elems()])?)?;
-    let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax()?;
-    let taught = taught.scale(1.0 / TEMPERATURE)?.softmax()?;
+    let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax(-1)?;
+    let taught = taught.scale(1.0 / TEMPERATURE)?.softmax(-1)?;
     let soft = kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
     Ok(hard.scale(1.0 - ALPHA)?.add(&soft.scale(ALPHA * TEMPERATURE * TEMPERATURE)?)?)
 }

@@ -197,10 +197,10 @@ fn losses_are_those_of_torch() {
     let weight = || Some(Buffer::new([5], vec![0.5, 1.0, 2.0, 0.25, 1.5]).unwrap());
     let pos_weight = Some(Buffer::new([5], vec![1.5, 2.0, 3.0, 1.25, 2.5]).unwrap());
     let target = wave(&[6, 5], 1.3);
-    let probs = target.softmax().unwrap();
+    let probs = target.softmax(-1).unwrap();
     let (unit, of_unit) = (logits.sigmoid().unwrap(), target.sigmoid().unwrap());
     let pairs = Tensor::from_slice(&[1f32, -1.0, 1.0, -1.0, -1.0, 1.0], [6], device).unwrap();
-    let log_probs = logits.log_softmax().unwrap();
+    let log_probs = logits.log_softmax(-1).unwrap();
     for (how, reduction, kl) in [
         ("none", Reduction::None, KlReduction::None),
         ("mean", Reduction::Mean, KlReduction::Mean),

@@ -104,7 +104,7 @@ fn layers_losses_and_gradients_are_those_of_torch() {
 
     let flat = logits.detach().reshape([8, 5]).unwrap();
     let soft: Vec<f32> = (0..40).map(|i| (i as f32).cos()).collect();
-    let soft = Tensor::from_slice(&soft, [8, 5], accelerator.device()).unwrap().softmax().unwrap();
+    let soft = Tensor::from_slice(&soft, [8, 5], accelerator.device()).unwrap().softmax(-1).unwrap();
     let clamped: Vec<i32> = ints(&expected["labels"]).into_iter().map(|label| label.max(0)).collect();
     let clamped = Tensor::from_slice(&clamped, [8], accelerator.device()).unwrap();
     let sum = CrossEntropyLoss { ignore_index: 4, reduction: Reduction::Sum, ..CrossEntropyLoss::default() };
@@ -112,7 +112,7 @@ fn layers_losses_and_gradients_are_those_of_torch() {
         ("sum", sum.forward(&flat, &clamped)),
         ("mse", nn::mse_loss(&flat, &soft)),
         ("bce", nn::bce_with_logits(&flat, &soft)),
-        ("kl", nn::kl_div(&flat.log_softmax().unwrap(), &soft, KlTarget::Probs, KlReduction::BatchMean)),
+        ("kl", nn::kl_div(&flat.log_softmax(-1).unwrap(), &soft, KlTarget::Probs, KlReduction::BatchMean)),
     ] {
         assert_close(&[loss.unwrap().item::<f32>().unwrap()], &[number(name)], 5e-6, name);
     }

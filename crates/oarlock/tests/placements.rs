@@ -74,7 +74,7 @@ fn rank(
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
     let weights: Box<dyn WeightSource> = match data.dir.join("model.safetensors").exists() {
         true => Box::new(SafetensorsSource::open(&data.dir, &hf, &model).unwrap()),
-        false => Box::new(SeededInit { seed: 3, device: accelerator.device().clone() }),
+        false => Box::new(SeededInit::new(3, accelerator.device())),
     };
     let adamw = optim::adamw(&model).lr(3e-3).weight_decay(0.1).no_decay_of_vectors(&model);
     let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), weights).unwrap();

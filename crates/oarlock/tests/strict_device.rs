@@ -33,7 +33,7 @@ fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>
     let model = Decoder::new(hf.decoder().clone(), LEN).unwrap();
     let weights: Box<dyn WeightSource> = match SafetensorsSource::open(folder, &hf, &model) {
         Ok(weights) => Box::new(weights),
-        Err(_) => Box::new(SeededInit { seed: 3, device: accelerator.device().clone() }),
+        Err(_) => Box::new(SeededInit::new(3, accelerator.device())),
     };
     let adamw = optim::adamw(&model).lr(3e-3);
     let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), weights).unwrap();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use bytemuck::Pod;
+use bytemuck::{CheckedBitPattern, NoUninit, Pod};
 pub use half::{bf16, f16};
 
 use crate::error::Error;
@@ -66,21 +66,50 @@ impl FromStr for DType {
     }
 }
 
-/// A type of numbers that the host can read elements as: elements of this very type, of another float type (rounded to
-/// nearest), or integers whose value the type can hold exactly.
-pub trait Scalar: Pod + Send + Sync + PartialEq + fmt::Debug + 'static {
+/// A type of numbers on the host: tensors are made from them and read as them, and every conversion keeps the value or is
+/// an error, but for floats, which are rounded to nearest.
+///
+/// | numbers | tensors of them | may be read from |
+/// |---|---|---|
+/// | `f32`, `bf16`, `f16` | the same | floats; integers that the type holds exactly |
+/// | `f64` | f32, rounded | floats and integers |
+/// | `i32` | i32 | integers |
+/// | `i64` | i32, where it has the value | integers |
+/// | `u8` | i32 | integers from 0 to 255 |
+/// | `bool` | i32: 1 for true | integers: whether they are not 0 |
+pub trait Scalar: CheckedBitPattern + NoUninit + Send + Sync + PartialEq + fmt::Debug + 'static {
     /// The name of the type.
     const NAME: &'static str;
     /// The dtype whose elements are of this type, if there is one.
     const ELEMENT: Option<DType>;
+    /// What a tensor of these numbers holds.
+    type Stored: Element;
+    /// The number as a tensor holds it; `None` if it is outside the range of that type.
+    fn stored(self) -> Option<Self::Stored>;
+    /// Numbers as a tensor holds them; errors begin with `what`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a number outside of the range of the dtype, with its index.
+    fn store_all(what: &str, numbers: &[Self]) -> Result<Vec<Self::Stored>, Error> {
+        let numbered = numbers.iter().enumerate();
+        let checked = numbered.map(|(index, number)| {
+            number.stored().ok_or_else(|| {
+                let (kept, name) = (Self::Stored::DTYPE, Self::NAME);
+                Error::Usage(format!(
+                    "{what}: {number:?} at index {index} is outside the range of {kept}, which tensors keep {name} in"
+                ))
+            })
+        });
+        checked.collect()
+    }
     /// A float, rounded to nearest; `None` for types of integers.
     fn from_float(x: f32) -> Option<Self>;
-    /// An integer; `None` if it is not exact in this type.
+    /// An integer; `None` if it is not exact in this type. As a `bool` it is whether the integer is not 0.
     fn from_int(x: i32) -> Option<Self>;
 }
 
 /// A Rust type that a tensor can hold.
-pub trait Element: Scalar {
+pub trait Element: Scalar + Pod {
     /// Its dtype.
     const DTYPE: DType;
     /// A number as an element: floats are rounded to nearest, integers towards zero.
@@ -100,6 +129,10 @@ macro_rules! float {
         impl Scalar for $T {
             const NAME: &'static str = $name;
             const ELEMENT: Option<DType> = Some($dtype);
+            type Stored = $T;
+            fn stored(self) -> Option<$T> {
+                Some(self)
+            }
             fn from_float(x: f32) -> Option<$T> {
                 Some(Float::from_f32(x))
             }
@@ -120,23 +153,45 @@ float!(f32, "f32", DType::F32);
 float!(bf16, "bf16", DType::BF16);
 float!(f16, "f16", DType::F16);
 
-macro_rules! wide {
-    ($T:ty, $name:literal, $element:expr, $x:ident => $float:expr) => {
+impl Scalar for f64 {
+    const NAME: &'static str = "f64";
+    const ELEMENT: Option<DType> = None;
+    type Stored = f32;
+    fn stored(self) -> Option<f32> {
+        let rounded = self as f32;
+        (rounded.is_finite() || !self.is_finite()).then_some(rounded)
+    }
+    fn from_float(x: f32) -> Option<f64> {
+        Some(x.into())
+    }
+    fn from_int(x: i32) -> Option<f64> {
+        Some(x.into())
+    }
+}
+
+macro_rules! integer {
+    ($T:ty, $name:literal, $element:expr, $x:ident => $from_int:expr) => {
         impl Scalar for $T {
             const NAME: &'static str = $name;
             const ELEMENT: Option<DType> = $element;
-            fn from_float($x: f32) -> Option<$T> {
-                $float
+            type Stored = i32;
+            #[allow(clippy::unnecessary_fallible_conversions, reason = "i64 is one of the types")]
+            fn stored(self) -> Option<i32> {
+                self.try_into().ok()
             }
-            fn from_int(x: i32) -> Option<$T> {
-                Some(x.into())
+            fn from_float(_x: f32) -> Option<$T> {
+                None
+            }
+            fn from_int($x: i32) -> Option<$T> {
+                $from_int
             }
         }
     };
 }
-wide!(f64, "f64", None, x => Some(x.into()));
-wide!(i32, "i32", Some(DType::I32), _x => None);
-wide!(i64, "i64", None, _x => None);
+integer!(i32, "i32", Some(DType::I32), x => Some(x));
+integer!(i64, "i64", None, x => Some(x.into()));
+integer!(u8, "u8", None, x => x.try_into().ok());
+integer!(bool, "bool", None, x => Some(x != 0));
 
 impl Element for i32 {
     const DTYPE: DType = DType::I32;

@@ -1,6 +1,9 @@
 //! How parameters start: each element is a function of the seed, the parameter and its place.
 
-use crate::cpu::random::{self, Stream};
+mod normal;
+mod orthogonal;
+
+use crate::cpu::random::{self, Permutation, Stream};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::shape::Shape;
@@ -69,6 +72,27 @@ pub enum Init {
         /// A factor for what follows, see [`Init::gain`].
         gain: f32,
     },
+    /// A matrix `[outputs, everything else]` whose rows, or columns if there are fewer of them, have length `gain` and are
+    /// orthogonal (Saxe et al. 2014). All of its elements depend on each other: see [`Init::is_whole`].
+    Orthogonal {
+        /// A factor for what follows, see [`Init::gain`].
+        gain: f32,
+    },
+    /// Ones on the diagonal of a matrix, and zeros elsewhere.
+    Eye,
+    /// The weight `[outputs, inputs, kernel ..]` of a convolution that gives each input of a group back as one of its
+    /// outputs: a one in the middle of the kernel.
+    Dirac {
+        /// The groups of the convolution; 1 in torch by default.
+        groups: usize,
+    },
+    /// Normal with mean 0, with zeros at random places: as many in each column of the matrix (Martens 2010).
+    Sparse {
+        /// The share of zeros in a column, which is rounded up.
+        sparsity: f32,
+        /// The standard deviation of the others; 0.01 in torch by default.
+        std: f32,
+    },
 }
 
 /// What the numbers of [`Init::KaimingNormal`] are scaled by.
@@ -112,11 +136,18 @@ impl Init {
         }
     }
 
+    /// Whether an element depends on all others, so that each call of [`Init::fill`] computes the whole parameter: about
+    /// `2 n k²` operations in f64 for an orthogonal matrix of `k` vectors of `n` numbers, and memory for them.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Init::Orthogonal { .. })
+    }
+
     /// Fills host memory with elements `first..` of a parameter of this shape, whose random numbers are those of
     /// `stream`.
     ///
     /// # Errors
-    /// Fans of a parameter of fewer than two dims, or a normal distribution without anything between its bounds.
+    /// Fewer dims than a distribution needs, groups that do not divide the outputs, a share of zeros outside `0..=1`, or
+    /// a normal distribution without anything between its bounds.
     pub fn fill(
         self,
         shape: &Shape,
@@ -159,21 +190,77 @@ impl Init {
                     )));
                 }
                 uniform(0.0, 1.0);
-                truncate(f64::from(std), f64::from(low), f64::from(high), out);
+                normal::truncate(f64::from(std), f64::from(low), f64::from(high), out);
+            }
+            Init::Orthogonal { gain } => {
+                let &[rows, .., _] = shape.sizes() else {
+                    return Err(wrong("an orthogonal matrix", "at least two dims", shape));
+                };
+                let whole = orthogonal::matrix(cpu, rows, shape.n_elems() / rows.max(1), stream, gain);
+                out.copy_from_slice(&whole[first as usize..][..out.len()]);
+            }
+            Init::Eye => {
+                let &[_, cols] = shape.sizes() else { return Err(wrong("eye", "two dims", shape)) };
+                let one = |i: u64| i / cols as u64 == i % cols as u64;
+                each(first, out, |i, _| f32::from(u8::from(one(i))));
+            }
+            Init::Dirac { groups } => dirac(shape, groups, first, out)?,
+            Init::Sparse { sparsity, std } => {
+                let &[rows, cols] = shape.sizes() else { return Err(wrong("sparse", "two dims", shape)) };
+                if !(0.0..=1.0).contains(&sparsity) {
+                    return Err(Error::Usage(format!("sparse: expected a share in 0..=1, got {sparsity}")));
+                }
+                let n_zeros = (sparsity * rows as f32).ceil() as u64;
+                // A random order of the rows for each column.
+                let order = |column: u64| {
+                    let stream = Stream { stream: stream.stream.wrapping_add(1 + column), ..stream };
+                    Permutation::new(stream, rows as u64)
+                };
+                let orders: Vec<Permutation> = (0..cols as u64).map(order).collect();
+                random::fill_normal(cpu, stream, first, 0.0, std, out);
+                each(first, out, |i, x| {
+                    let (row, column) = (i / cols as u64, (i % cols as u64) as usize);
+                    let is_zero = orders[column].get(row).is_some_and(|place| place < n_zeros);
+                    if is_zero { 0.0 } else { x }
+                });
             }
         }
         Ok(())
     }
 }
 
+/// Element `i` becomes `f(i, what it was)`; the first is element `first`.
+fn each(first: u64, out: &mut [f32], f: impl Fn(u64, f32) -> f32) {
+    out.iter_mut().zip(first..).for_each(|(x, i)| *x = f(i, *x));
+}
+
+fn dirac(shape: &Shape, groups: usize, first: u64, out: &mut [f32]) -> Result<()> {
+    let &[outputs, inputs, ref kernel @ ..] = shape.sizes() else {
+        return Err(wrong("dirac", "at least three dims", shape));
+    };
+    if kernel.is_empty() {
+        return Err(wrong("dirac", "at least three dims", shape));
+    }
+    if groups == 0 || !outputs.is_multiple_of(groups) {
+        return Err(Error::Usage(format!("dirac: {outputs} outputs cannot be divided into {groups} groups")));
+    }
+    let middle = kernel.iter().fold(0, |at, size| at * size + size / 2);
+    let (places, of_group) = (kernel.iter().product::<usize>(), outputs / groups);
+    each(first, out, |i, _| {
+        let (output, rest) = (i as usize / (inputs * places), i as usize % (inputs * places));
+        f32::from(u8::from(rest / places == output % of_group && rest % places == middle))
+    });
+    Ok(())
+}
+
+fn wrong(what: &'static str, expected: &str, shape: &Shape) -> Error {
+    Error::Shape { op: what, expected: format!("a parameter of {expected}"), got: format!("{shape:?}") }
+}
+
 /// Inputs of an output and outputs of an input, of a weight `[outputs, inputs, kernel ..]`.
 fn fans(shape: &Shape) -> Result<(f32, f32)> {
     let &[outputs, inputs, ref kernel @ ..] = shape.sizes() else {
-        return Err(Error::Shape {
-            op: "an initial distribution with fans",
-            expected: "a parameter of at least two dims".to_owned(),
-            got: format!("{shape:?}"),
-        });
+        return Err(wrong("an initial distribution with fans", "at least two dims", shape));
     };
     let kernel: usize = kernel.iter().product();
     Ok(((inputs * kernel).max(1) as f32, (outputs * kernel).max(1) as f32))
@@ -182,72 +269,6 @@ fn fans(shape: &Shape) -> Result<(f32, f32)> {
 fn fan_of(shape: &Shape, fan: Fan) -> Result<f32> {
     let (fan_in, fan_out) = fans(shape)?;
     Ok(if fan == Fan::In { fan_in } else { fan_out })
-}
-
-/// Turns numbers uniform in `0..1` into normal ones between two bounds, by the inverse of the distribution function.
-fn truncate(std: f64, low: f64, high: f64, out: &mut [f32]) {
-    let (from, to) = (normal_cdf(low / std), normal_cdf(high / std));
-    for x in out {
-        let p = from + (to - from) * f64::from(*x);
-        *x = (std * normal_quantile(p)).clamp(low, high) as f32;
-    }
-}
-
-/// The share of a normal distribution below x, within 1e-7 (Abramowitz and Stegun 1964, 26.2.17).
-fn normal_cdf(x: f64) -> f64 {
-    const B: [f64; 5] = [0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429];
-    let t = 1.0 / (1.0 + 0.2316419 * x.abs());
-    let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
-    let above = density * t * B.iter().rev().fold(0.0, |sum, b| sum * t + b);
-    if x < 0.0 { above } else { 1.0 - above }
-}
-
-/// Where a normal distribution has the share `p` below, within a relative error of 1.2e-9 (Acklam 2003).
-fn normal_quantile(p: f64) -> f64 {
-    const A: [f64; 6] = [
-        -3.969683028665376e1,
-        2.209460984245205e2,
-        -2.759285104469687e2,
-        1.38357751867269e2,
-        -3.066479806614716e1,
-        2.506628277459239,
-    ];
-    const B: [f64; 6] = [
-        -5.447609879822406e1,
-        1.615858368580409e2,
-        -1.556989798598866e2,
-        6.680131188771972e1,
-        -1.328068155288572e1,
-        1.0,
-    ];
-    const C: [f64; 6] = [
-        -7.784894002430293e-3,
-        -3.223964580411365e-1,
-        -2.400758277161838,
-        -2.549732539343734,
-        4.374664141464968,
-        2.938163982698783,
-    ];
-    const D: [f64; 5] =
-        [7.784695709041462e-3, 3.224671290700398e-1, 2.445134137142996, 3.754408661907416, 1.0];
-    const TAIL: f64 = 0.02425;
-    let poly = |coefficients: &[f64], x: f64| coefficients.iter().fold(0.0, |sum, c| sum * x + c);
-    let tail = |p: f64| {
-        let q = (-2.0 * p.ln()).sqrt();
-        poly(&C, q) / poly(&D, q)
-    };
-    if p <= 0.0 {
-        f64::NEG_INFINITY
-    } else if p >= 1.0 {
-        f64::INFINITY
-    } else if p < TAIL {
-        tail(p)
-    } else if p > 1.0 - TAIL {
-        -tail(1.0 - p)
-    } else {
-        let q = p - 0.5;
-        q * poly(&A, q * q) / poly(&B, q * q)
-    }
 }
 
 #[cfg(test)]
@@ -317,5 +338,60 @@ mod tests {
         };
         assert!(fill(Init::XavierNormal { gain: 1.0 }).contains("at least two dims, got [3]"));
         assert!(fill(Init::TruncNormal { std: 1.0, low: 1.0, high: 0.0 }).contains("bounds in order"));
+        assert_eq!(
+            fill(Init::Orthogonal { gain: 1.0 }),
+            "an orthogonal matrix: expected a parameter of at least two dims, got [3]"
+        );
+        assert_eq!(fill(Init::Eye), "eye: expected a parameter of two dims, got [3]");
+        assert_eq!(
+            fill(Init::Dirac { groups: 1 }),
+            "dirac: expected a parameter of at least three dims, got [3]"
+        );
+    }
+
+    #[test]
+    fn ones_and_zeros_are_where_torch_has_them() {
+        assert_eq!(filled(Init::Eye, &[2, 3]), [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+        // Of `[outputs, inputs, 3]` the ones are at (0, 0), (1, 1), (2, 0) and (3, 1), in the middle of the kernel.
+        let ones = |init, sizes: &[usize]| -> Vec<usize> {
+            let all = filled(init, sizes).into_iter().enumerate();
+            all.filter(|(_, x)| *x != 0.0).map(|(i, x)| if x == 1.0 { i } else { usize::MAX }).collect()
+        };
+        assert_eq!(ones(Init::Dirac { groups: 2 }, &[4, 2, 3]), [1, 10, 13, 22]);
+        assert_eq!(ones(Init::Dirac { groups: 1 }, &[3, 2, 2, 3]), [4, 16]);
+        let x = filled(Init::Sparse { sparsity: 0.3, std: 0.5 }, &[50, 40]);
+        for column in 0..40 {
+            let zeros = (0..50).filter(|row| x[row * 40 + column] == 0.0).count();
+            assert_eq!(zeros, 15, "column {column}");
+        }
+        let others: Vec<f32> = x.into_iter().filter(|x| *x != 0.0).collect();
+        assert!((std_of(&others) - 0.5).abs() < 0.05);
+    }
+
+    #[test]
+    fn the_vectors_of_an_orthogonal_matrix_have_the_same_length_and_no_common_direction() {
+        for sizes in [&[40usize, 70][..], &[70, 40], &[33, 33], &[1, 5], &[5, 1], &[20, 3, 3, 3], &[0, 4]] {
+            let x = filled(Init::Orthogonal { gain: 2.0 }, sizes);
+            let rows = sizes[0];
+            let cols = x.len() / rows.max(1);
+            let at = |vector: usize, i: usize| {
+                f64::from(if rows < cols { x[vector * cols + i] } else { x[i * cols + vector] })
+            };
+            let (k, n) = (rows.min(cols), rows.max(cols));
+            for (a, b) in (0..k).flat_map(|a| (0..k).map(move |b| (a, b))) {
+                let dot: f64 = (0..n).map(|i| at(a, i) * at(b, i)).sum();
+                let want = if a == b { 4.0 } else { 0.0 };
+                assert!((dot - want).abs() < 1e-6, "{sizes:?}: {a}, {b}: {dot}");
+            }
+        }
+        let device = |threads| Device::cpu(Isa::detect(), Par::threads(threads).unwrap());
+        let portable = Device::cpu(Isa::available()[0], Par::solo());
+        let of = |device: &Device| {
+            let (shape, mut x) = (Shape::new(&[90, 70]).unwrap(), vec![0.0; 6300]);
+            let stream = Stream { seed: 1, stream: 2 };
+            Init::Orthogonal { gain: 1.0 }.fill(&shape, device, stream, 0, &mut x).unwrap();
+            x
+        };
+        assert!(of(&portable) == of(&device(1)) && of(&portable) == of(&device(7)));
     }
 }

@@ -174,7 +174,7 @@ impl Param {
     /// Without a home, or when the home cannot lend it.
     pub fn weight(&self) -> Result<Tensor> {
         let slot = self.slot()?;
-        slot.home.weight(slot.index)
+        Ok(slot.home.weight(slot.index)?.lent_by(self))
     }
 
     /// Where its gradient goes; `None` when it is frozen.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
+use crate::tensor::{Loan, Tensor};
 
 /// A recording of ops. Cloning gives another handle to the same recording.
 #[derive(Clone)]
@@ -152,10 +152,12 @@ pub trait UnitHook: Send + Sync {
     fn after_backward(&self) -> Result<()>;
 }
 
-/// A tensor kept for the backward pass: itself, or the op that makes it again.
+/// A tensor kept for the backward pass: itself, the op that makes it again, or the parameter that lends it again. A lease
+/// on weights is never kept: they may leave between the passes.
 pub(crate) enum Saved {
     Kept(Tensor),
     Replay(VarId),
+    Lent(Loan),
 }
 
 impl Tape {
@@ -453,6 +455,9 @@ impl Recorder {
 
     /// Keeps a tensor for the backward pass.
     pub fn save(&self, tensor: &Tensor) -> Saved {
+        if let Some(loan) = tensor.loan() {
+            return Saved::Lent(loan);
+        }
         // A recipe may need weights, and those of another unit may not be gathered when it is wanted.
         let is_recipe = |id: &VarId| {
             self.tape.with(|recording| match &recording.nodes[id.node].op {
@@ -464,9 +469,9 @@ impl Recorder {
         id.filter(is_recipe).map_or_else(|| Saved::Kept(tensor.detach()), Saved::Replay)
     }
 
-    /// Keeps a tensor only where that takes no memory: as a recipe.
+    /// Keeps a tensor only where that takes no memory.
     pub fn save_recipe(&self, tensor: &Tensor) -> Option<Saved> {
-        Some(self.save(tensor)).filter(|saved| matches!(saved, Saved::Replay(_)))
+        Some(self.save(tensor)).filter(|saved| !matches!(saved, Saved::Kept(_)))
     }
 
     /// Records the op and puts its output on the tape, where there is one; `op` is made from what it keeps.
@@ -508,6 +513,7 @@ impl Backward<'_> {
     pub fn get(&mut self, saved: &Saved) -> Result<Tensor> {
         let index = match saved {
             Saved::Kept(tensor) => return Ok(tensor.clone()),
+            Saved::Lent(loan) => return loan.borrow(),
             Saved::Replay(id) => id.node + self.base,
         };
         if let Some(tensor) = &self.nodes[index].replayed {

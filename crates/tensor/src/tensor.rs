@@ -8,6 +8,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::flat::Lease;
 use crate::launch::Span;
+use crate::param::Param;
 use crate::shape::{IntoShape, Shape};
 use crate::tape::{Tape, Var};
 
@@ -27,7 +28,22 @@ pub struct Tensor {
 #[derive(Clone)]
 enum Memory {
     Pooled(Arc<Buffer>),
-    Leased(Arc<Lease>),
+    Leased { lease: Arc<Lease>, of: Option<Param> },
+}
+
+/// Elements of a parameter's working copy, without the lease on it.
+pub(crate) struct Loan {
+    param: Param,
+    /// From the start of the flat buffer, in which the parameter has a fixed place.
+    offset_bytes: usize,
+    shape: Shape,
+}
+
+impl Loan {
+    /// Borrows the elements again.
+    pub fn borrow(&self) -> Result<Tensor> {
+        Ok(Tensor { offset_bytes: self.offset_bytes, shape: self.shape, ..self.param.weight()? })
+    }
 }
 
 impl Tensor {
@@ -53,12 +69,30 @@ impl Tensor {
         device: &Device,
     ) -> Tensor {
         Tensor {
-            memory: Memory::Leased(Arc::new(lease)),
+            memory: Memory::Leased { lease: Arc::new(lease), of: None },
             offset_bytes,
             shape,
             dtype,
             device: device.clone(),
             var: None,
+        }
+    }
+
+    /// The same as the working copy of a parameter, which lends it.
+    pub(crate) fn lent_by(mut self, param: &Param) -> Tensor {
+        if let Memory::Leased { of, .. } = &mut self.memory {
+            *of = Some(param.clone());
+        }
+        self
+    }
+
+    /// How to borrow the same elements again later, where a parameter lends them.
+    pub(crate) fn loan(&self) -> Option<Loan> {
+        match &self.memory {
+            Memory::Leased { of: Some(param), .. } => {
+                Some(Loan { param: param.clone(), offset_bytes: self.offset_bytes, shape: self.shape })
+            }
+            _ => None,
         }
     }
 
@@ -92,7 +126,7 @@ impl Tensor {
     pub(crate) fn span(&self) -> Span<'_> {
         let whole = match &self.memory {
             Memory::Pooled(buffer) => buffer.span(),
-            Memory::Leased(lease) => lease.span(),
+            Memory::Leased { lease, .. } => lease.span(),
         };
         // SAFETY: constructors keep offset + length inside the memory.
         let ptr = whole.ptr.map(|ptr| unsafe { ptr.add(self.offset_bytes) });
@@ -129,7 +163,7 @@ impl Tensor {
     pub(crate) fn is_unique(&self) -> bool {
         match &self.memory {
             Memory::Pooled(buffer) => Arc::strong_count(buffer) == 1,
-            Memory::Leased(_) => false,
+            Memory::Leased { .. } => false,
         }
     }
 

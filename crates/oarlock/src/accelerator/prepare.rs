@@ -170,10 +170,7 @@ impl<M: Module> Prepare for M {
         )?;
         match plan.weights.borrow_mut().as_deref_mut() {
             Some(weights) => engine.initialize(weights)?,
-            None => engine.initialize(&mut SeededInit {
-                seed: accelerator.seed(),
-                device: accelerator.device.clone(),
-            })?,
+            None => engine.initialize(&mut SeededInit::new(accelerator.seed(), &accelerator.device))?,
         }
         let mut optimizer = Optimizer::new(engine, param_groups, config.loss_scale);
         for other in accelerator.inner.models().iter().filter(|other| other.is_trained) {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use oarlock_tensor::{Device, Error, IntoShape, Result, Shape, Tensor};
+use oarlock_tensor::{Device, Error, IntoShape, Result, Scalar, Shape, Tensor};
 
 use super::leaf::{Leaf, each_leaf};
 use crate::nn::{Module, Visitor};
@@ -52,7 +52,7 @@ struct State {
 pub enum BufferValues {
     /// Numbers, in f32 whatever the model computes in.
     Floats(Vec<f32>),
-    /// Integers: ids, positions, masks.
+    /// Integers: ids, positions, and masks, in which 0 is false.
     Ints(Vec<i32>),
 }
 
@@ -65,20 +65,41 @@ impl BufferValues {
     }
 }
 
-impl From<Vec<f32>> for BufferValues {
-    fn from(values: Vec<f32>) -> BufferValues {
-        BufferValues::Floats(values)
+macro_rules! values {
+    ($($T:ty => |$values:ident| $of:expr;)*) => {
+        $(impl From<Vec<$T>> for BufferValues {
+            fn from($values: Vec<$T>) -> BufferValues {
+                $of
+            }
+        })*
+    };
+}
+values! {
+    f32 => |values| BufferValues::Floats(values);
+    i32 => |values| BufferValues::Ints(values);
+    u8 => |values| BufferValues::Ints(values.into_iter().map(i32::from).collect());
+    bool => |values| BufferValues::Ints(values.into_iter().map(i32::from).collect());
+}
+
+impl TryFrom<Vec<f64>> for BufferValues {
+    type Error = Error;
+    /// Rounded to f32; a finite number beyond its range is an error.
+    fn try_from(values: Vec<f64>) -> Result<BufferValues> {
+        f64::store_all("Buffer", &values).map(BufferValues::Floats)
     }
 }
 
-impl From<Vec<i32>> for BufferValues {
-    fn from(values: Vec<i32>) -> BufferValues {
-        BufferValues::Ints(values)
+impl TryFrom<Vec<i64>> for BufferValues {
+    type Error = Error;
+    /// A number outside of the range of i32 is an error.
+    fn try_from(values: Vec<i64>) -> Result<BufferValues> {
+        i64::store_all("Buffer", &values).map(BufferValues::Ints)
     }
 }
 
 impl Buffer {
-    /// A buffer with these values, in row-major order.
+    /// A buffer with these values, in row-major order: a vector of `f32`, `i32`, `u8` or `bool`, or the
+    /// [`BufferValues`] of one of `f64` or `i64`.
     ///
     /// # Errors
     /// [`Error::Shape`] when their number is not the shape's.
@@ -245,6 +266,13 @@ mod tests {
         buffer.clone().set(vec![3.0, 4.0]).unwrap();
         assert_eq!(buffer.on(&device).unwrap().to_vec::<f32>().unwrap(), [3.0, 4.0]);
         assert_eq!(first.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        let mask = Buffer::new([2], vec![true, false]).unwrap().on(&device).unwrap();
+        assert_eq!(mask.to_vec::<bool>().unwrap(), [true, false]);
+        let ids = BufferValues::try_from(vec![7i64, -1]).unwrap();
+        assert_eq!(ids, vec![7, -1].into());
+        let far = BufferValues::try_from(vec![0i64, -(1 << 40)]).unwrap_err().to_string();
+        assert!(far.starts_with("Buffer: -1099511627776 at index 1 is outside the range of i32"), "{far}");
+        assert_eq!(BufferValues::try_from(vec![0.5f64]).unwrap(), vec![0.5f32].into());
         let named = buffers(&vec![buffer.clone(), buffer.clone().not_persistent()]);
         let shown: Vec<_> =
             named.iter().map(|named| (named.name.as_str(), named.buffer.is_persistent())).collect();

@@ -37,7 +37,8 @@ pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
-    CustomOp, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, parameter,
+    CustomOp, CustomOps, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, custom_outputs,
+    parameter,
 };
 pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};

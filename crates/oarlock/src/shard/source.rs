@@ -31,10 +31,17 @@ pub trait WeightSource {
 /// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.
 #[derive(Clone, Debug)]
 pub struct SeededInit {
-    /// The seed.
-    pub seed: u64,
-    /// The device that draws them.
-    pub device: Device,
+    seed: u64,
+    device: Device,
+    /// The parameter drawn last, where it can only be drawn as a whole.
+    whole: Option<(String, Vec<f32>)>,
+}
+
+impl SeededInit {
+    /// Weights of this seed, drawn on a device.
+    pub fn new(seed: u64, device: &Device) -> SeededInit {
+        SeededInit { seed, device: device.clone(), whole: None }
+    }
 }
 
 impl WeightSource for SeededInit {
@@ -47,7 +54,22 @@ impl WeightSource for SeededInit {
         out: &mut [f32],
     ) -> Result<()> {
         let stream = Stream { seed: self.seed, stream: id_of(name) };
-        Ok(init.fill(shape, &self.device, stream, elements.start as u64, out)?)
+        if !init.is_whole() {
+            self.whole = None;
+            return Ok(init.fill(shape, &self.device, stream, elements.start as u64, out)?);
+        }
+        let known = self.whole.take().filter(|(other, values)| other == name && values.len() == shape.n_elems());
+        let (name, values) = match known {
+            Some(known) => known,
+            None => {
+                let mut values = vec![0.0; shape.n_elems()];
+                init.fill(shape, &self.device, stream, 0, &mut values)?;
+                (name.to_owned(), values)
+            }
+        };
+        out.copy_from_slice(&values[elements]);
+        self.whole = Some((name, values));
+        Ok(())
     }
 }
 
@@ -55,4 +77,28 @@ impl WeightSource for SeededInit {
 fn id_of(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use oarlock_tensor::Par;
+    use oarlock_tensor::cpu::Isa;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_an_orthogonal_matrix_are_those_of_the_whole() {
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        let (shape, init) = (Shape::new(&[6, 4]).unwrap(), Init::Orthogonal { gain: 1.5 });
+        let mut source = SeededInit::new(7, &device);
+        let mut read = |name: &str, elements: Range<usize>| {
+            let mut out = vec![0.0; elements.len()];
+            source.read(name, &shape, init, elements, &mut out).unwrap();
+            out
+        };
+        let (whole, other) = (read("a", 0..24), read("b", 0..24));
+        assert_ne!(whole, other);
+        assert_eq!([read("a", 0..5), read("a", 5..24)].concat(), whole);
+        assert_eq!(read("b", 3..9), other[3..9]);
+    }
 }

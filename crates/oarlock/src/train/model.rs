@@ -40,7 +40,7 @@ pub fn weights(
         ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
             Ok(Box::new(SafetensorsSource::open(dir, hf, model)?))
         }
-        _ => Ok(Box::new(SeededInit { seed: config.train.seed, device: device.clone() })),
+        _ => Ok(Box::new(SeededInit::new(config.train.seed, device))),
     }
 }
 

@@ -45,7 +45,7 @@ impl Patches {
 
     /// Whether the matrix is the image itself.
     pub fn is_image(&self) -> bool {
-        self.kernel == [1; 2] && self.stride == [1; 2] && self.padding == [0; 2]
+        self.kernel == [1; 2] && self.stride == [1; 2] && self.padding == [0; 2] && self.input == self.output
     }
 
     /// Where element `i` of the first patch lies along a dim.

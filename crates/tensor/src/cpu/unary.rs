@@ -89,6 +89,29 @@ pub enum Unary {
         /// The largest value.
         high: f32,
     },
+    /// `Elu` and its factor with which activations keep mean 0 and variance 1 (Klambauer et al. 2017).
+    Selu,
+    /// `x tanh(log(1 + e^x))`.
+    Mish,
+    /// `x / 6 + 1 / 2`, kept inside `0..=1`.
+    Hardsigmoid,
+    /// `x` times its `Hardsigmoid`.
+    Hardswish,
+    /// The logarithm of `1 / (1 + e^-x)`.
+    LogSigmoid,
+    /// `x / (1 + |x|)`.
+    Softsign,
+}
+
+/// The factor of [`Unary::Selu`], and what its curve below 0 tends to before it.
+const SELU: (f32, f32) = (1.050_701, 1.673_263_2);
+
+/// `tanh(log(1 + e^x))`: 1 from 20 on.
+#[inline(always)]
+fn mish_gate(x: f32) -> f32 {
+    let e = exp(if x > 20.0 { 20.0 } else { x });
+    let n = e * (e + 2.0);
+    n / (n + 2.0)
 }
 
 /// The logarithm of any float: -inf at 0, NaN below it.
@@ -146,6 +169,12 @@ elementwise! {
                 map(x, y, |x| if beta * x > threshold { x } else { (beta * x).exp().ln_1p() / beta });
             }
             Unary::Hardtanh { low, high } => map(x, y, |x| if x < low { low } else if x > high { high } else { x }),
+            Unary::Selu => map(x, y, |x| SELU.0 * if x > 0.0 { x } else { SELU.1 * x.exp_m1() }),
+            Unary::Mish => map(x, y, |x| x * mish_gate(x)),
+            Unary::Hardsigmoid => map(x, y, |x| (x + 3.0).clamp(0.0, 6.0) / 6.0),
+            Unary::Hardswish => map(x, y, |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0),
+            Unary::LogSigmoid => map(x, y, |x| x.min(0.0) - exp(-x.abs()).ln_1p()),
+            Unary::Softsign => map(x, y, |x| x / (1.0 + x.abs())),
         }
     }
 }
@@ -191,6 +220,20 @@ elementwise! {
             Unary::Hardtanh { low, high } => {
                 chain(x, dy, dx, store, |x| if x <= low || x >= high { 0.0 } else { 1.0 });
             }
+            Unary::Selu => chain(x, dy, dx, store, |x| SELU.0 * if x > 0.0 { 1.0 } else { SELU.1 * exp(x) }),
+            Unary::Mish => chain(x, dy, dx, store, |x| {
+                let gate = mish_gate(x);
+                gate + x * (1.0 - gate * gate) * sigmoid(x)
+            }),
+            Unary::Hardsigmoid => chain(x, dy, dx, store, |x| if x <= -3.0 || x >= 3.0 { 0.0 } else { 1.0 / 6.0 }),
+            Unary::Hardswish => chain(x, dy, dx, store, |x| {
+                if x <= -3.0 { 0.0 } else if x >= 3.0 { 1.0 } else { x / 3.0 + 0.5 }
+            }),
+            Unary::LogSigmoid => chain(x, dy, dx, store, |x| sigmoid(-x)),
+            Unary::Softsign => chain(x, dy, dx, store, |x| {
+                let below = 1.0 + x.abs();
+                1.0 / (below * below)
+            }),
         }
     }
 }
@@ -205,7 +248,7 @@ mod tests {
 
     #[test]
     fn functions_and_slopes_match_their_formulas() {
-        let cases: [(Unary, Formula, Formula); 26] = [
+        let cases: [(Unary, Formula, Formula); 29] = [
             (Unary::Affine { scale: -1.5, offset: 0.25 }, |x| 0.25 - 1.5 * x, |_| -1.5),
             (Unary::Exp, f64::exp, f64::exp),
             (Unary::Log, f64::ln, |x| 1.0 / x),
@@ -244,6 +287,16 @@ mod tests {
                 |x| f64::from(x > 0.5 && x < 1.0),
             ),
             (Unary::LeakyRelu(0.1), |x| x, |_| 1.0),
+            (
+                Unary::Mish,
+                |x| x * x.exp().ln_1p().tanh(),
+                |x| {
+                    let gate = x.exp().ln_1p().tanh();
+                    gate + x * (1.0 - gate * gate) / (1.0 + (-x).exp())
+                },
+            ),
+            (Unary::LogSigmoid, |x| -(-x).exp().ln_1p(), |x| 1.0 / (1.0 + x.exp())),
+            (Unary::Softsign, |x| x / (1.0 + x), |x| 1.0 / (1.0 + x).powi(2)),
         ];
         let n = TASK_ELEMS + 77;
         // Away from 0, where slopes are large.

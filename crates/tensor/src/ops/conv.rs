@@ -110,8 +110,6 @@ fn sizes_of<const D: usize>(
         }
     };
     let out = (0..D).map(output).collect::<Result<Vec<_>>>()?;
-    // An image of one dim is one line of an image of two.
-    let plane = |sizes: &[usize], first: usize| [if D == 1 { first } else { sizes[0] }, sizes[D - 1]];
     let patches = Patches {
         channels: c_in,
         input: plane(image, 1),
@@ -127,13 +125,13 @@ fn sizes_of<const D: usize>(
 }
 
 #[derive(Clone, Copy)]
-struct Sizes {
-    images: usize,
-    groups: usize,
+pub(super) struct Sizes {
+    pub images: usize,
+    pub groups: usize,
     /// Channels out of a group.
-    group_out: usize,
+    pub group_out: usize,
     /// Of a group of channels of an image.
-    patches: Patches,
+    pub patches: Patches,
 }
 
 impl Sizes {
@@ -183,15 +181,15 @@ fn columns_of<'a, T: Float>(
     MatRef::new(data, patches.rows(), patches.cols())
 }
 
-struct Conv {
-    name: &'static str,
-    weight: Param,
-    bias: Option<Param>,
-    sizes: Sizes,
+pub(super) struct Conv {
+    pub name: &'static str,
+    pub weight: Param,
+    pub bias: Option<Param>,
+    pub sizes: Sizes,
 }
 
 impl Conv {
-    fn forward(&self, x: &Tensor, shape: Shape) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Tensor, shape: Shape) -> Result<Tensor> {
         let w = self.weight.weight()?;
         check_dtype(self.name, x, &w)?;
         let bias = self.bias.as_ref().map(Param::weight).transpose()?;
@@ -225,7 +223,7 @@ impl Conv {
     }
 
     /// The gradient of the weight: image after image, dy · columnsᵀ.
-    fn weight_grad(&self, x: &Tensor, dy: &Tensor) -> Result<()> {
+    pub(super) fn weight_grad(&self, x: &Tensor, dy: &Tensor) -> Result<()> {
         let Some(mut slot) = self.weight.grad()? else { return Ok(()) };
         let sizes = self.sizes;
         let (patches, o) = (sizes.patches, sizes.group_out);
@@ -255,25 +253,13 @@ impl Conv {
         })
     }
 
-    fn bias_grad(&self, dy: &Tensor) -> Result<()> {
-        let Some(mut slot) = self.bias.as_ref().map(Param::grad).transpose()?.flatten() else {
-            return Ok(());
-        };
-        let mut launch = dy.device().launch("conv bias grad", 0, dy.len_bytes() as u64);
-        let cols = self.sizes.patches.cols();
-        with_float!(dy.dtype(), self.name, T => {
-            let (store, dy, out) = (slot.store, launch.read::<T>(dy)?, launch.grad(&mut slot)?);
-            launch.run(move |cpu| kernel::sum_planes(cpu, dy.slice(cpu), cols, out.slice(cpu), store))
-        })
-    }
-
     /// The gradient of x: the columns Wᵀ · dy in f32, added where they came from.
-    fn input_grad(&self, dy: &Tensor, dx: &mut Tensor, store: Store) -> Result<()> {
+    pub(super) fn input_grad(&self, op: &'static str, dy: &Tensor, dx: &mut Tensor, store: Store) -> Result<()> {
         let (w, sizes) = (self.weight.weight()?, self.sizes);
         let (patches, o) = (sizes.patches, sizes.group_out);
         let (rows, cols) = (patches.rows(), patches.cols());
         let device = dy.device();
-        let mut launch = device.launch("conv input grad", sizes.flops(), 0);
+        let mut launch = device.launch(op, sizes.flops(), 0);
         let product = gemm::gemm_scratch_bytes(device.host(), rows, cols, o, dy.dtype());
         let scratch = launch.scratch::<u8>(sizes.columns_bytes(DType::F32.size()) + product)?;
         with_float!(dy.dtype(), self.name, T => {
@@ -293,6 +279,27 @@ impl Conv {
     }
 }
 
+/// The gradient of a bias: the sums of planes of `len` elements of dy.
+pub(super) fn bias_grad(name: &'static str, bias: Option<&Param>, dy: &Tensor, len: usize) -> Result<()> {
+    let Some(mut slot) = bias.map(Param::grad).transpose()?.flatten() else {
+        return Ok(());
+    };
+    let mut launch = dy.device().launch("conv bias grad", 0, dy.len_bytes() as u64);
+    with_float!(dy.dtype(), name, T => {
+        let (store, dy, out) = (slot.store, launch.read::<T>(dy)?, launch.grad(&mut slot)?);
+        launch.run(move |cpu| kernel::sum_planes(cpu, dy.slice(cpu), len, out.slice(cpu), store))
+    })
+}
+
+/// An image of one dim is one line of an image of two.
+pub(super) fn plane(sizes: &[usize], first: usize) -> [usize; 2] {
+    match *sizes {
+        [size] => [first, size],
+        [.., height, width] => [height, width],
+        [] => [first; 2],
+    }
+}
+
 struct ConvBackward {
     op: Conv,
     x: Saved,
@@ -302,10 +309,10 @@ impl Function for ConvBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let x = cx.get(&self.x)?;
         self.op.weight_grad(&x, &dy)?;
-        self.op.bias_grad(&dy)?;
+        bias_grad(self.op.name, self.op.bias.as_ref(), &dy, self.op.sizes.patches.cols())?;
         if cx.needs(0) {
             let (mut dx, store) = cx.slot(0, &x)?;
-            self.op.input_grad(&dy, &mut dx, store)?;
+            self.op.input_grad("conv input grad", &dy, &mut dx, store)?;
             cx.give(0, dx)?;
         }
         Ok(())

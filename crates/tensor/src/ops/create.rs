@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::ops::operand::check_number;
-use crate::ops::{beside, with_element, with_float};
+use crate::ops::{Number, beside, with_element, with_float};
 use crate::shape::IntoShape;
 use crate::tensor::Tensor;
 
@@ -20,11 +20,11 @@ impl Tensor {
     /// No memory, an impossible shape, or a fraction in a tensor of integers.
     pub fn full(
         shape: impl IntoShape,
-        value: impl Into<f64>,
+        value: impl Number,
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let value = value.into();
+        let value = value.number();
         check_number("full", value, dtype)?;
         computed(shape, dtype, device, "full", move |_| value)
     }
@@ -42,13 +42,13 @@ impl Tensor {
     /// # Errors
     /// A step that does not lead from `start` towards `end`, or a fraction in a tensor of integers.
     pub fn arange(
-        start: impl Into<f64>,
-        end: impl Into<f64>,
-        step: impl Into<f64>,
+        start: impl Number,
+        end: impl Number,
+        step: impl Number,
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let (start, end, step) = (start.into(), end.into(), step.into());
+        let (start, end, step) = (start.number(), end.number(), step.number());
         [start, step].iter().try_for_each(|number| check_number("arange", *number, dtype))?;
         let n = ((end - start) / step).ceil();
         // Also no number.
@@ -67,13 +67,13 @@ impl Tensor {
     /// # Errors
     /// No memory.
     pub fn linspace(
-        start: impl Into<f64>,
-        end: impl Into<f64>,
+        start: impl Number,
+        end: impl Number,
         n: usize,
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let (start, end) = (start.into(), end.into());
+        let (start, end) = (start.number(), end.number());
         let step = (end - start) / n.saturating_sub(1).max(1) as f64;
         // From both ends, so that both are met exactly.
         let value = move |i| {
@@ -128,7 +128,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::full`].
-    pub fn full_like(&self, value: impl Into<f64>) -> Result<Tensor> {
+    pub fn full_like(&self, value: impl Number) -> Result<Tensor> {
         Ok(beside(&[self], Tensor::full(*self.shape(), value, self.dtype(), self.device())?))
     }
 

@@ -2,7 +2,8 @@
 
 use crate::cpu::glu::{self, Activation};
 use crate::error::Result;
-use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
+use crate::ints::Int;
+use crate::ops::{check_device, check_dtype, dim_of, narrow, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
@@ -23,6 +24,19 @@ pub fn gated(gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tenso
         up: recorder.save(up),
         activation,
     }))
+}
+
+/// The first half of x along a dim, times the sigmoid of the second (Dauphin et al. 2017).
+///
+/// # Errors
+/// A dim that x does not have or of an odd size, or a tensor of integers.
+pub fn glu(x: &Tensor, dim: impl Int) -> Result<Tensor> {
+    let dim = dim_of("glu", x, dim)?;
+    let n = x.sizes()[dim];
+    if !n.is_multiple_of(2) {
+        return Err(wrong_shape("glu", format!("an even size at dim {dim}"), x));
+    }
+    gated(&narrow(x, dim, n / 2..n)?, &narrow(x, dim, 0..n / 2)?, Activation::Sigmoid)
 }
 
 fn forward(

@@ -4,7 +4,7 @@ use crate::dims::Dims;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ints::Int;
-use crate::ops::{self, Operand};
+use crate::ops::{self, Number, Operand};
 use crate::tensor::Tensor;
 
 macro_rules! methods {
@@ -45,6 +45,14 @@ methods! {
     elu(alpha: f32);
     softplus(beta: f32, threshold: f32);
     hardtanh(low: f32, high: f32);
+    relu6();
+    selu();
+    mish();
+    hardsigmoid();
+    hardswish();
+    logsigmoid();
+    softsign();
+    glu(dim: impl Int);
     reciprocal();
     rsqrt();
     exp2();
@@ -63,8 +71,8 @@ methods! {
     isnan();
     isinf();
     isfinite();
-    softmax();
-    log_softmax();
+    softmax(dim: impl Int);
+    log_softmax(dim: impl Int);
     dropout(p: f32, seed: u64, stream: u64);
     sum(dims: impl Dims);
     sum_keepdim(dims: impl Dims);
@@ -95,7 +103,7 @@ methods! {
     any_keepdim(dims: impl Dims);
     all(dims: impl Dims);
     all_keepdim(dims: impl Dims);
-    masked_fill(mask: &Tensor, value: impl Into<f64>);
+    masked_fill(mask: &Tensor, value: impl Number);
     cast(dtype: DType);
 }
 

@@ -39,6 +39,7 @@ pub mod update;
 
 // Shapes, indices and products.
 mod conv;
+mod conv_transpose;
 mod cumsum;
 mod diagonal;
 mod einsum;
@@ -52,6 +53,7 @@ mod matmul;
 mod one_hot;
 mod pad;
 mod pool;
+mod resample;
 mod reshape;
 mod row_loss;
 mod shape_methods;
@@ -60,6 +62,7 @@ mod sort;
 mod strided;
 mod triangle;
 pub use conv::{ConvOptions, conv1d, conv2d};
+pub use conv_transpose::{ConvTransposeOptions, conv_transpose1d, conv_transpose2d};
 pub use pool::{
     PoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, max_pool1d, max_pool2d,
 };
@@ -73,16 +76,16 @@ pub use compare::{
     eq, ge, gt, isfinite, isinf, isnan, le, logical_and, logical_not, logical_or, logical_xor, lt, ne,
 };
 pub use cross_entropy::{Reduction, cross_entropy};
-pub use custom::{CustomOp, custom};
+pub use custom::{CustomOp, CustomOps, custom, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
-pub use gated::gated;
+pub use gated::{gated, glu};
 pub use head_loss::{HeadLoss, HeadOptions, head_log_probs, head_loss, logits};
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};
 pub use norm::{rms_norm, rms_norm_to};
-pub use operand::Operand;
+pub use operand::{Number, Operand};
 pub use pair_loss::{
     KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
 };
@@ -101,9 +104,9 @@ pub use statistics::{
     var, var_keepdim,
 };
 pub use unary::{
-    abs, add_scalar, ceil, clamp, cos, elu, erf, exp, exp2, expm1, floor, gelu, gelu_tanh, hardtanh,
-    leaky_relu, log, log1p, log2, neg, powf, reciprocal, relu, round, rsqrt, scale, sigmoid, sign, silu, sin,
-    softplus, sqrt, square, tanh, trunc,
+    abs, add_scalar, ceil, clamp, cos, elu, erf, exp, exp2, expm1, floor, gelu, gelu_tanh, hardsigmoid,
+    hardswish, hardtanh, leaky_relu, log, log1p, log2, logsigmoid, mish, neg, powf, reciprocal, relu, relu6,
+    round, rsqrt, scale, selu, sigmoid, sign, silu, sin, softplus, softsign, sqrt, square, tanh, trunc,
 };
 
 pub use cumsum::cumsum;
@@ -118,6 +121,7 @@ pub use layout::{expand, meshgrid, movedim, permute, repeat, repeat_interleave, 
 pub use matmul::{Transposed, bmm, matmul, matmul_transposed};
 pub use one_hot::one_hot;
 pub use pad::pad;
+pub use resample::{Interpolation, interpolate, pixel_shuffle, pixel_unshuffle};
 pub use reshape::{flatten, reshape, squeeze, squeeze_all, unflatten, unsqueeze};
 pub use slice::{SplitSizes, chunk, concat, concat as cat, narrow, select, split, stack, unbind};
 pub use sort::{argsort, sort, topk};

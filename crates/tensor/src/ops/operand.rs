@@ -1,6 +1,6 @@
 //! The second operand of an op: a tensor, or a number that stands for a tensor of it.
 
-use crate::dtype::DType;
+use crate::dtype::{DType, bf16, f16};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -25,18 +25,47 @@ impl<'a> From<&&'a Tensor> for Operand<'a> {
     }
 }
 
+/// A number where an op takes one: of any common type; a `bool` is 1 or 0. Integers beyond 2^53 are rounded to a
+/// multiple of a power of two, as f64 has it.
+pub trait Number: Copy {
+    /// The number.
+    fn number(self) -> f64;
+}
+
 macro_rules! numbers {
-    ($($T:ty),*) => {
+    ($($T:ty: $x:ident => $number:expr;)*) => {
         $(
+            impl Number for $T {
+                fn number(self) -> f64 {
+                    let $x = self;
+                    $number
+                }
+            }
             impl From<$T> for Operand<'_> {
                 fn from(number: $T) -> Self {
-                    Operand::Number(number.into())
+                    Operand::Number(number.number())
                 }
             }
         )*
     };
 }
-numbers!(f64, f32, i32);
+numbers! {
+    f64: x => x;
+    f32: x => x.into();
+    bf16: x => x.into();
+    f16: x => x.into();
+    i8: x => x.into();
+    i16: x => x.into();
+    i32: x => x.into();
+    i64: x => x as f64;
+    isize: x => x as f64;
+    u8: x => x.into();
+    u16: x => x.into();
+    u32: x => x.into();
+    u64: x => x as f64;
+    usize: x => x as f64;
+    bool: x => x.into();
+}
 
 impl<'a> Operand<'a> {
     /// The tensor, if it is one.

@@ -7,8 +7,8 @@ use crate::param::{Param, Store};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-/// The working copy of `param`, on the tape of `beside`: learned positions, scales, masks. The tape asks the parameter's
-/// home for it again when the backward pass needs it, so nothing is kept.
+/// The working copy of `param`, on the tape of `beside`: learned positions, scales, masks. The tape keeps no lease on it:
+/// when the backward pass needs it, the parameter lends it again.
 ///
 /// # Errors
 /// A parameter without a home.
@@ -36,13 +36,5 @@ impl Function for ParameterBackward {
                 Store::Add => elementwise::axpy(cpu, 1.0, dy.slice(cpu), grad.slice(cpu)),
             })
         })
-    }
-
-    fn can_replay(&self) -> bool {
-        true
-    }
-
-    fn replay(&self, _cx: &mut Backward<'_>) -> Result<Tensor> {
-        self.param.weight()
     }
 }

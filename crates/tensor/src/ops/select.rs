@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use crate::ops::binary::broadcast_shape;
 use crate::ops::layout::spread;
 use crate::ops::operand::check_number;
-use crate::ops::{Operand, beside, check_device, check_dtype, expand, with_element, wrong_shape};
+use crate::ops::{
+    Number, Operand, beside, check_device, check_dtype, expand, with_element, wrong_shape,
+};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
@@ -46,8 +48,8 @@ pub fn where_cond<'a, 'b>(
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit, or a fraction for a tensor of integers.
-pub fn masked_fill(x: &Tensor, mask: &Tensor, value: impl Into<f64>) -> Result<Tensor> {
-    let (op, value) = ("masked_fill", value.into());
+pub fn masked_fill(x: &Tensor, mask: &Tensor, value: impl Number) -> Result<Tensor> {
+    let (op, value) = ("masked_fill", value.number());
     check_device(op, x, &[mask])?;
     let is_mask = mask.dtype() == DType::I32;
     if is_mask && broadcast_shape(op, x.shape(), mask.shape())? != *x.shape() {

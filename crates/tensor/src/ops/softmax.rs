@@ -1,8 +1,10 @@
-//! Softmax and its logarithm over the last dim.
+//! Softmax and its logarithm along a dim. The kernels work on rows; along another dim, elements move there and back.
 
 use crate::cpu::softmax as kernel;
 use crate::error::Result;
-use crate::ops::{with_float, wrong_shape};
+use crate::ints::Int;
+use crate::ops::reduce::count;
+use crate::ops::{dim_of, movedim, with_float};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
@@ -12,26 +14,33 @@ enum Form {
     Log,
 }
 
-/// `e^x` divided by its sum, over the last dim.
+/// `e^x` divided by its sum along a dim.
 ///
 /// # Errors
-/// No dim, a last dim of size 0, or a tensor of integers.
-pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    apply(x, Form::Plain, "softmax")
+/// A dim that x does not have or without an element, or a tensor of integers.
+pub fn softmax(x: &Tensor, dim: impl Int) -> Result<Tensor> {
+    along("softmax", x, dim, Form::Plain)
 }
 
 /// The logarithm of [`softmax`], without its rounding.
 ///
 /// # Errors
 /// As [`softmax`].
-pub fn log_softmax(x: &Tensor) -> Result<Tensor> {
-    apply(x, Form::Log, "log_softmax")
+pub fn log_softmax(x: &Tensor, dim: impl Int) -> Result<Tensor> {
+    along("log_softmax", x, dim, Form::Log)
 }
 
-fn apply(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
-    if x.sizes().is_empty() || x.shape().last() == 0 {
-        return Err(wrong_shape(name, "a last dim of at least one element", x));
+fn along(name: &'static str, x: &Tensor, dim: impl Int, form: Form) -> Result<Tensor> {
+    let dim = dim_of(name, x, dim)?;
+    count(name, x, &[dim])?;
+    if dim + 1 == x.sizes().len() {
+        return of_rows(x, form, name);
     }
+    movedim(&of_rows(&movedim(x, dim, -1)?, form, name)?, -1, dim)
+}
+
+/// Along the last dim.
+fn of_rows(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
     let recorder = Recorder::new(&[x], &[])?;
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     let (mut launch, dim) = (x.device().launch(name, 0, 2 * x.len_bytes() as u64), x.shape().last());

@@ -30,11 +30,13 @@ impl Tensor {
         Ok(zeros)
     }
 
-    /// A tensor with a copy of these elements, in row-major order.
+    /// A tensor with a copy of these numbers, in row-major order. Its dtype is that of the numbers, f32 for `f64`, and i32
+    /// for `i64`, `u8` and `bool`, as the table at [`Scalar`] says.
     ///
     /// # Errors
-    /// [`Error::Shape`] when their number is not the shape's.
-    pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Tensor> {
+    /// [`Error::Shape`] when their number is not the shape's, and [`Error::Usage`] for a number outside of the range of
+    /// the dtype, with its index.
+    pub fn from_slice<T: Scalar>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Tensor> {
         let shape = shape.into_shape()?;
         if shape.n_elems() != data.len() {
             return Err(Error::Shape {
@@ -43,7 +45,10 @@ impl Tensor {
                 got: format!("{} elements", data.len()),
             });
         }
-        let mut tensor = Tensor::uninit(shape, T::DTYPE, device, "tensor")?;
+        if T::ELEMENT.is_none() {
+            return Tensor::from_slice(&T::store_all("from_slice", data)?, shape, device);
+        }
+        let mut tensor = Tensor::uninit(shape, T::Stored::DTYPE, device, "tensor")?;
         if !device.is_dry() {
             lend_mut(tensor.span_mut()?, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(data)))?;
         }
@@ -51,7 +56,8 @@ impl Tensor {
     }
 
     /// A copy of the elements in host memory, as numbers of type `T`: their own, another float type (rounded to nearest),
-    /// or for integers any type that holds their values exactly.
+    /// or for integers any type that holds their values exactly. Integers as `bool` are whether they are not 0: that is
+    /// how a mask is read.
     ///
     /// # Errors
     /// [`Error::DType`] for floats that are to be integers, [`Error::Usage`] for an integer that `T` does not have,
@@ -63,7 +69,7 @@ impl Tensor {
     /// The elements `range`, as [`Tensor::to_vec`] reads them.
     pub(crate) fn elements<T: Scalar>(&self, op: &'static str, range: Range<usize>) -> Result<Vec<T>> {
         if T::ELEMENT == Some(self.dtype()) {
-            return lend(self.span().elements::<T>(&range)?, |bytes| bytemuck::cast_slice(bytes).to_vec());
+            return lend(self.span().elements::<T>(&range)?, |bytes| bytemuck::checked::cast_slice(bytes).to_vec());
         }
         if self.dtype() == DType::I32 {
             let inexact =

@@ -91,6 +91,20 @@ ops! {
     softplus(beta, threshold) => Unary::Softplus { beta, threshold };
     /// x kept inside `low..=high`; the gradient passes strictly between them. torch's defaults are -1 and 1.
     hardtanh(low, high) => Unary::Hardtanh { low, high };
+    /// x kept inside `0..=6`.
+    relu6() => Unary::Hardtanh { low: 0.0, high: 6.0 };
+    /// The scaled exponential linear unit (Klambauer et al. 2017).
+    selu() => Unary::Selu;
+    /// `x * tanh(log(1 + e^x))` (Misra 2019).
+    mish() => Unary::Mish;
+    /// `x / 6 + 1 / 2`, kept inside `0..=1`.
+    hardsigmoid() => Unary::Hardsigmoid;
+    /// x times its [`hardsigmoid`].
+    hardswish() => Unary::Hardswish;
+    /// The logarithm of [`sigmoid`].
+    logsigmoid() => Unary::LogSigmoid;
+    /// `x / (1 + |x|)`.
+    softsign() => Unary::Softsign;
 }
 
 /// f(x), recorded under this name.

@@ -98,10 +98,20 @@ fn tolerance(dtype: DType) -> f64 {
 
 #[track_caller]
 pub fn assert_close(got: &[f64], want: &[f64], dtype: DType, slack: f64, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let largest = want.iter().fold(0f64, |m, x| m.max(x.abs()));
-    let allowed = tolerance(dtype) * slack * largest.max(1e-3);
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+    assert_within(got, want, &largest(want), dtype, slack, what);
+}
+
+/// For each element the largest of all.
+fn largest(want: &[f64]) -> Vec<f64> {
+    vec![want.iter().fold(0f64, |m, x| m.max(x.abs())); want.len()]
+}
+
+/// With errors relative to `sizes`.
+#[track_caller]
+fn assert_within(got: &[f64], want: &[f64], sizes: &[f64], dtype: DType, slack: f64, what: &str) {
+    assert_eq!((got.len(), sizes.len()), (want.len(), want.len()), "{what}");
+    for (i, ((got, want), size)) in got.iter().zip(want).zip(sizes).enumerate() {
+        let allowed = tolerance(dtype) * slack * size.max(1e-3);
         assert!(
             (got - want).abs() <= allowed,
             "{what} [{i}]: got {got}, want {want}, allowed error {allowed:e}"
@@ -194,7 +204,7 @@ impl CustomOp for Weighted {
     }
 }
 
-/// Values and gradients of one run.
+/// Values and gradients of one run, or what their errors are measured by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     pub y: Vec<f64>,
@@ -212,6 +222,8 @@ pub struct Mode {
 }
 
 pub const TRAINED: Mode = Mode { inputs_are_leaves: true, params_are_trained: true, n_uses: 1 };
+
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// What the backward pass starts from: not 1, so that nobody can ignore it.
 const SEED: f32 = 0.5;
@@ -241,81 +253,117 @@ impl Case {
         Run { y: f64s(&outputs[0]), d_inputs: d_inputs.expect("a leaf got no gradient"), d_params }
     }
 
-    /// The reference's values, and its gradients by central differences.
-    fn expected(&self) -> Run {
-        let views = |arrays: &[Array]| arrays.iter().map(|a| a.data.clone()).collect::<Vec<_>>();
-        let (inputs, params) = (views(&self.inputs), views(&self.params));
-        let value = |inputs: &[Vec<f64>], params: &[Vec<f64>]| {
-            let inputs: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
-            let params: Vec<&[f64]> = params.iter().map(Vec::as_slice).collect();
-            (self.reference)(&inputs, &params)
-        };
-        let y = value(&inputs, &params);
-        let weights = weights_of_loss(y.len());
-        let loss = |inputs: &[Vec<f64>], params: &[Vec<f64>]| -> f64 {
-            value(inputs, params).iter().zip(&weights).map(|(y, w)| f64::from(SEED) * y * w).sum()
-        };
+    /// The reference's values and its gradients by central differences, and for each of them the sum of the absolute
+    /// values of its terms: of the gradient of an element, one for each output that it is in; of an output, its value, or
+    /// the shares of the elements of the first input in it, `x ∂y/∂x`, which are its terms if it is linear in that input.
+    fn expected(&self) -> (Run, Run) {
         const H: f64 = 1e-5;
-        let differences = |of_params: bool| {
-            let (mut inputs, mut params) = (inputs.clone(), params.clone());
-            let n = if of_params { params.len() } else { inputs.len() };
-            let mut all = Vec::new();
-            for k in 0..n {
-                let len = if of_params { params[k].len() } else { inputs[k].len() };
-                let mut at = |i: usize, step: f64| {
-                    let target = if of_params { &mut params[k] } else { &mut inputs[k] };
-                    let before = target[i];
-                    target[i] = before + step;
-                    let value = loss(&inputs, &params);
-                    let target = if of_params { &mut params[k] } else { &mut inputs[k] };
-                    target[i] = before;
-                    value
+        let seed = f64::from(SEED);
+        fn views(arrays: &[Vec<f64>]) -> Vec<&[f64]> {
+            arrays.iter().map(Vec::as_slice).collect()
+        }
+        let data = |arrays: &[Array]| arrays.iter().map(|a| a.data.clone()).collect::<Vec<_>>();
+        let mut all = [data(&self.inputs), data(&self.params)];
+        let value = |all: &[Vec<Vec<f64>>; 2]| (self.reference)(&views(&all[0]), &views(&all[1]));
+        let y = value(&all);
+        let weights = weights_of_loss(y.len());
+        let mut shares = vec![0.0; y.len()];
+        let (mut sums, mut terms) = ([vec![], vec![]], [vec![], vec![]]);
+        let (inputs, params) = (0..self.inputs.len(), 0..self.params.len());
+        for (kind, k) in inputs.map(|k| (0, k)).chain(params.map(|k| (1, k))) {
+            let (mut sum, mut term) = (vec![], vec![]);
+            for i in 0..all[kind][k].len() {
+                let before = all[kind][k][i];
+                let mut at = |x: f64| {
+                    all[kind][k][i] = x;
+                    value(&all)
                 };
-                all.push((0..len).map(|i| (at(i, H) - at(i, -H)) / (2.0 * H)).collect());
+                let (above, below) = (at(before + H), at(before - H));
+                at(before);
+                let slopes: Vec<f64> = above.iter().zip(&below).map(|(a, b)| (a - b) / (2.0 * H)).collect();
+                let parts = || slopes.iter().zip(&weights).map(|(slope, weight)| seed * weight * slope);
+                sum.push(parts().sum());
+                term.push(parts().map(f64::abs).sum());
+                if (kind, k) == (0, 0) {
+                    shares.iter_mut().zip(&slopes).for_each(|(share, slope)| *share += (before * slope).abs());
+                }
             }
-            all
-        };
-        Run { y, d_inputs: differences(false), d_params: differences(true) }
+            sums[kind].push(sum);
+            terms[kind].push(term);
+        }
+        shares.iter_mut().zip(&y).for_each(|(share, y)| *share = share.max(y.abs()));
+        let run = |y, [d_inputs, d_params]: [Vec<Vec<f64>>; 2]| Run { y, d_inputs, d_params };
+        (run(y, sums), run(shares, terms))
     }
 
     #[track_caller]
-    fn assert_close(&self, got: &Run, want: &Run, dtype: DType, slack: f64, how: &str) {
+    fn assert_close(&self, got: &Run, (want, sizes): (&Run, &Run), dtype: DType, slack: f64, how: &str) {
         let slack = self.slack * slack;
         let what = |part: &str| format!("{}, {dtype}, {how}: {part}", self.name);
-        assert_close(&got.y, &want.y, dtype, slack, &what("output"));
-        for (i, (got, want)) in got.d_inputs.iter().zip(&want.d_inputs).enumerate() {
-            assert_close(got, want, dtype, slack, &what(&format!("gradient of input {i}")));
+        assert_within(&got.y, &want.y, &sizes.y, dtype, slack, &what("output"));
+        for (i, (got, (want, sizes))) in
+            got.d_inputs.iter().zip(want.d_inputs.iter().zip(&sizes.d_inputs)).enumerate()
+        {
+            assert_within(got, want, sizes, dtype, slack, &what(&format!("gradient of input {i}")));
         }
-        for (i, (got, want)) in got.d_params.iter().zip(&want.d_params).enumerate() {
-            assert_close(got, want, dtype, slack, &what(&format!("gradient of parameter {i}")));
+        for (i, (got, (want, sizes))) in
+            got.d_params.iter().zip(want.d_params.iter().zip(&sizes.d_params)).enumerate()
+        {
+            assert_within(got, want, sizes, dtype, slack, &what(&format!("gradient of parameter {i}")));
         }
     }
 
     /// Against the reference on every code path, dtype and thread count, frozen and trained, used once and twice.
     #[track_caller]
     pub fn check(&self) {
-        self.check_dtypes(&[DType::F32, DType::BF16, DType::F16]);
+        self.check_dtypes(&DTYPES);
     }
 
     #[track_caller]
     pub fn check_dtypes(&self, dtypes: &[DType]) {
-        let want = self.expected();
+        let (want, _) = self.expected();
+        let of_all = |grads: &[Vec<f64>]| grads.iter().map(|grads| largest(grads)).collect();
+        let sizes = Run { y: largest(&want.y), d_inputs: of_all(&want.d_inputs), d_params: of_all(&want.d_params) };
+        self.check_within(dtypes, (&want, &sizes));
+    }
+
+    /// As [`Case::check`], for an op whose results are sums that may be small beside their terms, each error relative to
+    /// the sum s of the absolute values of the terms.
+    ///
+    /// Of a sum of terms t(1 + d) with |d| <= n u, where u is the unit roundoff and n the number of roundings that a term
+    /// meets on its way, the error is at most n u s, to first order in u (Higham 2002, section 4.2). The inputs and the
+    /// weights of the loss are exact in every dtype. In the short dtypes sums are formed in f32, so that the number of
+    /// their terms has no part in n; n counts the tensors that are stored on the way, of which there are up to four, and
+    /// one more where a gradient comes in two parts. The table allows for eight. In f32, n includes the additions and
+    /// the polynomials, as the table says.
+    #[track_caller]
+    pub fn check_sums(&self) {
+        let (want, terms) = self.expected();
+        self.check_within(&DTYPES, (&want, &terms));
+    }
+
+    #[track_caller]
+    fn check_within(&self, dtypes: &[DType], (want, sizes): (&Run, &Run)) {
         let doubled =
             |grads: &[Vec<f64>]| grads.iter().map(|g| g.iter().map(|g| 2.0 * g).collect()).collect();
-        let twice =
-            Run { y: want.y.clone(), d_inputs: doubled(&want.d_inputs), d_params: doubled(&want.d_params) };
+        let doubled = |run: &Run| Run {
+            y: run.y.clone(),
+            d_inputs: doubled(&run.d_inputs),
+            d_params: doubled(&run.d_params),
+        };
+        let (twice, twice_sizes) = (doubled(want), doubled(sizes));
         let pars = [Par::solo(), Par::threads(2).unwrap(), Par::threads(7).unwrap()];
         for isa in Isa::available() {
             for &dtype in dtypes {
                 let [solo, two, seven] = pars.clone().map(|par| Device::cpu(isa, par));
                 let got = self.run(&solo, dtype, TRAINED);
                 let how = solo.describe();
-                self.assert_close(&got, &want, dtype, 1.0, &how);
+                self.assert_close(&got, (want, sizes), dtype, 1.0, &how);
                 assert_eq!(self.run(&two, dtype, TRAINED), got, "{}: two threads", self.name);
                 assert_eq!(self.run(&seven, dtype, TRAINED), got, "{}: seven threads", self.name);
                 let used_twice = Mode { n_uses: 2, ..TRAINED };
                 let again = self.run(&solo, dtype, used_twice);
-                self.assert_close(&again, &twice, dtype, 2.0, &format!("{how}, used twice"));
+                self.assert_close(&again, (&twice, &twice_sizes), dtype, 2.0, &format!("{how}, used twice"));
                 if isa == Isa::detect() {
                     for device in [Device::strict, Device::staging] {
                         let device = device(isa, Par::threads(2).unwrap());

@@ -3,33 +3,54 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par, Tensor, ops};
 
-use crate::common::{Case, array, case};
+use crate::common::{array, case};
 use crate::shapes::{coordinates, element};
 
 fn size(letter: char) -> usize {
     [2, 3, 4, 5, 2][letter as usize - 'a' as usize]
 }
 
-/// The sum over all letters, as the definition says.
-fn definition(inputs: &[&str], output: &str, x: &[&[f64]]) -> Vec<f64> {
+/// The sum over all letters, as the definition says; a dim of size 1 is spread.
+fn definition(inputs: &[String], shapes: &[Vec<usize>], output: &str, x: &[&[f64]]) -> Vec<f64> {
     let mut letters: Vec<char> = inputs.concat().chars().collect();
     letters.sort_unstable();
     letters.dedup();
-    let sizes = |names: &str| names.chars().map(size).collect::<Vec<_>>();
+    let size = |letter: char| {
+        let of = |(names, shape): (&String, &Vec<usize>)| {
+            names.chars().zip(shape).filter(|(name, _)| *name == letter).map(|(_, size)| *size).max()
+        };
+        inputs.iter().zip(shapes).filter_map(of).max().unwrap()
+    };
     let all: Vec<usize> = letters.iter().map(|&letter| size(letter)).collect();
-    let mut y = vec![0.0; sizes(output).iter().product()];
+    let to: Vec<usize> = output.chars().map(size).collect();
+    let mut y = vec![0.0; to.iter().product()];
     for i in 0..all.iter().product() {
         let at = coordinates(&all, i);
-        let place = |names: &str| {
+        let place = |names: &str, shape: &[usize]| {
             let at: Vec<usize> = names
                 .chars()
-                .map(|name| at[letters.iter().position(|&letter| letter == name).unwrap()])
+                .zip(shape)
+                .map(|(name, size)| at[letters.iter().position(|&letter| letter == name).unwrap()].min(size - 1))
                 .collect();
-            element(&sizes(names), &at)
+            element(shape, &at)
         };
-        y[place(output)] += inputs.iter().zip(x).map(|(names, x)| x[place(names)]).product::<f64>();
+        let factors = inputs.iter().zip(shapes).zip(x);
+        y[place(output, &to)] += factors.map(|((names, shape), x)| x[place(names, shape)]).product::<f64>();
     }
     y
+}
+
+/// One equation: its inputs' dims by letters, also those that `...` stands for, and their sizes.
+fn check(equation: &'static str, inputs: Vec<String>, shapes: Vec<Vec<usize>>, output: &'static str) {
+    let arrays: Vec<_> = shapes.iter().enumerate().map(|(i, shape)| array(i as u64 + 1, shape)).collect();
+    let reference = move |x: &[&[f64]]| definition(&inputs, &shapes, output, x);
+    let n_dims = output.len();
+    let op = move |x: &[Tensor]| {
+        let y = ops::einsum(equation, x)?;
+        assert_eq!(y.sizes().len(), n_dims, "{equation}");
+        Ok(y)
+    };
+    case("einsum", arrays, op, reference).check_sums();
 }
 
 #[test]
@@ -65,20 +86,30 @@ fn equations_match_their_definition() {
     for (equation, output) in equations {
         let inputs: Vec<String> =
             equation.split("->").next().unwrap().split(',').map(|part| part.replace(' ', "")).collect();
-        let sizes = |names: &String| names.chars().map(size).collect::<Vec<_>>();
-        let arrays: Vec<_> =
-            inputs.iter().enumerate().map(|(i, names)| array(i as u64 + 1, &sizes(names))).collect();
-        let reference = move |x: &[&[f64]]| {
-            let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-            definition(&inputs, output, x)
-        };
-        let op = move |x: &[Tensor]| {
-            let y = ops::einsum(equation, x)?;
-            assert_eq!(y.sizes(), output.chars().map(size).collect::<Vec<_>>(), "{equation}");
-            Ok(y)
-        };
-        // Some are made of several ops, each of which rounds.
-        Case { slack: 2.0, ..case("einsum", arrays, op, reference) }.check();
+        let shapes = inputs.iter().map(|names| names.chars().map(size).collect()).collect();
+        check(equation, inputs, shapes, output);
+    }
+}
+
+#[test]
+fn dots_stand_for_dims_and_sizes_of_1_are_spread() {
+    type Shapes = &'static [&'static [usize]];
+    let equations: [(&str, &[&str], Shapes, &str); 11] = [
+        ("...", &["ab"], &[&[2, 3]], "ab"),
+        ("...a->a...", &["bca"], &[&[2, 3, 4]], "abc"),
+        ("...a->a", &["bca"], &[&[2, 3, 4]], "a"),
+        ("b...a", &["bca"], &[&[2, 3, 4]], "cab"),
+        ("a...a->...", &["aba"], &[&[3, 4, 3]], "b"),
+        ("...ab,...bc->...ac", &["deab", "ebc"], &[&[5, 1, 2, 3], &[4, 3, 2]], "deac"),
+        ("...ab,...bc", &["deab", "debc"], &[&[2, 3, 2, 3], &[1, 1, 3, 2]], "deac"),
+        ("a...,a...->...", &["abc", "ac"], &[&[2, 3, 4], &[2, 4]], "bc"),
+        ("a...,b->...b", &["ac", "b"], &[&[2, 3], &[4]], "cb"),
+        ("ab,bc->ac", &["ab", "bc"], &[&[2, 1], &[3, 4]], "ac"),
+        ("a,a->a", &["a", "a"], &[&[1], &[5]], "a"),
+    ];
+    for (equation, inputs, shapes, output) in equations {
+        let inputs = inputs.iter().map(|names| names.to_string()).collect();
+        check(equation, inputs, shapes.iter().map(|shape| shape.to_vec()).collect(), output);
     }
 }
 
@@ -106,7 +137,16 @@ fn misuse_is_named() {
             ops::einsum("ab->aa", &[x]),
             "einsum: \"ab->aa\" has 'a' in the result, which is named by no tensor or twice",
         ),
-        (ops::einsum("...a->a", &[x]), "einsum: \"...a->a\" has '.', where letters name the dims"),
+        (ops::einsum(".a->a", &[x]), "einsum: \".a->a\" has '.', where letters name the dims"),
+        (ops::einsum("...a...", &[x]), "einsum: \"...a...\" has '.', where letters name the dims"),
+        (
+            ops::einsum("abc...", &[x]),
+            "einsum: expected at least 3 dims, as \"abc...\" names them, got [2, 3]",
+        ),
+        (
+            ops::einsum("...a,...a->...", &[x, &x.t().unwrap()]),
+            "einsum: expected size 2 for '...' of \"...a,...a->...\", got [3, 2]",
+        ),
     ];
     for (result, want) in texts {
         assert_eq!(result.unwrap_err().to_string(), want);

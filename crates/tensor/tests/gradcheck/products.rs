@@ -132,7 +132,7 @@ fn attention_from_small_ops_is_attention() {
         let scores = ops::matmul_transposed(&x[0], &x[1], Transposed::Right)?.scale(0.5)?;
         let later: Vec<i32> = (0..seq * seq).map(|i| i32::from(i % seq > i / seq)).collect();
         let later = Tensor::from_slice(&later, [seq, seq], x[0].device())?;
-        scores.masked_fill(&later, f32::NEG_INFINITY)?.softmax()?.matmul(&x[2])
+        scores.masked_fill(&later, f32::NEG_INFINITY)?.softmax(-1)?.matmul(&x[2])
     };
     let reference = move |x: &[&[f64]]| {
         let mut y = Vec::new();

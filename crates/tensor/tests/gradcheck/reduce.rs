@@ -1,7 +1,7 @@
 //! Sums, means, maxima, softmax.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par, Result, Tensor};
+use oarlock_tensor::{DType, Device, Par, Result, Tensor};
 
 use crate::common::{Array, array, case, f64s};
 
@@ -76,7 +76,7 @@ fn shapes_and_places() {
     assert_eq!(f64s(&empty.sum(1).unwrap()), [0.0, 0.0]);
     let text = empty.max(1).unwrap_err().to_string();
     assert_eq!(text, "max: expected at least one element along dim 1, got [2, 0]");
-    assert!(empty.mean_all().is_err() && empty.softmax().is_err() && empty.mean(0).unwrap().sizes() == [0]);
+    assert!(empty.mean_all().is_err() && empty.softmax(-1).is_err() && empty.mean(0).unwrap().sizes() == [0]);
 }
 
 #[test]
@@ -87,8 +87,29 @@ fn softmaxes() {
     };
     for shape in [[1usize, 1], [3, 7], [2, 65]] {
         let rows = move |x: &[f64]| x.chunks(shape[1]).flat_map(normalise).collect::<Vec<f64>>();
-        case("softmax", [array(1, &shape)], |x| x[0].softmax(), move |x| rows(x[0])).check();
+        case("softmax", [array(1, &shape)], |x| x[0].softmax(-1), move |x| rows(x[0])).check();
         let log = move |x: &[&[f64]]| rows(x[0]).into_iter().map(f64::ln).collect();
-        case("log_softmax", [array(1, &shape)], |x| x[0].log_softmax(), log).check();
+        case("log_softmax", [array(1, &shape)], |x| x[0].log_softmax(-1), log).check();
     }
+    // Along other dims than the last.
+    for (sizes, dim) in [([2usize, 3, 5], 1isize), ([2, 3, 5], -3), ([1, 4, 1], -2), ([3, 70, 4], 1)] {
+        let at = dim.rem_euclid(3) as usize;
+        let (n, inner) = (sizes[at], sizes[at + 1..].iter().product::<usize>());
+        let along = move |x: &[f64]| {
+            let sum = |i: usize| {
+                let first = i / (n * inner) * n * inner + i % inner;
+                (0..n).map(|k| x[first + k * inner].exp()).sum::<f64>()
+            };
+            (0..x.len()).map(|i| x[i].exp() / sum(i)).collect::<Vec<f64>>()
+        };
+        case("softmax", [array(1, &sizes)], move |x| x[0].softmax(dim), move |x| along(x[0])).check();
+        let log = move |x: &[&[f64]]| along(x[0]).into_iter().map(f64::ln).collect();
+        case("log_softmax", [array(1, &sizes)], move |x| x[0].log_softmax(dim), log).check();
+    }
+    let x = Tensor::zeros([2, 0, 3], DType::F32, &Device::default()).unwrap();
+    assert_eq!(x.softmax(-1).unwrap().sizes(), [2, 0, 3]);
+    let text = x.softmax(1).unwrap_err().to_string();
+    assert_eq!(text, "softmax: expected at least one element along dim 1, got [2, 0, 3]");
+    let text = x.log_softmax(3).unwrap_err().to_string();
+    assert_eq!(text, "log_softmax: expected a tensor with a dim 3, got [2, 0, 3]");
 }

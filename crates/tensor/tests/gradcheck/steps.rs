@@ -48,7 +48,7 @@ impl Model {
         let gated = ops::gated(&parts[0], &parts[1], ops::Activation::Silu)?
             .add(&parts[2].gelu()?.mul(&h.mean_keepdim(1)?)?)?;
         let x = x.add(&gated)?;
-        let small = ops::matmul_transposed(&x.log_softmax()?, &x.softmax()?, ops::Transposed::Right)?;
+        let small = ops::matmul_transposed(&x.log_softmax(-1)?, &x.softmax(-1)?, ops::Transposed::Right)?;
         let largest = small.transpose(1, 2)?.max(2)?.sum_all()?.cast(DType::F32)?.scale(1e-3)?;
         let logits = ops::logits(&x, &p[0])?;
         let loss = ops::cross_entropy(&logits, labels, -1, Reduction::Mean)?;

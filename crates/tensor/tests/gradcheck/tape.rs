@@ -63,6 +63,37 @@ fn cheap_outputs_are_not_kept() {
     tape.backward(&y, 1.0).unwrap();
 }
 
+/// Between the passes no lease on weights is kept, whether they are trained or frozen.
+#[test]
+fn weights_are_borrowed_again_in_the_backward_pass() {
+    let device = device();
+    let arrays = [array(1, &[6]), array(2, &[4, 6])];
+    let of = |trained: bool, copied: bool| {
+        let (params, home) = settle(&arrays, DType::F32, &device, trained);
+        let tape = Tape::new();
+        let x = tape.leaf(&vector(&device, &[1.0, 2.0, -3.0, 0.5, 4.0, -1.0]));
+        let weight = |index: usize| {
+            let weight = ops::parameter(&params[index], &x).unwrap();
+            // Not a view of the parameter, which is what is kept instead.
+            if copied { Tensor::cat(&[weight], 0).unwrap() } else { weight }
+        };
+        let y = x.reshape([2, 3]).unwrap().mul(&weight(0).reshape([2, 3]).unwrap()).unwrap();
+        let rows = weight(1).narrow(0, 1..3).unwrap();
+        let y = y.reshape([1, 6]).unwrap().matmul(&rows.t().unwrap()).unwrap().square().unwrap();
+        let y = y.mul(&weight(0).narrow(0, 0..1).unwrap()).unwrap();
+        let is_free = home.weights().unwrap().write().is_ok();
+        let gradients = tape.backward(&y, 0.5).unwrap();
+        let of_params = trained.then(|| [0, 1].map(|index| grad_of(&home, index)));
+        (is_free, f64s(gradients.of(&x).unwrap()), of_params)
+    };
+    for trained in [false, true] {
+        let (is_free, dx, d_params) = of(trained, false);
+        let (_, want, want_params) = of(trained, true);
+        assert!(is_free, "trained: {trained}");
+        assert_eq!((dx, d_params), (want, want_params));
+    }
+}
+
 struct Log(&'static str, Arc<Mutex<Vec<String>>>);
 
 impl Log {

@@ -139,7 +139,7 @@ fn barrier(site: &Site) -> Result<Finding> {
 
 fn seeds(site: &Site) -> Result<Finding> {
     let accelerator = training::accelerator(&site.comm, DType::F32, oarlock::shard::Placements::OPTIMIZER)?;
-    let mut weights = SeededInit { seed: 42, device: accelerator.device().clone() };
+    let mut weights = SeededInit::new(42, accelerator.device());
     let mut drawn = vec![0.0f32; 1000];
     let shape = oarlock_tensor::Shape::new(&[1000])?;
     weights.read("model.weight", &shape, Init::Normal { std: 1.0 }, 0..1000, &mut drawn)?;

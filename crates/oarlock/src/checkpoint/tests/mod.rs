@@ -68,7 +68,7 @@ pub fn device() -> Device {
 
 pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
     let mut engine = bare_engine(model, comm, placements, dtype);
-    engine.initialize(&mut SeededInit { seed: 1, device: device() }).unwrap();
+    engine.initialize(&mut SeededInit::new(1, &device())).unwrap();
     engine
 }
 

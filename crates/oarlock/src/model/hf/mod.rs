@@ -1,6 +1,7 @@
 //! Hugging Face folders: `config.json` and safetensors in and out, under the names and settings of each family.
 
 mod config;
+mod elements;
 pub(super) mod fields;
 mod files;
 mod load;

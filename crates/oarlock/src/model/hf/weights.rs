@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
 use oarlock_comm::MappedFile;
 use oarlock_tensor::{Init, Shape};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::config::HfConfig;
+use super::elements;
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, buffers, names_of};
@@ -24,8 +24,8 @@ pub struct SafetensorsSource {
     files: Vec<MappedFile>,
     /// By the names that the model uses, each with its own part of a tensor that holds several.
     tensors: HashMap<String, Located>,
-    /// Buffers of the model that the files hold.
-    buffers: Vec<(Buffer, Located)>,
+    /// Buffers of the model that the files hold, with their values there.
+    buffers: Vec<(Buffer, BufferValues)>,
 }
 
 #[derive(Clone)]
@@ -89,12 +89,10 @@ impl SafetensorsSource {
         for NamedBuffer { name, buffer } in buffers(model) {
             matched.differences.unexpected.retain(|other| *other != name);
             match found.get(&name) {
-                Some(stored) if stored.shape != buffer.shape().sizes() || !holds(stored.dtype, &buffer) => {
-                    let (shape, dtype) = (&stored.shape, stored.dtype);
-                    let problem = format!("{name} {shape:?} of {dtype:?} (the model asks for {buffer:?})");
-                    matched.misshapen.push(problem);
-                }
-                Some(stored) => kept.push((buffer, stored.clone())),
+                Some(stored) => match values_of(&name, &files, stored, &buffer) {
+                    Ok(values) => kept.push((buffer, values)),
+                    Err(problem) => matched.misshapen.push(problem),
+                },
                 None if buffer.is_persistent() => matched.differences.missing.push(name),
                 None => {}
             }
@@ -117,23 +115,29 @@ impl SafetensorsSource {
     /// # Errors
     /// Never for a model that has kept its buffers.
     pub fn fill_buffers(&self) -> Result<()> {
-        for (buffer, stored) in &self.buffers {
-            let bytes = &self.files[stored.file][stored.bytes.clone()];
-            let n = buffer.shape().n_elems();
-            let values = match stored.dtype {
-                Dtype::I32 => {
-                    BufferValues::Ints(bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect())
-                }
-                dtype => {
-                    let mut values = vec![0.0; n];
-                    to_f32(dtype, bytes, &mut values);
-                    BufferValues::Floats(values)
-                }
-            };
-            buffer.set(values)?;
+        for (buffer, values) in &self.buffers {
+            buffer.set(values.clone())?;
         }
         Ok(())
     }
+}
+
+/// The values that the files have for a buffer, or why it cannot hold them.
+fn values_of(
+    name: &str,
+    files: &[MappedFile],
+    stored: &Located,
+    buffer: &Buffer,
+) -> std::result::Result<BufferValues, String> {
+    let bytes = &files[stored.file][stored.bytes.clone()];
+    let values = match stored.shape == buffer.shape().sizes() {
+        true => elements::like(name, &buffer.values(), stored.dtype, bytes),
+        false => Ok(None),
+    };
+    let (shape, dtype) = (&stored.shape, stored.dtype);
+    values
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| format!("{name} {shape:?} of {dtype:?} (the model asks for {buffer:?})"))
 }
 
 /// Whether a model and its files must name the same weights.
@@ -188,30 +192,8 @@ impl WeightSource for SafetensorsSource {
         };
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;
-        to_f32(tensor.dtype, &bytes[elements.start * size..elements.end * size], out);
-        Ok(())
+        Ok(elements::to_f32(name, tensor.dtype, &bytes[elements.start * size..elements.end * size], out)?)
     }
-}
-
-/// Whether a buffer can hold what is stored so.
-fn holds(dtype: Dtype, buffer: &Buffer) -> bool {
-    match buffer.values() {
-        BufferValues::Floats(_) => matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16),
-        BufferValues::Ints(_) => dtype == Dtype::I32,
-    }
-}
-
-fn to_f32(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
-        Dtype::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-        _ => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-    }
-}
-
-fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], to_f32: impl Fn([u8; N]) -> f32) {
-    let (chunks, _) = bytes.as_chunks::<N>();
-    out.iter_mut().zip(chunks).for_each(|(out, chunk)| *out = to_f32(*chunk));
 }
 
 /// The names of the folder's safetensors files.
@@ -319,12 +301,12 @@ fn match_names(
             add(&mut misshapen, format!("{name} {its:?} ({asks} asks for {whole:?})"));
             continue;
         }
-        let (Dtype::F32 | Dtype::BF16 | Dtype::F16) = tensor.dtype else {
+        if !elements::is_float(tensor.dtype) {
             let problem =
-                format!("{} of {:?} (supported are F32, BF16 and F16)", stored.tensor, tensor.dtype);
+                format!("{} of {:?} (supported are F32, F64, BF16 and F16)", stored.tensor, tensor.dtype);
             add(&mut misshapen, problem);
             continue;
-        };
+        }
         let size = tensor.dtype.bitsize() / 8;
         let start = tensor.bytes.start + stored.first_elem(shape.sizes()) * size;
         let bytes = start..start + shape.n_elems() * size;

@@ -68,7 +68,7 @@ pub(super) fn attend(
             }
         };
     }
-    let mut weights = scores.softmax()?;
+    let mut weights = scores.softmax(-1)?;
     if weights.dtype() != v.dtype() {
         weights = weights.cast(v.dtype())?;
     }

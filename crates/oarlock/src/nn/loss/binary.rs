@@ -43,7 +43,7 @@ impl BCEWithLogitsLoss {
         // The two-way cross-entropy of the logits x and 0.
         let zero = Tensor::zeros(x.sizes(), DType::F32, x.device())?;
         let dim = x.sizes().len();
-        let likelihoods = ops::stack(&[&x, &zero], dim)?.log_softmax()?;
+        let likelihoods = ops::stack(&[&x, &zero], dim)?.log_softmax(-1)?;
         let no = yes.neg()?.add_scalar(1.0)?;
         if let Some(weight) = &self.pos_weight {
             yes = yes.mul(&weight.on(x.device())?)?;

@@ -92,7 +92,7 @@ impl CrossEntropyLoss {
         if let Some(weight) = on_device(&self.weight, logits)? {
             shares = shares.mul(&weight)?;
         }
-        let losses = ops::sum(&in_f32(logits)?.log_softmax()?.mul(&shares)?, classes)?.neg()?;
+        let losses = ops::sum(&in_f32(logits)?.log_softmax(-1)?.mul(&shares)?, classes)?.neg()?;
         reduced(losses, self.reduction)
     }
 }

@@ -74,7 +74,7 @@ fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule)
     let (param_group, role) =
         (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     let mut engine = Engine::new(model, comm, &model.device, options, rule, param_group, role).unwrap();
-    engine.initialize(&mut SeededInit { seed: 1, device: model.device.clone() }).unwrap();
+    engine.initialize(&mut SeededInit::new(1, &model.device)).unwrap();
     engine
 }
 

@@ -112,7 +112,7 @@ fn all_that_is_wrong_with_the_weights_is_told_at_once() {
         t.retain(|name, _| !name.contains("layers.1."));
         t.insert("model.layers.0.mlp.experts.weight".to_string(), (Dtype::F32, vec![1], vec![0; 4]));
         t.insert("model.norm.weight".to_string(), (Dtype::F32, vec![2, 2], vec![0; 16]));
-        t.insert("lm_head.weight".to_string(), (Dtype::F64, vec![61, 16], vec![0; 61 * 16 * 8]));
+        t.insert("lm_head.weight".to_string(), (Dtype::I64, vec![61, 16], vec![0; 61 * 16 * 8]));
     });
     let error = message(open(dir.path()));
     assert!(error.starts_with(&dir.path().display().to_string()), "{error}");
@@ -120,7 +120,7 @@ fn all_that_is_wrong_with_the_weights_is_told_at_once() {
         "lacks weights that config.json asks for: model.layers.1.input_layernorm.weight, ",
         " and 6 more; it holds weights that config.json does not ask for: model.layers.0.mlp.experts.weight; it",
         "model.norm.weight [2, 2] (config.json asks for [16])",
-        "lm_head.weight of F64 (supported are F32, BF16 and F16)",
+        "lm_head.weight of I64 (supported are F32, F64, BF16 and F16)",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
