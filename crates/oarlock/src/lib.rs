@@ -170,6 +170,7 @@ pub mod nearest;
 mod nested;
 pub mod nn;
 pub mod optim;
+mod panics;
 pub mod rank;
 pub mod report;
 pub mod settings;
@@ -184,7 +185,7 @@ pub use accelerator::{
     ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel,
     SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
-pub use checkpoint::ClientState;
+pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;
 pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};

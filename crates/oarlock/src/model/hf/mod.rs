@@ -12,7 +12,7 @@ pub use config::{HfConfig, SpecialTokens};
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
-pub use weights::{Differences, SafetensorsSource, Strict};
+pub use weights::SafetensorsSource;
 
 #[cfg(test)]
 mod tests;
