@@ -16,11 +16,12 @@ type Edges = &'static [(&'static str, &'static [&'static str])];
 
 const LIBRARY: Edges = &[
     ("nearest", &[]),
+    ("panics", &[]),
     // Plain values, which everybody shares, and what reads them from configurations of other programs.
     ("config", &[]),
     ("settings", &["config", "nearest"]),
     ("report", &[]),
-    ("data", &["config", "nearest"]),
+    ("data", &["config", "nearest", "panics"]),
     // It joins the errors of the modules below it; those above make theirs one of it themselves.
     ("error", &["data", "report", "settings"]),
     ("rank", &["error"]),
@@ -56,7 +57,7 @@ const LIBRARY: Edges = &[
             "shard",
         ],
     ),
-    ("dataloader", &["accelerator", "data", "error", "nested"]),
+    ("dataloader", &["accelerator", "data", "error", "nested", "panics"]),
     (
         "train",
         &[
@@ -74,7 +75,7 @@ const LIBRARY: Edges = &[
             "shard",
         ],
     ),
-    ("distributed", &["accelerator", "error", "launch", "nn", "optim", "rank", "shard"]),
+    ("distributed", &["accelerator", "error", "launch", "nn", "optim", "panics", "rank", "shard"]),
     (
         "deepspeed",
         &[

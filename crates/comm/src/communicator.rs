@@ -317,6 +317,15 @@ impl Communicator {
         self.0.transport.patience().set_report(after, Arc::new(report));
     }
 
+    /// As [`Communicator::on_long_wait`], unless waits are reported already: what a program has set stays.
+    pub fn on_long_wait_by_default(
+        &self,
+        after: Duration,
+        report: impl Fn(&LongWait) + Send + Sync + 'static,
+    ) {
+        self.0.transport.patience().set_default_report(after, Arc::new(report));
+    }
+
     /// Says what this rank is doing ("step 12: forward"), for the error messages of others.
     pub fn set_phase(&self, note: &str) {
         self.0.transport.set_phase(note);

@@ -76,6 +76,11 @@ impl Patience {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some((after, report));
     }
 
+    /// As [`Patience::set_report`], unless waits are reported already.
+    pub fn set_default_report(&self, after: Duration, report: Report) {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((after, report));
+    }
+
     /// Looks at a wait of `rank` for others that are alive: reports it when that is due, if `reports`, and says whether
     /// it has lasted too long.
     pub fn is_over(
@@ -131,6 +136,26 @@ mod tests {
         assert_eq!(wait.waited, LONGEST_GAP);
         wait.waited = Duration::from_secs(60);
         assert!(patience.is_over(&mut wait, 0, true, Vec::new));
+    }
+
+    #[test]
+    fn a_default_report_replaces_none() {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let to = |name: &'static str| {
+            let said = said.clone();
+            Arc::new(move |_: &LongWait| said.lock().unwrap().push(name)) as Report
+        };
+        let patience = Patience::default();
+        let is_over = |patience: &Patience| {
+            let mut wait = Wait { waited: Duration::from_secs(9), ..Wait::begin() };
+            patience.is_over(&mut wait, 0, true, Vec::new)
+        };
+        patience.set_default_report(Duration::from_secs(5), to("default"));
+        assert!(!is_over(&patience));
+        patience.set_report(Duration::from_secs(5), to("program"));
+        patience.set_default_report(Duration::from_secs(5), to("default"));
+        assert!(!is_over(&patience));
+        assert_eq!(*said.lock().unwrap(), ["default", "program"]);
     }
 
     #[test]

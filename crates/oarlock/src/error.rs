@@ -144,12 +144,6 @@ impl Error {
     }
 }
 
-/// What a panic said.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it gave no reason")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -170,6 +170,7 @@ pub mod nearest;
 mod nested;
 pub mod nn;
 pub mod optim;
+mod panics;
 pub mod rank;
 pub mod report;
 pub mod settings;
@@ -184,38 +185,9 @@ pub use accelerator::{
     ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel,
     SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
-pub use checkpoint::ClientState;
+pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;
 pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};
-pub use oarlock_tensor::{DType, Device, Gradients, Tensor};
+pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
 pub use shard::{Options, Placements, SeededInit, WeightSource};
-
-/// The Rust code of the pages for newcomers, compiled by `cargo test`.
-#[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../../../README.md")]
-    mod readme {}
-    #[doc = include_str!("../../../docs/accelerator.md")]
-    mod accelerator {}
-    #[doc = include_str!("../../../docs/checkpoints.md")]
-    mod checkpoints {}
-    #[doc = include_str!("../../../docs/data.md")]
-    mod data {}
-    #[doc = include_str!("../../../docs/dataloader.md")]
-    mod dataloader {}
-    #[doc = include_str!("../../../docs/distributed.md")]
-    mod distributed {}
-    #[doc = include_str!("../../../docs/library.md")]
-    mod library {}
-    #[doc = include_str!("../../../docs/nn.md")]
-    mod nn {}
-    #[doc = include_str!("../../../docs/optimizers.md")]
-    mod optimizers {}
-    #[doc = include_str!("../../../docs/tensors-shapes.md")]
-    mod tensors_shapes {}
-    #[doc = include_str!("../../../docs/tensors.md")]
-    mod tensors {}
-    #[doc = include_str!("../../../docs/tracking.md")]
-    mod tracking {}
-}

@@ -4,6 +4,8 @@ use oarlock::nn::{Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Ema, Options, Prepared, Result, Tensor, optim};
 
+use crate::ranks::{alone, on_ranks};
+
 #[derive(Module)]
 struct Net {
     a: Unit<Linear>,
@@ -47,15 +49,13 @@ fn run(accelerator: &Accelerator) -> Result<[Vec<Vec<f32>>; 4]> {
     Ok([averaged, by_hand, last, first])
 }
 
-fn alone(dtype: Option<DType>) -> [Vec<Vec<f32>>; 4] {
-    let config =
-        AcceleratorConfig { threads: Some(1), mixed_precision: dtype, ..AcceleratorConfig::default() };
-    run(&Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap()).unwrap()
+fn run_alone(mixed_precision: Option<DType>) -> [Vec<Vec<f32>>; 4] {
+    run(&alone(AcceleratorConfig { mixed_precision, ..AcceleratorConfig::default() })).unwrap()
 }
 
 #[test]
 fn it_is_the_average_in_every_placement_and_goes_back_to_the_bit() {
-    let [averaged, by_hand, last, first] = alone(None);
+    let [averaged, by_hand, last, first] = run_alone(None);
     assert_eq!(averaged, by_hand);
     assert!(averaged != last && averaged != first);
     for (placements, gather) in [
@@ -64,30 +64,23 @@ fn it_is_the_average_in_every_placement_and_goes_back_to_the_bit() {
         (Placements::PARAMETERS, Gather::InPlace),
         (Placements::PARAMETERS, Gather::Copy),
     ] {
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
-            std::thread::spawn(move || {
-                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
-                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-                run(&Accelerator::over(comm, &config).unwrap()).unwrap()
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        for rank in ranks {
-            assert_eq!(rank.join().unwrap()[0], averaged, "{placements:?} {gather:?}");
+        let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        for rank in on_ranks(2, config, run) {
+            assert_eq!(rank.unwrap()[0], averaged, "{placements:?} {gather:?}");
         }
     }
 }
 
 #[test]
 fn in_bf16_it_is_kept_in_f32() {
-    let [averaged, by_hand, ..] = alone(Some(DType::BF16));
+    let [averaged, by_hand, ..] = run_alone(Some(DType::BF16));
     assert_eq!(averaged, by_hand);
 }
 
 #[test]
 fn a_decay_is_a_share() {
-    let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
-    let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
+    let accelerator = alone(AcceleratorConfig::default());
     let model = accelerator.prepare(Linear::new(2, 2).unwrap()).unwrap();
     let text = Ema::new(&model, 1.5).err().unwrap().to_string();
     assert_eq!(text, "Ema: the decay is 1.5; it is a number from 0 to 1");

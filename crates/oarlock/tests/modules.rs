@@ -13,6 +13,8 @@ use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
 use serde_json::Value;
 
+use crate::ranks::{alone, on_ranks};
+
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/modules").join(name)
 }
@@ -135,11 +137,6 @@ fn run(accelerator: &Accelerator) -> Result<Run> {
     Ok((values, before, weights(accelerator, &model)))
 }
 
-fn alone(config: AcceleratorConfig) -> Accelerator {
-    let config = AcceleratorConfig { threads: Some(1), ..config };
-    Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap()
-}
-
 #[test]
 fn outputs_and_gradients_are_those_of_torch() {
     let expected = expected();
@@ -158,15 +155,9 @@ fn outputs_and_gradients_are_those_of_torch() {
 #[test]
 fn every_placement_has_the_same_bits() {
     let of = |placements: Placements, gather: Gather| {
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
-            std::thread::spawn(move || {
-                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
-                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-                run(&Accelerator::over(comm, &config).unwrap()).unwrap()
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
+        let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        on_ranks(2, config, run).swap_remove(0).unwrap()
     };
     let ddp = of(Placements::WHOLE, Gather::InPlace);
     assert!(ddp.1.iter().zip(&ddp.2).all(|(before, after)| before.1 != after.1));

@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::model::{Decoder, HfConfig};
+use oarlock::model::{Decoder, DecoderConfig, HfConfig};
+use oarlock::nn::functional::Labels;
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, Options, Result, Tensor};
+
+use crate::ranks::{alone, on_ranks};
 
 /// A linear layer with an update of low rank.
 #[derive(Module)]
@@ -57,11 +60,6 @@ fn adapted() -> Result<Decoder> {
     Ok(model)
 }
 
-fn alone(config: AcceleratorConfig) -> Accelerator {
-    let config = AcceleratorConfig { threads: Some(1), ..config };
-    Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap()
-}
-
 fn ids(accelerator: &Accelerator) -> Tensor {
     Tensor::from_slice(&[3, 1, 4, 1, 5, 9], [1, 6], accelerator.device()).unwrap()
 }
@@ -71,8 +69,11 @@ fn logits(accelerator: &Accelerator, model: &oarlock::Prepared<Decoder>) -> Resu
 }
 
 /// Logits before and after three steps, and the weights that have moved.
-fn train(accelerator: &Accelerator) -> Result<(Vec<f32>, Vec<f32>, Vec<String>)> {
-    let model = adapted()?;
+fn train(
+    accelerator: &Accelerator,
+    model: impl Fn() -> Result<Decoder>,
+) -> Result<(Vec<f32>, Vec<f32>, Vec<String>)> {
+    let model = model()?;
     let optimizer = optim::adamw(&model).lr(0.05);
     let (model, optimizer) = accelerator.prepare((model, optimizer))?;
     accelerator.load_pretrained(&model, folder())?;
@@ -99,24 +100,74 @@ fn adapters_keep_names_begin_at_the_model_and_train_alone() {
     let accelerator = alone(AcceleratorConfig::default());
     let plain = accelerator.prepare(decoder().unwrap()).unwrap();
     accelerator.load_pretrained(&plain, folder()).unwrap();
-    let (first, last, moved) = train(&alone(AcceleratorConfig::default())).unwrap();
+    let (first, last, moved) = train(&alone(AcceleratorConfig::default()), adapted).unwrap();
     assert_eq!(first, logits(&accelerator, &plain).unwrap().to_vec::<f32>().unwrap());
     assert_ne!(first, last);
     assert!(!moved.is_empty() && moved.iter().all(|name| name.contains("lora_")), "{moved:?}");
 
-    let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
-        std::thread::spawn(move || {
-            let placements = Placements::PARAMETERS;
-            let shard =
-                Options { placements, gather: Gather::Copy, persistence_elems: 0, ..Options::default() };
-            let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-            train(&Accelerator::over(comm, &config).unwrap()).unwrap()
-        })
-    });
-    let ranks: Vec<_> = ranks.collect();
-    for rank in ranks {
-        assert_eq!(rank.join().unwrap(), (first.clone(), last.clone(), moved.clone()));
+    for rank in on_ranks(2, sharded(), |accelerator| train(accelerator, adapted)) {
+        assert_eq!(rank.unwrap(), (first.clone(), last.clone(), moved.clone()));
     }
+}
+
+/// ZeRO-3, with small parameters divided as well.
+fn sharded() -> AcceleratorConfig {
+    let placements = Placements::PARAMETERS;
+    let shard = Options { placements, gather: Gather::Copy, persistence_elems: 0, ..Options::default() };
+    AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() }
+}
+
+/// A frozen decoder with an adapter around its output weights, which may be the embedding's.
+fn with_head(tied: bool) -> Result<Decoder> {
+    let config = HfConfig::read(&folder())?.decoder().clone();
+    let mut model = Decoder::new(DecoderConfig { tie_embeddings: tied, ..config }, 8)?;
+    nn::freeze(&model);
+    model.map_lm_head(|linear| Ok(Box::new(Lora::around(linear, 2)?)))?;
+    Ok(model)
+}
+
+#[test]
+fn the_output_weights_take_an_adapter() {
+    let accelerator = alone(AcceleratorConfig::default());
+    let labels = Labels::new([1, 4, -100, 5, 9, 2]);
+    let sum = |model: &oarlock::Prepared<Decoder>| {
+        let loss = model.call(&ids(&accelerator), |model, ids| model.loss(ids, &labels, &Mask::Causal));
+        loss.unwrap().sum().unwrap()
+    };
+    let tied = HfConfig::read(&folder()).unwrap().decoder().tie_embeddings;
+    let plain = accelerator.prepare(decoder().unwrap()).unwrap();
+    accelerator.load_pretrained(&plain, folder()).unwrap();
+    let model = accelerator.prepare(with_head(tied).unwrap()).unwrap();
+    accelerator.load_pretrained(&model, folder()).unwrap();
+    // The update begins at zero. The plain loss is computed in chunks.
+    assert!((sum(&plain) - sum(&model)).abs() < 1e-5 * sum(&plain), "{} {}", sum(&plain), sum(&model));
+    for tied in [false, true] {
+        let (first, last, moved) = train(&alone(AcceleratorConfig::default()), move || with_head(tied)).unwrap();
+        assert_ne!(first, last);
+        assert_eq!(moved, ["lm_head.lora_a.weight", "lm_head.lora_b.weight"], "{tied}");
+        for rank in on_ranks(2, sharded(), move |accelerator| train(accelerator, move || with_head(tied))) {
+            assert_eq!(rank.unwrap(), (first.clone(), last.clone(), moved.clone()), "{tied}");
+        }
+    }
+}
+
+#[test]
+fn output_weights_that_are_the_embeddings_stay_so() {
+    let config = HfConfig::read(&folder()).unwrap().decoder().clone();
+    let fresh = |linear: &Linear| {
+        let sizes = linear.weight.shape().sizes();
+        Ok(Box::new(Linear::new(sizes[1], sizes[0])?.no_bias()) as Box<dyn Layer>)
+    };
+    let mut tied = Decoder::new(DecoderConfig { tie_embeddings: true, ..config.clone() }, 8).unwrap();
+    let told = tied.map_lm_head(fresh).unwrap_err().to_string();
+    assert!(told.contains("the output weights are the embedding's") && told.contains("tie_embeddings: false"));
+    let mut untied = Decoder::new(DecoderConfig { tie_embeddings: false, ..config }, 8).unwrap();
+    untied.map_lm_head(fresh).unwrap();
+    let told = untied.map_lm_head(fresh).unwrap_err().to_string();
+    assert!(told.ends_with("the output weights were replaced before"), "{told}");
+    let accelerator = alone(AcceleratorConfig::default());
+    let model = accelerator.prepare(untied).unwrap();
+    assert_eq!(logits(&accelerator, &model).unwrap().sizes()[..2], [1, 6]);
 }
 
 #[test]

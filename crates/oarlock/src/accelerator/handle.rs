@@ -193,7 +193,7 @@ impl Accelerator {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         options.check(comm.world_size())?;
-        comm.on_long_wait(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
+        comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::tell_note_once(UNOPTIMIZED);
         }

@@ -81,25 +81,34 @@ impl Accelerator {
     /// What `body` reports. When it fails on process 0 the others do not run it, and report that process.
     #[track_caller]
     pub fn main_process_first<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        if self.is_main_process() {
-            let result = body();
-            let failed = result.as_ref().err().map(ToString::to_string);
-            let told = self.broadcast_object(&failed, 0);
-            return result.and_then(|value| told.map(|_| value));
-        }
-        match self.broadcast_object::<Option<String>>(&None, 0)? {
-            None => body(),
-            Some(cause) => Err(Error::Comm(oarlock_comm::Error::PeerFailed { rank: 0, cause })),
-        }
+        self.first_of_each(&vec![0; self.num_processes()], body)
     }
 
-    /// As [`Accelerator::main_process_first`], for each machine by itself; all ranks are on one.
+    /// Runs `body` on the first process of each machine, and then on all others: each machine has a cache of its own.
     ///
     /// # Errors
-    /// As [`Accelerator::main_process_first`].
+    /// What `body` reports. When it fails on the first process of a machine, the others of that machine do not run it, and
+    /// report that process.
     #[track_caller]
     pub fn local_main_process_first<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        self.main_process_first(body)
+        self.first_of_each(&self.comm.machines(), body)
+    }
+
+    /// Runs `body` on the first process of each machine, and then on the others.
+    #[track_caller]
+    fn first_of_each<R>(&self, machines: &[usize], body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let here = machines[self.process_index()];
+        let first = machines.iter().position(|&machine| machine == here).unwrap_or(0);
+        if first == self.process_index() {
+            let result = body();
+            let failed = result.as_ref().err().map(ToString::to_string);
+            let told = self.gather_object(&[failed]);
+            return result.and_then(|value| told.map(|_| value));
+        }
+        match self.gather_object::<Option<String>>(&[None])?.swap_remove(first) {
+            None => body(),
+            Some(cause) => Err(Error::Comm(oarlock_comm::Error::PeerFailed { rank: first, cause })),
+        }
     }
 
     /// This process's share of a list that all have: neighbours stay together, and the first processes get one more
@@ -185,5 +194,55 @@ impl Accelerator {
         M: crate::nn::Module,
     {
         model.module().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::thread;
+
+    use super::*;
+    use crate::AcceleratorConfig;
+
+    /// Four ranks as if they were on two machines; what each did, in order, and what it got.
+    fn on_two_machines(fails: usize) -> (Vec<usize>, Vec<Result<usize>>) {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let ranks = oarlock_comm::shm::threads(4).unwrap().into_iter().map(|comm| {
+            let order = order.clone();
+            thread::spawn(move || {
+                let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+                let accelerator = Accelerator::over(comm, &config).unwrap();
+                let rank = accelerator.process_index();
+                accelerator.first_of_each(&[0, 1, 1, 0], || {
+                    order.lock().unwrap().push(rank);
+                    if rank == fails { Err(Error::Usage("no disk".to_owned())) } else { Ok(rank) }
+                })
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let results = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let order = order.lock().unwrap().clone();
+        (order, results)
+    }
+
+    #[test]
+    fn the_first_of_each_machine_runs_before_the_others() {
+        let (order, results) = on_two_machines(usize::MAX);
+        let (mut firsts, mut others) = (order[..2].to_vec(), order[2..].to_vec());
+        firsts.sort_unstable();
+        others.sort_unstable();
+        assert_eq!((firsts, others), (vec![0, 1], vec![2, 3]));
+        assert_eq!(results.into_iter().collect::<Result<Vec<_>>>().unwrap(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn where_the_first_of_a_machine_fails_its_others_say_so() {
+        let (order, results) = on_two_machines(1);
+        assert!(!order.contains(&2) && order.len() == 3, "{order:?}");
+        assert!(results[0].is_ok() && results[3].is_ok());
+        assert_eq!(results[1].as_ref().unwrap_err().to_string(), "no disk");
+        let told = results[2].as_ref().unwrap_err().to_string();
+        assert!(told.contains("rank 1") && told.contains("no disk"), "{told}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::Frozen;
 use crate::error::{Error, Result};
 
 /// Where checkpoints and logs go. The fields are those of Accelerate.
@@ -27,6 +28,9 @@ pub struct ProjectConfiguration {
     /// does. The gradients are not kept: a loop that resumes makes the step of that window from the rest of its
     /// micro-batches.
     pub save_inside_window: bool,
+    /// Whether [`Accelerator::save_state`](crate::Accelerator::save_state) saves frozen parameters. By default it leaves
+    /// them out of the checkpoints of models with adapters.
+    pub frozen: Frozen,
 }
 
 impl ProjectConfiguration {

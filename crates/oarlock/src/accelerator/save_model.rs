@@ -1,6 +1,6 @@
 //! The weights of a prepared model under their names: as files that other programs read, and as tensors.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use oarlock_tensor::{DType, Tensor};
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
-use crate::checkpoint;
+use crate::checkpoint::{self, Frozen};
 use crate::error::{Error, Result};
 use crate::model::Stored;
 use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
@@ -25,11 +25,19 @@ pub struct SaveModel {
     pub safe_serialization: bool,
     /// The dtype of the weights in the files; by default that of the arithmetic. f32 writes the master weights.
     pub dtype: Option<DType>,
+    /// Whether frozen parameters are in the files. By default a model with adapters is written without them, as PEFT does:
+    /// [`Strict::No`](crate::model::Strict::No) reads such files.
+    pub frozen: Frozen,
 }
 
 impl Default for SaveModel {
     fn default() -> SaveModel {
-        SaveModel { max_shard_size: ShardSize(10_000_000_000), safe_serialization: true, dtype: None }
+        SaveModel {
+            max_shard_size: ShardSize(10_000_000_000),
+            safe_serialization: true,
+            dtype: None,
+            frozen: Frozen::default(),
+        }
     }
 }
 
@@ -77,13 +85,17 @@ impl Accelerator {
         let dtype = options.dtype.unwrap_or(self.dtype());
         check_weights_dtype(dtype)?;
         model.state.check_together("save_model")?;
+        let optimizer = model.state.optimizer()?;
+        let left_out = options.frozen.left_out(optimizer.engine());
         let weight = |named: NamedParam| Weight {
             stored: Stored::whole(&named.name),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
             dtype,
         };
-        let mut weights: Vec<Weight> = parameters(model.module()).into_iter().map(weight).collect();
+        let mut params = parameters(model.module());
+        params.retain(|named| !left_out.contains(&named.name));
+        let mut weights: Vec<Weight> = params.into_iter().map(weight).collect();
         let mut kept = buffers(model.module());
         kept.retain(|named| named.buffer.is_persistent());
         weights.extend(kept.iter().map(|NamedBuffer { name, buffer }| Weight {
@@ -96,8 +108,7 @@ impl Accelerator {
             },
         }));
         let files = ModelFiles::new(&weights, options.max_shard_size.0)?;
-        let optimizer = model.state.optimizer()?;
-        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, |writer| {
+        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &left_out, |writer| {
             kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
                 BufferValues::Floats(values) => writer.write(name, 0, &values),
                 BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
@@ -106,7 +117,7 @@ impl Accelerator {
     }
 
     /// Writes a prepared model into the folder `dir` in Hugging Face form, `files` saying how: transformers'
-    /// `save_pretrained`. Each rank writes what it owns. All ranks call it.
+    /// `save_pretrained`. Each rank writes what it owns. Frozen parameters are written as well. All ranks call it.
     ///
     /// # Errors
     /// As [`Accelerator::save_model`].
@@ -118,34 +129,64 @@ impl Accelerator {
         files: ModelFiles,
     ) -> Result<()> {
         model.state.check_together("save_pretrained")?;
-        checkpoint::save_model(dir, &self.comm, model.state.optimizer()?.engine(), files, |_| Ok(()))
+        let (optimizer, whole) = (model.state.optimizer()?, BTreeSet::new());
+        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &whole, |_| Ok(()))
     }
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent
-    /// buffers. Shared weights are there under each of their names, as in torch. All ranks call it. (Accelerate has them on rank 0 only where
+    /// buffers. Shared weights are there under each of their names, as in torch. [`Accelerator::load_state_dict`] is the
+    /// inverse. All ranks call it. (Accelerate has them on rank 0 only where
     /// parameters are sharded, and rounded to 16 bits in DeepSpeed's stage 3.)
     ///
     /// # Errors
     /// When a rank failed, or there is no memory.
     #[track_caller]
     pub fn get_state_dict<M: Module>(&self, model: &Prepared<M>) -> Result<BTreeMap<String, Tensor>> {
+        self.gather_state_dict(model, true)
+    }
+
+    /// As [`Accelerator::get_state_dict`], on process 0 only: the others need no memory for it and get `None`. All ranks
+    /// call it.
+    ///
+    /// # Errors
+    /// As [`Accelerator::get_state_dict`].
+    #[track_caller]
+    pub fn get_state_dict_on_main_process<M: Module>(
+        &self,
+        model: &Prepared<M>,
+    ) -> Result<Option<BTreeMap<String, Tensor>>> {
+        let state = self.gather_state_dict(model, self.is_main_process())?;
+        Ok(self.is_main_process().then_some(state))
+    }
+
+    /// The weights and persistent buffers by name; none where this rank does not keep them.
+    #[track_caller]
+    fn gather_state_dict<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        keeps: bool,
+    ) -> Result<BTreeMap<String, Tensor>> {
         model.state.check_together("get_state_dict")?;
         let mut values: HashMap<String, Vec<f32>> = HashMap::new();
         let module = &**model.module();
-        for named in parameters(module) {
+        for named in parameters(module).into_iter().filter(|_| keeps) {
             values.insert(named.name, vec![0.0; named.param.shape().n_elems()]);
         }
         {
             // A unit at a time, so that beside the result there is never more than a unit.
             let mut snapshot = model.state.optimizer()?.engine().snapshot();
             for unit in 0..snapshot.units() {
-                for parcel in self.comm.all_gather_bytes(&pack(&snapshot, unit)?)? {
+                let parcels = self.comm.all_gather_bytes(&pack(&snapshot, unit)?)?;
+                for parcel in parcels.into_iter().filter(|_| keeps) {
                     unpack(&parcel, &mut values).ok_or_else(|| {
                         Error::Usage("get_state_dict: the ranks hold different models".to_owned())
                     })?;
                 }
                 snapshot.release(unit);
             }
+        }
+        if !keeps {
+            return Ok(BTreeMap::new());
         }
         let mut first_names = HashMap::new();
         let mut state = BTreeMap::new();

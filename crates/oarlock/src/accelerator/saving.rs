@@ -75,6 +75,9 @@ impl Accelerator {
     /// the project. (Accelerate takes no notice of a `dir` then.) An older checkpoint in `dir` is replaced when the new
     /// one is whole.
     ///
+    /// Of a model with adapters, frozen parameters are left out by default ([`ProjectConfiguration::frozen`](super::ProjectConfiguration::frozen)):
+    /// the checkpoint has fingerprints of them, and a loop that resumes loads the same base first.
+    ///
     /// It belongs between two steps. While gradients wait for theirs it is an error, because no checkpoint keeps them;
     /// Accelerate loses them without a word, as
     /// [`save_inside_window`](super::ProjectConfiguration::save_inside_window) does.
@@ -100,7 +103,8 @@ impl Accelerator {
             _ => Ok(()),
         });
         let mut saver = Saver::default();
-        self.begin_save(&mut saver, &dir, Contents { then, ..Contents::state(client) })?;
+        let frozen = self.inner.config.project.frozen;
+        self.begin_save(&mut saver, &dir, Contents { then, frozen, ..Contents::state(client) })?;
         let saved = saver.finish(&self.comm);
         let is_whole = matches!(&saved, Ok(_) | Err(Error::Checkpoint(CheckpointError::AfterSave { .. })));
         if numbered && is_whole {
@@ -144,7 +148,8 @@ impl Accelerator {
     /// saved. Gradients that have come together are forgotten.
     ///
     /// # Errors
-    /// When the checkpoint is incomplete, damaged, of other models or of a loop with other parts, which is named
+    /// When the checkpoint is incomplete, damaged, of other models, of another base ([`Problem::OtherBase`]) or of a loop
+    /// with other parts, which is named
     /// ([`CheckpointError::NotLoaded`], the same on all ranks): models and loop are as they were. Only where a rank fails
     /// while it reads what all had found to be in order they are not, and the message says so.
     #[track_caller]

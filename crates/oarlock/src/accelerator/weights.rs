@@ -1,15 +1,18 @@
-//! Weights from files into a prepared model, whatever the placement: each rank reads only what it holds.
+//! Weights from files or from memory into a prepared model, whatever the placement: each rank reads only what it holds.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
 use oarlock_comm::Scalar;
+use oarlock_tensor::Tensor;
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
 use crate::error::{Error, Result};
-use crate::model::{Differences, SafetensorsSource, Strict};
+use crate::model::{Differences, SafetensorsSource, StateDictSource, Strict};
 use crate::nn::Module;
+use crate::shard::WeightSource;
 
 impl Accelerator {
     /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their
@@ -39,22 +42,59 @@ impl Accelerator {
     ) -> Result<Differences> {
         let path = path.as_ref();
         let opened = SafetensorsSource::of_module(path, &**model.module(), strict);
-        // A meeting as well: from here on no rank reads the weights that the others overwrite.
-        let mut failed = [f64::from(u8::from(opened.is_err()))];
-        self.comm.all_reduce_f64(&mut failed, Scalar::Max)?;
-        let (mut source, differences) = opened?;
-        if failed[0] != 0.0 {
-            return Err(Error::bad_file(path, "another rank could not load it; its message says why"));
-        }
-        {
-            let mut optimizer = model.state.optimizer()?;
-            let engine = optimizer.engine_mut();
-            engine.clear_grads()?;
-            engine.initialize(&mut source)?;
-        }
+        let elsewhere = || Error::bad_file(path, "another rank could not load it; its message says why");
+        let (mut source, differences) = self.opened_by_all(opened, elsewhere)?;
+        fill(model, &mut source)?;
         source.fill_buffers()?;
         model.state.update();
         Ok(differences)
+    }
+
+    /// Loads weights that lie in memory into a prepared model, under the names that the model shows them by (those of
+    /// [`Accelerator::get_state_dict`]): torch's `load_state_dict`. All ranks call it with the same tensors; each copies
+    /// what it holds. The moments of the optimizer stay as they are, and gradients that have come together are forgotten.
+    ///
+    /// # Errors
+    /// Weights that are missing, unexpected or of another shape, on any rank. The model is then as it was.
+    #[track_caller]
+    pub fn load_state_dict<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        state: &BTreeMap<String, Tensor>,
+    ) -> Result<()> {
+        self.load_state_dict_with(model, state, Strict::Yes).map(|_| ())
+    }
+
+    /// As [`Accelerator::load_state_dict`]; with [`Strict::No`], torch's `strict=False`, the result names what was missing
+    /// (it stays as it is) and what was unexpected (it is left out).
+    ///
+    /// # Errors
+    /// As [`Accelerator::load_state_dict`].
+    #[track_caller]
+    pub fn load_state_dict_with<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        state: &BTreeMap<String, Tensor>,
+        strict: Strict,
+    ) -> Result<Differences> {
+        let opened = StateDictSource::of_module(state, &**model.module(), strict);
+        let elsewhere =
+            || Error::Model("load_state_dict: another rank could not load it; its message says why".to_owned());
+        let (mut source, differences) = self.opened_by_all(opened, elsewhere)?;
+        fill(model, &mut source)?;
+        source.fill_buffers()?;
+        model.state.update();
+        Ok(differences)
+    }
+
+    /// What this rank has opened, if all could open it. A meeting as well: from here on no rank reads the weights that
+    /// the others overwrite.
+    #[track_caller]
+    fn opened_by_all<T>(&self, opened: Result<T>, elsewhere: impl FnOnce() -> Error) -> Result<T> {
+        let mut failed = [f64::from(u8::from(opened.is_err()))];
+        self.comm.all_reduce_f64(&mut failed, Scalar::Max)?;
+        let opened = opened?;
+        if failed[0] == 0.0 { Ok(opened) } else { Err(elsewhere()) }
     }
 
     /// Loads what a Hugging Face folder (or a file) has of a model's weights: `from_pretrained` for a model with a fresh
@@ -82,4 +122,11 @@ impl Accelerator {
         }
         Ok(differences)
     }
+}
+
+fn fill<M: Module>(model: &Prepared<M>, source: &mut dyn WeightSource) -> Result<()> {
+    let mut optimizer = model.state.optimizer()?;
+    let engine = optimizer.engine_mut();
+    engine.clear_grads()?;
+    engine.initialize(source)
 }

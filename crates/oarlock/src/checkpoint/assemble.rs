@@ -104,6 +104,6 @@ impl Assembler {
         files.extend(self.writer.finish()?.into_iter().map(entry_of));
         write_rest(&path, Some(&self.model), rest)?;
         let manifest = Manifest::new(1, plan, optimizer_steps, client);
-        publish(manifest, &mut self.folder, self.begun, vec![RankFiles { files, pieces }])
+        publish(manifest, &mut self.folder, self.begun, vec![RankFiles { files, pieces, frozen: Vec::new() }])
     }
 }

@@ -56,6 +56,9 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
         return Err(refused(Problem::AlreadyMerged));
     }
     let model = model_of(&manifest, options.model).map_err(refused)?;
+    if let Some((name, n)) = manifest.left_out_of(model) {
+        return Err(refused(Problem::LeftOut { n, name }));
+    }
     verify_weights(&dir, &manifest, model).map_err(refused)?;
     let dtype = match options.dtype {
         Some(dtype) => dtype,

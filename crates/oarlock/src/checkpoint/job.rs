@@ -1,5 +1,6 @@
 //! What a rank writes of a checkpoint: its slices of the state, and of the model in Hugging Face form.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use super::frozen::{FrozenPart, part_of};
 use super::manifest::{FileEntry, qualified};
 use super::state_file::{StateFile, WrittenPiece};
 use crate::disk::Sum;
@@ -22,6 +24,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub struct RankFiles {
     pub files: Vec<FileEntry>,
     pub pieces: Vec<WrittenPiece>,
+    /// Its parts of the fingerprints of what is left out.
+    pub frozen: Vec<FrozenPart>,
 }
 
 /// A rank's part of a save.
@@ -33,6 +37,8 @@ pub struct Job {
     pub world_size: usize,
     /// Whether the state is written.
     pub state: bool,
+    /// Of each model, the frozen parameters that the state leaves out.
+    pub left_out: Vec<BTreeSet<String>>,
     /// The files of the first model, if they are written; they are there.
     pub model: Option<Arc<ModelFiles>>,
     /// Set when the save has failed elsewhere.
@@ -52,15 +58,22 @@ impl Job {
         };
         let folder = self.folder.clone();
         let mut writer = self.model.take().map(|files| files.writer(move |name| folder.join(name)));
+        let mut frozen = Vec::new();
         for (model, unit, slices) in &units {
             let (snapshot, cancelled) = (&mut self.models[*model], &self.cancelled);
             for slice in slices {
                 let writer = writer.as_mut().filter(|_| *model == 0);
-                write_slice(snapshot, slice, state.as_mut(), writer, cancelled)?;
+                let mut state = state.as_mut();
+                if self.left_out[*model].contains(&slice.name) && state.take().is_some() {
+                    frozen.push(part_of(snapshot, slice, qualified(*model, &slice.name))?);
+                }
+                if state.is_some() || writer.is_some() {
+                    write_slice(snapshot, slice, state, writer, cancelled)?;
+                }
             }
             snapshot.release(*unit);
         }
-        let mut written = RankFiles::default();
+        let mut written = RankFiles { frozen, ..RankFiles::default() };
         if let Some(state) = state {
             let (file, pieces) = state.finish()?;
             written.files.push(file);
@@ -80,7 +93,9 @@ impl Job {
     fn create_state_file(&self, units: &[(usize, usize, Vec<Slice>)]) -> Result<StateFile> {
         let named: Vec<Slice> = units
             .iter()
-            .flat_map(|(model, _, slices)| slices.iter().map(|slice| in_manifest(*model, slice)))
+            .flat_map(|(model, _, slices)| slices.iter().map(move |slice| (*model, slice)))
+            .filter(|(model, slice)| !self.left_out[*model].contains(&slice.name))
+            .map(|(model, slice)| in_manifest(model, slice))
             .collect();
         let name = format!("state/rank-{:05}-of-{:05}.safetensors", self.rank, self.world_size);
         StateFile::create(&self.folder, name, named.iter())

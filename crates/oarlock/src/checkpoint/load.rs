@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use oarlock_comm::Communicator;
+use oarlock_tensor::Shape;
 
 use super::folder::{parent_of, recover};
+use super::frozen::{self, check_same};
 use super::job::in_manifest;
-use super::manifest::{ClientState, FileEntry, Manifest, ParameterEntry};
+use super::manifest::{ClientState, FileEntry, Manifest, ParameterEntry, qualified};
 use super::outcome::share;
 use super::read::{Reader, verify};
 use crate::disk::Sum;
 use crate::error::{CheckpointError, Error, Problem, Result};
-use crate::shard::{Engine, Slice, runs};
+use crate::shard::{Engine, MASTER, Slice, runs};
 
 /// Elements that are read at once.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -58,16 +60,22 @@ pub fn check(dir: &Path, comm: &Communicator, engines: &[&Engine]) -> Result<Che
     if !manifest.has_state() {
         return Err(refused(Problem::OnlyModel));
     }
-    let needed: Vec<Vec<Slice>> = engines.iter().map(|engine| engine.needed_slices()).collect();
+    let mut needed: Vec<Vec<Slice>> = engines.iter().map(|engine| engine.needed_slices()).collect();
     let named: Vec<Slice> = (needed.iter().enumerate())
         .flat_map(|(index, slices)| slices.iter().map(move |slice| in_manifest(index, slice)))
         .collect();
     let kinds = kinds_of(&named);
     let checked = check_optimizers(&manifest, engines)
         .and_then(|()| check_model(&manifest, &named, &kinds))
-        .and_then(|()| check_files(dir, &manifest, comm));
-    let of_ranks = share(comm, checked.map(|()| kinds))?.map_err(|(_, problem)| refused(problem))?;
+        .and_then(|()| check_files(dir, &manifest, comm))
+        .and_then(|()| frozen::parts(&manifest, engines));
+    let of_ranks = share(comm, checked.map(|parts| (kinds, parts)))?.map_err(|(_, problem)| refused(problem))?;
+    let (of_ranks, parts): (Vec<Kinds>, Vec<_>) = of_ranks.into_iter().unzip();
     check_nothing_else(&manifest, &of_ranks).map_err(refused)?;
+    check_same(&manifest, parts.into_iter().flatten(), engines).map_err(refused)?;
+    for (index, slices) in needed.iter_mut().enumerate() {
+        slices.retain(|slice| !manifest.frozen.contains_key(&qualified(index, &slice.name)));
+    }
     Ok(Checked { dir: dir.to_path_buf(), manifest, needed })
 }
 
@@ -134,6 +142,14 @@ fn check_optimizers(manifest: &Manifest, engines: &[&Engine]) -> std::result::Re
 /// Whether the checkpoint has all that this rank needs.
 fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::result::Result<(), Problem> {
     for Slice { kind, name, shape, .. } in needed {
+        if let Some(frozen) = manifest.frozen.get(name) {
+            if *kind != MASTER {
+                // This model trains it.
+                return Err(Problem::MissingState { kind: (*kind).into(), name: name.clone() });
+            }
+            check_shape(name, &frozen.shape, shape)?;
+            continue;
+        }
         let Some(parameter) = manifest.parameters.get(name) else {
             return Err(Problem::MissingParameter { name: name.clone() });
         };
@@ -143,12 +159,17 @@ fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::res
                 None => Problem::MissingState { kind: (*kind).into(), name: name.clone() },
             });
         }
-        if parameter.shape_of(kind) != shape.sizes() {
-            let (found, expected) = (parameter.shape_of(kind).to_vec(), shape.sizes().to_vec());
-            return Err(Problem::Shape { name: name.clone(), found, expected });
-        }
+        check_shape(name, parameter.shape_of(kind), shape)?;
     }
     Ok(())
+}
+
+fn check_shape(name: &str, found: &[usize], expected: &Shape) -> std::result::Result<(), Problem> {
+    let (found, expected) = (found.to_vec(), expected.sizes().to_vec());
+    match found == expected {
+        true => Ok(()),
+        false => Err(Problem::Shape { name: name.to_owned(), found, expected }),
+    }
 }
 
 fn other_state(name: &str, parameter: &ParameterEntry, expected: &BTreeSet<String>) -> Problem {
@@ -162,6 +183,10 @@ fn other_state(name: &str, parameter: &ParameterEntry, expected: &BTreeSet<Strin
 
 /// Whether the checkpoint has nothing that no rank needs.
 fn check_nothing_else(manifest: &Manifest, of_ranks: &[Kinds]) -> std::result::Result<(), Problem> {
+    let mut frozen = manifest.frozen.keys();
+    if let Some(name) = frozen.find(|name| !of_ranks.iter().any(|kinds| kinds.contains_key(*name))) {
+        return Err(Problem::UnknownParameter { name: name.clone() });
+    }
     for (name, parameter) in &manifest.parameters {
         let needed: BTreeSet<String> =
             of_ranks.iter().filter_map(|kinds| kinds.get(name)).flatten().cloned().collect();

@@ -15,7 +15,7 @@ use crate::error::Problem;
 /// The version of the format that this version of Oarlock writes; it reads all up to it.
 ///
 /// 1: each file has one XXH64. 2: each file has an XXH3 for each of its runs of bytes, kinds of state may have shapes
-/// of their own, and a checkpoint may hold the model alone.
+/// of their own, and a checkpoint may hold the model alone, or leave frozen parameters out.
 pub const FORMAT_VERSION: u64 = 2;
 
 /// Its place in a checkpoint.
@@ -49,6 +49,9 @@ pub struct Manifest {
     /// Every parameter by name; none where the checkpoint holds the model alone. Those of further models have
     /// `model_1/`, `model_2/` … in front.
     pub parameters: BTreeMap<String, ParameterEntry>,
+    /// The frozen parameters that were left out, named as those that are there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub frozen: BTreeMap<String, FrozenEntry>,
     /// XXH64 of this file with zeros in its place; last in the file.
     checksum: String,
 }
@@ -118,6 +121,16 @@ pub struct ParameterEntry {
     pub state: BTreeMap<String, Vec<Piece>>,
 }
 
+/// A parameter that was left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenEntry {
+    /// Its sizes.
+    pub shape: Vec<usize>,
+    /// 16 hexadecimal digits: the sum, modulo 2^64, of the XXH3 of each block of 4,096 elements (f32, little-endian) with
+    /// the block's number as the seed.
+    pub fingerprint: String,
+}
+
 /// A run of elements in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
@@ -182,6 +195,7 @@ impl Manifest {
             client_state,
             files: Vec::new(),
             parameters: BTreeMap::new(),
+            frozen: BTreeMap::new(),
             checksum: UNSEALED.into(),
         }
     }
@@ -221,7 +235,7 @@ impl Manifest {
 
     /// Whether it holds the state, not the model alone.
     pub fn has_state(&self) -> bool {
-        !self.parameters.is_empty()
+        !self.parameters.is_empty() || !self.frozen.is_empty()
     }
 
     /// The models that it holds, with how they were held and their steps.
@@ -232,12 +246,23 @@ impl Manifest {
 
     /// The parameters of a model, with their names in it.
     pub(super) fn of_model(&self, index: usize) -> impl Iterator<Item = (&str, &ParameterEntry)> {
-        let prefixes: Vec<String> = (1..=self.models.len()).map(|index| qualified(index, "")).collect();
         self.parameters.iter().filter_map(move |(name, parameter)| {
-            let further = prefixes.iter().position(|prefix| name.starts_with(prefix));
-            let own = further.map_or(0, |further| further + 1) == index;
-            own.then(|| (&name[further.map_or(0, |further| prefixes[further].len())..], parameter))
+            let (model, name) = self.model_and_name(name);
+            (model == index).then_some((name, parameter))
         })
+    }
+
+    /// The first of the parameters that were left out of a model, with their number.
+    pub(super) fn left_out_of(&self, index: usize) -> Option<(String, usize)> {
+        let names = self.frozen.keys().map(|name| self.model_and_name(name));
+        let mut own = names.filter(|(model, _)| *model == index).map(|(_, name)| name);
+        own.next().map(|first| (first.to_owned(), 1 + own.count()))
+    }
+
+    /// The model to which a name in this manifest belongs, and the parameter's name in it.
+    fn model_and_name<'n>(&self, name: &'n str) -> (usize, &'n str) {
+        let inside = |index| Some((index, name.strip_prefix(&qualified(index, ""))?));
+        (1..=self.models.len()).find_map(inside).unwrap_or((0, name))
     }
 
     /// How its checksums are computed.

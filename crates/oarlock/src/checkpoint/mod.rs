@@ -18,12 +18,15 @@
 //! A loop may train several models: their parameters have `model_1/`, `model_2/` … in front, but for the first, and all
 //! else is the same.
 //!
+//! Parameters that are frozen may be left out ([`Frozen`]); the manifest has a fingerprint of each then.
+//!
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the training ([`Saver`]).
 
 mod assemble;
 mod export;
 mod folder;
+mod frozen;
 mod job;
 mod load;
 mod manifest;
@@ -42,10 +45,11 @@ pub use crate::disk::Sum;
 pub use crate::error::{CheckpointError, Missing, Problem};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
+pub use frozen::Frozen;
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
 pub use manifest::{
-    ClientState, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry,
+    ClientState, FORMAT_VERSION, FileEntry, FrozenEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry,
 };
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::{by_root, share};

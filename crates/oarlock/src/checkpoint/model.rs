@@ -1,5 +1,6 @@
 //! The model alone, in Hugging Face form: each rank writes the weights that it owns, from where they lie.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,8 +14,8 @@ use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
-/// them are on the disk. Weight files of an earlier save that are not replaced are removed at the end; `more` writes
-/// what is in the files but no parameter, on rank 0. All ranks call it; it returns when the model is whole.
+/// them are on the disk. Parameters in `left_out` are not written, and are not in `files`. Weight files of an earlier save
+/// that are not replaced are removed at the end; `more` writes what is in the files but no parameter, on rank 0. All ranks call it; it returns when the model is whole.
 ///
 /// # Errors
 /// When a rank fails ([`CheckpointError::ModelNotSaved`], the same on all ranks); the folder is then as it was. Or when
@@ -25,6 +26,7 @@ pub fn save_model(
     comm: &Communicator,
     engine: &Engine,
     files: ModelFiles,
+    left_out: &BTreeSet<String>,
     more: impl FnOnce(&mut ModelWriter) -> Result<()>,
 ) -> Result<()> {
     let not_saved =
@@ -41,7 +43,7 @@ pub fn save_model(
 
     let folder = dir.to_path_buf();
     let writer = files.clone().writer(move |name| staged_path(&folder, &token, name));
-    let written = write_weights(engine.snapshot(), writer, |writer| match comm.rank() {
+    let written = write_weights(engine.snapshot(), left_out, writer, |writer| match comm.rank() {
         0 => more(writer),
         _ => Ok(()),
     });
@@ -56,12 +58,14 @@ pub fn save_model(
 
 fn write_weights(
     mut snapshot: Snapshot,
+    left_out: &BTreeSet<String>,
     mut writer: ModelWriter,
     more: impl FnOnce(&mut ModelWriter) -> Result<()>,
 ) -> Result<()> {
     for unit in 0..snapshot.units() {
-        for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
-            write_slice(&snapshot, slice, None, Some(&mut writer), &AtomicBool::new(false))?;
+        let slices = snapshot.slices(unit).into_iter().filter(|slice| slice.kind == MASTER);
+        for slice in slices.filter(|slice| !left_out.contains(&slice.name)) {
+            write_slice(&snapshot, &slice, None, Some(&mut writer), &AtomicBool::new(false))?;
         }
         snapshot.release(unit);
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::folder::TempFolder;
+use super::frozen;
 use super::job::{RankFiles, joined};
 use super::manifest::{FileEntry, MANIFEST, Manifest, ParameterEntry, STATE_DTYPE};
 use super::state_file::WrittenPiece;
@@ -76,12 +77,14 @@ pub fn publish(
     let folder = temporary.path();
     let (mut found, mut folders) = (Vec::new(), Vec::new());
     walk(folder, &mut found, &mut folders)?;
-    let (mut parts, mut pieces) = (others, Vec::new());
+    let (mut parts, mut pieces, mut left_out) = (others, Vec::new(), Vec::new());
     for rank in ranks {
         parts.extend(rank.files);
         pieces.extend(rank.pieces);
+        left_out.extend(rank.frozen);
     }
     manifest.files = joined(parts.into_iter());
+    manifest.frozen = frozen::joined(left_out.into_iter());
     for WrittenPiece { kind, name, shape, piece } in pieces {
         let parameter = manifest.parameters.entry(name).or_insert_with(|| ParameterEntry {
             shape: shape.clone(),

@@ -21,6 +21,7 @@ use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{TempFolder, temporary};
+use super::frozen::Frozen;
 use super::job::{Job, RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
 use super::outcome::{by_root, share};
@@ -44,6 +45,8 @@ pub struct Contents {
     pub client: ClientState,
     /// Whether the state is saved: without it there is only the model, and nothing to resume.
     pub state: bool,
+    /// Whether the state includes frozen parameters.
+    pub frozen: Frozen,
     /// The model in Hugging Face form.
     pub model: Option<ModelFiles>,
     /// Writes more files into the folder that it is given, on rank 0; they belong to the checkpoint as all others do.
@@ -55,7 +58,14 @@ pub struct Contents {
 impl Contents {
     /// The state alone.
     pub fn state(client: ClientState) -> Contents {
-        Contents { client, state: true, model: None, extra: Box::new(|_| Ok(())), then: Box::new(|_| Ok(())) }
+        Contents {
+            client,
+            state: true,
+            frozen: Frozen::default(),
+            model: None,
+            extra: Box::new(|_| Ok(())),
+            then: Box::new(|_| Ok(())),
+        }
     }
 }
 
@@ -178,7 +188,7 @@ impl Saver {
         contents: Contents,
     ) -> Result<()> {
         let Begun { dir, folder, begun } = begun;
-        let Contents { client, state, model, extra, then } = contents;
+        let Contents { client, state, frozen, model, extra, then } = contents;
         let model = model.map(Arc::new);
         let [engine, further @ ..] = engines else {
             return Err(Error::Usage("a checkpoint of no model: there is nothing to save".to_string()));
@@ -190,6 +200,7 @@ impl Saver {
             rank: comm.rank(),
             world_size: comm.world_size(),
             state,
+            left_out: engines.iter().map(|engine| frozen.left_out(engine)).collect(),
             model: model.clone(),
             cancelled: shared.cancelled.clone(),
         };

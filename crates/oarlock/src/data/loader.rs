@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use super::error::{Error, Result};
 use super::pack::Rows;
 use super::sampler::Sampler;
+use crate::panics;
 
 /// One micro-batch of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,9 +119,9 @@ impl Loader {
     /// When the thread that prepares it has died.
     pub fn next_step(&mut self) -> Result<StepBatches> {
         self.ready.recv().map_err(|_| {
-            let panic = self.thread.take().and_then(|t| t.join().err());
-            let text = panic.as_ref().and_then(|p| p.downcast_ref::<String>().cloned());
-            Error::Loader(text.unwrap_or_else(|| "it gave no reason".into()))
+            let panic = self.thread.take().and_then(|thread| thread.join().err());
+            let told = panic.as_ref().map_or("it gave no reason", |panic| panics::message(&**panic));
+            Error::Loader(told.to_owned())
         })
     }
 

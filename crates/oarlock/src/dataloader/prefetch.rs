@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::plan::{EpochPlan, Planned};
-use crate::error::{Error, Result, panic_message};
+use crate::error::{Error, Result};
+use crate::panics;
 
 /// A batch of a rank.
 pub(super) struct RankBatch<B> {
@@ -163,6 +164,6 @@ impl<B> Shared<B> {
 fn caught<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     // What was being made is dropped, and nothing is asked of the plan again.
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        Err(Error::Usage(format!("a worker of the loader panicked: {}", panic_message(&*panic))))
+        Err(Error::Usage(format!("a worker of the loader panicked: {}", panics::message(&*panic))))
     })
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::DeepSpeedEngine;
 use super::engine::Count;
 use super::zero::{each_parameter, together};
-use crate::checkpoint::{self, ClientState, Contents, Manifest, Saver};
+use crate::checkpoint::{self, ClientState, Contents, Frozen, Manifest, Saver};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::LossScalerState;
@@ -57,6 +57,22 @@ impl<M: Module> DeepSpeedEngine<M> {
         tag: Option<&str>,
         client_state: &T,
     ) -> Result<()> {
+        self.save_checkpoint_with(dir, tag, client_state, Frozen::default())
+    }
+
+    /// As [`DeepSpeedEngine::save_checkpoint`]; [`Frozen::Exclude`] is DeepSpeed's `exclude_frozen_parameters=True`. An
+    /// engine that loads such a checkpoint has the same frozen parameters already, or refuses it.
+    ///
+    /// # Errors
+    /// As [`DeepSpeedEngine::save_checkpoint`].
+    #[track_caller]
+    pub fn save_checkpoint_with<T: Serialize>(
+        &self,
+        dir: impl AsRef<Path>,
+        tag: Option<&str>,
+        client_state: &T,
+        frozen: Frozen,
+    ) -> Result<()> {
         let comm = self.accelerator().communicator();
         let wrong = |what: &str| {
             Error::Usage(format!("save_checkpoint: the client state {} {what}", type_name::<T>()))
@@ -91,7 +107,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         };
         let tag = tag.map_or_else(|| format!("global_step{}", self.global_steps()), str::to_owned);
         let mut saver = Saver::default();
-        let contents = Contents::state(client);
+        let contents = Contents { frozen, ..Contents::state(client) };
         checkpoint::save_checkpoint(
             &mut saver,
             dir.as_ref(),

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
-use crate::error::{Error, Result, SpawnError, panic_message};
+use crate::error::{Error, Result, SpawnError};
+use crate::panics;
 use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
 use crate::rank::{self, tell};
 
@@ -106,7 +107,7 @@ fn as_rank(f: impl FnOnce(usize) -> Result<()>) -> ! {
             FAILED
         }
         Err(panic) => {
-            comm.abort(&format!("panicked: {}", panic_message(&*panic)));
+            comm.abort(&format!("panicked: {}", panics::message(&*panic)));
             PANICKED
         }
     };

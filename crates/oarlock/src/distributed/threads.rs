@@ -6,7 +6,8 @@ use std::thread::Builder;
 
 use oarlock_comm::{Communicator, shm};
 
-use crate::error::{Error, Result, SpawnError, panic_message};
+use crate::error::{Error, Result, SpawnError};
+use crate::panics;
 use crate::rank;
 
 /// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them. In each
@@ -81,7 +82,7 @@ fn one(
             (SpawnError::Failed { rank, error: Box::new(error) }, cause)
         }
         Err(panic) => {
-            let message = panic_message(&*panic).to_owned();
+            let message = panics::message(&*panic).to_owned();
             (SpawnError::Panicked { rank, message: message.clone() }, format!("panicked: {message}"))
         }
     };

@@ -220,6 +220,36 @@ pub enum Problem {
         /// The kinds of state that are needed.
         expected: String,
     },
+    /// Other values of the frozen parameters than those that a checkpoint has left out.
+    #[error(
+        "it leaves out the frozen parameters, and this model holds others: {n_different} of {n} differ, first \"{name}\" with \
+         the fingerprint {found} instead of {expected}; {advice}"
+    )]
+    OtherBase {
+        /// The parameters that differ.
+        n_different: usize,
+        /// The parameters that are left out.
+        n: usize,
+        /// The first one that differs.
+        name: String,
+        /// Its fingerprint in this model.
+        found: String,
+        /// Its fingerprint in the run that saved.
+        expected: String,
+        /// What to do.
+        advice: String,
+    },
+    /// The whole model of a checkpoint that holds a part of it.
+    #[error(
+        "it leaves out {n} frozen parameters, such as \"{name}\", so the complete model is not in it: load the base and this \
+         checkpoint, and write the model with `save_model` or `save_pretrained` (`Frozen::Include`)"
+    )]
+    LeftOut {
+        /// The parameters that are left out.
+        n: usize,
+        /// The first of them.
+        name: String,
+    },
     /// The weights without what resuming needs.
     #[error("it holds the model alone (save_only_model): nothing to go on from")]
     OnlyModel,

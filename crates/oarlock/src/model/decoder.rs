@@ -9,10 +9,10 @@ use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 use super::block::{Block, norm};
 use super::cache::LayerCache;
 use super::config::DecoderConfig;
-use super::projection::MapLinear;
+use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
-use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, in_scope};
+use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -40,12 +40,10 @@ pub(super) struct Body {
 }
 
 /// The final norm and the output weights; those may be the embedding's.
-#[derive(Debug, Module)]
+#[derive(Debug)]
 pub struct Head {
-    #[module(name = "model.norm")]
     norm: RmsNorm,
-    lm_head: Linear,
-    #[module(skip)]
+    lm_head: Projection,
     logit_cap: Option<f32>,
 }
 
@@ -62,7 +60,7 @@ impl Decoder {
             false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
         let norm = norm(config.hidden_size, config.final_norm)?;
-        let head = Head { norm, lm_head, logit_cap: config.logit_cap };
+        let head = Head { norm, lm_head: Projection::Linear(lm_head), logit_cap: config.logit_cap };
         Ok(Decoder { body, head: Unit::new(head) })
     }
 
@@ -116,7 +114,7 @@ impl Decoder {
 
     /// Puts other layers in the place of the linear layers of all blocks: adapters, other arithmetic. `f` gets each with
     /// its path, and returns what takes its place, or `None`. To be called before the model is prepared. The output
-    /// weights stay, since the loss is computed with them in chunks.
+    /// weights stay; see [`Decoder::map_lm_head`].
     ///
     /// A layer that holds the former one under the name "" keeps the names of its parameters, so that weights are loaded
     /// and saved as before:
@@ -172,6 +170,35 @@ impl Decoder {
         mut f: impl FnMut(&str, &Linear) -> Result<Option<Box<dyn Layer>>>,
     ) -> Result<()> {
         self.body.map_linears(&mut f)
+    }
+
+    /// Puts what `f` makes of the output weights `lm_head` in their place. To be called before the model is prepared. The
+    /// loss of such a model needs memory for the logits of all tokens; without it they are computed in chunks.
+    ///
+    /// Where the output weights are the embedding's ([`DecoderConfig::tie_embeddings`]), the layer holds the one that it
+    /// replaces, and the weights stay shared. A model with an output layer of its own has `tie_embeddings: false`.
+    ///
+    /// # Errors
+    /// What `f` reports, a layer without the embedding's weights where they are shared, and a model that is in use or
+    /// whose output weights were replaced before.
+    pub fn map_lm_head(&mut self, f: impl FnOnce(&Linear) -> Result<Box<dyn Layer>>) -> Result<()> {
+        let usage = |told: &str| Error::Usage(format!("map_lm_head: {told}"));
+        let tied = self.body.config.tie_embeddings;
+        let head = self.head.module_mut();
+        let head = head.ok_or_else(|| usage("the model is in use; call it before `prepare`"))?;
+        let Projection::Linear(linear) = &head.lm_head else {
+            return Err(usage("the output weights were replaced before"));
+        };
+        let layer = f(linear)?;
+        let shared = linear.weight.id();
+        if tied && parameters(&*layer).iter().all(|named| named.param.id() != shared) {
+            return Err(usage(
+                "the output weights are the embedding's, and the new layer does not hold them; let it hold the layer that it \
+                 replaces, or build the model with `tie_embeddings: false`",
+            ));
+        }
+        head.lm_head = Projection::Other(layer.into());
+        Ok(())
     }
 
     /// An empty cache of keys and values for each layer, for one sequence of up to `capacity` positions.
@@ -268,14 +295,22 @@ impl Body {
     }
 }
 
+impl Module for Head {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.child("model.norm", &self.norm);
+        visitor.child("lm_head", self.lm_head.module());
+    }
+}
+
 impl Head {
     /// The product with the output weights, and the loss in the same pass.
     fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
+        let Projection::Linear(linear) = &self.lm_head else {
+            return HeadLoss::of_logits(&self.logits_of(&normed)?, labels);
+        };
         let options = HeadOptions { logit_cap: self.logit_cap };
-        in_scope(&self.lm_head, normed.device(), || {
-            ops::head_loss(&normed, &self.lm_head.weight, labels, options)
-        })
+        in_scope(linear, normed.device(), || ops::head_loss(&normed, &linear.weight, labels, options))
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
@@ -292,7 +327,6 @@ impl Head {
 
     /// The residual stream after the last norm, in the dtype of the output weights.
     fn normed(&self, x: &Tensor) -> Result<Tensor> {
-        let dtype = self.lm_head.weight.weight()?.dtype();
-        self.norm.forward_to(x, dtype)
+        self.norm.forward_to(x, self.lm_head.dtype()?)
     }
 }

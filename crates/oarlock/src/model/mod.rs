@@ -7,9 +7,11 @@ mod config;
 mod decoder;
 mod family;
 pub mod hf;
+mod matching;
 mod projection;
 mod recompute;
 mod rope;
+mod state_dict;
 
 pub use block::Block;
 pub use cache::LayerCache;
@@ -20,7 +22,9 @@ pub use config::{
 pub use decoder::{Decoder, Head};
 pub use family::{Family, Stored, StoredRows};
 pub use hf::{
-    Differences, HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, Strict, WorkingCopies,
-    load_for_inference, save_pretrained,
+    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
+    save_pretrained,
 };
+pub use matching::{Differences, Strict};
 pub use recompute::Recompute;
+pub use state_dict::StateDictSource;

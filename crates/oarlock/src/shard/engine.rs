@@ -184,6 +184,12 @@ impl Engine {
         params.map(|p| p.place.shape.n_elems()).sum()
     }
 
+    /// The name of every parameter, and whether it is trained.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, bool)> {
+        let groups = self.core.groups.iter();
+        groups.flat_map(|group| group.layout.params().iter().map(|p| (p.name.as_str(), group.trainable)))
+    }
+
     /// The optimizer steps done.
     pub fn n_steps(&self) -> u64 {
         self.n_steps

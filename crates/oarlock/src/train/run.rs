@@ -362,6 +362,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 ..ClientState::default()
             },
             state: !self.config.save.only_model,
+            frozen: checkpoint::Frozen::default(),
             model,
             extra: Box::new(move |dir| {
                 beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;

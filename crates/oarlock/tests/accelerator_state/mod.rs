@@ -1,5 +1,6 @@
 //! Checkpoints of custom training loops: what comes back, on which ranks, what is refused, and what a dead run leaves.
 
+mod adapters;
 mod project;
 mod refused;
 mod resume;

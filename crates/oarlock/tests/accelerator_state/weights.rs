@@ -1,10 +1,12 @@
 //! The weights alone: as tensors, and in files that others read.
 
 use oarlock::checkpoint::{MergeOptions, merge_weights};
-use oarlock::{DType, SaveModel, ShardSize};
+use oarlock::model::{Differences, StateDictSource, Strict};
+use oarlock::nn::BufferValues;
+use oarlock::{DType, SaveModel, ShardSize, Tensor};
 use safetensors::SafeTensors;
 
-use super::{Loop, WAYS, config, on_ranks};
+use super::{Loop, Net, WAYS, config, on_ranks};
 
 #[test]
 fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
@@ -105,4 +107,58 @@ fn weights_come_out_of_a_checkpoint_of_two_models() {
                    merge-weights CHECKPOINT/pytorch_model_fsdp_N`): ";
     assert!(told(None).ends_with(&format!("{several}{models}")), "{}", told(None));
     assert!(told(Some(2)).ends_with(&format!("it holds no model 2; it has {models}")), "{}", told(Some(2)));
+}
+
+#[test]
+fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
+    for way in WAYS {
+        on_ranks(2, &config(way.0, way.1), |accelerator| {
+            let from = accelerator.prepare(Net::new(4, 150)).unwrap();
+            let mut state = accelerator.get_state_dict(&from).unwrap();
+            for (seed, tensor) in state.values_mut().filter(|tensor| tensor.dtype() == DType::F32).enumerate() {
+                let values: Vec<f32> = (0..tensor.n_elems()).map(|i| (i + seed) as f32 / 7.0).collect();
+                *tensor = Tensor::from_slice(&values, tensor.sizes(), accelerator.device()).unwrap();
+            }
+            let ids = Tensor::from_slice(&[4i32, 5, 6], [3], accelerator.device()).unwrap();
+            state.insert("ids".to_owned(), ids);
+            let values = |state: &std::collections::BTreeMap<String, Tensor>| -> Vec<(String, Vec<f64>)> {
+                let values = |tensor: &Tensor| tensor.to_vec::<f64>().unwrap();
+                state.iter().map(|(name, tensor)| (name.clone(), values(tensor))).collect()
+            };
+            // A prepared model, and one that is not.
+            let net = accelerator.prepare(Net::new(4, 150)).unwrap();
+            accelerator.load_state_dict(&net, &state).unwrap();
+            assert_eq!(net.module().ids.values(), BufferValues::Ints(vec![4, 5, 6]));
+            let main = accelerator.get_state_dict_on_main_process(&net).unwrap();
+            assert_eq!(main.as_ref().map(values), accelerator.is_main_process().then(|| values(&state)));
+            let bare = Net::new(4, 150);
+            let (weights, _) = StateDictSource::of_module(&state, &bare, Strict::Yes).unwrap();
+            weights.fill_buffers().unwrap();
+            let bare = accelerator.prepare_with_weights(bare, Box::new(weights)).unwrap();
+            assert_eq!(values(&accelerator.get_state_dict(&bare).unwrap()), values(&state));
+            // Names that differ.
+            let bias = state.remove("up.bias").unwrap();
+            state.insert("up.scale".to_owned(), bias.clone());
+            let told = accelerator.load_state_dict(&from, &state).unwrap_err().to_string();
+            assert_eq!(
+                told,
+                "the state dict lacks weights that the model asks for: up.bias; it holds weights that the model does not \
+                 ask for: up.scale"
+            );
+            let before = accelerator.get_state_dict(&from).unwrap()["up.bias"].to_vec::<f32>().unwrap();
+            let differences = accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap();
+            let [missing, unexpected] = [vec!["up.bias".to_owned()], vec!["up.scale".to_owned()]];
+            assert_eq!(differences, Differences { missing, unexpected });
+            let after = accelerator.get_state_dict(&from).unwrap();
+            assert_eq!(after["up.bias"].to_vec::<f32>().unwrap(), before);
+            assert_eq!(after["up.weight"].to_vec::<f32>().unwrap(), state["up.weight"].to_vec::<f32>().unwrap());
+            // Another shape is an error in either case, and on all ranks.
+            if accelerator.process_index() == 1 {
+                state.insert("up.weight".to_owned(), bias);
+            }
+            let told = accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap_err().to_string();
+            let expected = ["another rank could not load it", "up.weight [150] (the model asks for [150, 4])"];
+            assert!(told.contains(expected[accelerator.process_index()]), "{told}");
+        });
+    }
 }

@@ -5,7 +5,13 @@ pub mod net;
 use std::thread;
 
 use oarlock::{Accelerator, AcceleratorConfig, Result};
-use oarlock_comm::shm;
+use oarlock_comm::{Communicator, shm};
+
+/// A world of one rank, on one thread.
+pub fn alone(config: AcceleratorConfig) -> Accelerator {
+    let config = AcceleratorConfig { threads: Some(1), ..config };
+    Accelerator::over(Communicator::solo(), &config).unwrap()
+}
 
 /// Runs a program on every rank; one that fails tells the others, as a launcher's would.
 pub fn on_ranks<R: Send + 'static>(

@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::cast::converted;
 use crate::ops::row_loss::{RowLossOptions, row_losses};
+use crate::ops::transfer::DeviceF64;
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -31,6 +32,17 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
             RowLossOptions { ignore_index: ignored, weight: None, label_smoothing: 0.0, log_probs: false };
         return Ok(row_losses(logits, labels, &options)?.losses);
     }
+    reduced(logits, labels, ignored, reduction, None)
+}
+
+/// The sum or the mean of the losses; `exact` gets the same with all its digits.
+pub(super) fn reduced(
+    logits: &Tensor,
+    labels: &Tensor,
+    ignored: i32,
+    reduction: Reduction,
+    exact: Option<&DeviceF64>,
+) -> Result<Tensor> {
     check_device("cross_entropy", logits, &[labels])?;
     if logits.sizes().is_empty() || logits.shape().last() == 0 {
         return Err(wrong_shape("cross_entropy", "logits of shape [.., V] with V > 0", logits));
@@ -49,6 +61,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
     let losses = launch.scratch::<f32>(rows)?;
     let (x, labels) = (launch.read::<f32>(&logits32)?, launch.read::<i32>(&targets)?);
     let (out, out_scale) = (launch.write::<f32>(&mut loss)?, launch.write::<f32>(&mut scale)?);
+    let exact = exact.map(|exact| exact.view_mut(&mut launch)).transpose()?;
     launch.run(move |cpu| {
         let found = kernel::cross_entropy(cpu, x.slice(cpu), labels.slice(cpu), vocab, losses.slice(cpu))?;
         let scale = match reduction {
@@ -56,6 +69,9 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i32, reduction: 
             Reduction::Mean => 1.0 / found.count.max(1) as f64,
         };
         out.slice(cpu)[0] = (found.sum * scale) as f32;
+        if let Some(exact) = exact {
+            exact.slice(cpu)[0] = found.sum * scale;
+        }
         out_scale.slice(cpu)[0] = scale as f32;
         Ok(())
     })?;

@@ -7,9 +7,10 @@
 use crate::cpu::cross_entropy;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::ops::cross_entropy::reduced;
 use crate::ops::head_chunks::{self, Head, Upstream};
 use crate::ops::transfer::DeviceF64;
-use crate::ops::{Labels, WeightLayout, linear, wrong_shape};
+use crate::ops::{IGNORE_INDEX, Labels, Reduction, WeightLayout, linear, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -33,6 +34,18 @@ pub struct HeadLoss {
 }
 
 impl HeadLoss {
+    /// The summed cross-entropy of logits `[.., V]` that exist already, for a head that is no product with one weight.
+    ///
+    /// # Errors
+    /// As [`head_loss`].
+    pub fn of_logits(logits: &Tensor, labels: &Labels) -> Result<HeadLoss> {
+        labels.check("head_loss", logits.shape().n_rows(), logits.shape().last())?;
+        let ids = Tensor::from_slice(labels.ids(), [labels.ids().len()], logits.device())?;
+        let exact = DeviceF64::zero(logits.device(), "losses")?;
+        let loss = reduced(logits, &ids, IGNORE_INDEX, Reduction::Sum, Some(&exact))?;
+        Ok(HeadLoss { loss, exact, n_targets: labels.n_targets() })
+    }
+
     /// The same with another tensor for the sum on the tape.
     pub fn with_loss(&self, loss: Tensor) -> HeadLoss {
         HeadLoss { loss, ..self.clone() }

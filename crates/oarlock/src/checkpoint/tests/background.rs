@@ -1,5 +1,6 @@
 //! Saving while training goes on.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -181,7 +182,7 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
             on_ranks(n_ranks, |comm| {
                 let (config, model, engine) = prepared(name, comm, placements, working);
                 let files = || ModelFiles::of_model(&config, &model, &options).unwrap();
-                save_model(&together, comm, &engine, files(), |_| Ok(())).unwrap();
+                save_model(&together, comm, &engine, files(), &BTreeSet::new(), |_| Ok(())).unwrap();
                 let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
                 save(&checkpoint, comm, &engine, contents).unwrap();
             });

@@ -3,6 +3,7 @@
 mod background;
 mod damage;
 mod folders;
+mod frozen;
 mod full_disk;
 mod roundtrip;
 mod tags;

@@ -7,8 +7,16 @@ use crate::nn::BufferValues;
 
 /// Whether weights may be stored in a dtype. Integers are refused: those of a quantized model are no weights without
 /// their scales.
-pub(super) fn is_float(dtype: Dtype) -> bool {
+pub(crate) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F64 | Dtype::BF16 | Dtype::F16)
+}
+
+/// Whether a buffer of such values can be read from a dtype.
+pub(crate) fn fits(values: &BufferValues, dtype: Dtype) -> bool {
+    match values {
+        BufferValues::Floats(_) => is_float(dtype),
+        BufferValues::Ints(_) => matches!(dtype, Dtype::I32 | Dtype::I64 | Dtype::U8 | Dtype::BOOL),
+    }
 }
 
 /// Reads floats as f32; those of F64 are rounded.
@@ -25,29 +33,23 @@ pub(super) fn to_f32(name: &str, dtype: Dtype, bytes: &[u8], out: &mut [f32]) ->
     Ok(())
 }
 
-/// The elements as values of the kind of a buffer's; `None` where floats are to be integers, or integers floats.
+/// The elements of a dtype that [`fits`], as values of the kind of a buffer's.
 ///
 /// # Errors
 /// A number outside of the range of what the buffer holds.
-pub(super) fn like(
-    name: &str,
-    values: &BufferValues,
-    dtype: Dtype,
-    bytes: &[u8],
-) -> Result<Option<BufferValues>> {
+pub(super) fn like(name: &str, values: &BufferValues, dtype: Dtype, bytes: &[u8]) -> Result<BufferValues> {
     let ints = match (values, dtype) {
-        (BufferValues::Floats(values), dtype) if is_float(dtype) => {
+        (BufferValues::Floats(values), _) => {
             let mut floats = vec![0.0; values.len()];
             to_f32(name, dtype, bytes, &mut floats)?;
-            return Ok(Some(BufferValues::Floats(floats)));
+            return Ok(BufferValues::Floats(floats));
         }
-        (BufferValues::Ints(_), Dtype::I32) => read(bytes, i32::from_le_bytes),
         (BufferValues::Ints(_), Dtype::I64) => i64::store_all(name, &read(bytes, i64::from_le_bytes))?,
         (BufferValues::Ints(_), Dtype::U8) => u8::store_all(name, bytes)?,
         (BufferValues::Ints(_), Dtype::BOOL) => read(bytes, |[byte]: [u8; 1]| i32::from(byte != 0)),
-        _ => return Ok(None),
+        (BufferValues::Ints(_), _) => read(bytes, i32::from_le_bytes),
     };
-    Ok(Some(BufferValues::Ints(ints)))
+    Ok(BufferValues::Ints(ints))
 }
 
 fn read<const N: usize, T>(bytes: &[u8], from_le_bytes: impl Fn([u8; N]) -> T) -> Vec<T> {
@@ -68,10 +70,10 @@ mod tests {
         let ints = BufferValues::Ints(vec![0; 3]);
         let of = |dtype, bytes: &[u8]| like("ids", &ints, dtype, bytes);
         let wide: Vec<u8> = [3i64, -1, 7].iter().flat_map(|x| x.to_le_bytes()).collect();
-        assert_eq!(of(Dtype::I64, &wide).unwrap(), Some(BufferValues::Ints(vec![3, -1, 7])));
-        assert_eq!(of(Dtype::U8, &[0, 200, 1]).unwrap(), Some(BufferValues::Ints(vec![0, 200, 1])));
-        assert_eq!(of(Dtype::BOOL, &[0, 1, 1]).unwrap(), Some(BufferValues::Ints(vec![0, 1, 1])));
-        assert_eq!(of(Dtype::F32, &[0; 12]).unwrap(), None);
+        assert_eq!(of(Dtype::I64, &wide).unwrap(), BufferValues::Ints(vec![3, -1, 7]));
+        assert_eq!(of(Dtype::U8, &[0, 200, 1]).unwrap(), BufferValues::Ints(vec![0, 200, 1]));
+        assert_eq!(of(Dtype::BOOL, &[0, 1, 1]).unwrap(), BufferValues::Ints(vec![0, 1, 1]));
+        assert!(!fits(&ints, Dtype::F32));
         let far: Vec<u8> = [0i64, 1 << 31, 0].iter().flat_map(|x| x.to_le_bytes()).collect();
         assert_eq!(
             of(Dtype::I64, &far).unwrap_err().to_string(),
@@ -89,6 +91,6 @@ mod tests {
         assert!(text.starts_with("w: -1e39 at index 1 is outside the range of f32"), "{text}");
         let floats = BufferValues::Floats(vec![0.0; 2]);
         let want = BufferValues::Floats(vec![0.5, 2.0]);
-        assert_eq!(like("b", &floats, Dtype::F64, &bytes([0.5, 2.0])).unwrap(), Some(want));
+        assert_eq!(like("b", &floats, Dtype::F64, &bytes([0.5, 2.0])).unwrap(), want);
     }
 }

@@ -1,7 +1,7 @@
 //! Hugging Face folders: `config.json` and safetensors in and out, under the names and settings of each family.
 
 mod config;
-mod elements;
+pub(crate) mod elements;
 pub(super) mod fields;
 mod files;
 mod load;
@@ -13,7 +13,7 @@ pub use config::{HfConfig, SpecialTokens};
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
-pub use weights::{Differences, SafetensorsSource, Strict};
+pub use weights::SafetensorsSource;
 
 #[cfg(test)]
 mod tests;
