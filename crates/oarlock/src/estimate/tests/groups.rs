@@ -82,10 +82,14 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
             let counted = |part: &Part| part.machine * if part.shared { settings.group as u64 } else { 1 };
             parts.iter().filter(|part| part.name == name).map(counted).sum()
         };
-        // Buffers of a rank's own are rounded up to cache lines.
-        let near = |what: &str, held: u64, predicted: u64| {
-            assert!(held.abs_diff(predicted) <= held / 100, "{name}, {dtype}, {what}: {held} and {predicted}");
+        let within = |share: u64, what: &str, held: u64, predicted: u64| {
+            assert!(
+                held.abs_diff(predicted) <= held / share,
+                "{name}, {dtype}, {what}: {held} and {predicted}"
+            );
         };
+        // Buffers of a rank's own are rounded up to cache lines.
+        let near = |what: &str, held, predicted| within(100, what, held, predicted);
         let states = predicted("master weights") + predicted("optimizer state");
         near("parameters", sum(&|held| held.parameters), predicted("working weights"));
         near("states", sum(&|held| held.optimizer), states);
@@ -95,7 +99,8 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
         let both = gathered.first + gathered.second;
         assert_eq!(sum(&|held| held.gathered), ranks as u64 * both, "{name}, {dtype}");
         let second = of("second copy of the weights");
-        near("second copies", held.iter().map(|(_, bytes)| bytes).sum(), second);
+        // These borrow free pieces of the pool, which may be larger.
+        within(10, "second copies", held.iter().map(|(_, bytes)| bytes).sum(), second);
         assert_eq!(second > 0, settings.secondary.is_some() && settings.gathers(), "{name}");
         // Ranks of the same group share what it holds: all ranks together are charged for what the machine has.
         let machine: u64 = parts.iter().map(|part| part.machine).sum();
