@@ -28,12 +28,19 @@ STEPS = 3
 MODEL = dict(vocab_size=13, hidden_size=6, intermediate_size=7, num_hidden_layers=2, num_attention_heads=1,
              num_key_value_heads=1, max_position_embeddings=16)
 
+# The scale has doubled once after three steps.
+FP16 = dict(enabled=True, initial_scale_power=6, loss_scale_window=2, hysteresis=3)
+
 CASES = {
     "stage1-bf16": dict(zero=dict(stage=1), bf16=True, tied=True),
     # Gradients in f32 make DeepSpeed take another optimizer, whose files say less.
     "stage1-bf16-f32-gradients": dict(zero=dict(stage=1), bf16=True, tied=False, grad_accum_dtype="fp32"),
     "stage2-f32": dict(zero=dict(stage=2), bf16=False, tied=False, frozen=["model.norm.weight"]),
     "stage3-bf16": dict(zero=dict(stage=3, stage3_param_persistence_threshold=0, sub_group_size=100), bf16=True,
+                        tied=False, frozen=["model.norm.weight"]),
+    # Their files also hold the loss scale.
+    "stage2-fp16": dict(zero=dict(stage=2), fp16=FP16, tied=True),
+    "stage3-fp16": dict(zero=dict(stage=3, stage3_param_persistence_threshold=0, sub_group_size=100), fp16=FP16,
                         tied=False, frozen=["model.norm.weight"]),
 }
 
@@ -42,6 +49,8 @@ def train(rank, name, case, port):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    # DeepSpeed refuses f16 on CPUs without instructions for it; torch computes it all the same.
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     torch.manual_seed(7)
     model = LlamaForCausalLM(LlamaConfig(**MODEL, tie_word_embeddings=case["tied"]))
@@ -53,7 +62,8 @@ def train(rank, name, case, port):
     config = dict(
         train_micro_batch_size_per_gpu=1,
         zero_optimization=case["zero"],
-        bf16=dict(enabled=case["bf16"]),
+        bf16=dict(enabled=case.get("bf16", False)),
+        fp16=case.get("fp16", dict(enabled=False)),
         optimizer=dict(type="AdamW", params=dict(lr=1e-2, torch_adam=True)),
         gradient_clipping=1.0,
         data_types=dict(grad_accum_dtype=case.get("grad_accum_dtype")),

@@ -38,7 +38,7 @@ pub use join::{from_env, join_launched};
 pub use launched::Launched;
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
-pub use memory::{MachineMemory, ProcessMemory, killed_for_memory};
+pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
 pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
 pub use patience::{LongWait, Patience, Wait};

@@ -55,6 +55,19 @@ pub fn killed_for_memory() -> Option<u64> {
     group_kills(&groups, Path::new("/sys/fs/cgroup"))
 }
 
+/// Gives freed memory that the allocator keeps back to the system: after a phase that took much and will not come back.
+/// Does nothing where the C library is not glibc.
+pub fn release_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: the declaration is that of malloc.h. The function has no precondition, and what is in use stays.
+        unsafe extern "C" {
+            safe fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        malloc_trim(0);
+    }
+}
+
 /// The memory that the ranks of this machine share, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineMemory {
@@ -157,6 +170,20 @@ mod tests {
                 && machine.available <= machine.total
                 && machine.usable() > touched.rss
         );
+    }
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn freed_memory_goes_back_to_the_system() {
+        // Blocks that are too small to be mapped alone; the last of them keeps the heap from shrinking by itself.
+        let mut blocks: Vec<Vec<u8>> = (0..40_000).map(|_| vec![1; 1000]).collect();
+        let last = blocks.pop();
+        let pss = || ProcessMemory::current().unwrap().pss;
+        let full = pss();
+        drop(blocks);
+        release_freed_memory();
+        let (freed, _last) = (pss(), last);
+        assert!(freed + (30 << 20) < full, "{full} {freed}");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oarlock::model::hf::HfConfig;
-use oarlock::model::{Decoder, LoadedModel, SaveOptions, WorkingCopies, load_for_inference, save_pretrained};
+use oarlock::model::{
+    Decoder, LoadedModel, SaveOptions, SequenceClassifier, WorkingCopies, load_for_inference, save_pretrained,
+};
 use oarlock::nn::{Module, cross_entropy, names_of};
 use oarlock::optim::Optim;
 use oarlock::{Accelerator, AcceleratorConfig, Tensor};
@@ -14,6 +16,7 @@ use oarlock_tensor::ops::Mask;
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{DType, Device, Par};
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 /// As in the script.
 const BATCH: usize = 2;
@@ -124,6 +127,52 @@ fn an_answer_with_a_cache_is_that_of_the_whole_text() {
             far = apart(&next, &expected).max(far);
         }
         assert!(far < 1e-5, "{}: {far}", family.name);
+    }
+}
+
+/// With rows of the language model's head as its own, a classifier says what transformers says after the last token.
+#[test]
+fn a_classifier_of_every_family_scores_the_last_token() {
+    const LABELS: usize = 3;
+    for family in Family::all() {
+        let config = HfConfig::read(&family.dir).unwrap();
+        let (ids, len) = family.ids();
+        let bytes = std::fs::read(family.dir.join("model.safetensors")).unwrap();
+        let stored = SafeTensors::deserialize(&bytes).unwrap();
+        let mut tensors = stored.tensors();
+        let ending =
+            |end: &str| tensors.iter().find(|(name, _)| name.ends_with(end)).map(|(_, view)| view.clone());
+        let head = ending("lm_head.weight").or_else(|| ending("embed_tokens.weight")).unwrap();
+        let &[rows, hidden] = head.shape() else { panic!("{}: {:?}", family.name, head.shape()) };
+        let labels = &head.data()[..head.data().len() / rows * LABELS];
+        let score = TensorView::new(head.dtype(), vec![LABELS, hidden], labels).unwrap();
+        tensors.push(("score.weight".to_owned(), score));
+        let folder = tempfile::tempdir().unwrap();
+        let file = safetensors::serialize(tensors, None).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        std::fs::copy(family.dir.join("config.json"), folder.path().join("config.json")).unwrap();
+
+        let accelerator =
+            Accelerator::new(&AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() })
+                .unwrap();
+        let classifier = SequenceClassifier::with_labels(&config, LABELS, len).unwrap();
+        let classifier = accelerator.prepare(classifier).unwrap();
+        let found = accelerator.load_pretrained(&classifier, folder.path()).unwrap();
+        assert!(found.missing.is_empty(), "{}: {:?}", family.name, found.missing);
+        let row = Tensor::from_slice(&ids[..len], [1, len], accelerator.device()).unwrap();
+        let mut scores: Vec<f32> = classifier.forward(&row).unwrap().to_vec().unwrap();
+        // The language model bounds its logits, and a classifier does not.
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(family.dir.join("config.json")).unwrap()).unwrap();
+        if let Some(bound) = json["final_logit_softcapping"].as_f64().map(|bound| bound as f32) {
+            scores.iter_mut().for_each(|score| *score = bound * (*score / bound).tanh());
+        }
+        let is_real = |id: &i32| config.special().pad.is_none_or(|pad| i64::from(*id) != i64::from(pad));
+        let last = ids[..len].iter().rposition(is_real).unwrap();
+        let golden = &family.golden["logits"].values;
+        let vocab = golden.len() / len;
+        let far = apart(&scores, &golden[last * vocab..][..LABELS]);
+        assert!(far < 1e-4, "{}: {far}", family.name);
     }
 }
 

@@ -11,7 +11,7 @@ use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::nn::Wrap;
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placements};
+use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placement, Placements};
 use oarlock::train::{Pretrain, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
@@ -297,6 +297,42 @@ fn reducing_every_micro_batch_stays_within_rounding() {
             let apart = losses(&options).iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(apart < tolerance, "{way}, {dtype}: losses {apart} apart");
         }
+    }
+}
+
+/// What decides the bits of a step of several micro-batches: how often gradients are reduced (the classes of
+/// docs/sharding.md), and, where micro-batch by micro-batch, the units.
+fn class(options: &Options) -> (Option<Option<usize>>, Wrap) {
+    match options.placements.gradients {
+        Placement::Whole => (None, Wrap::Declared),
+        Placement::Sharded => (Some(options.group), options.wrap.clone()),
+    }
+}
+
+#[test]
+fn strategies_of_a_class_have_the_same_bits_where_micro_batches_accumulate() {
+    let disk = tempfile::tempdir().unwrap();
+    for ((name, layer), dtype) in MODELS.into_iter().zip([DType::F32, DType::BF16]) {
+        let data = Data::open(name);
+        let mut classes: Vec<(_, &str, Trace, usize)> = Vec::new();
+        let ddp = ("DDP", placed(Placements::WHOLE, dtype));
+        for (way, options) in [ddp].into_iter().chain(ways(4, dtype, disk.path(), layer)) {
+            let trace = train(&data, 4, &options, 3, 4);
+            match classes.iter_mut().find(|(of, ..)| *of == class(&options)) {
+                None => classes.push((class(&options), way, trace, 1)),
+                Some((_, first, want, n)) => {
+                    assert_eq!(trace.losses, want.losses, "{name}, {dtype}: {way} and {first}");
+                    assert!(trace.state == want.state, "{name}, {dtype}: {way} and {first}: other weights");
+                    *n += 1;
+                }
+            }
+        }
+        // All three classes, each with several members; the classes themselves differ within rounding.
+        for of in [None, Some(None), Some(Some(2))] {
+            let found = classes.iter().find(|(class, ..)| *class == (of, Wrap::Declared));
+            assert!(found.is_some_and(|(.., n)| *n > 2), "{of:?}");
+        }
+        assert!(classes[0].2.losses != classes[1].2.losses, "{} and {}", classes[0].1, classes[1].1);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Activation checkpointing changes no bit of a training, only its memory.
 
+use oarlock::config::LossScale;
 use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompute};
 use oarlock::nn::{Wrap, names_of};
 use oarlock::shard::{Gather, Placements};
@@ -49,13 +50,17 @@ struct Run {
 }
 
 /// What a training does on one rank, and the most bytes of activations that it held.
-fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Run, usize)> {
+fn train(comm: Communicator, shard: Options, recompute: Recompute, threads: usize) -> Result<(Run, usize)> {
+    let is_f16 = shard.dtype == DType::F16;
     let settings =
-        AcceleratorConfig { shard, threads: Some(1), seed: Some(3), ..AcceleratorConfig::default() };
+        AcceleratorConfig { shard, threads: Some(threads), seed: Some(3), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &settings)?;
     let mut model = Decoder::new(tiny(), LEN)?;
     model.set_recompute(recompute);
-    let adamw = optim::adamw(&model).lr(1e-2).weight_decay(0.0);
+    let mut adamw = optim::adamw(&model).lr(1e-2).weight_decay(0.0);
+    if is_f16 {
+        adamw = adamw.loss_scale(LossScale::Static(64.0));
+    }
     let (model, optimizer) = accelerator.prepare((model, adamw))?;
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let mut fresh = 0;
@@ -96,8 +101,12 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute) -> Result<(Ru
 }
 
 fn on_ranks(ranks: usize, shard: &Options, recompute: Recompute) -> (Vec<Run>, usize) {
+    on_threads(ranks, shard, recompute, 1)
+}
+
+fn on_threads(ranks: usize, shard: &Options, recompute: Recompute, threads: usize) -> (Vec<Run>, usize) {
     std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || train(comm, shard.clone(), recompute));
+        let start = |comm| scope.spawn(move || train(comm, shard.clone(), recompute, threads));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
         let (runs, peaks): (Vec<_>, Vec<_>) =
             ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).unzip();
@@ -130,6 +139,22 @@ fn a_training_is_the_same_to_the_bit_and_needs_less_memory() {
                     );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn it_is_the_same_in_f16_and_with_several_threads() {
+    let units = Recompute::Units { every: 1 };
+    let parts = Recompute::Parts { attention: true, mlp: true };
+    for (dtype, mode) in [(DType::F16, units), (DType::F16, parts), (DType::BF16, units), (DType::F32, parts)]
+    {
+        let shard = Options { dtype, ..Options::default() };
+        let (want, _) = on_ranks(1, &shard, Recompute::None);
+        assert!(want[0].norms.iter().all(|norm| norm.is_finite() && *norm > 0.0), "{dtype}");
+        for (recompute, threads) in [(Recompute::None, 3), (mode, 1), (mode, 2), (mode, 3)] {
+            let (got, _) = on_threads(1, &shard, recompute, threads);
+            assert!(got == want, "{dtype}, {recompute:?}, {threads} threads");
         }
     }
 }

@@ -24,11 +24,13 @@ use oarlock::shard::{Engine, MASTER, Options, Placements};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
-const CASES: [(&str, u64, DType); 4] = [
+const CASES: [(&str, u64, DType); 6] = [
     ("stage1-bf16", 1, DType::BF16),
     ("stage1-bf16-f32-gradients", 1, DType::BF16),
     ("stage2-f32", 2, DType::F32),
     ("stage3-bf16", 3, DType::BF16),
+    ("stage2-fp16", 2, DType::F16),
+    ("stage3-fp16", 3, DType::F16),
 ];
 
 fn golden(case: &str) -> PathBuf {
@@ -73,6 +75,11 @@ fn what_deepspeed_held_is_there_to_the_bit() {
         let kept = serde_json::json!({ "epoch_of_mine": 2, "note": "mine" });
         assert_eq!(manifest.client_state.client["client_state"], kept);
         assert_eq!(manifest.plan.rule, "adamw");
+        // It began with 64 and doubles after two steps without an overflow.
+        let scale = &manifest.client_state.client.get("loss_scale");
+        let expected =
+            serde_json::json!({ "scale": 128.0, "iteration": 3, "last_overflow": -1, "hysteresis": 3 });
+        assert_eq!(*scale, (dtype == DType::F16).then_some(&expected), "{case}");
 
         let bytes = fs::read(golden(case).join("expected.safetensors")).unwrap();
         let expected = SafeTensors::deserialize(&bytes).unwrap();

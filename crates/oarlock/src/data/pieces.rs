@@ -4,10 +4,8 @@
 //! a regular expression, a byte alphabet and merges, its pieces can be cut and looked up directly. The ids are the
 //! same; what does not fit declines and takes the general way.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use fancy_regex::Regex;
 use serde_json::Value;
@@ -18,7 +16,7 @@ use super::engine::gave_up;
 /// The pieces of GPT-2, which `ByteLevel` cuts by itself.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Pieces that a thread remembers, and the longest of them.
+/// Pieces that a memory holds at most, and the longest of them.
 const MAX_REMEMBERED: usize = 1 << 16;
 const MAX_PIECE_BYTES: usize = 64;
 
@@ -33,17 +31,13 @@ pub(super) struct Pieces {
     composes: bool,
     /// How each byte is written in the vocabulary.
     alphabet: [char; 256],
-    /// Tells the memories of different tokenizers apart.
-    key: u64,
+    /// The pieces that were seen. Each text takes one memory for itself, so there are as many as threads that encode at
+    /// a time.
+    memories: Mutex<Vec<Memory>>,
 }
 
 /// The ids of pieces.
 type Memory = HashMap<Box<str>, Box<[u32]>>;
-
-thread_local! {
-    /// The pieces that this thread has seen, of the tokenizer with this key.
-    static SEEN: RefCell<(u64, Memory)> = RefCell::new((0, HashMap::new()));
-}
 
 impl Pieces {
     /// Reads how a `tokenizer.json` cuts text; `None` when it does something else.
@@ -68,15 +62,13 @@ impl Pieces {
             }
             split["pattern"]["Regex"].as_str()?
         };
-        static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
-        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
         Some(Pieces {
             pattern: pattern.into(),
             regex: OnceLock::new(),
             added,
             composes,
             alphabet: alphabet(),
-            key,
+            memories: Mutex::default(),
         })
     }
 
@@ -89,24 +81,33 @@ impl Pieces {
             return Ok(None);
         }
         let Some(regex) = self.regex.get_or_init(|| Regex::new(&self.pattern).ok()) else { return Ok(None) };
-        SEEN.with_borrow_mut(|(key, seen)| {
-            if *key != self.key {
-                (*key, *seen) = (self.key, HashMap::new());
-            }
-            let mut ids = Vec::with_capacity(text.len() / 3);
-            let mut end = 0;
-            for piece in regex.find_iter(text) {
-                let piece = piece.map_err(|e| gave_up(&self.pattern, &e))?;
-                // What no alternative matches is a piece of its own.
-                for piece in [&text[end..piece.start()], piece.as_str()] {
-                    if self.append(model, piece, seen, &mut ids).is_none() {
-                        return Ok(None);
-                    }
+        let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = memories().pop().unwrap_or_default();
+        let ids = self.encode_with(&mut seen, regex, model, text);
+        memories().push(seen);
+        ids
+    }
+
+    fn encode_with(
+        &self,
+        seen: &mut Memory,
+        regex: &Regex,
+        model: &ModelWrapper,
+        text: &str,
+    ) -> Result<Option<Vec<u32>>, String> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut end = 0;
+        for piece in regex.find_iter(text) {
+            let piece = piece.map_err(|e| gave_up(&self.pattern, &e))?;
+            // What no alternative matches is a piece of its own.
+            for piece in [&text[end..piece.start()], piece.as_str()] {
+                if self.append(model, piece, seen, &mut ids).is_none() {
+                    return Ok(None);
                 }
-                end = piece.end();
             }
-            Ok(self.append(model, &text[end..], seen, &mut ids).map(|()| ids))
-        })
+            end = piece.end();
+        }
+        Ok(self.append(model, &text[end..], seen, &mut ids).map(|()| ids))
     }
 
     fn append(&self, model: &ModelWrapper, piece: &str, seen: &mut Memory, ids: &mut Vec<u32>) -> Option<()> {

@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
-use crate::config::{Packing, Placement, Recompute, TrainConfig, When, Wrap};
+use crate::config::{Packing, Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
 use crate::error::{NotEnoughMemory, Result, readable};
 use crate::model::Decoder;
 
@@ -71,8 +71,7 @@ impl Forecast {
         micro_batch: &MicroBatch<'_>,
         apart: Option<usize>,
     ) -> Result<Forecast> {
-        let mut settings = settings_of(config, model.config().hidden_size);
-        settings.apart = apart;
+        let settings = settings_of(config, model.config().hidden_size, apart);
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
@@ -157,8 +156,8 @@ impl Forecast {
     }
 }
 
-/// What a configuration says about memory.
-fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
+/// What a configuration says about memory; `apart` as in [`Settings::apart`].
+fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -> Settings {
     let shard = &config.shard;
     let stage = match (shard.optimizer, shard.gradients, shard.parameters) {
         (Placement::Whole, ..) => Stage::Whole,
@@ -175,13 +174,26 @@ fn settings_of(config: &TrainConfig, hidden_size: usize) -> Settings {
         Rule::Muon { .. } => Optim::Muon,
         Rule::Custom(_) => Optim::Other(config.train.optimizer.rule.clone()),
     };
-    let mut settings = Settings::new(config.train.dtype, stage, config.ranks.num_processes);
-    settings.optim = optim;
-    settings.prefetch_elems = shard.prefetch.of(hidden_size);
-    settings.reduce_dtype = shard.reduce_dtype.unwrap_or(DType::F32);
-    settings.offload_optimizer = shard.offload_optimizer.clone();
-    settings.offload_parameters = shard.offload_parameters.clone();
-    settings
+    let ranks = config.ranks.num_processes;
+    Settings {
+        group: match shard.group {
+            ShardGroup::World => ranks,
+            // Ranks that share memory are on one machine.
+            ShardGroup::Machine => apart.unwrap_or(ranks),
+            ShardGroup::Ranks(n) => n.min(ranks),
+        },
+        secondary: shard.secondary.filter(|&n| n < ranks),
+        apart,
+        optim,
+        lifetime: shard.lifetime,
+        prefetch_elems: shard.prefetch.of(hidden_size),
+        max_live_elems: shard.max_live.of(hidden_size),
+        persistence_elems: shard.persistence.of(hidden_size),
+        reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
+        offload_optimizer: shard.offload_optimizer.clone(),
+        offload_parameters: shard.offload_parameters.clone(),
+        ..Settings::new(config.train.dtype, stage, ranks)
+    }
 }
 
 /// The memory of a rank of this program that is no model state and no activation. A part of it is measured on this

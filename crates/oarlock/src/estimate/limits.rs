@@ -42,8 +42,9 @@ impl Limits {
     pub fn broken_by(&self, estimate: &Estimate) -> Option<Limit> {
         let ranks = estimate.settings.ranks as u64;
         let sum = |of: &dyn Fn(&Part) -> u64| estimate.parts.iter().map(of).sum::<u64>();
-        // Memory that is shared lies in the address space of every rank, all ranks' parts of it.
-        let mapped = sum(&|part| if part.shared { part.machine } else { part.rank });
+        // Memory that is shared lies in the address space of every rank, all parts of its group of ranks.
+        let replicas = estimate.settings.replicas() as u64;
+        let mapped = sum(&|part| if part.shared { part.machine / replicas } else { part.rank });
         let private = sum(&|part| if part.shared && ranks > 1 { 0 } else { part.rank });
         let mut limits = vec![("the memory available on this machine", self.available, estimate.machine())];
         if let Some(limit) = self.group {

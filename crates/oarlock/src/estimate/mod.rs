@@ -9,6 +9,7 @@
 mod activations;
 mod deepspeed;
 mod forecast;
+mod gathering;
 mod limits;
 mod part;
 mod prediction;

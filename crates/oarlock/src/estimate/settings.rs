@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Rule;
 
-use crate::config::Offload;
+use crate::config::{Lifetime, Offload};
 
 /// How much of the model's state is sharded over the ranks: DeepSpeed's stages of ZeRO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,6 +68,11 @@ pub struct Settings {
     pub stage: Stage,
     /// Ranks, all of this machine where they share memory.
     pub ranks: usize,
+    /// The ranks of a group over which states are sharded, and whose states other groups hold as well: MiCS and
+    /// HYBRID_SHARD; only from [`Stage::Gradients`] on. All ranks, by default.
+    pub group: usize,
+    /// The ranks of a group that keeps a second sharded copy of gathered weights for the backward pass: hpZ.
+    pub secondary: Option<usize>,
     /// Where ranks share no memory, as over MPI, how many are on this machine.
     pub apart: Option<usize>,
     /// The optimizer.
@@ -76,8 +81,14 @@ pub struct Settings {
     pub offload_optimizer: Option<Offload>,
     /// Files in which parameters are kept; only for [`Stage::Parameters`]. `None`: in memory.
     pub offload_parameters: Option<Offload>,
-    /// Elements that are gathered ahead of their use, where parameters come from files.
+    /// How long gathered weights live.
+    pub lifetime: Lifetime,
+    /// Elements that are gathered ahead of their use.
     pub prefetch_elems: usize,
+    /// Elements beyond which nothing is gathered ahead.
+    pub max_live_elems: usize,
+    /// Parameters with fewer elements are not gathered: each rank has them.
+    pub persistence_elems: usize,
     /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
     pub gather_copies: bool,
     /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
@@ -91,15 +102,37 @@ impl Settings {
             dtype,
             stage,
             ranks: ranks.max(1),
+            group: ranks.max(1),
+            secondary: None,
             apart: None,
             optim: Optim::TwoMoments,
             offload_optimizer: None,
             offload_parameters: None,
+            lifetime: Lifetime::OneUse,
             prefetch_elems: 50_000_000,
+            max_live_elems: 1_000_000_000,
+            persistence_elems: 100_000,
             gather_copies: false,
             reduce_dtype: DType::F32,
         }
     }
+
+    /// The ranks over which states are sharded.
+    pub(super) fn shard_ranks(&self) -> usize {
+        if self.stage >= Stage::Gradients { self.group.clamp(1, self.ranks) } else { self.ranks }
+    }
+
+    /// The groups of ranks that hold the same sharded states.
+    pub(super) fn replicas(&self) -> usize {
+        self.ranks / self.shard_ranks()
+    }
+
+    /// Whether sharded parameters are gathered into buffers, rather than read where their owners keep them.
+    pub(super) fn gathers(&self) -> bool {
+        let moves = self.gather_copies || self.apart.is_some() || self.offload_parameters.is_some();
+        self.stage == Stage::Parameters && moves
+    }
+
     /// How states in files are read and written: as the optimizer's are, where both kinds of state are in files.
     pub(super) fn files(&self) -> Offload {
         let files = self.offload_optimizer.as_ref().or(self.offload_parameters.as_ref());

@@ -2,6 +2,7 @@
 
 use oarlock_tensor::{DType, Param, Shape};
 
+use super::settings::Settings;
 use crate::error::{Error, Result};
 use crate::nn::{Module, Wrap, wrapped_units_of};
 use crate::shard::{Grain, Layout};
@@ -88,9 +89,11 @@ impl ModelSize {
         self.layouts().flat_map(|(_, layout)| layout.params()).map(|p| p.place.shape.n_elems()).sum()
     }
 
-    /// The layouts of units whose gradients are sharded where gradients are.
-    pub(super) fn divisible(&self) -> impl Iterator<Item = &Layout> {
-        self.units.iter().skip(usize::from(self.has_root)).flatten().map(|(_, layout)| layout)
+    /// The layouts whose gradients are sharded where gradients are: those of units, and where groups of ranks sum across
+    /// each other, of what no unit holds as well.
+    pub(super) fn divisible(&self, settings: &Settings) -> impl Iterator<Item = &Layout> {
+        let stays_whole = self.has_root && settings.replicas() == 1;
+        self.units.iter().skip(usize::from(stays_whole)).flatten().map(|(_, layout)| layout)
     }
 
     /// Parameters of the largest unit.
@@ -156,30 +159,6 @@ impl ModelSize {
             free.extend((0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group))));
         }
         buffers
-    }
-
-    /// The most that is open at a time while the units are gone through from the last to the first, by `weigh` of a
-    /// unit's groups: those of a unit, of `ahead` elements that come next, and of shared weights until their first use.
-    pub(super) fn most_open(&self, ahead: usize, weigh: impl Fn(&[(DType, Layout)]) -> u64) -> u64 {
-        let elems = |unit: usize| -> usize { self.units[unit].iter().map(|(_, l)| l.n_elems()).sum() };
-        let mut most = 0;
-        let mut kept = std::collections::BTreeSet::new();
-        for unit in (0..self.units.len()).rev() {
-            kept.extend(self.shared[unit].iter().copied());
-            let mut open = kept.clone();
-            open.insert(unit);
-            let mut sum = 0;
-            for next in (0..unit).rev() {
-                sum += elems(next);
-                if sum > ahead {
-                    break;
-                }
-                open.insert(next);
-            }
-            most = most.max(open.iter().map(|&unit| weigh(&self.units[unit])).sum());
-            kept.remove(&unit);
-        }
-        most
     }
 
     pub(super) fn layouts(&self) -> impl Iterator<Item = &(DType, Layout)> {

@@ -10,11 +10,15 @@
 //! AdamW's moments     8·E      8·E/N      8·E/N         8·E/N
 //! ```
 //!
+//! Where states are sharded inside groups of G ranks (MiCS, HYBRID_SHARD), G takes the place of N, and the machine holds
+//! the states of each of its N/G groups.
+//!
 //! A rank reads the gradients of the others where they lie, so their pages are shared. Where ranks own equal parts, what
 //! each is charged for theirs is what they are charged less for its reading, and it is left with 4·E. Whole parameters
 //! are owned unequally ([`charged`]).
 //!
 //! Ranks that share no memory have working weights of S·E each in ZeRO-1 and 2; in ZeRO-3 S·E/N and the gathered units.
+//! Where weights are gathered, the second copy of hpZ takes S·E/H more, sharded over H ranks.
 
 use oarlock_tensor::DType;
 use std::ops::Range;
@@ -22,6 +26,7 @@ use std::ops::Range;
 use oarlock_tensor::ops::optimizer::{self, Needs, Role};
 
 use super::activations::DryRun;
+use super::gathering::Gathered;
 use super::part::Part;
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
@@ -32,11 +37,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     let grain = if elementwise(&settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
     let size = &size.with_grain(grain);
     let Settings { stage, ranks, .. } = *settings;
-    let n = ranks as u64;
-    let elems = |dtype_bytes: fn(DType) -> u64| -> u64 {
-        size.layouts().map(|(dtype, layout)| dtype_bytes(*dtype) * layout.n_elems() as u64).sum()
-    };
-    let working = elems(|dtype| dtype.size() as u64);
+    let (group, replicas) = (settings.shard_ranks(), settings.replicas() as u64);
+    let n = group as u64;
     // Buffers of gradients that every rank has for itself; the first layout of each is its size.
     let regions: Vec<Vec<&Layout>> = match stage {
         Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),
@@ -46,34 +48,16 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     };
     let shares = Share::all(size, settings, step, &regions);
     let share = shares.iter().max_by_key(|share| share.bytes(settings)).cloned().unwrap_or_default();
-    // The largest unit is unknown where only the number of parameters is known.
-    let unit = if size.known { largest(size, |_| 1) } else { 0 };
-    let open_weights = |groups: &[(DType, Layout)]| -> u64 {
-        groups.iter().map(|(dtype, l)| (dtype.size() * l.n_elems()) as u64).sum()
-    };
-    let gathered = if size.known { size.most_open(settings.prefetch_elems, open_weights) } else { 0 };
-
-    let is_apart = settings.apart.is_some();
-    let weights = match (stage, &settings.offload_parameters) {
-        (Stage::Optimizer | Stage::Gradients, _) if is_apart => Part::each("working weights", working, ranks),
-        (Stage::Whole, _) => Part::each("working weights", working, ranks),
-        (Stage::Parameters, Some(_)) => Part {
-            name: "weights between file and use",
-            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
-            machine: gathered,
-            shared: true,
-        },
-        _ => Part { name: "working weights", rank: working.div_ceil(n), machine: working, shared: true },
-    };
-    let of_units: u64 = size.divisible().map(|layout| layout.n_elems() as u64).sum();
+    let mut parts = weights(size, settings);
+    let of_units: u64 = size.divisible(settings).map(|layout| layout.n_elems() as u64).sum();
     let sharded = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
     let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();
-    let gradients =
-        Part { name: "gradients", rank: share.gradients, machine: sharded + n * own, shared: true };
-    let mut parts = vec![weights, gradients];
+    let machine = replicas * (sharded + n * own);
+    parts.push(Part { name: "gradients", rank: share.gradients, machine, shared: true });
     let mut push = |name, of: &dyn Fn(&Share) -> u64| {
         // Where states are whole, what one rank has all have.
-        let machine = shares.iter().map(of).sum::<u64>() * if stage == Stage::Whole { n } else { 1 };
+        let times = if stage == Stage::Whole { ranks as u64 } else { replicas };
+        let machine = shares.iter().map(of).sum::<u64>() * times;
         parts.push(Part { name, rank: of(&share), machine, shared: false });
     };
     if settings.offload_optimizer.is_none() {
@@ -82,21 +66,65 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     }
     push("state between file and use", &|share| share.beyond(step).1);
     push("optimizer's workspace", &|share| share.beyond(step).0);
-    if stage == Stage::Parameters
-        && (settings.gather_copies || is_apart && settings.offload_parameters.is_none())
-    {
-        parts.push(Part {
-            name: "gathered weights",
-            rank: if is_apart { gathered } else { gathered.div_ceil(n) },
-            machine: gathered,
-            shared: true,
-        });
-    }
     if settings.reduce_dtype != DType::F32 && ranks > 1 {
+        // The largest unit is unknown where only the number of parameters is known.
+        let unit = if size.known { largest(size, |_| 1) } else { 0 };
         let bytes = settings.reduce_dtype.size() as u64 * unit;
         parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
     }
     parts.retain(|part| part.machine > 0);
+    parts
+}
+
+/// The working copies of the weights: at rest, gathered, and a second time.
+fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
+    let Settings { stage, ranks, apart, .. } = *settings;
+    let (n, replicas) = (settings.shard_ranks() as u64, settings.replicas() as u64);
+    let bytes = |(dtype, elems): (DType, usize)| (dtype.size() * elems) as u64;
+    let all: u64 = size.layouts().map(|(dtype, layout)| bytes((*dtype, layout.n_elems()))).sum();
+    let has_own = stage == Stage::Whole || apart.is_some() && stage < Stage::Parameters;
+    let shared = |name, bytes: u64, n: u64| Part {
+        name,
+        rank: bytes.div_ceil(n),
+        machine: bytes * replicas,
+        shared: true,
+    };
+    if has_own {
+        return vec![Part::each("working weights", all, ranks)];
+    }
+    if !settings.gathers() {
+        return vec![shared("working weights", all, n)];
+    }
+    let gathered: u64 =
+        size.gathered_groups(settings.persistence_elems).into_iter().flatten().map(bytes).sum();
+    let (resident, in_files) = (all.saturating_sub(gathered), settings.offload_parameters.is_some());
+    let at_rest = if in_files { 0 } else { gathered };
+    let mut parts = vec![match apart.is_some() || settings.gather_copies {
+        // What is not gathered each rank has for itself.
+        true => Part {
+            name: "working weights",
+            rank: resident + at_rest.div_ceil(n),
+            machine: ranks as u64 * resident + at_rest * replicas,
+            shared: false,
+        },
+        false => shared("working weights", resident, n),
+    }];
+    // The units are unknown where only the number of parameters is known.
+    let buffers = if size.known { size.gathered(settings) } else { Gathered::default() };
+    let second = settings.secondary.unwrap_or(ranks).clamp(1, ranks) as u64;
+    let name = if in_files { "weights between file and use" } else { "gathered weights" };
+    parts.push(match apart {
+        Some(_) => Part::each(name, buffers.first + buffers.second, ranks),
+        None => Part {
+            name,
+            rank: buffers.first.div_ceil(n) + buffers.second.div_ceil(second),
+            machine: buffers.first * replicas + buffers.second * (ranks as u64 / second),
+            shared: true,
+        },
+    });
+    if settings.secondary.is_some() {
+        parts.push(Part::each("second copy of the weights", gathered.div_ceil(second), ranks));
+    }
     parts
 }
 
@@ -123,7 +151,7 @@ impl Share {
         step: Option<&DryRun>,
         regions: &[Vec<&Layout>],
     ) -> Vec<Share> {
-        let ranks = if settings.stage == Stage::Whole { 1 } else { settings.ranks };
+        let ranks = if settings.stage == Stage::Whole { 1 } else { settings.shard_ranks() };
         let of = |(rank, read): (usize, u64)| {
             let mut share = Share::of(size, settings, step, (rank, ranks));
             share.gradients += read;
@@ -143,7 +171,8 @@ impl Share {
         let files = settings.files();
         let (mut share, mut n_pieces) = (Share::default(), 0);
         if settings.stage >= Stage::Gradients {
-            share.gradients = size.divisible().map(|layout| 4 * layout.owned(rank, ranks).len() as u64).sum();
+            share.gradients =
+                size.divisible(settings).map(|layout| 4 * layout.owned(rank, ranks).len() as u64).sum();
         }
         for (dtype, layout) in size.layouts() {
             let owned = layout.owned(rank, ranks);

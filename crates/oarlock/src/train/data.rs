@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use oarlock_comm::release_freed_memory;
+
 use crate::accelerator::Accelerator;
 use crate::config::TrainConfig;
 use crate::data::{RowSettings, Rows, Source, TokenCache, Tokenizer};
@@ -37,6 +39,9 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
             Some(Rows::new(cache, &settings)?)
         }
     };
+    // Tokenizing takes more than the tokens, and no prediction of a run counts it.
+    drop(tokenizer);
+    release_freed_memory();
     Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
 }
 

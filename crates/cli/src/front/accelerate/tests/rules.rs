@@ -455,12 +455,28 @@ fn machines_meet_as_they_are_told() {
     let notes = site.resolve(&format!("{one} env.py")).notes;
     let note = "nobody reads deepspeed_hostfile, deepspeed_inclusion_filter here, nor with Accelerate";
     assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
-    assert!(
-        site.resolve(&format!("{zero} env.py"))
-            .notes
-            .iter()
-            .any(|note| note.contains("Accelerate would run"))
-    );
+    let notes = site.resolve(&format!("{zero} env.py")).notes;
+    let note = "this command starts this machine only (deepspeed_multinode_launcher: standard); Accelerate would run \
+                `deepspeed --no_local_rank --launcher pdsh";
+    assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
+}
+
+#[test]
+fn flags_of_a_strategy_mean_the_strategy() {
+    let site = Site::new(2);
+    site.write("ds.json", "{\"zero_optimization\": {\"stage\": 2}}");
+    for (flags, flag, strategy, switch) in [
+        ("--fsdp_sharding_strategy FULL_SHARD", "fsdp_sharding_strategy", "FSDP", "use_fsdp"),
+        ("--multi_gpu --fsdp_min_num_params 100", "fsdp_min_num_params", "FSDP", "use_fsdp"),
+        ("--multi_gpu --zero_stage 2", "zero_stage", "DeepSpeed", "use_deepspeed"),
+    ] {
+        let notes = site.resolve(&format!("--num_processes 2 {flags} env.py")).notes;
+        let note = format!(
+            "--{flag} means {strategy}, so {strategy} it is; Accelerate divides nothing and never reads the flag without \
+             --{switch}"
+        );
+        assert!(notes.contains(&note), "{flags}: {notes:?}");
+    }
 }
 
 #[test]
