@@ -17,6 +17,7 @@ mod examples_ddp;
 mod examples_guides;
 mod families;
 mod gradients;
+mod images;
 mod misuse;
 mod modules;
 mod objective;
