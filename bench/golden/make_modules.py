@@ -6,6 +6,8 @@ modules.safetensors    the weights of a small convolutional net and of an attent
 modules.json           the outputs of both for each kind of mask, the gradients of all weights, and losses
 images.safetensors     the weights of nets that make images larger
 images.json            their outputs, the gradients of all weights, and what each activation makes of a wave
+recurrent.safetensors  the weights of recurrent layers
+recurrent.json         their outputs, last states and the gradients of all weights
 """
 import json, os, sys
 import torch
@@ -101,9 +103,37 @@ def larger(folder):
         json.dump(expected, out)
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+        self.gru = nn.GRU(4, 5, num_layers=2, batch_first=True)
+        self.rnn = nn.RNN(5, 2, bias=False, batch_first=True)
+
+
+def recurrent(folder):
+    torch.manual_seed(3)
+    model = Recurrent()
+    x, first = wave(2, 6, 3), wave(2, 2, 5, step=1.1)
+    a, (hidden, cells) = model.lstm(x)
+    b, of_gru = model.gru(a, first)
+    c, of_rnn = model.rnn(b)
+    outputs = {"lstm": a, "hidden": hidden, "cells": cells, "gru": b, "of gru": of_gru, "rnn": c, "of rnn": of_rnn}
+    sum(output.square().mean() for output in outputs.values()).backward()
+    expected = {
+        "outputs": {name: output.flatten().tolist() for name, output in outputs.items()},
+        "grads": {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()},
+    }
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+              os.path.join(folder, "recurrent.safetensors"))
+    with open(os.path.join(folder, "recurrent.json"), "w") as out:
+        json.dump(expected, out)
+
+
 def main(folder):
     os.makedirs(folder, exist_ok=True)
     larger(folder)
+    recurrent(folder)
     torch.manual_seed(1)
     model = Model()
     with torch.no_grad():

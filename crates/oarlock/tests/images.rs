@@ -148,7 +148,12 @@ fn activations_are_those_of_torch() {
     ];
     assert_eq!(expected.as_object().unwrap().len(), layers.len());
     for (name, layer) in &layers {
-        assert_close(&layer.forward(&x).unwrap().to_vec::<f32>().unwrap(), &floats(&expected[name]), 2e-6, name);
+        assert_close(
+            &layer.forward(&x).unwrap().to_vec::<f32>().unwrap(),
+            &floats(&expected[name]),
+            2e-6,
+            name,
+        );
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use oarlock::nn::{
     self, AdaptiveAvgPool2d, AttentionMasks, AvgPool2d, BCELoss, BCEWithLogitsLoss, Buffer, Conv1d, Conv2d,
     CosineEmbeddingLoss, CrossEntropyLoss, Flatten, Forward, GroupNorm, HuberLoss, KLDivLoss, KlReduction,
-    L1Loss, Linear, MSELoss, MaxPool1d, MaxPool2d, Module, MultiHeadAttention, NLLLoss, Param, Reduction, Relu,
-    Sequential, SmoothL1Loss, Unit,
+    L1Loss, Linear, MSELoss, MaxPool1d, MaxPool2d, Module, MultiHeadAttention, NLLLoss, Param, Reduction,
+    Relu, Sequential, SmoothL1Loss, Unit,
 };
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};

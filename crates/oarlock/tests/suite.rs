@@ -29,5 +29,6 @@ mod parity;
 mod placements;
 mod ranks;
 mod recompute;
+mod recurrent;
 mod reshard;
 mod strict_device;

@@ -15,6 +15,7 @@ mod leaf;
 mod loss;
 mod norm;
 mod pool;
+mod recurrent;
 mod resample;
 mod scope;
 mod sequential;
@@ -23,8 +24,8 @@ mod unit;
 mod wrap;
 
 pub use activation::{
-    Elu, Gelu, GeluTanh, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish, PRelu, Relu,
-    Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh,
+    Elu, Gelu, GeluTanh, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish,
+    PRelu, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh,
 };
 pub use attention::{AttentionMasks, MultiHeadAttention};
 pub use buffer::{Buffer, BufferValues, NamedBuffer, buffers};
@@ -43,11 +44,12 @@ pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
-    CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction, Rope, custom, custom_outputs,
-    parameter,
+    CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction, Rope, custom,
+    custom_outputs, parameter,
 };
 pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use recurrent::{Gru, Lstm, Rnn};
 pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};

@@ -49,7 +49,9 @@ impl Forward<Tensor> for Upsample {
             op: "Upsample",
             expected: match &self.to {
                 To::Factor(_) => "x of shape [N, C, ..]".to_owned(),
-                To::Sizes(sizes) => format!("x of shape [N, C, ..] with {} dims after the channels", sizes.len()),
+                To::Sizes(sizes) => {
+                    format!("x of shape [N, C, ..] with {} dims after the channels", sizes.len())
+                }
             },
             got: format!("{:?}", x.shape()),
         })?;
