@@ -4,6 +4,10 @@
 
 modules.safetensors    the weights of a small convolutional net and of an attention layer
 modules.json           the outputs of both for each kind of mask, the gradients of all weights, and losses
+images.safetensors     the weights of nets that make images larger
+images.json            their outputs, the gradients of all weights, and what each activation makes of a wave
+recurrent.safetensors  the weights of recurrent layers
+recurrent.json         their outputs, last states and the gradients of all weights
 """
 import json, os, sys
 import torch
@@ -60,8 +64,76 @@ def losses():
     return {how: {name: loss.flatten().tolist() for name, loss in of.items()} for how, of in found.items()}
 
 
+class Larger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1, groups=1), nn.PReLU(4),
+            nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(4, 8, 3), nn.PixelShuffle(2), nn.Mish(),
+            nn.ConvTranspose2d(2, 4, (1, 3), groups=2, dilation=(1, 2), bias=False), nn.PixelUnshuffle(2))
+        self.lines = nn.Sequential(
+            nn.ConvTranspose1d(3, 4, 4, stride=2, padding=1), nn.PReLU(), nn.Upsample(size=9), nn.GLU(1),
+            nn.Unflatten(1, (2, -1)), nn.Flatten(1, 2), nn.Softmax(1))
+
+
+def activations():
+    x = wave(4, 6) * 4
+    layers = {
+        "leaky relu": nn.LeakyReLU(0.2), "elu": nn.ELU(0.7), "softplus": nn.Softplus(2.0, 3.0),
+        "hardtanh": nn.Hardtanh(-0.5, 2.0), "relu6": nn.ReLU6(), "selu": nn.SELU(), "mish": nn.Mish(),
+        "hardsigmoid": nn.Hardsigmoid(), "hardswish": nn.Hardswish(), "log sigmoid": nn.LogSigmoid(),
+        "softsign": nn.Softsign(), "glu": nn.GLU(0), "softmax": nn.Softmax(0), "log softmax": nn.LogSoftmax(0),
+    }
+    return {name: layer(x).flatten().tolist() for name, layer in layers.items()}
+
+
+def larger(folder):
+    torch.manual_seed(2)
+    model = Larger()
+    outputs = {"net": model.net(wave(1, 3, 2, 2)), "lines": model.lines(wave(2, 3, 5))}
+    sum(output.square().mean() for output in outputs.values()).backward()
+    expected = {
+        "outputs": {name: output.flatten().tolist() for name, output in outputs.items()},
+        "grads": {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()},
+        "activations": activations(),
+    }
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+              os.path.join(folder, "images.safetensors"))
+    with open(os.path.join(folder, "images.json"), "w") as out:
+        json.dump(expected, out)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+        self.gru = nn.GRU(4, 5, num_layers=2, batch_first=True)
+        self.rnn = nn.RNN(5, 2, bias=False, batch_first=True)
+
+
+def recurrent(folder):
+    torch.manual_seed(3)
+    model = Recurrent()
+    x, first = wave(2, 6, 3), wave(2, 2, 5, step=1.1)
+    a, (hidden, cells) = model.lstm(x)
+    b, of_gru = model.gru(a, first)
+    c, of_rnn = model.rnn(b)
+    outputs = {"lstm": a, "hidden": hidden, "cells": cells, "gru": b, "of gru": of_gru, "rnn": c, "of rnn": of_rnn}
+    sum(output.square().mean() for output in outputs.values()).backward()
+    expected = {
+        "outputs": {name: output.flatten().tolist() for name, output in outputs.items()},
+        "grads": {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()},
+    }
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+              os.path.join(folder, "recurrent.safetensors"))
+    with open(os.path.join(folder, "recurrent.json"), "w") as out:
+        json.dump(expected, out)
+
+
 def main(folder):
     os.makedirs(folder, exist_ok=True)
+    larger(folder)
+    recurrent(folder)
     torch.manual_seed(1)
     model = Model()
     with torch.no_grad():

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use oarlock::nn::{
     self, AdaptiveAvgPool2d, AttentionMasks, AvgPool2d, BCELoss, BCEWithLogitsLoss, Buffer, Conv1d, Conv2d,
     CosineEmbeddingLoss, CrossEntropyLoss, Flatten, Forward, GroupNorm, HuberLoss, KLDivLoss, KlReduction,
-    L1Loss, Linear, MSELoss, MaxPool1d, MaxPool2d, Module, MultiHeadAttention, NLLLoss, Reduction, Relu,
-    Sequential, SmoothL1Loss, Unit,
+    L1Loss, Linear, MSELoss, MaxPool1d, MaxPool2d, Module, MultiHeadAttention, NLLLoss, Param, Reduction,
+    Relu, Sequential, SmoothL1Loss, Unit,
 };
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
@@ -152,17 +152,87 @@ fn outputs_and_gradients_are_those_of_torch() {
     }
 }
 
+/// What rank 0 of two has.
+fn placed<R: Send + 'static>(placements: Placements, gather: Gather, run: fn(&Accelerator) -> Result<R>) -> R {
+    let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+    let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+    on_ranks(2, config, run).swap_remove(0).unwrap()
+}
+
 #[test]
 fn every_placement_has_the_same_bits() {
-    let of = |placements: Placements, gather: Gather| {
-        let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
-        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-        on_ranks(2, config, run).swap_remove(0).unwrap()
-    };
+    let of = |placements, gather| placed(placements, gather, run);
     let ddp = of(Placements::WHOLE, Gather::InPlace);
     assert!(ddp.1.iter().zip(&ddp.2).all(|(before, after)| before.1 != after.1));
     assert_eq!(of(Placements::PARAMETERS, Gather::Copy), ddp);
     assert_eq!(of(Placements::GRADIENTS, Gather::InPlace), ddp);
+}
+
+/// Frozen layers between trained ones, each a unit: their weights are needed for the gradients of their inputs.
+#[derive(Module)]
+struct Frozen {
+    first: Unit<Conv2d>,
+    norm: Unit<GroupNorm>,
+    attn: Unit<MultiHeadAttention>,
+    scale: Unit<Scale>,
+    last: Unit<Linear>,
+}
+
+/// A parameter used by hand, also through a view of it.
+#[derive(Module)]
+struct Scale {
+    weight: Param,
+}
+
+impl Forward<Tensor> for Scale {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        let weight = nn::parameter(&self.weight, x)?;
+        x.mul(&weight)?.matmul(&weight.reshape([8, 1])?)?.mul(x)
+    }
+}
+
+impl Forward<Tensor> for Frozen {
+    type Output = Tensor;
+    fn forward(&self, images: &Tensor) -> nn::Result<Tensor> {
+        let x = self.norm.forward(&self.first.forward(images)?)?;
+        let x = x.flatten(2, -1)?.transpose(1, 2)?;
+        let x = self.attn.run(&x, |attn| attn.attend(&x, &x, &x, &AttentionMasks::default()))?;
+        self.last.forward(&self.scale.forward(&x)?)
+    }
+}
+
+/// The weights of a trained and frozen model after two steps.
+fn run_frozen(accelerator: &Accelerator) -> Result<Vec<Vec<f32>>> {
+    let model = Frozen {
+        first: Unit::new(Conv2d::new(3, 8, 3)?),
+        norm: Unit::new(GroupNorm::new(2, 8)?),
+        attn: Unit::new(MultiHeadAttention::new(8, 2)?),
+        scale: Unit::new(Scale { weight: nn::param([8], nn::Init::Normal { std: 1.0 })? }),
+        last: Unit::new(Linear::new(8, 2)?),
+    };
+    nn::freeze(&model.norm);
+    nn::freeze(&model.attn);
+    nn::freeze(&model.scale);
+    let optimizer = optim::sgd(&model).lr(0.5);
+    let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+    for step in [0.7, 1.1] {
+        let images = wave(accelerator.device(), &[2, 3, 4, 5], step);
+        accelerator.backward(&model.forward(&images)?.square()?.mean_all()?)?;
+        optimizer.step()?;
+    }
+    let weights = accelerator.get_state_dict(&model)?;
+    Ok(weights.into_values().map(|weight| weight.to_vec::<f32>()).collect::<nn::Result<_>>()?)
+}
+
+#[test]
+fn frozen_weights_are_borrowed_again_for_the_backward_pass_in_every_placement() {
+    let ddp = placed(Placements::WHOLE, Gather::InPlace, run_frozen);
+    for placements in [Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS] {
+        for gather in [Gather::InPlace, Gather::Copy] {
+            assert_eq!(placed(placements, gather, run_frozen), ddp, "{placements:?}, {gather:?}");
+        }
+    }
 }
 
 #[test]

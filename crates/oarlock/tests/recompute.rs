@@ -2,10 +2,10 @@
 
 use oarlock::config::LossScale;
 use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompute};
-use oarlock::nn::{Wrap, names_of};
+use oarlock::nn::{self, CustomOps, Forward, Linear, Module, Param, Unit, Wrap, names_of};
 use oarlock::shard::{Gather, Placements};
 use oarlock::train::Inputs;
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, Tensor, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
@@ -175,6 +175,97 @@ fn it_is_the_same_whatever_becomes_a_unit() {
             let (got, some) = on_ranks(2, &divided(wrap.clone()), mode);
             assert!(got == want, "{wrap:?}, {mode:?}");
             assert!(some < all, "{wrap:?}, {mode:?}: {some} bytes of activations instead of {all}");
+        }
+    }
+}
+
+/// x · w and x + w, as one op of several outputs with a parameter.
+struct Both(Param);
+
+impl CustomOps for Both {
+    fn name(&self) -> &'static str {
+        "both"
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> nn::Result<Vec<Tensor>> {
+        let w = self.0.weight()?;
+        Ok(vec![inputs[0].mul(&w)?, inputs[0].add(&w)?])
+    }
+
+    fn backward(&self, inputs: &[Tensor], grads: &[Tensor]) -> nn::Result<Vec<Option<Tensor>>> {
+        if let Some(mut slot) = self.0.grad()? {
+            slot.put(&inputs[0].mul(&grads[0])?.add(&grads[1])?.sum(0)?)?;
+        }
+        Ok(vec![Some(self.0.weight()?.mul(&grads[0])?.add(&grads[1])?)])
+    }
+
+    fn params(&self) -> Vec<&Param> {
+        vec![&self.0]
+    }
+}
+
+#[derive(Module)]
+struct Layer {
+    linear: Linear,
+    weight: Param,
+}
+
+impl Layer {
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        let outputs = nn::custom_outputs(Both(self.weight.clone()), &[&self.linear.forward(x)?])?;
+        outputs[0].tanh()?.mul(&outputs[1].sigmoid()?)
+    }
+}
+
+#[derive(Module)]
+struct Layers {
+    layers: Vec<Unit<Layer>>,
+}
+
+impl Forward<Tensor> for Layers {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        self.layers.iter().try_fold(x.clone(), |x, layer| layer.call(&x, |layer, x| layer.forward(x)))
+    }
+}
+
+#[test]
+fn ops_of_several_outputs_are_recomputed_in_every_placement() {
+    let run = |placements, gather, recompute: bool| {
+        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
+            std::thread::spawn(move || -> Result<Vec<Vec<f32>>> {
+                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+                let accelerator = Accelerator::over(comm, &config)?;
+                let layer = || -> Result<Unit<Layer>> {
+                    let weight = nn::param([6], nn::Init::Normal { std: 1.0 })?;
+                    Ok(Unit::new(Layer { linear: Linear::new(6, 6)?, weight }))
+                };
+                let model = Layers { layers: vec![layer()?, layer()?, layer()?] };
+                model.layers.iter().for_each(|unit| unit.unit_run().set_recompute(recompute));
+                let optimizer = optim::sgd(&model).lr(0.5);
+                let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+                for step in 0..2 {
+                    let data: Vec<f32> = (0..24).map(|i| ((i + step) as f32).sin()).collect();
+                    let x = Tensor::from_slice(&data, [4, 6], accelerator.device())?;
+                    accelerator.backward(&model.forward(&x)?.square()?.mean_all()?)?;
+                    optimizer.step()?;
+                }
+                let weights = accelerator.get_state_dict(&model)?;
+                Ok(weights.into_values().map(|weight| weight.to_vec::<f32>()).collect::<nn::Result<_>>()?)
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).next().unwrap()
+    };
+    let want = run(Placements::WHOLE, Gather::InPlace, false);
+    for (placements, gather) in [
+        (Placements::WHOLE, Gather::InPlace),
+        (Placements::PARAMETERS, Gather::InPlace),
+        (Placements::PARAMETERS, Gather::Copy),
+    ] {
+        for recompute in [false, true] {
+            assert_eq!(run(placements, gather, recompute), want, "{placements:?}, {gather:?}, {recompute}");
         }
     }
 }

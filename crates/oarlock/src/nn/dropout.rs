@@ -1,6 +1,6 @@
 //! Dropout: a module whose random numbers are addressed, so that every rank and every pass has its own.
 
-use oarlock_tensor::{Result, Tensor, ops};
+use oarlock_tensor::{Error, Result, Tensor, ops};
 
 use crate::nn::{Mode, Module, Visitor};
 
@@ -51,6 +51,49 @@ impl Default for Dropout {
 impl Module for Dropout {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.mode(&self.mode);
+    }
+}
+
+/// As [`Dropout`] for whole channels of x `[N, C, ..]`: each becomes 0 with probability `p` (Tompson et al. 2015).
+#[derive(Clone, Debug, Default)]
+pub struct ChannelDropout(Dropout);
+
+/// `torch.nn.Dropout1d`: x `[N, C, L]`.
+pub type Dropout1d = ChannelDropout;
+
+/// `torch.nn.Dropout2d`: x `[N, C, H, W]`.
+pub type Dropout2d = ChannelDropout;
+
+impl ChannelDropout {
+    /// Drops with probability `p`; one that is not in `0..1` is an error of the forward pass.
+    pub fn new(p: f32) -> ChannelDropout {
+        ChannelDropout(Dropout::new(p))
+    }
+
+    /// x `[N, C, ..]` → the same shape.
+    ///
+    /// # Errors
+    /// Fewer than two dims, a probability outside `0..1`, or a tensor of integers.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let &[n, c, ref places @ ..] = x.sizes() else {
+            return Err(Error::Shape {
+                op: "ChannelDropout",
+                expected: "x of shape [N, C, ..]".to_owned(),
+                got: format!("{:?}", x.shape()),
+            });
+        };
+        if !self.0.is_active() {
+            return Ok(x.clone());
+        }
+        let ones = Tensor::ones([n, c], x.dtype(), x.device())?;
+        let kept = self.0.forward(&ones)?;
+        x.mul(&kept.reshape([&[n, c][..], &vec![1; places.len()]].concat())?)
+    }
+}
+
+impl Module for ChannelDropout {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.0.visit(visitor);
     }
 }
 
@@ -112,6 +155,23 @@ mod tests {
         begin_pass(&net);
         let again = moment.again(|| net.0[1].forward(&here)).unwrap().to_vec::<f32>().unwrap();
         assert_eq!((again, n_passes(&net)), (first, 3));
+    }
+
+    #[test]
+    fn channels_drop_as_a_whole() {
+        let drop = ChannelDropout::new(0.5);
+        let x = ones().reshape([4, 16, 8]).unwrap();
+        assert_eq!(drop.forward(&x).unwrap().to_vec::<f32>().unwrap(), [1.0; 512]);
+        set_training(&drop, true);
+        seed_layers(&drop, 42, 0);
+        begin_pass(&drop);
+        let y = drop.forward(&x).unwrap().to_vec::<f32>().unwrap();
+        let channels: Vec<&[f32]> = y.chunks(8).collect();
+        assert!(channels.iter().all(|channel| channel.iter().all(|x| *x == channel[0])));
+        let kept = channels.iter().filter(|channel| channel[0] == 2.0).count();
+        assert_eq!(kept + channels.iter().filter(|channel| channel[0] == 0.0).count(), 64);
+        assert!((20..44).contains(&kept), "{kept}");
+        assert!(drop.forward(&ones()).is_err());
     }
 
     #[test]

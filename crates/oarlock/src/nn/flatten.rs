@@ -1,4 +1,4 @@
-//! Layers without parameters that keep every element: [`Flatten`] and [`Identity`].
+//! Layers without parameters that keep every element: [`Flatten`], [`Unflatten`] and [`Identity`].
 
 use oarlock_tensor::{Error, Result, Tensor};
 
@@ -37,6 +37,26 @@ impl Forward<Tensor> for Flatten {
 }
 
 impl Module for Flatten {
+    fn visit(&self, _visitor: &mut dyn Visitor) {}
+}
+
+/// One dim as several: `torch.nn.Unflatten`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unflatten {
+    /// The dim; negative ones count from the end.
+    pub dim: isize,
+    /// Its new sizes, of which one may be -1.
+    pub sizes: Vec<isize>,
+}
+
+impl Forward<Tensor> for Unflatten {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.unflatten(self.dim, &self.sizes)
+    }
+}
+
+impl Module for Unflatten {
     fn visit(&self, _visitor: &mut dyn Visitor) {}
 }
 

@@ -7,6 +7,7 @@ mod activation;
 mod attention;
 mod buffer;
 mod conv;
+mod conv_transpose;
 mod dropout;
 mod flatten;
 mod layers;
@@ -14,18 +15,24 @@ mod leaf;
 mod loss;
 mod norm;
 mod pool;
+mod recurrent;
+mod resample;
 mod scope;
 mod sequential;
 mod training;
 mod unit;
 mod wrap;
 
-pub use activation::{Gelu, GeluTanh, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
+pub use activation::{
+    Elu, Gelu, GeluTanh, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish,
+    PRelu, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh,
+};
 pub use attention::{AttentionMasks, MultiHeadAttention};
 pub use buffer::{Buffer, BufferValues, NamedBuffer, buffers};
 pub use conv::{Conv, Conv1d, Conv2d, IntoSizes};
-pub use dropout::Dropout;
-pub use flatten::{Flatten, Identity};
+pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d};
+pub use dropout::{ChannelDropout, Dropout, Dropout1d, Dropout2d};
+pub use flatten::{Flatten, Identity, Unflatten};
 pub use layers::{Activation, Embedding, Linear, Mlp};
 pub use loss::{
     BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss,
@@ -37,11 +44,13 @@ pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
-    CustomOp, CustomOps, IGNORE_INDEX, KlReduction, KlTarget, Mask, Reduction, Rope, custom, custom_outputs,
-    parameter,
+    CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction, Rope, custom,
+    custom_outputs, parameter,
 };
 pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use recurrent::{Gru, Lstm, Rnn};
+pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
 pub use training::{Mode, n_passes, set_passes, set_training};
@@ -120,7 +129,7 @@ macro_rules! layers {
         })*
     };
 }
-layers!(Linear Embedding Mlp MultiHeadAttention RmsNorm LayerNorm GroupNorm Dropout);
+layers!(Linear Embedding Mlp MultiHeadAttention RmsNorm LayerNorm GroupNorm Dropout ChannelDropout);
 
 /// Walks over a model's parameters.
 pub trait Visitor {

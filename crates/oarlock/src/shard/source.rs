@@ -58,7 +58,8 @@ impl WeightSource for SeededInit {
             self.whole = None;
             return Ok(init.fill(shape, &self.device, stream, elements.start as u64, out)?);
         }
-        let known = self.whole.take().filter(|(other, values)| other == name && values.len() == shape.n_elems());
+        let known =
+            self.whole.take().filter(|(other, values)| other == name && values.len() == shape.n_elems());
         let (name, values) = match known {
             Some(known) => known,
             None => {

@@ -254,7 +254,13 @@ impl Conv {
     }
 
     /// The gradient of x: the columns Wᵀ · dy in f32, added where they came from.
-    pub(super) fn input_grad(&self, op: &'static str, dy: &Tensor, dx: &mut Tensor, store: Store) -> Result<()> {
+    pub(super) fn input_grad(
+        &self,
+        op: &'static str,
+        dy: &Tensor,
+        dx: &mut Tensor,
+        store: Store,
+    ) -> Result<()> {
         let (w, sizes) = (self.weight.weight()?, self.sizes);
         let (patches, o) = (sizes.patches, sizes.group_out);
         let (rows, cols) = (patches.rows(), patches.cols());

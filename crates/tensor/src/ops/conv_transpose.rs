@@ -113,7 +113,12 @@ fn sizes_of<const D: usize>(
         Ok(wrong_shape(name, expected, &weight.weight()?))
     };
     let &[c_in, of_group, ref kernel @ ..] = weight.shape().sizes() else { return Err(wrong_weight()?) };
-    if kernel.len() != D || kernel.contains(&0) || groups == 0 || of_group == 0 || !c_in.is_multiple_of(groups) {
+    if kernel.len() != D
+        || kernel.contains(&0)
+        || groups == 0
+        || of_group == 0
+        || !c_in.is_multiple_of(groups)
+    {
         return Err(wrong_weight()?);
     }
     let n_out = of_group * groups;
@@ -133,9 +138,9 @@ fn sizes_of<const D: usize>(
                  them, got {stride:?}, {dilation:?} and {output_padding:?}"
             )));
         }
-        let whole = image[d].checked_sub(1).map(|steps| {
-            steps * stride[d] + dilation[d] * (kernel[d] - 1) + output_padding[d] + 1
-        });
+        let whole = image[d]
+            .checked_sub(1)
+            .map(|steps| steps * stride[d] + dilation[d] * (kernel[d] - 1) + output_padding[d] + 1);
         whole.and_then(|whole| whole.checked_sub(2 * padding[d])).filter(|n| *n > 0).ok_or_else(|| {
             let dim = lead.len() + d;
             wrong_shape(name, format!("more elements along dim {dim} than the padding cuts off"), x)

@@ -18,12 +18,7 @@ impl Tensor {
     ///
     /// # Errors
     /// No memory, an impossible shape, or a fraction in a tensor of integers.
-    pub fn full(
-        shape: impl IntoShape,
-        value: impl Number,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Tensor> {
+    pub fn full(shape: impl IntoShape, value: impl Number, dtype: DType, device: &Device) -> Result<Tensor> {
         let value = value.number();
         check_number("full", value, dtype)?;
         computed(shape, dtype, device, "full", move |_| value)

@@ -78,9 +78,11 @@ impl Equation {
                 inputs.len()
             )));
         }
-        let n_dims = inputs.iter().zip(tensors).map(|(letters, tensor)| dims_of_ellipsis(equation, letters, tensor));
+        let n_dims =
+            inputs.iter().zip(tensors).map(|(letters, tensor)| dims_of_ellipsis(equation, letters, tensor));
         let n_dims = n_dims.collect::<Result<Vec<_>>>()?;
-        let inputs: Vec<Vec<char>> = inputs.iter().zip(&n_dims).map(|(letters, &n)| spelled(letters, n)).collect();
+        let inputs: Vec<Vec<char>> =
+            inputs.iter().zip(&n_dims).map(|(letters, &n)| spelled(letters, n)).collect();
         let most = n_dims.iter().copied().max().unwrap_or(0);
         let all: Vec<char> = inputs.concat();
         let count = |letter: char| all.iter().filter(|&&other| other == letter).count();
@@ -159,7 +161,8 @@ impl Operand {
     /// Of dims with the same letter only the diagonal counts; a dim of size 1 that is spread counts for nothing.
     fn new(tensor: &Tensor, letters: &[char], spread: impl Fn(char) -> bool) -> Result<Operand> {
         let (mut tensor, mut letters) = (tensor.clone(), letters.to_vec());
-        while let Some(dim) = (0..letters.len()).find(|&dim| tensor.sizes()[dim] == 1 && spread(letters[dim])) {
+        while let Some(dim) = (0..letters.len()).find(|&dim| tensor.sizes()[dim] == 1 && spread(letters[dim]))
+        {
             tensor = squeeze(&tensor, dim)?;
             letters.remove(dim);
         }

@@ -30,7 +30,11 @@ pub fn interpolate(x: &Tensor, sizes: impl Ints, mode: Interpolation) -> Result<
         return Err(wrong_shape(op, format!("at least {} dims", sizes.len()), x));
     };
     if x.sizes()[first..].contains(&0) || sizes.iter().any(|&size| size < 1) {
-        return Err(wrong_shape(op, format!("at least one element along each dim, and sizes {sizes:?} above 0"), x));
+        return Err(wrong_shape(
+            op,
+            format!("at least one element along each dim, and sizes {sizes:?} above 0"),
+            x,
+        ));
     }
     if !x.dtype().is_float() && mode != Interpolation::Nearest {
         return Err(Error::DType { op, expected: "a float tensor", got: x.dtype() });

@@ -6,9 +6,7 @@ use crate::error::{Error, Result};
 use crate::ops::binary::broadcast_shape;
 use crate::ops::layout::spread;
 use crate::ops::operand::check_number;
-use crate::ops::{
-    Number, Operand, beside, check_device, check_dtype, expand, with_element, wrong_shape,
-};
+use crate::ops::{Number, Operand, beside, check_device, check_dtype, expand, with_element, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;

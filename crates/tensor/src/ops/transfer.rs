@@ -69,7 +69,9 @@ impl Tensor {
     /// The elements `range`, as [`Tensor::to_vec`] reads them.
     pub(crate) fn elements<T: Scalar>(&self, op: &'static str, range: Range<usize>) -> Result<Vec<T>> {
         if T::ELEMENT == Some(self.dtype()) {
-            return lend(self.span().elements::<T>(&range)?, |bytes| bytemuck::checked::cast_slice(bytes).to_vec());
+            return lend(self.span().elements::<T>(&range)?, |bytes| {
+                bytemuck::checked::cast_slice(bytes).to_vec()
+            });
         }
         if self.dtype() == DType::I32 {
             let inexact =

@@ -285,7 +285,10 @@ impl Case {
                 sum.push(parts().sum());
                 term.push(parts().map(f64::abs).sum());
                 if (kind, k) == (0, 0) {
-                    shares.iter_mut().zip(&slopes).for_each(|(share, slope)| *share += (before * slope).abs());
+                    shares
+                        .iter_mut()
+                        .zip(&slopes)
+                        .for_each(|(share, slope)| *share += (before * slope).abs());
                 }
             }
             sums[kind].push(sum);
@@ -323,7 +326,8 @@ impl Case {
     pub fn check_dtypes(&self, dtypes: &[DType]) {
         let (want, _) = self.expected();
         let of_all = |grads: &[Vec<f64>]| grads.iter().map(|grads| largest(grads)).collect();
-        let sizes = Run { y: largest(&want.y), d_inputs: of_all(&want.d_inputs), d_params: of_all(&want.d_params) };
+        let sizes =
+            Run { y: largest(&want.y), d_inputs: of_all(&want.d_inputs), d_params: of_all(&want.d_params) };
         self.check_within(dtypes, (&want, &sizes));
     }
 

@@ -25,7 +25,8 @@ impl CustomOps for Powers {
         let (x, w) = (&inputs[0], self.0.weight()?);
         assert_eq!((grads.len(), grads[2].dtype()), (3, DType::I32));
         if let Some(mut slot) = self.0.grad()? {
-            let terms = x.mul(&grads[0])?.cast(DType::F32)?.add(&x.square()?.mul(&grads[1])?.cast(DType::F32)?)?;
+            let terms =
+                x.mul(&grads[0])?.cast(DType::F32)?.add(&x.square()?.mul(&grads[1])?.cast(DType::F32)?)?;
             let rows = terms.n_elems() / w.n_elems();
             slot.put(&terms.reshape([rows, w.n_elems()])?.sum(0)?)?;
         }

@@ -30,7 +30,9 @@ fn definition(inputs: &[String], shapes: &[Vec<usize>], output: &str, x: &[&[f64
             let at: Vec<usize> = names
                 .chars()
                 .zip(shape)
-                .map(|(name, size)| at[letters.iter().position(|&letter| letter == name).unwrap()].min(size - 1))
+                .map(|(name, size)| {
+                    at[letters.iter().position(|&letter| letter == name).unwrap()].min(size - 1)
+                })
                 .collect();
             element(shape, &at)
         };

@@ -60,9 +60,7 @@ fn functions_of_one_element() {
     unary("relu6", x(), |x| x.scale(3.7)?.relu6(), |x| (3.7 * x).clamp(0.0, 6.0));
     unary("hardsigmoid", x(), |x| x.scale(2.1)?.hardsigmoid(), |x| (0.35 * x + 0.5).clamp(0.0, 1.0));
     unary("hardswish", x(), |x| x.scale(2.1)?.hardswish(), |x| 2.1 * x * (0.35 * x + 0.5).clamp(0.0, 1.0));
-    let selu = |x: f64| {
-        1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * x.exp_m1() }
-    };
+    let selu = |x: f64| 1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * x.exp_m1() };
     unary("selu", x(), |x| x.selu(), selu);
     unary("mish", x(), |x| x.mish(), |x| x * x.exp().ln_1p().tanh());
     unary("logsigmoid", x(), |x| x.logsigmoid(), |x| -(-x).exp().ln_1p());
@@ -363,7 +361,10 @@ fn tensors_are_made_from_every_type_of_numbers() {
         let back = doubles.to_vec::<f64>().unwrap();
         assert!(back[0] == f64::from(0.1f32) && back[1] == f64::INFINITY && back[2].is_nan());
         let text = Tensor::from_slice(&[1e300], [1], &device).unwrap_err().to_string();
-        assert_eq!(text, "from_slice: 1e300 at index 0 is outside the range of f32, which tensors keep f64 in");
+        assert_eq!(
+            text,
+            "from_slice: 1e300 at index 0 is outside the range of f32, which tensors keep f64 in"
+        );
 
         let mask = Tensor::from_slice(&[true, false, true], [3], &device).unwrap();
         assert_eq!((mask.dtype(), mask.to_vec::<i32>().unwrap()), (DType::I32, vec![1, 0, 1]));

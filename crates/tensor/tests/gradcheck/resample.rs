@@ -30,7 +30,9 @@ fn images_of_another_size() {
         Interpolation::Linear { align_corners: true },
     ];
     for mode in modes {
-        for (from, to) in [([3, 4], [6, 8]), ([5, 7], [3, 10]), ([1, 1], [2, 3]), ([4, 3], [1, 3]), ([2, 40], [2, 70])] {
+        for (from, to) in
+            [([3, 4], [6, 8]), ([5, 7], [3, 10]), ([1, 1], [2, 3]), ([4, 3], [1, 3]), ([2, 40], [2, 70])]
+        {
             let reference = move |x: &[&[f64]]| {
                 let (rows, cols) = (sources(from[0], to[0], mode), sources(from[1], to[1], mode));
                 let mut y = Vec::new();
@@ -46,7 +48,7 @@ fn images_of_another_size() {
             case("interpolate", [array(1, &[2, 3, from[0], from[1]])], op, reference).check();
         }
     }
-    let line = |x: &[Tensor]| ops::interpolate(&x[0], 6, Interpolation::Nearest);
+    let line = |x: &[Tensor]| ops::interpolate(&x[0], [6], Interpolation::Nearest);
     let doubled = |x: &[&[f64]]| x[0].iter().flat_map(|x| [*x; 2]).collect();
     case("interpolate a line", [array(1, &[3])], line, doubled).check();
 }
@@ -64,7 +66,10 @@ fn values_are_torchs() {
     );
     for (got, want) in [
         (of([3, 5], edges), vec![1.0, 1.4, 2.0, 3.2, 4.0, 4.5, 2.9, 0.5, 2.3, 3.5, 8.0, 4.4, -1.0, 1.4, 3.0]),
-        (of([3, 5], corners), vec![1.0, 1.5, 2.0, 3.0, 4.0, 4.5, 2.5, 0.5, 2.0, 3.5, 8.0, 3.5, -1.0, 1.0, 3.0]),
+        (
+            of([3, 5], corners),
+            vec![1.0, 1.5, 2.0, 3.0, 4.0, 4.5, 2.5, 0.5, 2.0, 3.5, 8.0, 3.5, -1.0, 1.0, 3.0],
+        ),
         (of([1, 2], edges), vec![3.5, 2.75]),
         (of([1, 2], corners), vec![1.0, 4.0]),
     ] {
@@ -91,7 +96,10 @@ fn channels_become_places_and_back() {
     let device = Device::default();
     let x = Tensor::arange(0, 8, 1, DType::F32, &device).unwrap();
     let shuffled = ops::pixel_shuffle(&x.reshape([8, 1, 1]).unwrap(), 2).unwrap();
-    assert_eq!((shuffled.sizes(), shuffled.to_vec::<f32>().unwrap()), (&[2, 2, 2][..], x.to_vec::<f32>().unwrap()));
+    assert_eq!(
+        (shuffled.sizes(), shuffled.to_vec::<f32>().unwrap()),
+        (&[2, 2, 2][..], x.to_vec::<f32>().unwrap())
+    );
     let wide = ops::pixel_unshuffle(&x.reshape([1, 1, 2, 4]).unwrap(), 2).unwrap();
     assert_eq!(wide.sizes(), [1, 4, 1, 2]);
     assert_eq!(wide.to_vec::<f32>().unwrap(), [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);

@@ -1,7 +1,7 @@
 //! Losses of distances: absolute and squared errors, divergences of distributions, angles.
 
 use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction};
-use oarlock_tensor::{Result, Tensor};
+use oarlock_tensor::{Int, Result, Tensor};
 
 use super::{in_f32, reduced};
 
@@ -26,7 +26,7 @@ pub fn kl_div(x: &Tensor, target: &Tensor, form: KlTarget, reduction: KlReductio
 ///
 /// # Errors
 /// A dim that they do not have, or shapes that do not broadcast.
-pub fn cosine_similarity(a: &Tensor, b: &Tensor, dim: usize, eps: f32) -> Result<Tensor> {
+pub fn cosine_similarity(a: &Tensor, b: &Tensor, dim: impl Int, eps: f32) -> Result<Tensor> {
     let (a, b) = (in_f32(a)?, in_f32(b)?);
     // Bounded before the root, whose slope at 0 is infinite.
     let least = (eps * eps).max(f32::MIN_POSITIVE);
@@ -131,7 +131,7 @@ impl CosineEmbeddingLoss {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, a: &Tensor, b: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let cosine = cosine_similarity(a, b, a.sizes().len().saturating_sub(1), 1e-8)?;
+        let cosine = cosine_similarity(a, b, -1, 1e-8)?;
         let target = in_f32(target)?;
         let together = target.add_scalar(1.0)?.scale(0.5)?;
         let apart = target.neg()?.add_scalar(1.0)?.scale(0.5)?;
