@@ -241,8 +241,8 @@ pub enum Problem {
     },
     /// The whole model of a checkpoint that holds a part of it.
     #[error(
-        "it leaves out {n} frozen parameters, such as \"{name}\", so the complete model is not in it: load the base and this \
-         checkpoint, and write the model with `save_model` or `save_pretrained` (`Frozen::Include`)"
+        "it leaves out its frozen parameters ({n}, such as \"{name}\"), so the complete model is not in it: load the base and \
+         this checkpoint, and write the model with `save_model` or `save_pretrained` (`Frozen::Include`)"
     )]
     LeftOut {
         /// The parameters that are left out.
