@@ -93,8 +93,10 @@ fn steps(accelerator: &Accelerator, model: &Loop, steps: std::ops::Range<usize>)
 }
 
 fn weights(accelerator: &Accelerator, net: &Prepared<Net>) -> Result<Vec<(String, Vec<u32>)>> {
-    let bits = |weight: &Tensor| Ok(weight.to_f32_vec()?.into_iter().map(f32::to_bits).collect());
-    accelerator.get_state_dict(net)?.iter().map(|(name, weight)| Ok((name.clone(), bits(weight)?))).collect()
+    let bits = |(name, weight): (&String, &Tensor)| {
+        Ok((name.clone(), weight.to_f32_vec()?.into_iter().map(f32::to_bits).collect()))
+    };
+    accelerator.get_state_dict(net)?.iter().map(bits).collect()
 }
 
 fn config(shard: Options) -> AcceleratorConfig {
