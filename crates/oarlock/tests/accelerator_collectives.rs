@@ -72,6 +72,39 @@ fn any_value_that_holds_tensors_is_gathered_in_the_order_of_ranks() {
 }
 
 #[test]
+fn gradients_flow_through_a_gather_to_the_rank_of_each_row() {
+    for world in 1..=3 {
+        let gradients = all(world, |accelerator| {
+            let rank = accelerator.process_index() as f32;
+            let x = Tensor::from_slice(&[rank, 2.0, 3.0, -1.0, 0.5, 4.0], [3, 2], accelerator.device())?;
+            let gathered = accelerator.gather_with_grad(&x)?;
+            assert!(gathered.tape().is_none(), "without a recording there is none to go on in");
+            let x = x.with_grad();
+            let gathered = accelerator.gather_with_grad(&x)?;
+            assert_eq!(gathered.to_vec::<f32>()?, accelerator.gather(&x)?.to_vec::<f32>()?);
+            // Each rank weighs the squares of all rows differently.
+            let loss = (gathered.square()? * (rank + 1.0))?.sum_all()?;
+            let gradients = loss.backward()?;
+            let number = Tensor::from_slice(&[rank], [], accelerator.device())?.with_grad();
+            let of_number = (accelerator.gather_with_grad(&number)? * 5.0)?.sum_all()?.backward()?;
+            let of_number = of_number.of(&number).map(|gradient| gradient.sizes().to_vec());
+            assert_eq!(of_number, Some(vec![]), "a number stays one");
+            Ok(gradients.of(&x).map(|gradient| gradient.to_vec::<f32>()).transpose()?)
+        });
+        let weights: f32 = (1..=world).map(|weight| weight as f32).sum();
+        for (rank, gradient) in gradients.into_iter().enumerate() {
+            let x = [rank as f32, 2.0, 3.0, -1.0, 0.5, 4.0];
+            assert_eq!(gradient, Some(x.map(|x| 2.0 * weights * x).to_vec()), "rank {rank} of {world}");
+        }
+    }
+    for error in errors(2, |accelerator| {
+        accelerator.gather_with_grad(&vector(accelerator, &vec![0.0; 1 + accelerator.process_index()])?)
+    }) {
+        assert!(error.starts_with("gather_with_grad: tensor 1 of 1 differs among the ranks"), "{error}");
+    }
+}
+
+#[test]
 fn all_dtypes_keep_their_bits_and_empty_tensors_their_shape() {
     all(2, |accelerator| {
         let rank = accelerator.process_index() as f32;

@@ -31,3 +31,4 @@ mod ranks;
 mod recompute;
 mod reshard;
 mod strict_device;
+mod twins;

@@ -69,9 +69,15 @@ impl Accelerator {
     /// On all ranks: other shapes, another number of tensors, another call somewhere, a failed rank.
     #[track_caller]
     pub fn gather<T: Nested>(&self, value: &T) -> Result<T> {
+        self.gather_for("gather", value)
+    }
+
+    /// Gathers for the method `call`.
+    #[track_caller]
+    pub(super) fn gather_for<T: Nested>(&self, call: &str, value: &T) -> Result<T> {
         let tensors = value.tensors();
-        let brought = self.meet("gather", &tensors)?;
-        check_equal("gather", &brought)?;
+        let brought = self.meet(call, &tensors)?;
+        check_equal(call, &brought)?;
         let parts = self.exchange_tensors(&tensors, &brought)?;
         rebuild(value, join(&tensors, &parts, self)?)
     }

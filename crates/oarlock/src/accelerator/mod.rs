@@ -8,6 +8,7 @@ mod deepspeed_plugin;
 mod dummies;
 mod ema;
 mod environment;
+mod gather_with_grad;
 mod gradient_state;
 mod handle;
 mod hooks;

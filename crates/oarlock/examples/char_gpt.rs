@@ -1,0 +1,128 @@
+//! A small GPT that learns to write stories, letter by letter. [char_gpt.py](char_gpt.py) is the same program in PyTorch.
+//!
+//! `cargo run -p oarlock --example char_gpt`, or on two ranks, which divide each batch:
+//! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/char_gpt`
+
+use oarlock::dataloader::DataLoader;
+use oarlock::nn::{
+    self, Embedding, Forward, LayerNorm, Linear, Mlp, Module, MultiHeadAttention, Param, Unit,
+};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Reduction, Result, Tensor,
+    lr_scheduler, optim,
+};
+
+/// The text is ASCII, and its bytes are the tokens.
+const TEXT: &str = include_str!("data/stories.txt");
+const VOCAB: usize = 128;
+const DIM: usize = 64;
+const LENGTH: usize = 64;
+const BATCH_SIZE: usize = 16;
+
+/// Attention and an MLP, each beside a residual connection.
+#[derive(Module)]
+pub struct Block {
+    ln1: LayerNorm,
+    attn: MultiHeadAttention,
+    ln2: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Forward<Tensor> for Block {
+    type Output = Tensor;
+    fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
+        let x = (x + self.attn.forward(&self.ln1.forward(x)?)?)?;
+        &x + self.mlp.forward(&self.ln2.forward(&x)?)?
+    }
+}
+
+/// A decoder with learned positions.
+#[derive(Module)]
+pub struct Gpt {
+    tokens: Embedding,
+    positions: Param,
+    blocks: Vec<Unit<Block>>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Forward<Tensor> for Gpt {
+    type Output = Tensor;
+    fn forward(&self, ids: &Tensor) -> nn::Result<Tensor> {
+        let length = ids.size(1)?;
+        let mut x = (self.tokens.forward(ids)? + nn::parameter(&self.positions, ids)?.i(..length)?)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+}
+
+/// The model with fresh weights.
+pub fn model() -> nn::Result<Gpt> {
+    let block = || {
+        Ok(Unit::new(Block {
+            ln1: LayerNorm::new(DIM)?,
+            attn: MultiHeadAttention::new(DIM, 4)?.causal(),
+            ln2: LayerNorm::new(DIM)?,
+            mlp: Mlp::new(DIM, 4 * DIM)?,
+        }))
+    };
+    Ok(Gpt {
+        tokens: Embedding::new(VOCAB, DIM)?,
+        positions: nn::param([LENGTH, DIM], nn::Init::Normal { std: 0.02 })?,
+        blocks: (0..2).map(|_| block()).collect::<nn::Result<_>>()?,
+        norm: LayerNorm::new(DIM)?,
+        head: Linear::new(DIM, VOCAB)?,
+    })
+}
+
+/// The trained model, and the loss of every step, the mean over the batch of all ranks.
+pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Gpt>, Vec<f64>)> {
+    let sample = |window: &[u8]| (window[..LENGTH].to_vec(), window[1..].to_vec());
+    let samples: Vec<_> = TEXT.as_bytes().windows(LENGTH + 1).step_by(LENGTH).map(sample).collect();
+    let loader = DataLoader::new(samples, BATCH_SIZE).shuffle(true).drop_last(true);
+    let model = model()?;
+    let optimizer = optim::adamw(&model).lr(3e-3);
+    let scheduler = lr_scheduler::cosine(&optimizer, 0, steps as u64);
+    let (loader, model, optimizer, scheduler) = accelerator.prepare((loader, model, optimizer, scheduler))?;
+
+    let mut losses = Vec::new();
+    while losses.len() < steps {
+        for batch in loader.iter()?.take(steps - losses.len()) {
+            let (ids, next) = batch?;
+            let loss = nn::cross_entropy(&model.forward(&ids)?, &next)?;
+            accelerator.backward(&loss)?;
+            accelerator.clip_grad_norm(&optimizer, 1.0)?;
+            optimizer.step()?;
+            scheduler.step();
+            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+        }
+    }
+    Ok((model, losses))
+}
+
+fn main() -> Result<()> {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let (model, losses) = train(&accelerator, 500)?;
+    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(50).collect::<Vec<_>>()));
+
+    model.eval();
+    let mut text = b"Every summer ".to_vec();
+    for step in 0..300 {
+        let context: Vec<i32> =
+            text[text.len().saturating_sub(LENGTH)..].iter().map(|&byte| byte.into()).collect();
+        let ids = Tensor::from_slice(&context, [1, context.len()], accelerator.device())?;
+        let probabilities = (model.forward(&ids)?.i((0, -1))? / 0.7)?.softmax()?.to_vec::<f32>()?;
+        // A number between 0 and 1 for each step, the same on all ranks, selects the next letter.
+        let mut rest = (f64::from(step) * 0.618_033_988_749_895).fract() as f32;
+        let next = probabilities.iter().position(|p| {
+            rest -= p;
+            rest < 0.0
+        });
+        text.push(next.unwrap_or(0) as u8);
+    }
+    accelerator.print(format_args!("{}", String::from_utf8_lossy(&text)));
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! `gather_with_grad`: the rows of all ranks for a loss that compares them, with gradients back to the rank of each row.
+
+use oarlock_tensor::{Error as TensorError, Tensor, ops};
+
+use super::collectives::Reduction;
+use super::handle::Accelerator;
+use crate::error::Result;
+
+impl Accelerator {
+    /// As [`Accelerator::gather`] of a tensor, and recorded for the backward pass: the gradient of this rank's rows is the
+    /// sum of the gradients that all ranks have for them, as with `torch.distributed.nn.all_gather`. For losses over the
+    /// batch of all ranks, such as contrastive ones. All ranks call it, and all run the backward pass.
+    ///
+    /// # Errors
+    /// As [`Accelerator::gather`]; so does the backward pass.
+    #[track_caller]
+    pub fn gather_with_grad(&self, tensor: &Tensor) -> Result<Tensor> {
+        let gathered = self.gather_for("gather_with_grad", tensor)?;
+        Ok(ops::custom(GatherWithGrad { accelerator: self.clone(), gathered }, &[tensor])?)
+    }
+}
+
+struct GatherWithGrad {
+    accelerator: Accelerator,
+    gathered: Tensor,
+}
+
+impl ops::CustomOp for GatherWithGrad {
+    fn name(&self) -> &'static str {
+        "gather_with_grad"
+    }
+
+    fn forward(&self, _inputs: &[Tensor]) -> oarlock_tensor::Result<Tensor> {
+        Ok(self.gathered.clone())
+    }
+
+    fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> oarlock_tensor::Result<Vec<Option<Tensor>>> {
+        let sum = self.accelerator.reduce(grad, Reduction::Sum, 1.0);
+        let sum = sum.map_err(|error| TensorError::Hook(Box::new(error)))?;
+        let n_rows = sum.size(0)? / self.accelerator.num_processes();
+        let first = self.accelerator.process_index() * n_rows;
+        Ok(vec![Some(sum.narrow(0, first..first + n_rows)?.reshape(inputs[0].sizes())?)])
+    }
+}

@@ -1,0 +1,105 @@
+//! The examples that have a twin in PyTorch: from the same initial weights both get the same losses, on any number of ranks.
+//!
+//! `bench/golden/make_twins.py` runs the twins and writes their losses.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oarlock::nn::{self, Module};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Result, SaveModel, distributed, optim,
+};
+use serde::Deserialize;
+
+#[path = "../examples/char_gpt.rs"]
+#[allow(dead_code)]
+mod char_gpt;
+#[path = "../examples/cnn_digits.rs"]
+#[allow(dead_code)]
+mod cnn_digits;
+#[path = "../examples/contrastive.rs"]
+#[allow(dead_code)]
+mod contrastive;
+#[path = "../examples/gan.rs"]
+#[allow(dead_code)]
+mod gan;
+#[path = "../examples/vae.rs"]
+#[allow(dead_code)]
+mod vae;
+
+const STEPS: usize = 20;
+/// How far losses may lie apart, relative to their size if that is above 1.
+const WITHIN: f64 = 1e-4;
+
+/// What `make_twins.py` writes.
+#[derive(Deserialize)]
+struct Golden {
+    losses: Vec<f64>,
+}
+
+/// Ranks divide each batch, so the batch of a step is the same on any number of them.
+fn config() -> AcceleratorConfig {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    AcceleratorConfig { dataloader, threads: Some(1), ..Default::default() }
+}
+
+/// Trains on so many ranks, which are threads, and compares the losses of each rank with those of the twin.
+fn compare<M>(name: &str, world: usize, train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/twins/{name}.json"));
+    let expected: Golden = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let ended = distributed::spawn(world, |_| {
+        let (_, losses) = train(&Accelerator::new(&config())?, STEPS)?;
+        assert_eq!(losses.len(), expected.losses.len());
+        for (at, (found, expected)) in losses.iter().zip(&expected.losses).enumerate() {
+            let apart = (found - expected).abs() / expected.abs().max(1.0);
+            assert!(apart < WITHIN, "loss {at} is {found} and that of the twin {expected}");
+        }
+        Ok(())
+    });
+    ended.unwrap();
+}
+
+macro_rules! twins {
+    ($($name:ident: $on_one_rank:ident, $on_two_ranks:ident;)*) => {$(
+        #[test]
+        fn $on_one_rank() {
+            compare(stringify!($name), 1, $name::train);
+        }
+
+        #[test]
+        fn $on_two_ranks() {
+            compare(stringify!($name), 2, $name::train);
+        }
+    )*};
+}
+
+twins! {
+    char_gpt: char_gpt_on_one_rank, char_gpt_on_two_ranks;
+    cnn_digits: cnn_digits_on_one_rank, cnn_digits_on_two_ranks;
+    contrastive: contrastive_on_one_rank, contrastive_on_two_ranks;
+    gan: gan_on_one_rank, gan_on_two_ranks;
+    vae: vae_on_one_rank, vae_on_two_ranks;
+}
+
+#[test]
+#[ignore = "bench/golden/make_twins.py runs it"]
+fn write_initial_weights() {
+    let folder = PathBuf::from(std::env::var_os("TWINS_FOLDER").expect("TWINS_FOLDER names a folder"));
+    write(&folder, "char_gpt", char_gpt::model());
+    write(&folder, "cnn_digits", cnn_digits::model());
+    write(&folder, "contrastive", contrastive::model());
+    write(&folder, "gan.1.generator", gan::generator());
+    write(&folder, "gan.2.discriminator", gan::discriminator());
+    write(&folder, "vae", vae::model());
+}
+
+/// Writes the weights that a prepared model begins with as `NAME.safetensors`. A twin with several models gets its files in
+/// the order of their names.
+fn write<M: Module>(folder: &Path, name: &str, model: nn::Result<M>) {
+    let accelerator = Accelerator::new(&config()).unwrap();
+    let model = model.unwrap();
+    let optimizer = optim::sgd(&model);
+    let (model, _optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    accelerator.save_model(&model, folder, &SaveModel::default()).unwrap();
+    fs::rename(folder.join("model.safetensors"), folder.join(format!("{name}.safetensors"))).unwrap();
+}
