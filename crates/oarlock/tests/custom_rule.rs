@@ -71,8 +71,10 @@ fn prepare(accelerator: &Accelerator, by_hand: bool) -> Result<Loop> {
         true => optim::custom(&net, AdamW { betas: [0.9, 0.999] }).weight_decay(0.01),
         false => optim::adamw(&net),
     };
-    let optimizer =
-        optimizer.lr(0.01).group(&net.down, |group| group.lr(0.05).betas(0.8, 0.95)).no_decay_of_vectors(&net.up);
+    let optimizer = optimizer
+        .lr(0.01)
+        .group(&net.down, |group| group.lr(0.05).betas(0.8, 0.95))
+        .no_decay_of_vectors(&net.up);
     let scheduler = lr_scheduler::linear(&optimizer, 2, 12);
     accelerator.prepare((net, optimizer, scheduler))
 }
