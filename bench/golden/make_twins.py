@@ -2,8 +2,8 @@
 
     python make_twins.py crates/oarlock/tests/golden/twins [NAME ..]
 
-A test of Oarlock writes the initial weights of each example, from which its twin then trains 20 steps. Without a NAME all
-twins are run.
+A test of Oarlock writes the initial weights of each example, from which its twin then trains 20 steps; distillation and
+text_classifier read folders of transformers, which they and lora need besides torch. Without a NAME all twins are run.
 """
 import glob, json, os, subprocess, sys, tempfile
 
@@ -11,6 +11,7 @@ import torch
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 WRITE = ["cargo", "test", "-p", "oarlock", "--test", "suite", "twins::write_initial_weights", "--", "--ignored"]
+READ_FOLDERS = ["distillation", "text_classifier"]
 
 
 def main(out, names):
@@ -20,9 +21,9 @@ def main(out, names):
         weights = {}
         for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
             weights.setdefault(os.path.basename(path).split(".")[0], []).append(path)
-        for name in names or weights:
+        for name in names or sorted([*weights, *READ_FOLDERS]):
             program = os.path.join(ROOT, "crates/oarlock/examples", name + ".py")
-            run = subprocess.run([sys.executable, program, *weights[name]], stdout=subprocess.PIPE, check=True)
+            run = subprocess.run([sys.executable, program, *weights.get(name, [])], stdout=subprocess.PIPE, check=True)
             losses = json.loads(run.stdout)
             with open(os.path.join(out, name + ".json"), "w") as file:
                 json.dump({"torch": torch.__version__.split("+")[0], "losses": losses}, file, indent=1)

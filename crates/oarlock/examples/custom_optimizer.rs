@@ -51,12 +51,12 @@ pub fn model() -> nn::Result<Sequential> {
 
 /// The images, as 64 pixels between 0 and 1, with their digits.
 fn digits() -> Result<Vec<(Vec<f32>, i32)>> {
-    let sample = |line: &str| {
-        let numbers = line.split(',').map(str::parse::<i32>);
-        let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>().map_err(Error::other)?;
-        Ok((numbers[1..].iter().map(|&pixel| pixel as f32 / 16.0).collect(), numbers[0]))
+    let number = |text: &str| text.parse::<f32>().map_err(Error::other);
+    let row = |line: &str| {
+        let numbers = line.split(',').map(number).collect::<Result<Vec<_>>>()?;
+        Ok((numbers[1..].iter().map(|pixel| pixel / 16.0).collect(), numbers[0] as i32))
     };
-    include_str!("data/digits.csv").lines().map(sample).collect()
+    include_str!("data/digits.csv").lines().map(row).collect()
 }
 
 /// The trained model, and the loss of every step, the mean over the batch of all ranks.

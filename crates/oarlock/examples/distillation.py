@@ -15,6 +15,8 @@ NUM_EPOCHS = 3
 LR = 1e-2
 WEIGHT_DECAY = 0.01
 WARMUP_STEPS = 5
+# What "auto" in student.json stands for.
+GRADIENT_CLIPPING = 1.0
 ALPHA = 0.5
 TEMPERATURE = 2.0
 IGNORED = -100
@@ -65,6 +67,7 @@ def train(steps):
                 taught = teacher_model(ids).logits
             loss = loss_of(student_model(ids).logits, taught, labels)
             loss.backward()
+            torch.nn.utils.clip_grad_norm_(student_model.parameters(), GRADIENT_CLIPPING)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

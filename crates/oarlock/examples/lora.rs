@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::dataloader::DataLoader;
-use oarlock::generate::{GenerateOptions, generate};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
 use oarlock::{
@@ -62,14 +61,10 @@ pub fn model() -> Result<Decoder> {
     Ok(model)
 }
 
-/// Bytes are tokens from 1 on.
-fn token(byte: u8) -> i32 {
-    i32::from(byte) + 1
-}
-
 /// The trained model, and the loss of every step, the mean over the batch of all ranks.
 pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Decoder>, Vec<f64>)> {
-    let tokens: Vec<i32> = TEXT.bytes().map(token).collect();
+    // Bytes are tokens from 1 on.
+    let tokens: Vec<i32> = TEXT.bytes().map(|byte| i32::from(byte) + 1).collect();
     let sample = |window: &[i32]| (window[..LENGTH].to_vec(), window[1..].to_vec());
     let samples: Vec<_> = tokens.windows(LENGTH + 1).step_by(LENGTH).map(sample).collect();
     let loader = DataLoader::new(samples, BATCH_SIZE).shuffle(true).drop_last(true);
@@ -90,4 +85,29 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Decode
         }
     }
     Ok((model, losses))
+}
+
+fn main() -> Result<()> {
+    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
+    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let (model, losses) = train(&accelerator, 300)?;
+    let params = nn::parameters(model.module());
+    let [all, frozen] = [false, true].map(|frozen| {
+        let counted = params.iter().filter(|named| !frozen || named.param.is_frozen());
+        counted.map(|named| named.param.shape().n_elems()).sum::<usize>()
+    });
+    accelerator.print(format_args!("{} of {all} parameters are trained", all - frozen));
+    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(30).collect::<Vec<_>>()));
+
+    model.eval();
+    let mut ids: Vec<i32> = "Every summer ".bytes().map(|byte| i32::from(byte) + 1).collect();
+    for _ in 0..100 {
+        let context = &ids[ids.len().saturating_sub(LENGTH)..];
+        let context = Tensor::from_slice(context, [1, context.len()], accelerator.device())?;
+        let logits = model.call(&context, |model, ids| model.logits(ids, &Mask::Causal))?;
+        ids.push(logits.i((0, -1))?.argmax(-1)?.item()?);
+    }
+    let text: Vec<u8> = ids.iter().map(|&id| (id - 1) as u8).collect();
+    accelerator.print(format_args!("{}", String::from_utf8_lossy(&text)));
+    Ok(())
 }

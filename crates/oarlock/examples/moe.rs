@@ -34,17 +34,13 @@ impl Forward<Tensor> for MixtureOfExperts {
         let probs = self.router.forward(x)?.softmax()?;
         let (gates, chosen) = probs.topk(TOP_K, -1, true)?;
         let gates = (&gates / gates.sum_keepdim(-1)?)?.flatten(0, -1)?;
-        let mut y = x.zeros_like()?;
-        for (index, expert) in self.experts.iter().enumerate() {
-            // The places of this expert among the choices, and their rows.
-            let choices = chosen.to_vec::<i32>()?.into_iter().enumerate();
-            let places: Vec<usize> =
-                choices.filter(|(_, choice)| *choice == index as i32).map(|(place, _)| place).collect();
-            let to_tensor = |of: &dyn Fn(usize) -> usize| {
-                let numbers: Vec<i32> = places.iter().map(|&place| of(place) as i32).collect();
-                Tensor::from_slice(&numbers, [places.len()], x.device())
-            };
-            let (places, rows) = (to_tensor(&|place| place)?, to_tensor(&|place| place / TOP_K)?);
+        let (mut y, choices) = (x.zeros_like()?, chosen.to_vec::<i32>()?);
+        for (index, expert) in (0..).zip(&self.experts) {
+            // Where the choices name this expert, and whose choices these are.
+            let places: Vec<i32> =
+                (0..).zip(&choices).filter(|&(_, &i)| i == index).map(|(at, _)| at).collect();
+            let places = Tensor::from_slice(&places, [places.len()], x.device())?;
+            let rows = places.floor_divide(TOP_K as i32)?;
             let gate = gates.index_select(0, &places)?.unsqueeze(-1)?;
             y = y.index_add(0, &rows, &(expert.forward(&x.index_select(0, &rows)?)? * gate)?)?;
         }
@@ -78,12 +74,12 @@ pub fn model() -> nn::Result<Classifier> {
 
 /// The images, as 64 pixels between 0 and 1, with their digits.
 fn digits() -> Result<Vec<(Vec<f32>, i32)>> {
-    let sample = |line: &str| {
-        let numbers = line.split(',').map(str::parse::<i32>);
-        let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>().map_err(Error::other)?;
-        Ok((numbers[1..].iter().map(|&pixel| pixel as f32 / 16.0).collect(), numbers[0]))
+    let number = |text: &str| text.parse::<f32>().map_err(Error::other);
+    let row = |line: &str| {
+        let numbers = line.split(',').map(number).collect::<Result<Vec<_>>>()?;
+        Ok((numbers[1..].iter().map(|pixel| pixel / 16.0).collect(), numbers[0] as i32))
     };
-    include_str!("data/digits.csv").lines().map(sample).collect()
+    include_str!("data/digits.csv").lines().map(row).collect()
 }
 
 /// The trained model, and the loss of every step, the mean over the batch of all ranks.
@@ -120,8 +116,8 @@ fn main() -> Result<()> {
 
     model.eval();
     for digit in 0..10 {
-        let images: Vec<f32> = digits()?.into_iter().filter(|(_, of)| *of == digit).flat_map(|(x, _)| x).collect();
-        let images = Tensor::from_slice(&images, (images.len() / 64, 64), accelerator.device())?;
+        let images = digits()?.into_iter().filter(|(_, of)| *of == digit).flat_map(|(image, _)| image);
+        let images = Tensor::from_slice(&images.collect::<Vec<_>>(), [50, 64], accelerator.device())?;
         let (logits, (_, chosen)) = model.forward(&images)?;
         let right = logits.argmax(-1)?.eq(digit)?.cast(DType::F32)?.mean(..)?.item::<f32>()?;
         let share = chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?.to_vec::<f32>()?;

@@ -8,9 +8,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def run(train, *models):
-    """`python NAME.py INITIAL.safetensors`, with a file for each model: prints the losses as a JSON list."""
+    """`python NAME.py INITIAL.safetensors`, with a file for each model that has not read its weights itself: prints the
+    losses as a JSON list."""
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("weights", nargs=len(models))
+    arguments.add_argument("weights", nargs=len(models) or "*")
     arguments.add_argument("--steps", type=int, default=20)
     arguments = arguments.parse_args()
     for model, path in zip(models, arguments.weights):

@@ -71,8 +71,10 @@ fn prepare(accelerator: &Accelerator, by_hand: bool) -> Result<Loop> {
         true => optim::custom(&net, AdamW { betas: [0.9, 0.999] }).weight_decay(0.01),
         false => optim::adamw(&net),
     };
-    let optimizer =
-        optimizer.lr(0.01).group(&net.down, |group| group.lr(0.05).betas(0.8, 0.95)).no_decay_of_vectors(&net.up);
+    let optimizer = optimizer
+        .lr(0.01)
+        .group(&net.down, |group| group.lr(0.05).betas(0.8, 0.95))
+        .no_decay_of_vectors(&net.up);
     let scheduler = lr_scheduler::linear(&optimizer, 2, 12);
     accelerator.prepare((net, optimizer, scheduler))
 }
@@ -93,8 +95,10 @@ fn steps(accelerator: &Accelerator, model: &Loop, steps: std::ops::Range<usize>)
 }
 
 fn weights(accelerator: &Accelerator, net: &Prepared<Net>) -> Result<Vec<(String, Vec<u32>)>> {
-    let bits = |weight: &Tensor| Ok(weight.to_f32_vec()?.into_iter().map(f32::to_bits).collect());
-    accelerator.get_state_dict(net)?.iter().map(|(name, weight)| Ok((name.clone(), bits(weight)?))).collect()
+    let bits = |(name, weight): (&String, &Tensor)| {
+        Ok((name.clone(), weight.to_f32_vec()?.into_iter().map(f32::to_bits).collect()))
+    };
+    accelerator.get_state_dict(net)?.iter().map(bits).collect()
 }
 
 fn config(shard: Options) -> AcceleratorConfig {

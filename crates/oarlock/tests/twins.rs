@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use oarlock::nn::{self, Module};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Result, SaveModel, distributed, optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Result, SaveModel, distributed, optim,
 };
 use serde::Deserialize;
 
@@ -20,9 +20,24 @@ mod cnn_digits;
 #[path = "../examples/contrastive.rs"]
 #[allow(dead_code)]
 mod contrastive;
+#[path = "../examples/custom_optimizer.rs"]
+#[allow(dead_code)]
+mod custom_optimizer;
+#[path = "../examples/distillation.rs"]
+#[allow(dead_code)]
+mod distillation;
 #[path = "../examples/gan.rs"]
 #[allow(dead_code)]
 mod gan;
+#[path = "../examples/lora.rs"]
+#[allow(dead_code)]
+mod lora;
+#[path = "../examples/moe.rs"]
+#[allow(dead_code)]
+mod moe;
+#[path = "../examples/text_classifier.rs"]
+#[allow(dead_code)]
+mod text_classifier;
 #[path = "../examples/vae.rs"]
 #[allow(dead_code)]
 mod vae;
@@ -40,15 +55,25 @@ struct Golden {
 /// Ranks divide each batch, so the batch of a step is the same on any number of them.
 fn config() -> AcceleratorConfig {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    AcceleratorConfig { dataloader, threads: Some(1), ..Default::default() }
+    AcceleratorConfig { dataloader, ..Default::default() }
+}
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
 }
 
 /// Trains on so many ranks, which are threads, and compares the losses of each rank with those of the twin.
-fn compare<M>(name: &str, world: usize, train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/twins/{name}.json"));
+fn compare<M>(
+    name: &str,
+    world: usize,
+    config: AcceleratorConfig,
+    train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>,
+) {
+    let path = golden(&format!("twins/{name}.json"));
     let expected: Golden = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let config = AcceleratorConfig { threads: Some(1), ..config };
     let ended = distributed::spawn(world, |_| {
-        let (_, losses) = train(&Accelerator::new(&config())?, STEPS)?;
+        let (_, losses) = train(&Accelerator::new(&config)?, STEPS)?;
         assert_eq!(losses.len(), expected.losses.len());
         for (at, (found, expected)) in losses.iter().zip(&expected.losses).enumerate() {
             let apart = (found - expected).abs() / expected.abs().max(1.0);
@@ -63,12 +88,12 @@ macro_rules! twins {
     ($($name:ident: $on_one_rank:ident, $on_two_ranks:ident;)*) => {$(
         #[test]
         fn $on_one_rank() {
-            compare(stringify!($name), 1, $name::train);
+            compare(stringify!($name), 1, config(), $name::train);
         }
 
         #[test]
         fn $on_two_ranks() {
-            compare(stringify!($name), 2, $name::train);
+            compare(stringify!($name), 2, config(), $name::train);
         }
     )*};
 }
@@ -77,8 +102,43 @@ twins! {
     char_gpt: char_gpt_on_one_rank, char_gpt_on_two_ranks;
     cnn_digits: cnn_digits_on_one_rank, cnn_digits_on_two_ranks;
     contrastive: contrastive_on_one_rank, contrastive_on_two_ranks;
+    custom_optimizer: custom_optimizer_on_one_rank, custom_optimizer_on_two_ranks;
     gan: gan_on_one_rank, gan_on_two_ranks;
+    lora: lora_on_one_rank, lora_on_two_ranks;
+    moe: moe_on_one_rank, moe_on_two_ranks;
     vae: vae_on_one_rank, vae_on_two_ranks;
+}
+
+/// The first losses of a whole training.
+fn distil(accelerator: &Accelerator, steps: usize) -> Result<((), Vec<f64>)> {
+    let losses = distillation::train(accelerator, &golden("distillation"))?;
+    Ok(((), losses.into_iter().take(steps).map(f64::from).collect()))
+}
+
+#[test]
+fn distillation_on_one_rank() {
+    compare("distillation", 1, distillation::config().unwrap(), distil);
+}
+
+#[test]
+fn distillation_on_two_ranks() {
+    compare("distillation", 2, distillation::config().unwrap(), distil);
+}
+
+/// The first losses of a whole training.
+fn classify(accelerator: &Accelerator, steps: usize) -> Result<((), Vec<f64>)> {
+    let outcome = text_classifier::train(accelerator, &golden("text_classifier/model"))?;
+    Ok(((), outcome.losses.into_iter().take(steps).map(f64::from).collect()))
+}
+
+#[test]
+fn text_classifier_on_one_rank() {
+    compare("text_classifier", 1, text_classifier::config(), classify);
+}
+
+#[test]
+fn text_classifier_on_two_ranks() {
+    compare("text_classifier", 2, text_classifier::config(), classify);
 }
 
 #[test]
@@ -88,9 +148,14 @@ fn write_initial_weights() {
     write(&folder, "char_gpt", char_gpt::model());
     write(&folder, "cnn_digits", cnn_digits::model());
     write(&folder, "contrastive", contrastive::model());
+    write(&folder, "custom_optimizer", custom_optimizer::model());
     write(&folder, "gan.1.generator", gan::generator());
     write(&folder, "gan.2.discriminator", gan::discriminator());
+    write(&folder, "moe", moe::model());
     write(&folder, "vae", vae::model());
+    // After no step: the pretrained weights, and adapters at their beginning.
+    let accelerator = Accelerator::new(&config()).unwrap();
+    save(&accelerator, &lora::train(&accelerator, 0).unwrap().0, &folder, "lora");
 }
 
 /// Writes the weights that a prepared model begins with as `NAME.safetensors`. A twin with several models gets its files in
@@ -100,6 +165,10 @@ fn write<M: Module>(folder: &Path, name: &str, model: nn::Result<M>) {
     let model = model.unwrap();
     let optimizer = optim::sgd(&model);
     let (model, _optimizer) = accelerator.prepare((model, optimizer)).unwrap();
-    accelerator.save_model(&model, folder, &SaveModel::default()).unwrap();
+    save(&accelerator, &model, folder, name);
+}
+
+fn save<M: Module>(accelerator: &Accelerator, model: &Prepared<M>, folder: &Path, name: &str) {
+    accelerator.save_model(model, folder, &SaveModel::default()).unwrap();
     fs::rename(folder.join("model.safetensors"), folder.join(format!("{name}.safetensors"))).unwrap();
 }

@@ -78,7 +78,9 @@ fn formula(estimate: &Estimate) -> String {
         Optim::TwoMoments | Optim::Lamb => master + 8,
         Optim::OneState => master + 4,
         Optim::Stateless => master,
-        Optim::Factored | Optim::Muon | Optim::Other(_) => return "depends on the shapes (this optimizer)".to_owned(),
+        Optim::Factored | Optim::Muon | Optim::Other(_) => {
+            return "depends on the shapes (this optimizer)".to_owned();
+        }
     };
     match settings.stage {
         Stage::Whole => format!("{working}P + 4P + {state}P"),

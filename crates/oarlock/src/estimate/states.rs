@@ -269,9 +269,7 @@ fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
         (Optim::Muon, &[rows, cols]) if is_hidden(&param.name) => {
             optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
         }
-        (Optim::Other(rule), _) => {
-            optimizer::workspace_bytes(&step.device, rule, shape, Role::Other) as u64
-        }
+        (Optim::Other(rule), _) => optimizer::workspace_bytes(&step.device, rule, shape, Role::Other) as u64,
         _ => 0,
     }
 }

@@ -174,7 +174,9 @@ impl Optim {
                 group.weight_decay.unwrap_or(*weight_decay),
             )
         });
-        let all = std::iter::once((rule.clone(), *weight_decay)).chain(own).zip(self.lr_state.lrs_by(|_, base| base));
+        let all = std::iter::once((rule.clone(), *weight_decay))
+            .chain(own)
+            .zip(self.lr_state.lrs_by(|_, base| base));
         all.map(|((rule, weight_decay), lr)| ParamGroup { rule, lr, weight_decay }).collect()
     }
 

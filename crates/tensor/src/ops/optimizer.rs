@@ -23,8 +23,8 @@ use crate::launch::{Launch, Mode, View, ViewMut};
 use crate::ops::with_float;
 use crate::shape::Shape;
 
-use self::rule::is_matrix;
 pub use self::custom::{Custom, CustomRule, Update};
+use self::rule::is_matrix;
 pub use self::rule::{AdjustLr, Needs, Role, Rule};
 pub use crate::cpu::optim::StepArgs;
 
@@ -269,9 +269,11 @@ fn custom_step<T: Float>(
     scratch: &mut [u8],
 ) {
     match rule.needs() {
-        Needs::Elementwise => optim::custom::elementwise(cpu, args.grad_scale, buffers, &|weights, states, grad| {
-            rule.update(args, &[grad.len()], weights, states, grad);
-        }),
+        Needs::Elementwise => {
+            optim::custom::elementwise(cpu, args.grad_scale, buffers, &|weights, states, grad| {
+                rule.update(args, &[grad.len()], weights, states, grad);
+            })
+        }
         Needs::WholeParameters => {
             let scaled = bytemuck::cast_slice_mut(scratch);
             optim::custom::whole(cpu, args.grad_scale, buffers, scaled, &|weights, states, grad| {

@@ -134,8 +134,11 @@ fn an_update_borrows_what_the_estimate_says() {
             model.set_recompute(Recompute::Units { every: 1 });
             let shape = StepShape { batch: rows, len, documents: false, eval_batch: None };
             let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
-            let settings =
-                Settings { optim: optim.clone(), offload_optimizer, ..Settings::new(dtype, Stage::Optimizer, 1) };
+            let settings = Settings {
+                optim: optim.clone(),
+                offload_optimizer,
+                ..Settings::new(dtype, Stage::Optimizer, 1)
+            };
             let size = ModelSize::of(&model, dtype);
             let estimated = estimate(&size, &settings, Some(&dry), 0);
 

@@ -10,12 +10,7 @@ use crate::dtype::Float;
 pub(crate) type Update<'a> = &'a (dyn Fn(&mut [f32], [&mut [f32]; MAX_STATES], &[f32]) + Sync);
 
 /// Calls `update` for runs of elements, on several threads.
-pub(crate) fn elementwise<T: Float>(
-    cpu: &Cpu,
-    grad_scale: f32,
-    buffers: Buffers<'_, T>,
-    update: Update<'_>,
-) {
+pub(crate) fn elementwise<T: Float>(cpu: &Cpu, grad_scale: f32, buffers: Buffers<'_, T>, update: Update<'_>) {
     let Buffers { weights, state, grad, working } = buffers;
     let n = grad.len();
     assert!(weights.len() == n && working.as_ref().is_none_or(|w| w.len() == n), "optimizer: lengths");
