@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use crate::config::Problems;
-use crate::config::render::render;
+use crate::config::render::{render, visible};
 use crate::error::Error;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
@@ -40,7 +40,8 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            eprint(&format!("error: {error}\n"));
+            // It may quote the names of a damaged file.
+            eprint(&format!("error: {}\n", visible(&error.to_string(), 10_000)));
             ExitCode::FAILURE
         }
     }
