@@ -322,9 +322,14 @@ fn headers_of_weights() {
     fuzz("weights", vec![header.to_vec()], |folder, input| {
         open(folder, input.len() as u64, input);
         // A length that is not the header's.
-        open(folder, input.iter().fold(1, |length: u64, byte| length.rotate_left(7) ^ u64::from(*byte)), input);
+        open(
+            folder,
+            input.iter().fold(1, |length: u64, byte| length.rotate_left(7) ^ u64::from(*byte)),
+            input,
+        );
     });
-    let index = br#"{"metadata": {"total_size": 9}, "weight_map": {"model.norm.weight": "model-1.safetensors"}}"#;
+    let index =
+        br#"{"metadata": {"total_size": 9}, "weight_map": {"model.norm.weight": "model-1.safetensors"}}"#;
     fuzz("index of weights", vec![index.to_vec()], |folder, input| {
         fs::write(folder.join("model.safetensors.index.json"), input).unwrap();
         drop(SafetensorsSource::open(folder, &config, &model));

@@ -106,21 +106,14 @@ impl ChatTemplate {
         let refuse = |cause: String| Error::Template { path: path.clone(), cause };
         let text = with_calls(&source);
         if text.len() > MAX_SOURCE_BYTES {
-            return Err(refuse(format!(
-                "the chat template has {} bytes; supported are at most {MAX_SOURCE_BYTES}",
-                text.len()
-            )));
+            let found = text.len();
+            let cause =
+                format!("the chat template has {found} bytes; supported are at most {MAX_SOURCE_BYTES}");
+            return Err(refuse(cause));
         }
         let stack = (1 << 20) + text.len() * STACK_PER_BYTE;
-        let added = std::thread::scope(|scope| {
-            let parse = || environment.add_template_owned(NAME, text);
-            let parser = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, parse)?;
-            Ok(parser.join())
-        });
-        match added.map_err(|e: io::Error| refuse(format!("cannot start a thread for the chat template: {e}")))? {
-            Ok(added) => added.map_err(broken)?,
-            Err(_) => return Err(refuse("the chat template is broken: the parser gave up".into())),
-        }
+        let parsed = with_stack(stack, || environment.add_template_owned(NAME, text));
+        parsed.map_err(|e| refuse(format!("cannot parse the chat template: {e}")))?.map_err(broken)?;
         Ok(ChatTemplate { environment, source, tokens, path })
     }
 
@@ -260,6 +253,14 @@ impl ChatTemplate {
             && before.len() + behind.len() <= whole.len();
         fits.then(|| before.len()..whole.len() - behind.len() + end_of_turn.len())
     }
+}
+
+/// What `body` returns, run on a thread with so many bytes of stack.
+fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(bytes).spawn_scoped(scope, body)?;
+        thread.join().map_err(|_| io::Error::other("the thread has panicked"))
+    })
 }
 
 /// A text that does not grow without end.
