@@ -2,9 +2,11 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::config::Problems;
-use crate::config::render::render;
+use crate::config::render::{render, visible};
 use crate::error::Error;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
@@ -40,7 +42,8 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
-            eprint(&format!("error: {error}\n"));
+            // It may quote the names of a damaged file.
+            eprint(&format!("error: {}\n", visible(&error.to_string(), 10_000)));
             ExitCode::FAILURE
         }
     }
@@ -55,9 +58,24 @@ pub(crate) fn print(text: &str) -> Outcome {
     }
 }
 
-/// Writes to standard error. If that fails, only the exit code reports the failure.
+/// How long a text waits for a reader of standard error, who may have stopped reading.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Writes to standard error. If that fails, or nobody reads, only the exit code reports the failure.
 pub(crate) fn eprint(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let write = |text: &str| {
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    };
+    let (owned, (written, wait)) = (text.to_owned(), mpsc::channel());
+    let apart = move || {
+        write(&owned);
+        let _ = written.send(());
+    };
+    match std::thread::Builder::new().spawn(apart) {
+        Ok(_) => drop(wait.recv_timeout(PATIENCE)),
+        // The process may have no more threads.
+        Err(_) => write(text),
+    }
 }
 
 /// Whether standard error is a terminal that shows colours, and its width.

@@ -247,3 +247,13 @@ fn a_reader_that_goes_away_does_not_end_the_training() {
         assert_eq!(String::from_utf8(site.read("code")).unwrap().trim(), code, "{command}");
     }
 }
+
+#[test]
+fn a_configuration_in_a_pipe_is_refused_before_a_rank_misses_it() {
+    let site = Site::new();
+    let said = run(site.shell("cat train.yaml | \"$0\" train /dev/stdin output_dir=out"));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("`/dev/stdin` is a pipe, and every rank reads it again"), "{said:?}");
+    let shown = run(site.shell("cat train.yaml | \"$0\" train /dev/stdin output_dir=out --dry-run"));
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+}

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use mutate::Mutator;
 use oarlock::checkpoint::{self, Manifest};
 use oarlock::data::{ChatTemplate, Content, Conversation, Example, Message, Source, Tokenizer};
-use oarlock::model::hf::HfConfig;
+use oarlock::model::Decoder;
+use oarlock::model::hf::{HfConfig, SafetensorsSource, Strict};
 use oarlock_cli::config::accelerate::{Engine, File, meaning};
 use oarlock_cli::config::render::render;
 use oarlock_cli::config::{Problems, Words, train_config, written};
@@ -301,6 +302,37 @@ fn model_folders() {
             let conversation = Conversation { messages, ..Conversation::default() };
             drop((template.render_prompt(&conversation), template.render(&conversation)));
         }
+    });
+}
+
+#[test]
+fn headers_of_weights() {
+    let golden = root().join("crates/oarlock/tests/golden/train-llama");
+    let file = fs::read(golden.join("model.safetensors")).unwrap();
+    let n_bytes = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let (header, data) = file[8..].split_at(n_bytes);
+    let config = HfConfig::read(&golden).unwrap();
+    let model = Decoder::new(config.decoder().clone(), 8).unwrap();
+    let open = |folder: &Path, length: u64, header: &[u8]| {
+        let bytes = [&length.to_le_bytes(), header, data].concat();
+        fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        drop(SafetensorsSource::open(folder, &config, &model));
+        drop(SafetensorsSource::of_module(folder, &model, Strict::No));
+    };
+    fuzz("weights", vec![header.to_vec()], |folder, input| {
+        open(folder, input.len() as u64, input);
+        // A length that is not the header's.
+        open(
+            folder,
+            input.iter().fold(1, |length: u64, byte| length.rotate_left(7) ^ u64::from(*byte)),
+            input,
+        );
+    });
+    let index =
+        br#"{"metadata": {"total_size": 9}, "weight_map": {"model.norm.weight": "model-1.safetensors"}}"#;
+    fuzz("index of weights", vec![index.to_vec()], |folder, input| {
+        fs::write(folder.join("model.safetensors.index.json"), input).unwrap();
+        drop(SafetensorsSource::open(folder, &config, &model));
     });
 }
 

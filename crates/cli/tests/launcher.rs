@@ -354,6 +354,22 @@ fn after_nohup_the_end_of_the_terminal_ends_nothing() {
 }
 
 #[test]
+fn a_reader_of_standard_error_that_stopped_reading_does_not_delay_the_end() {
+    let site = Site::new();
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while rustix::io::write(&writer, &[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let mut command = torchrun(&site, "", "echo $$ > rank0; exec sleep 60");
+    let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+    let rank = number_in(&site, "rank0");
+    signal(child.id(), Signal::TERM);
+    let status = until("the end of the launcher", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(143));
+    until("the end of the rank", || (!is_alive(rank)).then_some(()));
+}
+
+#[test]
 fn what_cannot_be_started_as_it_is_written_is_refused() {
     let site = Site::new();
     site.write("script.sh", "#!/bin/sh\n");

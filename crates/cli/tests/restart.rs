@@ -157,12 +157,15 @@ fn two_runs_are_the_same_run_with_any_number_of_threads() {
 #[test]
 fn a_finished_run_does_nothing_twice() {
     let site = Site::new();
-    let words = ["save_strategy=steps", "save_steps=5"];
+    let words = ["save_strategy=steps", "save_steps=5", "eval_dataset=text.jsonl", "eval_strategy=steps"];
+    let words = [&words[..], &["eval_steps=5"]].concat();
     site.train("out", &words);
-    let (losses, model) = (site.losses("out"), site.model("out"));
+    let (losses, model, n_records) = (site.losses("out"), site.model("out"), site.log("out").len());
+    assert_eq!(n_records, 12);
     let said = site.train("out", &words);
     assert!(said.stdout.contains("done: 10 steps"), "{said:?}");
     assert_eq!(site.losses("out"), losses);
+    assert_eq!(site.log("out").len(), n_records);
     assert!(site.model("out") == model);
     // Told to begin anew, it does.
     let anew = site.train("out", &["overwrite_output_dir=true", "max_steps=2"]);

@@ -20,8 +20,11 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// When the file cannot be opened or mapped.
+    /// When the file cannot be opened or mapped, or is none: whoever opens a pipe waits for its other end.
     pub fn open(path: impl AsRef<Path>) -> io::Result<MappedFile> {
+        if !std::fs::metadata(&path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a folder, a pipe or a device"));
+        }
         let file = File::open(path)?;
         // SAFETY: the map is read-only and private to this value. Such files are replaced by a rename and never changed in
         // place, so the bytes behind the slice stay as they are while it lives.
@@ -58,6 +61,14 @@ mod tests {
         assert_eq!(&MappedFile::open(&path).unwrap()[..], b"new");
         std::fs::remove_file(&path).unwrap();
         assert!(MappedFile::open(&path).is_err());
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        for path in ["/dev/zero", "/"] {
+            let error = MappedFile::open(path).unwrap_err().to_string();
+            assert_eq!(error, "it is a folder, a pipe or a device");
+        }
     }
 
     #[test]

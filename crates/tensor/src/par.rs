@@ -6,6 +6,9 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 
+/// More threads than any machine has cores: a number beyond is a mistake, and to start them would take minutes.
+const MOST_THREADS: usize = 1 << 12;
+
 /// The threads a kernel may use: one (a plain loop) or a pool of its own.
 #[derive(Clone, Debug)]
 pub struct Par {
@@ -21,10 +24,14 @@ impl Par {
     /// `n` threads; one means the caller alone.
     ///
     /// # Errors
-    /// When the operating system refuses the threads.
+    /// When the operating system refuses the threads, or there are more than 4,096.
     pub fn threads(n: usize) -> Result<Par> {
         if n <= 1 {
             return Ok(Par::solo());
+        }
+        if n > MOST_THREADS {
+            let cause = format!("supported are at most {MOST_THREADS}; give as many as there are cores");
+            return Err(Error::Threads { n, cause });
         }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(n)
@@ -67,6 +74,12 @@ impl Par {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_threads_than_cores_anywhere_are_refused() {
+        let error = Par::threads(1_000_000).unwrap_err().to_string();
+        assert!(error.starts_with("cannot start 1000000 threads: supported are at most 4096"), "{error}");
+    }
 
     #[test]
     fn every_index_and_every_piece_once() {

@@ -91,11 +91,16 @@ impl RopeTable {
     /// is `n_positions`.
     ///
     /// # Errors
-    /// Parameters that give no finite frequencies.
+    /// Parameters that give no finite frequencies, or more positions than memory has room for.
     pub fn new(theta: f64, rot_dim: usize, scaling: RopeScaling, n_positions: usize) -> Result<RopeTable> {
         let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, n_positions)?;
-        let n = n_positions * inv_freq.len();
-        let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        let n = n_positions.saturating_mul(inv_freq.len());
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for table in [&mut cos, &mut sin] {
+            let bytes = n.saturating_mul(size_of::<f32>());
+            let what = "a table of rotary angles";
+            table.try_reserve_exact(n).map_err(|_| Error::OutOfMemory { bytes, what })?;
+        }
         let attention_factor = attention_factor as f32;
         for position in 0..n_positions {
             for frequency in &inv_freq {
@@ -352,6 +357,14 @@ mod tests {
                 assert!((table.cos[at] - cos).abs() < 1e-6, "{scaling:?}, cos of {position}, {pair}");
                 assert!((table.sin[at] - sin).abs() < 1e-6, "{scaling:?}, sin of {position}, {pair}");
             }
+        }
+    }
+
+    #[test]
+    fn a_table_that_no_memory_holds_is_refused() {
+        for n_positions in [usize::MAX, 1 << 58] {
+            let error = RopeTable::new(1e4, 64, RopeScaling::None, n_positions).unwrap_err().to_string();
+            assert!(error.ends_with("bytes for a table of rotary angles"), "{error}");
         }
     }
 

@@ -4,8 +4,15 @@ use std::fmt;
 use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
-use oarlock::settings::location::ValueSource;
+use oarlock::settings::location::{Location, ValueSource};
 use oarlock::settings::problem::{Problem, Problems};
+
+/// The most problems that are shown one by one.
+const MOST_SHOWN: usize = 50;
+/// The most bytes of a line in an excerpt. Beyond some thousand columns no reader finds the label.
+const MOST_LINE: usize = 1000;
+/// The most characters of a message; one that quotes what was written may be long.
+const MOST_MESSAGE: usize = 1000;
 
 /// All problems with excerpts of their texts, as a terminal shows them. `color` also switches to the characters that
 /// only terminals draw well.
@@ -13,11 +20,14 @@ pub fn render(problems: &Problems, color: bool, width: usize) -> String {
     let theme = if color { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
     let handler = GraphicalReportHandler::new_themed(theme).with_links(false).with_width(width.max(40));
     let mut out = String::new();
-    for problem in problems.iter() {
+    for problem in problems.iter().take(MOST_SHOWN) {
         if handler.render_report(&mut out, &Excerpt::of(problem)).is_err() {
             out.push_str(&problem.line());
             out.push('\n');
         }
+    }
+    if problems.len() > MOST_SHOWN {
+        out.push_str(&format!("and {} more problems\n", problems.len() - MOST_SHOWN));
     }
     out
 }
@@ -26,6 +36,9 @@ pub fn render(problems: &Problems, color: bool, width: usize) -> String {
 #[derive(Debug)]
 struct Excerpt<'p> {
     problem: &'p Problem,
+    message: String,
+    help: Option<String>,
+    /// None where the problem has no location, or one in a line that is too long to be shown.
     source: Option<NamedSource<String>>,
     /// The bytes of the text that are shown: all of a file, of a long command what is near the labels.
     shown: Range<usize>,
@@ -34,15 +47,49 @@ struct Excerpt<'p> {
 impl<'p> Excerpt<'p> {
     fn of(problem: &'p Problem) -> Excerpt<'p> {
         let shown = shown(problem);
-        let source = problem.location().map(|location| {
+        let mut help = problem.advice().map(|help| visible(help, MOST_MESSAGE));
+        let mut source = None;
+        if let Some(location) = problem.location() {
             let text = &location.source.text;
-            let [before, behind] =
-                [shown.start > 0, shown.end < text.len()].map(|cut| if cut { "…" } else { "" });
-            let text = text.get(shown.clone()).unwrap_or_default();
-            NamedSource::new(&location.source.name, format!("{before}{text}{behind}"))
-        });
-        Excerpt { problem, source, shown }
+            let near = |(label, _): &(Location, String)| lines_around(text, &label.bytes);
+            if problem.labels().iter().map(near).any(|lines| lines.lines().any(|line| line.len() > MOST_LINE))
+            {
+                let place = format!("it is at {location}");
+                help = Some(help.map_or(place.clone(), |help| format!("{place}\n{help}")));
+            } else {
+                let [before, behind] =
+                    [shown.start > 0, shown.end < text.len()].map(|cut| if cut { "…" } else { "" });
+                let text = visible(text.get(shown.clone()).unwrap_or_default(), usize::MAX);
+                source = Some(NamedSource::new(&location.source.name, format!("{before}{text}{behind}")));
+            }
+        }
+        Excerpt { problem, message: visible(&problem.to_string(), MOST_MESSAGE), help, source, shown }
     }
+}
+
+/// The lines that an excerpt shows of a label: its own, and those before and behind.
+fn lines_around<'t>(text: &'t str, bytes: &Range<usize>) -> &'t str {
+    let line_start = |at: usize| text.get(..at).and_then(|before| before.rfind('\n')).unwrap_or(0);
+    let line_end = |at: usize| {
+        let behind = text.get(at..).and_then(|behind| behind.find('\n'));
+        behind.map_or(text.len(), |n| at + n)
+    };
+    let next = (line_end(bytes.end) + 1).min(text.len());
+    text.get(line_start(line_start(bytes.start))..line_end(next)).unwrap_or_default()
+}
+
+/// The first `most` characters of a text, with a question mark for each byte of a character that a terminal would obey.
+pub fn visible(text: &str, most: usize) -> String {
+    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
+    let mut out = String::with_capacity(text.len());
+    for (n, c) in text.chars().enumerate() {
+        match obeyed(c) {
+            _ if n == most => return out + "…",
+            true => out.extend(std::iter::repeat_n('?', c.len_utf8())),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// The bytes of the text of a problem that are to be shown.
@@ -70,7 +117,7 @@ fn shown(problem: &Problem) -> Range<usize> {
 
 impl fmt::Display for Excerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.problem.fmt(f)
+        f.write_str(&self.message)
     }
 }
 
@@ -78,7 +125,7 @@ impl std::error::Error for Excerpt<'_> {}
 
 impl Diagnostic for Excerpt<'_> {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        self.problem.advice().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
     }
 
     fn source_code(&self) -> Option<&dyn miette::SourceCode> {
@@ -86,11 +133,9 @@ impl Diagnostic for Excerpt<'_> {
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        if self.problem.labels().is_empty() {
-            return None;
-        }
+        self.source.as_ref()?;
         Some(Box::new(self.problem.labels().iter().map(|(location, label)| {
-            let label = (!label.is_empty()).then(|| label.clone());
+            let label = (!label.is_empty()).then(|| visible(label, MOST_MESSAGE));
             let cut = if self.shown.start > 0 { '…'.len_utf8() } else { 0 };
             LabeledSpan::new(label, location.bytes.start - self.shown.start + cut, location.bytes.len())
         })))

@@ -147,7 +147,9 @@ impl PreparedState {
         }
         if total[0] == 0.0 {
             return Err(Error::Usage(
-                "a step without a single target: all its labels are ignored".to_string(),
+                "a step without a single target: all its labels are ignored; remove empty records from the data, or put \
+                 more records into a step"
+                    .to_string(),
             ));
         }
         let mut optimizer = self.optimizer()?;

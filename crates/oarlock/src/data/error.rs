@@ -117,6 +117,12 @@ pub enum Error {
         /// What is wrong with it and what to do.
         cause: String,
     },
+    /// Threads that could not be started.
+    #[error(
+        "cannot start the threads that encode the records: {0}; raise the limit of processes (`ulimit -u`), or give the \
+         process more memory"
+    )]
+    Threads(String),
     /// The background thread that prepares batches is gone.
     #[error("the thread that prepares batches stopped: {0}")]
     Loader(String),

@@ -1,5 +1,6 @@
 //! Chat templates: the Jinja text of a tokenizer folder that turns a conversation into the text that a model sees.
 
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +36,15 @@ pub struct Rendered {
 }
 
 const NAME: &str = "chat_template";
+
+/// The longest template. The parser calls itself for each operator of a chain.
+const MAX_SOURCE_BYTES: usize = 1 << 17;
+/// Stack for the parser, for each byte of a template. What is not used takes no memory.
+const STACK_PER_BYTE: usize = 1 << 12;
+/// The most steps that a template may take to render a conversation; a message takes some hundred.
+const MAX_STEPS: u64 = 50_000_000;
+/// The longest text that a template may render.
+const MAX_BYTES: usize = 1 << 26;
 
 /// The function that a `{% generation %}` block becomes a call of.
 const GENERATION: &str = "generation_block";
@@ -83,6 +93,7 @@ impl ChatTemplate {
         };
         let mut environment = Environment::new();
         environment.set_syntax(whitespace().map_err(broken)?);
+        environment.set_fuel(Some(MAX_STEPS));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
         environment.add_function(GENERATION, marked);
@@ -92,7 +103,17 @@ impl ChatTemplate {
                 Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
             },
         );
-        environment.add_template_owned(NAME, with_calls(&source)).map_err(broken)?;
+        let refuse = |cause: String| Error::Template { path: path.clone(), cause };
+        let text = with_calls(&source);
+        if text.len() > MAX_SOURCE_BYTES {
+            let found = text.len();
+            let cause =
+                format!("the chat template has {found} bytes; supported are at most {MAX_SOURCE_BYTES}");
+            return Err(refuse(cause));
+        }
+        let stack = (1 << 20) + text.len() * STACK_PER_BYTE;
+        let parsed = with_stack(stack, || environment.add_template_owned(NAME, text));
+        parsed.map_err(|e| refuse(format!("cannot parse the chat template: {e}")))?.map_err(broken)?;
         Ok(ChatTemplate { environment, source, tokens, path })
     }
 
@@ -150,11 +171,24 @@ impl ChatTemplate {
         let system = conversation.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Jinja = system.iter().chain(messages).map(turn).collect();
         let tools = conversation.tools.as_ref().map(|tools| Jinja::from(Serde(tools)));
+        let mut text = BoundedText(Vec::new());
         let render = || {
             let template = self.environment.get_template(NAME)?;
-            template.render(context! { messages, tools, add_generation_prompt => prompt, ..tokens })
+            let context = context! { messages, tools, add_generation_prompt => prompt, ..tokens };
+            template.render_captured_to(context, &mut text).map(drop)
         };
-        render().map_err(|e| self.error(format!("the chat template fails: {e}")))
+        render().map_err(|e| match e.kind() {
+            ErrorKind::OutOfFuel => self.error(format!(
+                "the chat template takes more than {MAX_STEPS} steps to render a conversation; look for a loop without end \
+                 in it"
+            )),
+            ErrorKind::WriteFailure => self.error(format!(
+                "the chat template renders a text of more than {} MiB; look for a loop that writes without end in it",
+                MAX_BYTES >> 20
+            )),
+            _ => self.error(format!("the chat template fails: {e}")),
+        })?;
+        String::from_utf8(text.0).map_err(|e| self.error(format!("the chat template fails: {e}")))
     }
 
     /// The text without the marks of its `{% generation %}` blocks, and where these were.
@@ -218,6 +252,31 @@ impl ChatTemplate {
             && behind.starts_with(end_of_turn)
             && before.len() + behind.len() <= whole.len();
         fits.then(|| before.len()..whole.len() - behind.len() + end_of_turn.len())
+    }
+}
+
+/// What `body` returns, run on a thread with so many bytes of stack.
+fn with_stack<T: Send>(bytes: usize, body: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(bytes).spawn_scoped(scope, body)?;
+        thread.join().map_err(|_| io::Error::other("the thread has panicked"))
+    })
+}
+
+/// A text that does not grow without end.
+struct BoundedText(Vec<u8>);
+
+impl io::Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MAX_BYTES - self.0.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -289,23 +348,15 @@ fn to_json(value: &Jinja, kwargs: Kwargs) -> std::result::Result<String, minijin
 struct Spaced(CompactFormatter);
 
 impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if first { self.0.begin_array_value(out, first) } else { out.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if first { self.0.begin_object_key(out, first) } else { out.write_all(b", ") }
     }
 
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
         out.write_all(b": ")
     }
 }

@@ -101,7 +101,8 @@ impl Generator {
     ) -> Result<Generation<Vec<u32>>> {
         let n_positions = self.check_prompt(prompt)?;
         let mut sampler = Sampler::new(options.sampling)?;
-        let mut cache = self.empty_cache(n_positions.min(prompt.len() + options.max_new_tokens))?;
+        let mut cache =
+            self.empty_cache(n_positions.min(prompt.len().saturating_add(options.max_new_tokens)))?;
         let mut ids = prompt.to_vec();
         let finish = |ids: &[u32], stop| {
             let output = ids[prompt.len()..].to_vec();

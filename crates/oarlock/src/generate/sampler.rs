@@ -83,7 +83,12 @@ impl Sampler {
         match self.settings.temperature {
             0.0 => Ok(self.likeliest()),
             temperature => {
+                let likeliest = self.likeliest();
                 self.scores.iter_mut().for_each(|score| *score /= temperature);
+                // Near 0 a temperature takes the scores beyond f32, and only the likeliest is left.
+                if !self.scores[likeliest as usize].is_finite() {
+                    return Ok(likeliest);
+                }
                 self.rank();
                 Ok(self.draw(uniform(self.settings.seed, text.len())))
             }
@@ -185,6 +190,14 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_the_likeliest() {
         assert_eq!(sampler(Sampling::GREEDY).next(&LOGITS, &[4]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_temperature_near_zero_takes_the_likeliest() {
+        for temperature in [1e-38, 1e-45] {
+            let mut sampler = sampler(Sampling { temperature, ..sampled() });
+            assert_eq!(sampler.next(&LOGITS.map(|x| x * 100.0), &[4]).unwrap(), 1, "{temperature}");
+        }
     }
 
     #[test]

@@ -182,3 +182,10 @@ fn a_chat_keeps_its_history_until_it_is_cleared() {
     assert!(String::from_utf8(out).unwrap().contains("`clear` starts a new conversation"));
     assert_eq!((chat.history().len(), chat.history()[0].content.as_str()), (2, "w6"));
 }
+
+#[test]
+fn any_number_of_new_tokens_ends_with_the_longest_sequence() {
+    let generator = generator("llama", DType::F32, 16);
+    let answer = generator.generate(&[1, 5, 17, 8], &options(usize::MAX), go_on).unwrap();
+    assert_eq!((answer.stop, answer.n_tokens), (Stop::ModelLength, 12));
+}

@@ -242,6 +242,9 @@ impl DecoderConfig {
     }
 }
 
+/// The most channels of a head. No model has so many, and angles are computed for each before anything else.
+const MOST_HEAD_DIM: usize = 1 << 16;
+
 /// What is wrong, each once though several layers have it.
 struct Problems(Vec<String>);
 
@@ -269,6 +272,9 @@ impl Problems {
         self.count("num_attention_heads", n_heads);
         self.count("num_key_value_heads", n_kv_heads);
         self.count("head_dim", head_dim);
+        if head_dim > MOST_HEAD_DIM {
+            self.push(format!("head_dim is {head_dim}, and supported are at most {MOST_HEAD_DIM}"));
+        }
     }
 
     fn shape_of_heads(&mut self, attention: &AttentionConfig) {

@@ -1,6 +1,7 @@
 //! The files of a run in `output_dir`, with the names and keys of LLaMA-Factory: trainer_log.jsonl,
 //! trainer_state.json, running_log.txt, training_args.yaml and the results.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -97,7 +98,17 @@ impl RunLog {
     pub fn resume(folder: &Path, mut state: TrainerState) -> Result<Self> {
         let step = state.global_step;
         state.cut_back(step);
-        Self::open(folder, state, |path| LineFile::resume(path, "current_steps", step), LineFile::open)
+        // The evaluation at the end of a run stands behind the checkpoint of its step.
+        let at_checkpoint = |log: &&Map<String, Value>| log.get("step").and_then(Value::as_u64) == Some(step);
+        let left = Cell::new(state.log_history.iter().filter(at_checkpoint).count());
+        let is_kept = |line: &str| {
+            let record: Option<Value> = serde_json::from_str(line).ok();
+            match record.and_then(|record| record.get("current_steps")?.as_u64()) {
+                Some(at) if at == step => left.replace(left.get().saturating_sub(1)) > 0,
+                at => at.is_some_and(|at| at < step),
+            }
+        };
+        Self::open(folder, state, |path| LineFile::keep(path, is_kept), LineFile::open)
     }
 
     fn open(

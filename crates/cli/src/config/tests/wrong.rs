@@ -78,3 +78,37 @@ fn texts_that_are_no_configuration_are_refused() {
     let problem = written::file(&latin).unwrap_err().line();
     assert!(problem.ends_with("is not UTF-8 text: byte 15 is wrong"), "{problem}");
 }
+
+/// What a terminal shows of the problems of a text.
+fn shown(text: &str) -> String {
+    crate::config::render::render(&train(text, &[], &[]).unwrap_err(), false, 80)
+}
+
+#[test]
+fn long_lines_are_named_by_their_place_and_not_shown() {
+    // A label that begins beyond some ten thousand columns, and one that is as long.
+    for text in [
+        format!("deepspeed: {}1{}", "{a: ".repeat(10_000), "}".repeat(10_000)),
+        format!("{}: 1\nseed: 1\n", "k".repeat(200_000)),
+        format!("seed: 1 # {}\nseed: 2\n", "long ".repeat(50_000)),
+    ] {
+        let said = shown(&text);
+        assert!(said.len() < 5000 && said.contains("it is at t.yaml:"), "{} bytes: {said:.2000}", said.len());
+    }
+}
+
+#[test]
+fn many_problems_are_counted_and_take_no_time() {
+    let text: String = (0..5000).map(|i| format!("key_{i}: 1\n")).collect();
+    let said = shown(&text);
+    assert!(said.len() < 20_000 && said.ends_with("more problems\n"), "{} bytes", said.len());
+}
+
+#[test]
+fn a_terminal_obeys_no_character_of_a_text() {
+    let said = shown("seed: \"\\0\\e[31m\"\n# \u{1b}[2J\u{9b}\u{7}\n");
+    assert!(
+        said.contains("`seed` takes") && !said.contains(|c: char| c.is_control() && c != '\n'),
+        "{said:?}"
+    );
+}

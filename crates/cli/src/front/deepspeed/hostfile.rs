@@ -22,6 +22,9 @@ pub enum Error {
     /// A line of another form.
     #[error("`{0}` is no machine of a hostfile")]
     BadLine(String),
+    /// A name that no machine has.
+    #[error("`{0}` is no name of a machine")]
+    BadName(String),
     /// No machine at all.
     #[error("the hostfile names no machine")]
     Empty,
@@ -31,6 +34,9 @@ impl Error {
     fn help(&self) -> &'static str {
         match self {
             Error::Twice(_) => "write one line for each machine, with all of its slots",
+            Error::BadName(_) => {
+                "a name or address has letters, digits and the characters -_.:@[]%, and does not begin with -"
+            }
             Error::BadLine(_) | Error::Empty => {
                 "write `NAME slots=N`, as in `worker-1 slots=4`; # begins a comment"
             }
@@ -52,6 +58,7 @@ pub fn parse(text: &str) -> Result<Pool, (Error, Range<usize>)> {
         }
         match machine(line) {
             None => return Err((Error::BadLine(line.to_owned()), location)),
+            Some((name, _)) if !is_name(name) => return Err((Error::BadName(name.to_owned()), location)),
             Some((name, _)) if pool.iter().any(|(other, _)| other == name) => {
                 return Err((Error::Twice(name.to_owned()), location));
             }
@@ -68,6 +75,11 @@ fn machine(line: &str) -> Option<(&str, usize)> {
     let digits = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
     let slots = number[..digits].parse().ok().filter(|slots| *slots <= MOST_SLOTS)?;
     Some((name, slots))
+}
+
+/// Whether a machine can have this name. What another shell or `ssh` would take for more than a name is none.
+fn is_name(name: &str) -> bool {
+    !name.starts_with('-') && name.chars().all(|c| c.is_alphanumeric() || "-_.:@[]%".contains(c))
 }
 
 /// The machines of a file; `None` if there is none.

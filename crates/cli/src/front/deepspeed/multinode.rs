@@ -189,7 +189,7 @@ impl Start<'_> {
         command.extend([shell(&machine.program), "deepspeed".to_owned(), "--no_ssh".to_owned()]);
         command.push(format!("--world_info={}", filter::world(self.slots)));
         command.push(format!("--node_rank={node}"));
-        command.push(format!("--master_addr={}", self.master.addr));
+        command.push(format!("--master_addr={}", shell(&self.master.addr)));
         command.push(format!("--master_port={}", self.master.port));
         let switches = ["no_python", "module", "no_local_rank", "save_pid"];
         command.extend(switches.iter().filter(|name| on(name)).map(|name| format!("--{name}")));

@@ -45,7 +45,7 @@ fn hostfiles_are_read_as_by_the_original() {
         if let (Err((error, _)), Some(theirs)) = (&ours, case.get("error")) {
             let kind = match error {
                 hostfile::Error::Twice(_) => "multiple entries for ",
-                hostfile::Error::BadLine(_) => "a bad entry: ",
+                hostfile::Error::BadLine(_) | hostfile::Error::BadName(_) => "a bad entry: ",
                 hostfile::Error::Empty => "is empty",
             };
             assert!(theirs.as_str().unwrap().contains(kind), "{case}: {error}");
@@ -349,6 +349,8 @@ fn on_one_machine_its_gpus_count_and_else_its_cores() {
 fn what_cannot_be_is_refused_with_what_to_do() {
     let (alone, two) = (Site::new(""), Site::new("a slots=2\nb slots=2\n"));
     let bad = Site::new("a slots=2\na slots=2\n");
+    let option = Site::new("-oProxyCommand=x slots=2\nb slots=2\n");
+    let shell = Site::new("a slots=2\nb;x slots=2\n");
     for (site, words, devices, expected) in [
         (
             &alone,
@@ -381,6 +383,8 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         (&two, &["--launcher_args", "a 'b"], &GPUS, "`a 'b` is no list of arguments"),
         (&two, &["--elastic_training", "--max_elastic_nodes", "0"], &GPUS, "1 to 0 machines is no range"),
         (&bad, &[], &GPUS, "hostfile:2:1: the hostfile names `a` twice"),
+        (&option, &[], &GPUS, "hostfile:1:1: `-oProxyCommand=x` is no name of a machine"),
+        (&shell, &[], &GPUS, "hostfile:2:1: `b;x` is no name of a machine"),
     ] {
         let said = site.refused(words, &[], devices);
         assert!(said.contains(expected), "{words:?}: {said}");

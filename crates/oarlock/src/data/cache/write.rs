@@ -46,11 +46,24 @@ pub(super) fn write(
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
     remove_abandoned(path);
+    start_threads()?;
     let (mut temporary, file) = Temporary::create(path)?;
     write_to(file, path, source, encoder, origin, on_progress)?;
     std::fs::rename(&temporary.path, path).map_err(|e| Error::write(path, e))?;
     temporary.renamed = true;
     Ok(())
+}
+
+/// Starts the threads that encode, unless the caller has some; where it cannot, rayon would panic later.
+fn start_threads() -> Result<()> {
+    if rayon::current_thread_index().is_some() {
+        return Ok(());
+    }
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        // Without a cause it says that they run already.
+        Err(error) if std::error::Error::source(&error).is_some() => Err(Error::Threads(error.to_string())),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the content of a cache; the header goes in last.

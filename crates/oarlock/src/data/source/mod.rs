@@ -250,7 +250,11 @@ fn unknown_format(path: &Path) -> Error {
 /// files called `split.*`, `split-*` or `split_*`.
 fn files_of(path: &Path, split: Option<&str>) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
-        std::fs::metadata(path).map_err(|e| Error::read(path, e))?;
+        if !std::fs::metadata(path).map_err(|e| Error::read(path, e))?.is_file() {
+            let remedy =
+                "give a file that can be read again: its text, its size and its checksum are read one by one";
+            return Err(Error::file(path, "it is a pipe or a device", remedy));
+        }
         return if Format::of(path).is_some() { Ok(vec![path.into()]) } else { Err(unknown_format(path)) };
     }
     let mut files = Vec::new();

@@ -266,7 +266,9 @@ fn names_files_folders_and_lists() {
 #[test]
 fn bad_definitions_are_explained() {
     let dir = defined();
+    std::os::unix::fs::symlink("/dev/zero", dir.path().join("endless.txt")).unwrap();
     for (name, wanted) in [
+        ("endless.txt", "endless.txt: it is a pipe or a device; give a file that can be read again"),
         ("dmeo", "Undefined dataset dmeo in dataset_info.json. Did you mean demo?"),
         ("zzzzzzzzzzzz", "Undefined dataset zzzzzzzzzzzz in dataset_info.json. Defined in"),
         ("remote", "dataset remote is remote (hf_hub_url: org/name)"),

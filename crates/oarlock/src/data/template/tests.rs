@@ -183,3 +183,31 @@ fn what_cannot_be_told_from_the_rest_is_refused() {
     let error = template_of(CHATML).render(&talk(&["a\u{fdd0}b"])).unwrap_err().to_string();
     assert!(error.contains("U+FDD0"), "{error}");
 }
+
+#[test]
+fn chains_of_operators_take_no_stack_of_the_caller() {
+    let compile = |source: String| ChatTemplate::compile(source, Vec::new(), "t".into());
+    for (begin, link, end) in [("", "not ", "1"), ("a", ".b", ""), ("'a'", "|trim", ""), ("1", "+1", "")] {
+        let n_links = (MAX_SOURCE_BYTES - 100) / link.len();
+        // It compiles or is refused, and the process goes on.
+        drop(compile(format!("{{{{ {begin}{}{end} }}}}", link.repeat(n_links))));
+        let error = compile(format!("{{{{ {begin}{}{end} }}}}", link.repeat(2 * n_links))).unwrap_err();
+        assert!(error.to_string().contains("supported are at most 131072"), "{error}");
+    }
+}
+
+#[test]
+fn a_template_without_end_is_refused() {
+    let mut endless =
+        template_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}");
+    assert_eq!(endless.environment.fuel(), Some(MAX_STEPS));
+    endless.environment.set_fuel(Some(10_000));
+    let error = endless.render_prompt(&talk(&["Hi"])).unwrap_err().to_string();
+    assert!(
+        error.contains("tokenizer_config.json: ") && error.contains("look for a loop without end"),
+        "{error}"
+    );
+    let growing = template_of("{% set x = 'x' * 99999999 %}{{ x }}{{ x }}{{ x }}");
+    let error = growing.render_prompt(&talk(&["Hi"])).unwrap_err().to_string();
+    assert!(error.contains("renders a text of more than 64 MiB"), "{error}");
+}

@@ -13,7 +13,7 @@ use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
 
 /// No model has more layers.
-const MOST_LAYERS: usize = 1 << 16;
+const MOST_LAYERS: usize = 1 << 12;
 
 /// What a family means by a field that is not written.
 #[derive(Clone, Copy)]

@@ -112,12 +112,14 @@ impl HfConfig {
         written.or_else(listed).unwrap_or(2)
     }
 
-    /// The Python files that the folder's own model class needs (`auto_map`).
+    /// The Python files beside `config.json` that the folder's own model class needs (`auto_map`).
     pub(super) fn code_files(&self) -> Vec<String> {
         let classes =
             self.fields.get("auto_map").and_then(Value::as_object).into_iter().flat_map(Map::values);
         let module = |class: &Value| Some(format!("{}.py", class.as_str()?.split_once('.')?.0));
-        let mut files: Vec<String> = classes.filter_map(module).collect();
+        // Only these: another folder's files are never read, and nothing is written outside of a model's folder.
+        let is_beside = |name: &String| Path::new(name).file_name().is_some_and(|base| base == name.as_str());
+        let mut files: Vec<String> = classes.filter_map(module).filter(is_beside).collect();
         files.sort();
         files.dedup();
         files

@@ -179,7 +179,8 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
             json!({ "model_type": "llama", "rope_scaling": {"type": "longrope"} }),
             "\"short_factor\" is missing",
         ),
-        (json!({ "model_type": "llama", "num_hidden_layers": 70_000 }), "at most 65536 layers"),
+        (json!({ "model_type": "llama", "num_hidden_layers": 70_000 }), "at most 4096 layers"),
+        (json!({ "model_type": "llama", "head_dim": 1 << 30 }), "head_dim is 1073741824, and supported are"),
         (json!({ "model_type": "llama", "rope_scaling": {"type": "linear"} }), "\"factor\" is missing"),
         (json!({ "model_type": "llama", "partial_rotary_factor": 0.5 }), "\"partial_rotary_factor\" is 0.5"),
         (json!({ "model_type": "llama", "num_attention_heads": 0 }), "cannot be divided among 0 heads"),
@@ -278,4 +279,11 @@ fn a_model_is_made_of_fields_alone() {
             .starts_with("model_config: \"model_type\" is \"gpt2\"; supported")
     );
     assert!(wrong(json!({ "model_type": "minimind", "use_moe": true })).contains("mixtures of experts"));
+}
+
+#[test]
+fn code_files_are_those_beside_the_settings() {
+    let classes = json!({ "A": "model.X", "B": "../evil.X", "C": "/etc/evil.X", "D": "sub/evil.X", "E": "...X", "F": 5 });
+    let config = read(&json!({ "model_type": "llama", "auto_map": classes }).to_string()).unwrap();
+    assert_eq!(config.code_files(), ["model.py"]);
 }
