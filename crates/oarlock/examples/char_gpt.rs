@@ -114,7 +114,7 @@ fn main() -> Result<()> {
         let context: Vec<i32> =
             text[text.len().saturating_sub(LENGTH)..].iter().map(|&byte| byte.into()).collect();
         let ids = Tensor::from_slice(&context, [1, context.len()], accelerator.device())?;
-        let probabilities = (model.forward(&ids)?.i((0, -1))? / 0.7)?.softmax()?.to_vec::<f32>()?;
+        let probabilities = (model.forward(&ids)?.i((0, -1))? / 0.7)?.softmax(-1)?.to_vec::<f32>()?;
         // A number between 0 and 1 for each step, the same on all ranks, selects the next letter.
         let mut rest = (f64::from(step) * 0.618_033_988_749_895).fract() as f32;
         let next = probabilities.iter().position(|p| {

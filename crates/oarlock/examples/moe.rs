@@ -31,7 +31,7 @@ type Routing = (Tensor, Tensor);
 impl Forward<Tensor> for MixtureOfExperts {
     type Output = (Tensor, Routing);
     fn forward(&self, x: &Tensor) -> nn::Result<(Tensor, Routing)> {
-        let probs = self.router.forward(x)?.softmax()?;
+        let probs = self.router.forward(x)?.softmax(-1)?;
         let (gates, chosen) = probs.topk(TOP_K, -1, true)?;
         let gates = (&gates / gates.sum_keepdim(-1)?)?.flatten(0, -1)?;
         let (mut y, choices) = (x.zeros_like()?, chosen.to_vec::<i32>()?);

@@ -99,8 +99,10 @@ pub fn parts(manifest: &Manifest, engines: &[&Engine]) -> std::result::Result<Ve
             for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
                 let name = qualified(index, &slice.name);
                 if manifest.frozen.contains_key(&name) {
-                    let unreadable =
-                        |error: crate::Error| Problem::Unreadable { file: name.clone(), cause: error.to_string() };
+                    let unreadable = |error: crate::Error| Problem::Unreadable {
+                        file: name.clone(),
+                        cause: error.to_string(),
+                    };
                     parts.push(part_of(&snapshot, slice, name.clone()).map_err(unreadable)?);
                 }
             }
@@ -121,7 +123,8 @@ pub fn check_same(
     let others: Vec<(&String, &FrozenEntry)> = manifest.frozen.iter().filter(differs).collect();
     let Some((name, expected)) = others.first() else { return Ok(()) };
     let dtypes = manifest.each_model().zip(engines);
-    let mut dtypes = dtypes.map(|((plan, _), engine)| (plan.dtype.clone(), engine.options().dtype.to_string()));
+    let mut dtypes =
+        dtypes.map(|((plan, _), engine)| (plan.dtype.clone(), engine.options().dtype.to_string()));
     let advice = match dtypes.find(|(saved, own)| saved != own) {
         Some((saved, own)) => format!(
             "the run that saved it computed in {saved} and this one computes in {own}, which rounds the same base \
@@ -135,9 +138,9 @@ pub fn check_same(
         n_different: others.len(),
         n: manifest.frozen.len(),
         name: (*name).clone(),
-        found: held.get(*name).map_or_else(String::new, |entry| entry.fingerprint.clone()),
-        expected: expected.fingerprint.clone(),
-        advice,
+        found: held.get(*name).map_or("", |entry| &entry.fingerprint).into(),
+        expected: expected.fingerprint.as_str().into(),
+        advice: advice.into(),
     })
 }
 

@@ -233,11 +233,11 @@ pub enum Problem {
         /// The first one that differs.
         name: String,
         /// Its fingerprint in this model.
-        found: String,
+        found: Box<str>,
         /// Its fingerprint in the run that saved.
-        expected: String,
+        expected: Box<str>,
         /// What to do.
-        advice: String,
+        advice: Box<str>,
     },
     /// The whole model of a checkpoint that holds a part of it.
     #[error(

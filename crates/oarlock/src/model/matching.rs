@@ -97,8 +97,11 @@ impl Matched {
                 continue;
             }
             if !elements::is_float(tensor.dtype()) {
-                let problem =
-                    format!("{} of {:?} (supported are F32, F64, BF16 and F16)", stored.tensor, tensor.dtype());
+                let problem = format!(
+                    "{} of {:?} (supported are F32, F64, BF16 and F16)",
+                    stored.tensor,
+                    tensor.dtype()
+                );
                 add(&mut misshapen, problem);
                 continue;
             }
