@@ -5,7 +5,7 @@
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/custom_optimizer`
 
 use oarlock::dataloader::DataLoader;
-use oarlock::nn::{self, Forward, Linear, Relu, Sequential};
+use oarlock::nn::{self, Linear, Relu, Sequential};
 use oarlock::optim::{self, CustomRule, Update};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, Reduction, Result, Tensor,
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
 
     model.eval();
     let (images, digits): (Vec<_>, Vec<_>) = digits()?.into_iter().unzip();
-    let images = Tensor::from_slice(&images.concat(), (images.len(), 64), accelerator.device())?;
+    let images = Tensor::from_slice(&images.concat(), [images.len(), 64], accelerator.device())?;
     let said = model.forward(&images)?.argmax(-1)?.to_vec::<i32>()?;
     let right = said.iter().zip(&digits).filter(|(said, digit)| said == digit).count();
     accelerator.print(format_args!("{right} of {} digits are read right", digits.len()));
