@@ -117,7 +117,8 @@ fn programs_that_need_files_or_start_ranks_run_in_a_process_of_their_own() {
             command.env(PROGRAM, program.name).env(WAY, format!("{precision} {ranks}"));
             let output = command.current_dir(folder.path()).output().unwrap();
             if !output.status.success() {
-                let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+                let said =
+                    [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
                 failed.push(format!("{} in {precision} on {ranks} ranks: {}", program.name, said.concat()));
             }
         }

@@ -142,7 +142,8 @@ fn the_output_weights_take_an_adapter() {
     // The update begins at zero. The plain loss is computed in chunks.
     assert!((sum(&plain) - sum(&model)).abs() < 1e-5 * sum(&plain), "{} {}", sum(&plain), sum(&model));
     for tied in [false, true] {
-        let (first, last, moved) = train(&alone(AcceleratorConfig::default()), move || with_head(tied)).unwrap();
+        let (first, last, moved) =
+            train(&alone(AcceleratorConfig::default()), move || with_head(tied)).unwrap();
         assert_ne!(first, last);
         assert_eq!(moved, ["lm_head.lora_a.weight", "lm_head.lora_b.weight"], "{tied}");
         for rank in on_ranks(2, sharded(), move |accelerator| train(accelerator, move || with_head(tied))) {
@@ -160,7 +161,9 @@ fn output_weights_that_are_the_embeddings_stay_so() {
     };
     let mut tied = Decoder::new(DecoderConfig { tie_embeddings: true, ..config.clone() }, 8).unwrap();
     let told = tied.map_lm_head(fresh).unwrap_err().to_string();
-    assert!(told.contains("the output weights are the embedding's") && told.contains("tie_embeddings: false"));
+    assert!(
+        told.contains("the output weights are the embedding's") && told.contains("tie_embeddings: false")
+    );
     let mut untied = Decoder::new(DecoderConfig { tie_embeddings: false, ..config }, 8).unwrap();
     untied.map_lm_head(fresh).unwrap();
     let told = untied.map_lm_head(fresh).unwrap_err().to_string();

@@ -78,8 +78,9 @@ impl Accelerator {
         strict: Strict,
     ) -> Result<Differences> {
         let opened = StateDictSource::of_module(state, &**model.module(), strict);
-        let elsewhere =
-            || Error::Model("load_state_dict: another rank could not load it; its message says why".to_owned());
+        let elsewhere = || {
+            Error::Model("load_state_dict: another rank could not load it; its message says why".to_owned())
+        };
         let (mut source, differences) = self.opened_by_all(opened, elsewhere)?;
         fill(model, &mut source)?;
         source.fill_buffers()?;

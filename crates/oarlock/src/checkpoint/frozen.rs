@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::manifest::{FrozenEntry, Manifest, qualified};
-use crate::error::{Problem, Result};
+use crate::error::{Error, Problem, Result};
 use crate::shard::{BLOCK, Engine, MASTER, Slice, Snapshot};
 
 /// What a save does with parameters that are not trained.
@@ -100,7 +100,7 @@ pub fn parts(manifest: &Manifest, engines: &[&Engine]) -> std::result::Result<Ve
                 let name = qualified(index, &slice.name);
                 if manifest.frozen.contains_key(&name) {
                     let unreadable =
-                        |error: crate::Error| Problem::Unreadable { file: name.clone(), cause: error.to_string() };
+                        |error: Error| Problem::Unreadable { file: name.clone(), cause: error.to_string() };
                     parts.push(part_of(&snapshot, slice, name.clone()).map_err(unreadable)?);
                 }
             }
@@ -121,7 +121,8 @@ pub fn check_same(
     let others: Vec<(&String, &FrozenEntry)> = manifest.frozen.iter().filter(differs).collect();
     let Some((name, expected)) = others.first() else { return Ok(()) };
     let dtypes = manifest.each_model().zip(engines);
-    let mut dtypes = dtypes.map(|((plan, _), engine)| (plan.dtype.clone(), engine.options().dtype.to_string()));
+    let mut dtypes =
+        dtypes.map(|((plan, _), engine)| (plan.dtype.clone(), engine.options().dtype.to_string()));
     let advice = match dtypes.find(|(saved, own)| saved != own) {
         Some((saved, own)) => format!(
             "the run that saved it computed in {saved} and this one computes in {own}, which rounds the same base \

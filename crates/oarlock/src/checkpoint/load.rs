@@ -69,7 +69,8 @@ pub fn check(dir: &Path, comm: &Communicator, engines: &[&Engine]) -> Result<Che
         .and_then(|()| check_model(&manifest, &named, &kinds))
         .and_then(|()| check_files(dir, &manifest, comm))
         .and_then(|()| frozen::parts(&manifest, engines));
-    let of_ranks = share(comm, checked.map(|parts| (kinds, parts)))?.map_err(|(_, problem)| refused(problem))?;
+    let of_ranks =
+        share(comm, checked.map(|parts| (kinds, parts)))?.map_err(|(_, problem)| refused(problem))?;
     let (of_ranks, parts): (Vec<Kinds>, Vec<_>) = of_ranks.into_iter().unzip();
     check_nothing_else(&manifest, &of_ranks).map_err(refused)?;
     check_same(&manifest, parts.into_iter().flatten(), engines).map_err(refused)?;

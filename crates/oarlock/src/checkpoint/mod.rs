@@ -49,7 +49,8 @@ pub use frozen::Frozen;
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
 pub use manifest::{
-    ClientState, FORMAT_VERSION, FileEntry, FrozenEntry, Manifest, ModelEntry, ParameterEntry, Piece, PlanEntry,
+    ClientState, FORMAT_VERSION, FileEntry, FrozenEntry, Manifest, ModelEntry, ParameterEntry, Piece,
+    PlanEntry,
 };
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::{by_root, share};

@@ -14,8 +14,8 @@ use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
 use crate::error::{Error, Result, SpawnError};
-use crate::panics;
 use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
+use crate::panics;
 use crate::rank::{self, tell};
 
 /// The variable that makes a process a rank: who started it, and at which call.

@@ -116,7 +116,9 @@ impl Matched {
             let NamedBuffer { name, buffer } = &named;
             self.differences.unexpected.retain(|other| other != name);
             match found.get(name) {
-                Some(tensor) if tensor.sizes() != buffer.shape().sizes() || !holds(tensor.dtype(), buffer) => {
+                Some(tensor)
+                    if tensor.sizes() != buffer.shape().sizes() || !holds(tensor.dtype(), buffer) =>
+                {
                     let (shape, dtype) = (tensor.sizes(), tensor.dtype());
                     let problem = format!("{name} {shape:?} of {dtype:?} (the model asks for {buffer:?})");
                     self.misshapen.push(problem);

@@ -32,9 +32,9 @@ struct Net {
 impl Forward<Tensor> for Net {
     type Output = Tensor;
     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        let x = self.up.call(x, |up, x| {
-            up.base.forward(x)?.add(&up.lora_b.forward(&up.lora_a.forward(x)?)?)?.tanh()
-        })?;
+        let x = self
+            .up
+            .call(x, |up, x| up.base.forward(x)?.add(&up.lora_b.forward(&up.lora_a.forward(x)?)?)?.tanh())?;
         self.head.forward(&x)
     }
 }

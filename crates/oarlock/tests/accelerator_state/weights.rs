@@ -115,7 +115,8 @@ fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
         on_ranks(2, &config(way.0, way.1), |accelerator| {
             let from = accelerator.prepare(Net::new(4, 150)).unwrap();
             let mut state = accelerator.get_state_dict(&from).unwrap();
-            for (seed, tensor) in state.values_mut().filter(|tensor| tensor.dtype() == DType::F32).enumerate() {
+            for (seed, tensor) in state.values_mut().filter(|tensor| tensor.dtype() == DType::F32).enumerate()
+            {
                 let values: Vec<f32> = (0..tensor.n_elems()).map(|i| (i + seed) as f32 / 7.0).collect();
                 *tensor = Tensor::from_slice(&values, tensor.sizes(), accelerator.device()).unwrap();
             }
@@ -151,13 +152,17 @@ fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
             assert_eq!(differences, Differences { missing, unexpected });
             let after = accelerator.get_state_dict(&from).unwrap();
             assert_eq!(after["up.bias"].to_vec::<f32>().unwrap(), before);
-            assert_eq!(after["up.weight"].to_vec::<f32>().unwrap(), state["up.weight"].to_vec::<f32>().unwrap());
+            assert_eq!(
+                after["up.weight"].to_vec::<f32>().unwrap(),
+                state["up.weight"].to_vec::<f32>().unwrap()
+            );
             // Another shape is an error in either case, and on all ranks.
             if accelerator.process_index() == 1 {
                 state.insert("up.weight".to_owned(), bias);
             }
             let told = accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap_err().to_string();
-            let expected = ["another rank could not load it", "up.weight [150] (the model asks for [150, 4])"];
+            let expected =
+                ["another rank could not load it", "up.weight [150] (the model asks for [150, 4])"];
             assert!(told.contains(expected[accelerator.process_index()]), "{told}");
         });
     }

@@ -88,7 +88,10 @@ fn another_base_is_refused_with_what_to_do() {
     );
     assert!(told.ends_with(&end), "{told}");
     let told = refused(&dir, DType::BF16, frozen);
-    assert!(told.contains("computed in f32 and this one computes in bf16") && told.contains("resume in f32"), "{told}");
+    assert!(
+        told.contains("computed in f32 and this one computes in bf16") && told.contains("resume in f32"),
+        "{told}"
+    );
     // A model that trains it, and one of another shape.
     let told = refused(&dir, DType::F32, || Model::new(90, true));
     assert!(told.contains("it lacks exp_avg") && told.ends_with("of \"embed.weight\""), "{told}");
@@ -98,7 +101,10 @@ fn another_base_is_refused_with_what_to_do() {
         model
     };
     let told = refused(&dir, DType::F32, other);
-    assert!(told.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"), "{told}");
+    assert!(
+        told.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"),
+        "{told}"
+    );
     let options = MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX };
     let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
     assert!(told.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"), "{told}");
