@@ -97,7 +97,7 @@ fn folder() -> tempfile::TempDir {
     std::os::unix::fs::symlink(recipes.join("minimind-small"), folder.path().join("model")).unwrap();
     fs::create_dir(folder.path().join("data")).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]}"#;
-    fs::write(folder.path().join("data/chat.jsonl"), format!("{chat}\n").repeat(20)).unwrap();
+    fs::write(folder.path().join("data/chat.jsonl"), format!("{chat}\n").repeat(200)).unwrap();
     folder
 }
 

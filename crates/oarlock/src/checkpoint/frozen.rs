@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::manifest::{FrozenEntry, Manifest, qualified};
-use crate::error::{Problem, Result};
+use crate::error::{Error, Problem, Result};
 use crate::shard::{BLOCK, Engine, MASTER, Slice, Snapshot};
 
 /// What a save does with parameters that are not trained.
@@ -99,10 +99,8 @@ pub fn parts(manifest: &Manifest, engines: &[&Engine]) -> std::result::Result<Ve
             for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
                 let name = qualified(index, &slice.name);
                 if manifest.frozen.contains_key(&name) {
-                    let unreadable = |error: crate::Error| Problem::Unreadable {
-                        file: name.clone(),
-                        cause: error.to_string(),
-                    };
+                    let unreadable =
+                        |error: Error| Problem::Unreadable { file: name.clone(), cause: error.to_string() };
                     parts.push(part_of(&snapshot, slice, name.clone()).map_err(unreadable)?);
                 }
             }
