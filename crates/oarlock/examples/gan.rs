@@ -113,7 +113,11 @@ fn main() -> Result<()> {
     accelerator.print(format_args!("losses {:.3?}", losses.chunks(2).step_by(250).collect::<Vec<_>>()));
 
     generator.eval();
-    let noise = Tensor::from_slice(&(0..10 * N_LATENT).map(normal).collect::<Vec<_>>(), [10, N_LATENT], accelerator.device())?;
+    let noise = Tensor::from_slice(
+        &(0..10 * N_LATENT).map(normal).collect::<Vec<_>>(),
+        [10, N_LATENT],
+        accelerator.device(),
+    )?;
     accelerator.print(format_args!("{}", draw(&generator.forward(&noise)?)?));
     Ok(())
 }

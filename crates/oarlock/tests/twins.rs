@@ -37,6 +37,9 @@ struct Golden {
     losses: Vec<f64>,
 }
 
+/// Trains a number of steps: the model, and the loss of every step over all ranks.
+type Train<M> = fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>;
+
 /// Ranks divide each batch, so the batch of a step is the same on any number of them.
 fn config() -> AcceleratorConfig {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
@@ -44,7 +47,7 @@ fn config() -> AcceleratorConfig {
 }
 
 /// Trains on so many ranks, which are threads, and compares the losses of each rank with those of the twin.
-fn compare<M>(name: &str, world: usize, train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>) {
+fn compare<M>(name: &str, world: usize, train: Train<M>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/twins/{name}.json"));
     let expected: Golden = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let ended = distributed::spawn(world, |_| {
