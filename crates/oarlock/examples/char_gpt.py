@@ -43,14 +43,14 @@ class Gpt(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, DIM)
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.positions = nn.Parameter(0.02 * torch.randn(LENGTH, DIM))
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.norm = nn.LayerNorm(DIM)
         self.head = nn.Linear(DIM, VOCAB)
 
     def forward(self, ids):
-        length = ids.shape[1]
-        x = self.tokens(ids) + self.positions[:length]
+        x = self.tokens(ids) + self.positions[: ids.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -19,9 +19,8 @@ const DIM: usize = 64;
 const LENGTH: usize = 64;
 const BATCH_SIZE: usize = 16;
 
-/// Attention and an MLP, each beside a residual connection.
 #[derive(Module)]
-pub struct Block {
+struct Block {
     ln1: LayerNorm,
     attn: MultiHeadAttention,
     ln2: LayerNorm,
@@ -49,8 +48,7 @@ pub struct Gpt {
 impl Forward<Tensor> for Gpt {
     type Output = Tensor;
     fn forward(&self, ids: &Tensor) -> nn::Result<Tensor> {
-        let length = ids.size(1)?;
-        let mut x = (self.tokens.forward(ids)? + nn::parameter(&self.positions, ids)?.i(..length)?)?;
+        let mut x = (self.tokens.forward(ids)? + nn::parameter(&self.positions, ids)?.i(..ids.size(1)?)?)?;
         for block in &self.blocks {
             x = block.forward(&x)?;
         }
@@ -69,7 +67,7 @@ pub fn model() -> nn::Result<Gpt> {
         }))
     };
     Ok(Gpt {
-        tokens: Embedding::new(VOCAB, DIM)?,
+        tokens: Embedding::normal(VOCAB, DIM, 0.02)?,
         positions: nn::param([LENGTH, DIM], nn::Init::Normal { std: 0.02 })?,
         blocks: (0..2).map(|_| block()).collect::<nn::Result<_>>()?,
         norm: LayerNorm::new(DIM)?,
@@ -105,24 +103,16 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Gpt>, 
 fn main() -> Result<()> {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
     let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
-    let (model, losses) = train(&accelerator, 500)?;
-    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(50).collect::<Vec<_>>()));
+    let (model, losses) = train(&accelerator, 600)?;
+    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(75).collect::<Vec<_>>()));
 
     model.eval();
-    let mut text = b"Every summer ".to_vec();
-    for step in 0..300 {
-        let context: Vec<i32> =
-            text[text.len().saturating_sub(LENGTH)..].iter().map(|&byte| byte.into()).collect();
-        let ids = Tensor::from_slice(&context, [1, context.len()], accelerator.device())?;
-        let probabilities = (model.forward(&ids)?.i((0, -1))? / 0.7)?.softmax(-1)?.to_vec::<f32>()?;
-        // A number between 0 and 1 for each step, the same on all ranks, selects the next letter.
-        let mut rest = (f64::from(step) * 0.618_033_988_749_895).fract() as f32;
-        let next = probabilities.iter().position(|p| {
-            rest -= p;
-            rest < 0.0
-        });
-        text.push(next.unwrap_or(0) as u8);
+    let mut text: Vec<i32> = b"Every summer ".map(i32::from).to_vec();
+    for _ in 0..300 {
+        let context = &text[text.len().saturating_sub(LENGTH)..];
+        let ids = Tensor::from_slice(context, [1, context.len()], accelerator.device())?;
+        text.push(model.forward(&ids)?.i((0, -1))?.argmax(-1)?.item()?);
     }
-    accelerator.print(format_args!("{}", String::from_utf8_lossy(&text)));
+    accelerator.print(format_args!("{}", text.iter().map(|&id| id as u8 as char).collect::<String>()));
     Ok(())
 }

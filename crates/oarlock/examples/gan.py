@@ -1,4 +1,6 @@
 """The twin of gan.rs in PyTorch: one network draws digits, the other tells them from real ones."""
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -34,13 +36,18 @@ def uniform(n):
     return (x ^ x >> 13) / 2**32
 
 
+def normal(n):
+    u, v = uniform(2 * n), uniform(2 * n + 1)
+    return math.sqrt(-2 * math.log(1 - u)) * math.cos(math.tau * v)
+
+
 def train(generator, discriminator, steps):
     digits, _ = twin.digits()
-    noise = lambda i: torch.tensor([uniform(n) for n in range(i * N_LATENT, (i + 1) * N_LATENT)])
+    noise = lambda i: torch.tensor([normal(n) for n in range(i * N_LATENT, (i + 1) * N_LATENT)])
     samples = [(digits[i % len(digits)], noise(i)) for i in range(steps * BATCH_SIZE)]
     loader = DataLoader(samples, BATCH_SIZE)
-    g_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
-    d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+    g_optimizer = torch.optim.Adam(generator.parameters(), lr=5e-4, betas=(0.5, 0.999))
+    d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=5e-4, betas=(0.5, 0.999))
 
     losses = []
     for real, noise in loader:

@@ -57,16 +57,22 @@ fn uniform(n: usize) -> f64 {
     f64::from(x ^ x >> 13) / 2f64.powi(32)
 }
 
+/// As if drawn from the normal distribution: Box and Muller's transform.
+fn normal(n: usize) -> f32 {
+    let [u, v] = [2 * n, 2 * n + 1].map(uniform);
+    ((-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
 /// The trained generator, and for every step the losses of both, the means over the batch of all ranks.
 pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequential>, Vec<f64>)> {
     let digits = digits()?;
-    let noise = |i: usize| (i * N_LATENT..(i + 1) * N_LATENT).map(uniform).collect::<Vec<f64>>();
+    let noise = |i: usize| (i * N_LATENT..(i + 1) * N_LATENT).map(normal).collect::<Vec<f32>>();
     let samples: Vec<_> =
         (0..steps * BATCH_SIZE).map(|i| (digits[i % digits.len()].clone(), noise(i))).collect();
     let loader = DataLoader::new(samples, BATCH_SIZE);
     let (generator, discriminator) = (generator()?, discriminator()?);
-    let g_optimizer = optim::adam(&generator).lr(2e-3).betas(0.5, 0.999);
-    let d_optimizer = optim::adam(&discriminator).lr(2e-3).betas(0.5, 0.999);
+    let g_optimizer = optim::adam(&generator).lr(5e-4).betas(0.5, 0.999);
+    let d_optimizer = optim::adam(&discriminator).lr(5e-4).betas(0.5, 0.999);
     let (loader, generator, discriminator, g_optimizer, d_optimizer) =
         accelerator.prepare((loader, generator, discriminator, g_optimizer, d_optimizer))?;
 
@@ -74,7 +80,6 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
     for batch in loader.iter()? {
         let (real, noise) = batch?;
         let drawn = generator.forward(&noise)?;
-
         let on_real = should_say(&discriminator.forward(&real)?, 1.0)?;
         let on_drawn = should_say(&discriminator.forward(&drawn.detach())?, 0.0)?;
         let d_loss = (on_real + on_drawn)?;
@@ -108,8 +113,11 @@ fn main() -> Result<()> {
     accelerator.print(format_args!("losses {:.3?}", losses.chunks(2).step_by(250).collect::<Vec<_>>()));
 
     generator.eval();
-    let noise: Vec<f32> = (0..10 * N_LATENT).map(|n| uniform(n) as f32).collect();
-    let noise = Tensor::from_slice(&noise, [10, N_LATENT], accelerator.device())?;
+    let noise = Tensor::from_slice(
+        &(0..10 * N_LATENT).map(normal).collect::<Vec<_>>(),
+        [10, N_LATENT],
+        accelerator.device(),
+    )?;
     accelerator.print(format_args!("{}", draw(&generator.forward(&noise)?)?));
     Ok(())
 }

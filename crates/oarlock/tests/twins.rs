@@ -52,6 +52,9 @@ struct Golden {
     losses: Vec<f64>,
 }
 
+/// Trains a number of steps: the model, and the loss of every step over all ranks.
+type Train<M> = fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>;
+
 /// Ranks divide each batch, so the batch of a step is the same on any number of them.
 fn config() -> AcceleratorConfig {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
@@ -63,12 +66,7 @@ fn golden(path: &str) -> PathBuf {
 }
 
 /// Trains on so many ranks, which are threads, and compares the losses of each rank with those of the twin.
-fn compare<M>(
-    name: &str,
-    world: usize,
-    config: AcceleratorConfig,
-    train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>,
-) {
+fn compare<M>(name: &str, world: usize, config: AcceleratorConfig, train: Train<M>) {
     let path = golden(&format!("twins/{name}.json"));
     let expected: Golden = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let config = AcceleratorConfig { threads: Some(1), ..config };
