@@ -36,7 +36,7 @@ def train(model, steps):
     vectors = [p for p in model.parameters() if p.ndim < 2]
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = AdaBelief(groups, lr=3e-3, weight_decay=0.1)
+    optimizer = AdaBelief(groups, lr=1e-2, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     losses = []

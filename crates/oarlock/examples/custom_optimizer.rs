@@ -64,7 +64,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
     let loader = DataLoader::new(digits()?, BATCH_SIZE).shuffle(true).drop_last(true);
     let model = model()?;
     let rule = AdaBelief { betas: [0.9, 0.999], eps: 1e-8 };
-    let optimizer = optim::custom(&model, rule).lr(3e-3).weight_decay(0.1).no_decay_of_vectors(&model);
+    let optimizer = optim::custom(&model, rule).lr(1e-2).weight_decay(0.1).no_decay_of_vectors(&model);
     let scheduler = lr_scheduler::cosine(&optimizer, 0, steps as u64);
     let (loader, model, optimizer, scheduler) = accelerator.prepare((loader, model, optimizer, scheduler))?;
 

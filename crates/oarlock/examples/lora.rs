@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::dataloader::DataLoader;
-use oarlock::model::{Decoder, HfConfig};
+use oarlock::model::{Decoder, HfConfig, Strict};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Reduction, Result, Tensor, optim,
@@ -71,7 +71,8 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Decode
     let model = model()?;
     let optimizer = optim::adamw(&model).lr(1e-2);
     let (loader, model, optimizer) = accelerator.prepare((loader, model, optimizer))?;
-    accelerator.load_pretrained(&model, pretrained())?;
+    // The adapters are not there, and keep their first values.
+    accelerator.load_model_with(&model, pretrained(), Strict::No)?;
 
     let mut losses = Vec::new();
     while losses.len() < steps {

@@ -346,7 +346,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let net = Net::new()?;
-                let optimizer = optim::custom(&net, Twice(["momentum", "momentum"]));
+                let optimizer = optim::custom(&net, Named(["momentum", "momentum"]));
                 accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
             },
         },
@@ -355,7 +355,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let net = Net::new()?;
-                let optimizer = optim::custom(&net, Twice(["momentum", "master"]));
+                let optimizer = optim::custom(&net, Named(["momentum", "master"]));
                 accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
             },
         },
@@ -364,8 +364,8 @@ pub fn all() -> Vec<Wrong> {
             ranks: 1,
             program: |comm| {
                 let net = Net::new()?;
-                let other = Rule::custom(Twice(["momentum", "sum"]));
-                let optimizer = optim::custom(&net, Twice(["momentum", "variance"]))
+                let other = Rule::custom(Named(["momentum", "sum"]));
+                let optimizer = optim::custom(&net, Named(["momentum", "variance"]))
                     .group(&net, |group| group.rule(other));
                 accelerator(comm)?.prepare((net, optimizer)).map(|_| ())
             },
@@ -375,11 +375,11 @@ pub fn all() -> Vec<Wrong> {
 
 /// A rule that does nothing.
 #[derive(Clone, Debug)]
-struct Twice([&'static str; 2]);
+struct Named([&'static str; 2]);
 
-impl CustomRule<2> for Twice {
+impl CustomRule<2> for Named {
     fn name(&self) -> &'static str {
-        "twice"
+        "signum"
     }
 
     fn states(&self) -> [&'static str; 2] {
