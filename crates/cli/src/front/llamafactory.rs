@@ -16,9 +16,9 @@ use crate::console::{Failure, Outcome, eprint, print};
 use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script;
-use crate::launch::{Launch, is_rank};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
+use crate::launch::{Launch, is_rank};
 
 /// What each subcommand does, for the help.
 const USAGE: &str = "\
