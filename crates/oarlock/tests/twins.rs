@@ -11,6 +11,8 @@ use oarlock::{
 };
 use serde::Deserialize;
 
+use crate::examples_guides::{distillation, text_classifier};
+
 #[path = "../examples/char_gpt.rs"]
 #[allow(dead_code)]
 mod char_gpt;
@@ -23,9 +25,6 @@ mod contrastive;
 #[path = "../examples/custom_optimizer.rs"]
 #[allow(dead_code)]
 mod custom_optimizer;
-#[path = "../examples/distillation.rs"]
-#[allow(dead_code)]
-mod distillation;
 #[path = "../examples/gan.rs"]
 #[allow(dead_code)]
 mod gan;
@@ -35,9 +34,6 @@ mod lora;
 #[path = "../examples/moe.rs"]
 #[allow(dead_code)]
 mod moe;
-#[path = "../examples/text_classifier.rs"]
-#[allow(dead_code)]
-mod text_classifier;
 #[path = "../examples/vae.rs"]
 #[allow(dead_code)]
 mod vae;

@@ -35,7 +35,7 @@ impl Error {
         match self {
             Error::Twice(_) => "write one line for each machine, with all of its slots",
             Error::BadName(_) => {
-                "a name or address has letters, digits and the characters -_.:@[]%, and does not begin with -"
+                "a name or address has letters, digits and the characters -_.:,@[]%, and does not begin with -"
             }
             Error::BadLine(_) | Error::Empty => {
                 "write `NAME slots=N`, as in `worker-1 slots=4`; # begins a comment"
@@ -79,7 +79,7 @@ fn machine(line: &str) -> Option<(&str, usize)> {
 
 /// Whether a machine can have this name. What another shell or `ssh` would take for more than a name is none.
 fn is_name(name: &str) -> bool {
-    !name.starts_with('-') && name.chars().all(|c| c.is_alphanumeric() || "-_.:@[]%".contains(c))
+    !name.starts_with('-') && name.chars().all(|c| c.is_alphanumeric() || "-_.:,@[]%".contains(c))
 }
 
 /// The machines of a file; `None` if there is none.

@@ -422,7 +422,7 @@ fn ssh_starts_this_program_on_each_machine() {
             command[4],
             format!(
                 "export NCCL_DEBUG=WARN; export PYTHONPATH={folder}; export TOKEN=\"a$b\";  cd {folder}; /opt/oarlock \
-                 deepspeed --no_ssh --world_info=a:0,1@b:0,1 --node_rank={node} --master_addr=address of a by Some(22) \
+                 deepspeed --no_ssh --world_info=a:0,1@b:0,1 --node_rank={node} --master_addr='address of a by Some(22)' \
                  --master_port=29500 --bind_cores_to_rank {script} --lr 1e-4 --name \"two words\" --x \
                  \"say \\\"a b\\\"\""
             )

@@ -118,7 +118,9 @@ impl HfConfig {
             self.fields.get("auto_map").and_then(Value::as_object).into_iter().flat_map(Map::values);
         let module = |class: &Value| Some(format!("{}.py", class.as_str()?.split_once('.')?.0));
         // Only these: another folder's files are never read, and nothing is written outside of a model's folder.
-        let is_beside = |name: &String| Path::new(name).file_name().is_some_and(|base| base == name.as_str());
+        let is_beside = |name: &String| {
+            !name.starts_with('.') && Path::new(name).file_name().is_some_and(|base| base == name.as_str())
+        };
         let mut files: Vec<String> = classes.filter_map(module).filter(is_beside).collect();
         files.sort();
         files.dedup();
