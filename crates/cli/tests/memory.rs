@@ -1,6 +1,6 @@
 //! Memory as the user meets it: predicted before the start, refused where it cannot fit, compared at the end.
 
-use crate::common::{Site, run};
+use crate::common::{Site, run, start, until};
 use serde_json::Value;
 
 #[test]
@@ -16,6 +16,52 @@ fn a_run_tells_what_it_predicted_and_what_it_took() {
     let compared = line("a rank, measured peak");
     let percent = compared.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
     assert!((30.0..300.0).contains(&percent.unwrap()), "{compared}");
+}
+
+/// The memory of a run that is its own, in bytes; other than PSS it does not depend on who else runs the program.
+fn private_memory(site: &Site) -> u64 {
+    let running = start(site.training("out", &["max_steps=100000", "num_processes=1"]));
+    until("the third step", || (site.log("out").len() > 2).then_some(()));
+    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", running.pid())).unwrap();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+    1024 * line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+fn a_run_keeps_nothing_of_what_tokenizing_took() {
+    let site = Site::new();
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/corpus/pretrain.jsonl");
+    std::fs::copy(corpus, site.path("text.jsonl")).unwrap();
+    let with_the_cache_to_build = private_memory(&site);
+    std::fs::remove_file(site.path("out/trainer_log.jsonl")).unwrap();
+    let with_the_cache = private_memory(&site);
+    let more = with_the_cache_to_build.saturating_sub(with_the_cache);
+    assert!(more < 3 << 20, "{more} bytes more than {with_the_cache}");
+}
+
+#[test]
+fn groups_of_ranks_hold_the_states_of_so_many_ranks() {
+    let site = Site::new();
+    // So many parameters that megabytes show them.
+    let config = std::fs::read_to_string(site.path("model/config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["intermediate_size"] = Value::from(20_000);
+    site.write("model/config.json", &config.to_string());
+    let states = |ranks: &str, group: &str| {
+        let zero = format!("deepspeed={{zero_optimization: {{stage: 3{group}}}}}");
+        let ranks = format!("num_processes={ranks}");
+        let words = ["max_steps=1", "train_from_scratch=true", "overwrite_output_dir=true", &zero, &ranks];
+        site.train("out", &words);
+        let log = String::from_utf8(site.read("out/running_log.txt")).unwrap();
+        let line = log.lines().rfind(|line| line.contains("(working weights ")).unwrap();
+        let parts = line.split(['(', ',', ')']).map(str::trim);
+        ["working weights", "optimizer state"]
+            .map(|name| parts.clone().find_map(|part| part.strip_prefix(name)).unwrap().trim().to_owned())
+    };
+    let (two, four) = (states("2", ""), states("4", ""));
+    assert_ne!(two, four);
+    assert_eq!(states("4", ", mics_shard_size: 2"), two);
+    assert_eq!(states("4", ", zero_hpz_partition_size: 2"), four, "nothing is gathered in one memory");
 }
 
 #[test]

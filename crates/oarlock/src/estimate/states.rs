@@ -37,8 +37,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     let grain = if elementwise(&settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
     let size = &size.with_grain(grain);
     let Settings { stage, ranks, .. } = *settings;
-    let (group, replicas) = (settings.shard_ranks(), settings.replicas() as u64);
-    let n = group as u64;
+    let (n, replicas) = (settings.shard_ranks() as u64, settings.replicas() as u64);
     // Buffers of gradients that every rank has for itself; the first layout of each is its size.
     let regions: Vec<Vec<&Layout>> = match stage {
         Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),

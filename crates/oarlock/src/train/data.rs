@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use oarlock_comm::release_freed_memory;
+use rayon::ThreadPoolBuilder;
 
 use crate::accelerator::Accelerator;
 use crate::config::TrainConfig;
@@ -27,41 +28,50 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
         len: config.data.cutoff_len,
         special: tokenizer.special(),
     };
-    let train = cache(accelerator, config, &tokenizer, &config.data.datasets, vocab_size)?;
+    let mut tokenized = false;
+    let mut cache = |datasets: &[String]| -> Result<Arc<TokenCache>> {
+        let (cache, built) = cache(accelerator, config, &tokenizer, datasets, vocab_size)?;
+        tokenized |= built;
+        Ok(cache)
+    };
+    let train = cache(&config.data.datasets)?;
     let (train, held_out) = match config.data.val_size {
         Some(size) => Rows::split(train, &settings, size, config.train.data_seed)?,
         None => (Rows::new(train, &settings)?, None),
     };
     let eval = match config.data.eval_datasets.is_empty() {
         true => held_out,
-        false => {
-            let cache = cache(accelerator, config, &tokenizer, &config.data.eval_datasets, vocab_size)?;
-            Some(Rows::new(cache, &settings)?)
-        }
+        false => Some(Rows::new(cache(&config.data.eval_datasets)?, &settings)?),
     };
-    // Tokenizing takes more than the tokens, and no prediction of a run counts it.
+    // What tokenizing took the steps do not need, and no prediction counts it.
     drop(tokenizer);
+    if tokenized {
+        // New threads get the heaps of those that have ended.
+        on_passing_threads(|| drop(rayon::broadcast(|_| release_freed_memory())))?;
+    }
     release_freed_memory();
     Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
 }
 
+/// The token cache of data sets, and whether this rank had to build it.
 fn cache(
     accelerator: &Accelerator,
     config: &TrainConfig,
     tokenizer: &Tokenizer,
     datasets: &[String],
     vocab_size: usize,
-) -> Result<Arc<TokenCache>> {
+) -> Result<(Arc<TokenCache>, bool)> {
     let max_samples = config.data.max_samples.map(|n| n as u64);
     let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
     let dir = config.save.output_dir.join("cache");
     let path = TokenCache::path(&dir, &source, tokenizer);
+    let mut built = false;
     if accelerator.is_main_process() {
         accelerator.communicator().set_phase("building the token cache");
         if config.data.overwrite_cache {
             remove_if_present(&path)?;
         }
-        TokenCache::build(&dir, &source, tokenizer, &mut |_| ())?;
+        built = !on_passing_threads(|| TokenCache::build(&dir, &source, tokenizer, &mut |_| ()))??.reused;
     }
     accelerator.wait_for_everyone()?;
     let cache = TokenCache::open(&path)?;
@@ -73,7 +83,22 @@ fn cache(
             place_of_vocab_size(&config.model)
         )));
     }
-    Ok(Arc::new(cache))
+    Ok((Arc::new(cache), built))
+}
+
+/// Runs `work` on threads that end with it, and with them what libraries keep for each thread: tokenizers keep pieces.
+fn on_passing_threads<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    let mut threads = Vec::new();
+    let pool = ThreadPoolBuilder::new().spawn_handler(|thread| {
+        threads.push(std::thread::Builder::new().spawn(|| thread.run())?);
+        Ok(())
+    });
+    let pool = pool.build().map_err(|e| Error::Usage(format!("cannot start threads to tokenize: {e}")))?;
+    let done = pool.install(work);
+    drop(pool);
+    // A panic of theirs is one of `work`.
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+    Ok(done)
 }
 
 fn remove_if_present(path: &Path) -> Result<()> {

@@ -457,7 +457,7 @@ fn machines_meet_as_they_are_told() {
     assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
     let notes = site.resolve(&format!("{zero} env.py")).notes;
     let note = "this command starts this machine only (deepspeed_multinode_launcher: standard); Accelerate would run \
-                `deepspeed --no_local_rank --launcher pdsh";
+                `deepspeed --hostfile HOSTFILE --no_local_rank --launcher pdsh";
     assert!(notes.iter().any(|said| said.starts_with(note)), "{notes:?}");
 }
 
