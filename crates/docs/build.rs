@@ -40,7 +40,7 @@ fn main() {
         }
     }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap()).join("programs.rs");
-    let table = format!("pub const PROGRAMS: &[Program] = &[\n{table}];\n");
+    let table = format!("const PROGRAMS: &[Program] = &[\n{table}];\n");
     fs::write(out, modules + &table).unwrap();
 }
 
