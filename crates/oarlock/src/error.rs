@@ -8,7 +8,7 @@ mod loss_scale;
 mod memory;
 mod spawn;
 
-pub use checkpoint::{CheckpointError, Missing, Problem};
+pub use checkpoint::{CheckpointError, Missing, OtherBase, Problem};
 pub use loss_scale::ScaleAtMinimum;
 pub use memory::{Limit, NotEnoughMemory, readable};
 pub use spawn::SpawnError;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::manifest::{FrozenEntry, Manifest, qualified};
-use crate::error::{Error, Problem, Result};
+use crate::error::{Error, OtherBase, Problem, Result};
 use crate::shard::{BLOCK, Engine, MASTER, Slice, Snapshot};
 
 /// What a save does with parameters that are not trained.
@@ -132,14 +132,14 @@ pub fn check_same(
                  whole model (`Frozen::Include`)"
             .to_owned(),
     };
-    Err(Problem::OtherBase {
+    Err(Problem::OtherBase(Box::new(OtherBase {
         n_different: others.len(),
         n: manifest.frozen.len(),
         name: (*name).clone(),
-        found: held.get(*name).map_or("", |entry| &entry.fingerprint).into(),
-        expected: expected.fingerprint.as_str().into(),
-        advice: advice.into(),
-    })
+        found: held.get(*name).map_or_else(String::new, |entry| entry.fingerprint.clone()),
+        expected: expected.fingerprint.clone(),
+        advice,
+    })))
 }
 
 #[cfg(test)]

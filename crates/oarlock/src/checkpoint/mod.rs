@@ -42,7 +42,7 @@ mod tags;
 mod tests;
 
 pub use crate::disk::Sum;
-pub use crate::error::{CheckpointError, Missing, Problem};
+pub use crate::error::{CheckpointError, Missing, OtherBase, Problem};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use frozen::Frozen;

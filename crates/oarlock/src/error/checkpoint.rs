@@ -221,24 +221,8 @@ pub enum Problem {
         expected: String,
     },
     /// Other values of the frozen parameters than those that a checkpoint has left out.
-    #[error(
-        "it leaves out the frozen parameters, and this model holds others: {n_different} of {n} differ, first \"{name}\" with \
-         the fingerprint {found} instead of {expected}; {advice}"
-    )]
-    OtherBase {
-        /// The parameters that differ.
-        n_different: usize,
-        /// The parameters that are left out.
-        n: usize,
-        /// The first one that differs.
-        name: String,
-        /// Its fingerprint in this model.
-        found: Box<str>,
-        /// Its fingerprint in the run that saved.
-        expected: Box<str>,
-        /// What to do.
-        advice: Box<str>,
-    },
+    #[error("{0}")]
+    OtherBase(Box<OtherBase>),
     /// The whole model of a checkpoint that holds a part of it.
     #[error(
         "it leaves out its frozen parameters ({n}, such as \"{name}\"), so the complete model is not in it: load the base and \
@@ -298,4 +282,25 @@ pub enum Problem {
         /// The element after the last.
         end: u64,
     },
+}
+
+/// A model whose frozen parameters are not those of the run that has left them out of its checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error(
+    "it leaves out the frozen parameters, and this model holds others: {n_different} of {n} differ, first \"{name}\" with \
+     the fingerprint {found} instead of {expected}; {advice}"
+)]
+pub struct OtherBase {
+    /// The parameters that differ.
+    pub n_different: usize,
+    /// The parameters that are left out.
+    pub n: usize,
+    /// The first one that differs.
+    pub name: String,
+    /// Its fingerprint in this model.
+    pub found: String,
+    /// Its fingerprint in the run that saved.
+    pub expected: String,
+    /// What to do.
+    pub advice: String,
 }
