@@ -88,8 +88,8 @@ pub enum Init {
     },
     /// Normal with mean 0, with zeros at random places: as many in each column of the matrix (Martens 2010).
     Sparse {
-        /// The share of zeros in a column, which is rounded up.
-        sparsity: f32,
+        /// The share of zeros in a column; their number is rounded up.
+        sparsity: f64,
         /// The standard deviation of the others; 0.01 in torch by default.
         std: f32,
     },
@@ -210,7 +210,7 @@ impl Init {
                 if !(0.0..=1.0).contains(&sparsity) {
                     return Err(Error::Usage(format!("sparse: expected a share in 0..=1, got {sparsity}")));
                 }
-                let n_zeros = (sparsity * rows as f32).ceil() as u64;
+                let n_zeros = (sparsity * rows as f64).ceil() as u64;
                 // A random order of the rows for each column.
                 let order = |column: u64| {
                     let stream = Stream { stream: stream.stream.wrapping_add(1 + column), ..stream };
@@ -358,7 +358,7 @@ mod tests {
             all.filter(|(_, x)| *x != 0.0).map(|(i, x)| if x == 1.0 { i } else { usize::MAX }).collect()
         };
         assert_eq!(ones(Init::Dirac { groups: 2 }, &[4, 2, 3]), [1, 10, 13, 22]);
-        assert_eq!(ones(Init::Dirac { groups: 1 }, &[3, 2, 2, 3]), [4, 16]);
+        assert_eq!(ones(Init::Dirac { groups: 1 }, &[3, 2, 2, 3]), [4, 22]);
         let x = filled(Init::Sparse { sparsity: 0.3, std: 0.5 }, &[50, 40]);
         for column in 0..40 {
             let zeros = (0..50).filter(|row| x[row * 40 + column] == 0.0).count();
