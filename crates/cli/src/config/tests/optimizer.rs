@@ -3,7 +3,7 @@
 use super::*;
 
 fn rule(text: &str) -> Rule {
-    good(text).train.optimizer.rule
+    good(text).train.optimizer.rule.clone()
 }
 
 #[test]

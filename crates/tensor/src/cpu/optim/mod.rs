@@ -112,7 +112,7 @@ fn part(state: &mut [f32], from: usize, to: usize) -> &mut [f32] {
 }
 
 /// The states of a rule that keeps these.
-pub(crate) fn states<'a, const N: usize>(kept: [&'a mut [f32]; N]) -> [&'a mut [f32]; MAX_STATES] {
+pub(crate) fn states<const N: usize>(kept: [&mut [f32]; N]) -> [&mut [f32]; MAX_STATES] {
     let mut kept = kept.into_iter();
     [(); MAX_STATES].map(|()| kept.next().unwrap_or_default())
 }
