@@ -102,13 +102,20 @@ fn main() -> Result<()> {
 
     model.eval();
     let mut ids: Vec<i32> = "Every summer ".bytes().map(|byte| i32::from(byte) + 1).collect();
-    for _ in 0..100 {
+    for step in 0..200 {
         let context = &ids[ids.len().saturating_sub(LENGTH)..];
         let context = Tensor::from_slice(context, [1, context.len()], accelerator.device())?;
         let logits = model.call(&context, |model, ids| model.logits(ids, &Mask::Causal))?;
-        ids.push(logits.i((0, -1))?.argmax(-1)?.item()?);
+        let probabilities = (logits.i((0, -1))? / 0.5)?.softmax()?.to_vec::<f32>()?;
+        // A number between 0 and 1 for each step, the same on all ranks, selects the next byte.
+        let mut rest = (f64::from(step) * 0.618_033_988_749_895).fract() as f32;
+        let next = probabilities.iter().position(|p| {
+            rest -= p;
+            rest < 0.0
+        });
+        ids.push(next.unwrap_or(0) as i32);
     }
-    let text: Vec<u8> = ids.iter().map(|&id| (id - 1) as u8).collect();
+    let text: Vec<u8> = ids.iter().map(|&id| id.saturating_sub(1) as u8).collect();
     accelerator.print(format_args!("{}", String::from_utf8_lossy(&text)));
     Ok(())
 }
