@@ -86,27 +86,6 @@ fn a_checkpoint_goes_on_with_another_number_of_ranks() {
     assert!(site.model("in-shm") == from_mpi);
 }
 
-/// The launcher of DeepSpeed calls `mpirun`, also for the one machine of a hostfile.
-#[test]
-fn deepspeed_with_openmpi_gives_the_bits_of_shared_memory() {
-    if !has_mpirun() {
-        return;
-    }
-    let site = Site::new();
-    site.train("ours", &["max_steps=4"]);
-    site.write("hosts", "localhost slots=2\n");
-    let arguments = "--oversubscribe --bind-to none --mca btl_tcp_if_include lo";
-    let flags =
-        ["--force_multi", "--launcher", "openmpi", "--hostfile", "hosts", "--launcher_args", arguments];
-    let script = ["src/train.py", "train.yaml", "max_steps=4", "output_dir=theirs"];
-    let mut command = site.oarlock(&[&["deepspeed"][..], &flags, &script].concat());
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    let said = start(command).wait();
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert_eq!(site.losses("theirs"), site.losses("ours"));
-    assert!(site.model("theirs") == site.model("ours"));
-}
-
 #[test]
 fn a_rank_that_is_killed_is_named_and_mpirun_fails() {
     if !has_mpirun() {
