@@ -10,6 +10,7 @@ mod examples;
 mod faults;
 mod front_ends;
 mod fuzz;
+mod generate;
 mod import;
 mod launched;
 mod launcher;
