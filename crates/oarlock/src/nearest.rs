@@ -3,13 +3,16 @@
 /// The nearest of some names, if one is near enough to be meant: a third of its letters may differ.
 pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
+    let most = |candidate: &str| (candidate.len() / 3).max(1);
     names
+        // Each letter more or less is an edit. Most names end here, which matters where thousands are misspelled.
+        .filter(|candidate| candidate.chars().count().abs_diff(lower.len()) <= most(candidate))
         .map(|candidate| {
             let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
             // Who left letters out wrote those of the name in their order.
             (distance(&lower, &letters), !is_within(&lower, &letters), candidate)
         })
-        .filter(|(distance, _, candidate)| *distance <= (candidate.len() / 3).max(1))
+        .filter(|(distance, _, candidate)| *distance <= most(candidate))
         .min_by_key(|(distance, lacks, _)| (*lacks, *distance))
         .map(|(_, _, candidate)| candidate)
 }
@@ -27,19 +30,21 @@ pub fn edits(a: &str, b: &str) -> usize {
 }
 
 fn distance(a: &[char], b: &[char]) -> usize {
-    let mut before: Vec<usize> = Vec::new();
+    let mut before = vec![0; b.len() + 1];
     let mut last: Vec<usize> = (0..=b.len()).collect();
+    let mut row = before.clone();
     for i in 1..=a.len() {
-        let mut row = vec![i];
+        row[0] = i;
         for j in 1..=b.len() {
             let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
             let mut best = replace.min(last[j] + 1).min(row[j - 1] + 1);
             if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
                 best = best.min(before[j - 2] + 1);
             }
-            row.push(best);
+            row[j] = best;
         }
-        before = std::mem::replace(&mut last, row);
+        std::mem::swap(&mut before, &mut last);
+        std::mem::swap(&mut last, &mut row);
     }
     last[b.len()]
 }
