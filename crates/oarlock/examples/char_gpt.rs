@@ -103,8 +103,8 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Gpt>, 
 fn main() -> Result<()> {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
     let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
-    let (model, losses) = train(&accelerator, 600)?;
-    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(75).collect::<Vec<_>>()));
+    let (model, losses) = train(&accelerator, 1000)?;
+    accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(125).collect::<Vec<_>>()));
 
     model.eval();
     let mut text: Vec<i32> = b"Every summer ".map(i32::from).to_vec();

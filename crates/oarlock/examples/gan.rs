@@ -91,7 +91,6 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
         g_optimizer.step()?;
         // The loss of the generator went through the discriminator and left gradients there.
         d_optimizer.zero_grad()?;
-
         let (d_loss, g_loss) = accelerator.reduce(&(d_loss, g_loss), Reduction::Mean, 1.0)?;
         losses.extend([d_loss.item::<f64>()?, g_loss.item()?]);
     }
@@ -109,15 +108,12 @@ fn draw(images: &Tensor) -> Result<String> {
 fn main() -> Result<()> {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
     let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
-    let (generator, losses) = train(&accelerator, 2000)?;
-    accelerator.print(format_args!("losses {:.3?}", losses.chunks(2).step_by(250).collect::<Vec<_>>()));
+    let (generator, losses) = train(&accelerator, 5000)?;
+    accelerator.print(format_args!("losses {:.3?}", losses.chunks(2).step_by(625).collect::<Vec<_>>()));
 
     generator.eval();
-    let noise = Tensor::from_slice(
-        &(0..10 * N_LATENT).map(normal).collect::<Vec<_>>(),
-        [10, N_LATENT],
-        accelerator.device(),
-    )?;
+    let noise: Vec<f32> = (0..10 * N_LATENT).map(normal).collect();
+    let noise = Tensor::from_slice(&noise, [10, N_LATENT], accelerator.device())?;
     accelerator.print(format_args!("{}", draw(&generator.forward(&noise)?)?));
     Ok(())
 }
