@@ -106,7 +106,7 @@ fn main() -> Result<()> {
         let context = &ids[ids.len().saturating_sub(LENGTH)..];
         let context = Tensor::from_slice(context, [1, context.len()], accelerator.device())?;
         let logits = model.call(&context, |model, ids| model.logits(ids, &Mask::Causal))?;
-        let probabilities = (logits.i((0, -1))? / 0.5)?.softmax()?.to_vec::<f32>()?;
+        let probabilities = (logits.i((0, -1))? / 0.5)?.softmax(-1)?.to_vec::<f32>()?;
         // A number between 0 and 1 for each step, the same on all ranks, selects the next byte.
         let mut rest = (f64::from(step) * 0.618_033_988_749_895).fract() as f32;
         let next = probabilities.iter().position(|p| {
