@@ -9,10 +9,10 @@ use serde_json::Value;
 
 #[path = "../examples/distillation.rs"]
 #[allow(dead_code)]
-mod distillation;
+pub mod distillation;
 #[path = "../examples/text_classifier.rs"]
 #[allow(dead_code)]
-mod text_classifier;
+pub mod text_classifier;
 
 /// How far losses on different numbers of ranks may lie apart.
 const RANKS: f32 = 1e-5;

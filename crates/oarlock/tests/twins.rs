@@ -11,6 +11,8 @@ use oarlock::{
 };
 use serde::Deserialize;
 
+use crate::examples_guides::{distillation, text_classifier};
+
 #[path = "../examples/char_gpt.rs"]
 #[allow(dead_code)]
 mod char_gpt;
@@ -23,9 +25,6 @@ mod contrastive;
 #[path = "../examples/custom_optimizer.rs"]
 #[allow(dead_code)]
 mod custom_optimizer;
-#[path = "../examples/distillation.rs"]
-#[allow(dead_code)]
-mod distillation;
 #[path = "../examples/gan.rs"]
 #[allow(dead_code)]
 mod gan;
@@ -35,9 +34,6 @@ mod lora;
 #[path = "../examples/moe.rs"]
 #[allow(dead_code)]
 mod moe;
-#[path = "../examples/text_classifier.rs"]
-#[allow(dead_code)]
-mod text_classifier;
 #[path = "../examples/vae.rs"]
 #[allow(dead_code)]
 mod vae;
@@ -52,6 +48,9 @@ struct Golden {
     losses: Vec<f64>,
 }
 
+/// What an example trains on a rank in so many steps, and the loss of each.
+type Train<M> = fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>;
+
 /// Ranks divide each batch, so the batch of a step is the same on any number of them.
 fn config() -> AcceleratorConfig {
     let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
@@ -63,12 +62,7 @@ fn golden(path: &str) -> PathBuf {
 }
 
 /// Trains on so many ranks, which are threads, and compares the losses of each rank with those of the twin.
-fn compare<M>(
-    name: &str,
-    world: usize,
-    config: AcceleratorConfig,
-    train: fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>,
-) {
+fn compare<M>(name: &str, world: usize, config: AcceleratorConfig, train: Train<M>) {
     let path = golden(&format!("twins/{name}.json"));
     let expected: Golden = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let config = AcceleratorConfig { threads: Some(1), ..config };
