@@ -1,7 +1,5 @@
 //! Layers that make images larger, and activations, compared with torch's.
 
-use std::path::{Path, PathBuf};
-
 use oarlock::nn::{
     self, Conv2d, ConvTranspose1d, ConvTranspose2d, Elu, Flatten, Forward, Glu, Hardsigmoid, Hardswish,
     Hardtanh, Interpolation, Layer, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Module, PRelu, PixelShuffle,
@@ -9,32 +7,8 @@ use oarlock::nn::{
 };
 use oarlock::optim;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Prepared, Result, Tensor};
-use serde_json::Value;
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/modules").join(name)
-}
-
-fn expected() -> Value {
-    serde_json::from_str(&std::fs::read_to_string(golden("images.json")).unwrap()).unwrap()
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
-}
-
-#[track_caller]
-fn assert_close(got: &[f32], want: &[f32], allowed: f32, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (index, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((got - want).abs() <= allowed, "{what} [{index}]: got {got}, want {want}");
-    }
-}
-
-fn wave(device: &Device, shape: &[usize]) -> Tensor {
-    let data: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i as f32 * 0.7).sin()).collect();
-    Tensor::from_slice(&data, shape, device).unwrap()
-}
+use crate::layers::{assert_close, expected, floats, golden, wave};
 
 #[derive(Module)]
 struct Model {
@@ -97,7 +71,7 @@ fn run(accelerator: &Accelerator) -> Result<Run> {
     accelerator.load_model(&model, golden("images.safetensors"))?;
     let before = weights(accelerator, &model);
     let device = accelerator.device();
-    let outputs = model.forward(&[wave(device, &[1, 3, 2, 2]), wave(device, &[2, 3, 5])])?;
+    let outputs = model.forward(&[wave(device, &[1, 3, 2, 2], 0.7), wave(device, &[2, 3, 5], 0.7)])?;
     let loss = outputs[0].square()?.mean_all()?.add(&outputs[1].square()?.mean_all()?)?;
     accelerator.backward(&loss)?;
     optimizer.step()?;
@@ -110,7 +84,7 @@ fn run(accelerator: &Accelerator) -> Result<Run> {
 
 #[test]
 fn outputs_and_gradients_are_those_of_torch() {
-    let expected = expected();
+    let expected = expected("images.json");
     let (outputs, moved) = run(&alone(AcceleratorConfig::default())).unwrap();
     for (name, output) in ["net", "lines"].iter().zip(&outputs) {
         assert_close(output, &floats(&expected["outputs"][name]), 1e-6, name);
@@ -128,8 +102,8 @@ fn outputs_and_gradients_are_those_of_torch() {
 
 #[test]
 fn activations_are_those_of_torch() {
-    let expected = &expected()["activations"];
-    let x = wave(&Device::default(), &[4, 6]).scale(4.0).unwrap();
+    let expected = &expected("images.json")["activations"];
+    let x = wave(&Device::default(), &[4, 6], 0.7).scale(4.0).unwrap();
     let layers: [(&str, Box<dyn Layer>); 14] = [
         ("leaky relu", Box::new(LeakyRelu { negative_slope: 0.2 })),
         ("elu", Box::new(Elu { alpha: 0.7 })),
@@ -159,7 +133,7 @@ fn activations_are_those_of_torch() {
 
 #[test]
 fn misuse_is_named() {
-    let x = wave(&Device::default(), &[4, 6]);
+    let x = wave(&Device::default(), &[4, 6], 0.7);
     let text = |layer: &dyn Layer| layer.forward(&x).unwrap_err().to_string();
     assert_eq!(text(&Upsample::scale_factor(2)), "Upsample: expected x of shape [N, C, ..], got [4, 6]");
     assert_eq!(

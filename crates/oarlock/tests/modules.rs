@@ -1,7 +1,5 @@
 //! Convolutions, pooling, attention with masks and losses, compared with torch's.
 
-use std::path::{Path, PathBuf};
-
 use oarlock::nn::{
     self, AdaptiveAvgPool2d, AttentionMasks, AvgPool2d, BCELoss, BCEWithLogitsLoss, Buffer, Conv1d, Conv2d,
     CosineEmbeddingLoss, CrossEntropyLoss, Flatten, Forward, GroupNorm, HuberLoss, KLDivLoss, KlReduction,
@@ -11,35 +9,9 @@ use oarlock::nn::{
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
-use serde_json::Value;
 
+use crate::layers::{assert_close, expected, floats, golden, wave};
 use crate::ranks::{alone, on_ranks};
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/modules").join(name)
-}
-
-fn expected() -> Value {
-    serde_json::from_str(&std::fs::read_to_string(golden("modules.json")).unwrap()).unwrap()
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
-}
-
-#[track_caller]
-fn assert_close(got: &[f32], want: &[f32], allowed: f32, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (index, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((got - want).abs() <= allowed, "{what} [{index}]: got {got}, want {want}");
-    }
-}
-
-fn wave(device: &Device, shape: &[usize], step: f32) -> Tensor {
-    let n: usize = shape.iter().product();
-    let data: Vec<f32> = (0..n).map(|i| (i as f32 * step).sin()).collect();
-    Tensor::from_slice(&data, shape, device).unwrap()
-}
 
 #[derive(Module)]
 struct Model {
@@ -139,7 +111,7 @@ fn run(accelerator: &Accelerator) -> Result<Run> {
 
 #[test]
 fn outputs_and_gradients_are_those_of_torch() {
-    let expected = expected();
+    let expected = expected("modules.json");
     let (outputs, before, after) = run(&alone(AcceleratorConfig::default())).unwrap();
     for (name, output) in OUTPUTS.iter().zip(&outputs) {
         assert_close(output, &floats(&expected["outputs"][name]), 2e-6, name);
@@ -241,7 +213,7 @@ fn frozen_weights_are_borrowed_again_for_the_backward_pass_in_every_placement() 
 
 #[test]
 fn in_bf16_they_stay_near() {
-    let expected = expected();
+    let expected = expected("modules.json");
     let config = AcceleratorConfig { mixed_precision: Some(DType::BF16), ..AcceleratorConfig::default() };
     let (outputs, ..) = run(&alone(config)).unwrap();
     for (name, output) in OUTPUTS.iter().zip(&outputs) {
@@ -251,7 +223,7 @@ fn in_bf16_they_stay_near() {
 
 #[test]
 fn losses_are_those_of_torch() {
-    let expected = &expected()["losses"];
+    let expected = &expected("modules.json")["losses"];
     let accelerator = alone(AcceleratorConfig::default());
     let device = accelerator.device();
     let wave = |shape: &[usize], step| wave(device, shape, step);

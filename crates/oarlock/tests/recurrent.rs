@@ -1,34 +1,12 @@
 //! Recurrent layers, compared with torch's.
 
-use std::path::{Path, PathBuf};
-
 use oarlock::nn::{self, Forward, Gru, Lstm, Module, Rnn, Unit};
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
 use oarlock_comm::Communicator;
-use serde_json::Value;
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/modules").join(name)
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
-}
-
-#[track_caller]
-fn assert_close(got: &[f32], want: &[f32], allowed: f32, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (index, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((got - want).abs() <= allowed, "{what} [{index}]: got {got}, want {want}");
-    }
-}
-
-fn wave(device: &Device, shape: &[usize], step: f32) -> Tensor {
-    let data: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i as f32 * step).sin()).collect();
-    Tensor::from_slice(&data, shape, device).unwrap()
-}
+use crate::layers::{assert_close, expected, floats, golden, wave};
 
 #[derive(Module)]
 struct Model {
@@ -86,8 +64,7 @@ fn run(comm: Communicator, config: AcceleratorConfig) -> Result<Run> {
 
 #[test]
 fn outputs_and_gradients_are_those_of_torch() {
-    let text = std::fs::read_to_string(golden("recurrent.json")).unwrap();
-    let expected: Value = serde_json::from_str(&text).unwrap();
+    let expected = expected("recurrent.json");
     let (outputs, moved) = run(Communicator::solo(), AcceleratorConfig::default()).unwrap();
     for (name, output) in OUTPUTS.iter().zip(&outputs) {
         assert_close(output, &floats(&expected["outputs"][name]), 1e-6, name);

@@ -19,6 +19,7 @@ mod examples_guides;
 mod families;
 mod gradients;
 mod images;
+mod layers;
 mod misuse;
 mod modules;
 mod objective;

@@ -15,7 +15,8 @@ use crate::shard::{Engine, MASTER, Snapshot};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
 /// them are on the disk. Parameters in `left_out` are not written, and are not in `files`. Weight files of an earlier save
-/// that are not replaced are removed at the end; `more` writes what is in the files but no parameter, on rank 0. All ranks call it; it returns when the model is whole.
+/// that are not replaced are removed at the end; `more` writes what is in the files but no parameter, on rank 0. All ranks
+/// call it; it returns when the model is whole.
 ///
 /// # Errors
 /// When a rank fails ([`CheckpointError::ModelNotSaved`], the same on all ranks); the folder is then as it was. Or when

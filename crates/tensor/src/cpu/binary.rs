@@ -74,7 +74,7 @@ pub fn binary_ints(
         },
         _ => return Err(Error::Usage(format!("{f:?} of integers; cast them to a float dtype first"))),
     };
-    rows(cpu, walk, x, y, out, |x, y, out| zip(x, y, out, f));
+    rows(cpu, walk, x, y, out, |x, y, out| zip!(x, y, out, |a, b| f(a, b)));
     Ok(())
 }
 
@@ -97,24 +97,38 @@ pub(super) fn rows<T: Sync, U: Send>(
     });
 }
 
-/// `out = f(x, y)` for one of the rows of [`rows`].
-#[inline(always)]
-pub(super) fn zip<T: Copy, U>(x: &[T], y: &[T], out: &mut [U], f: impl Fn(T, T) -> U) {
-    let n = out.len();
-    if x.len() == n && y.len() == n {
-        out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = f(*x, *y));
-    } else if x.len() == n {
-        let y = y[0];
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x, y));
-    } else {
-        let x = x[0];
-        out.iter_mut().zip(y).for_each(|(out, y)| *out = f(x, *y));
-    }
+/// `out = f(x, y)` for one of the rows of [`rows`]. The loops are written out in place: a closure that is not inlined is
+/// compiled without the instructions of the code path.
+macro_rules! zip {
+    ($x:ident, $y:ident, $out:ident, |$a:ident, $b:ident| $f:expr) => {{
+        let n = $out.len();
+        if $x.len() == n && $y.len() == n {
+            for ((out, &$a), &$b) in $out.iter_mut().zip($x).zip($y) {
+                *out = $f;
+            }
+        } else if $x.len() == n {
+            let $b = $y[0];
+            for (out, &$a) in $out.iter_mut().zip($x) {
+                *out = $f;
+            }
+        } else {
+            let $a = $x[0];
+            for (out, &$b) in $out.iter_mut().zip($y) {
+                *out = $f;
+            }
+        }
+    }};
 }
+pub(super) use zip;
 
-#[inline(always)]
-fn map<T: Float>(x: &[T], y: &[T], out: &mut [T], f: impl Fn(f32, f32) -> f32) {
-    zip(x, y, out, |x, y| T::from_f32(f(x.to_f32(), y.to_f32())));
+/// [`zip`] of floats, in f32.
+macro_rules! map {
+    ($x:ident, $y:ident, $out:ident, |$a:ident, $b:ident| $f:expr) => {
+        zip!($x, $y, $out, |$a, $b| {
+            let ($a, $b) = ($a.to_f32(), $b.to_f32());
+            T::from_f32($f)
+        })
+    };
 }
 
 /// `x / y` rounded down, from the exact remainder.
@@ -151,21 +165,21 @@ fn share(chosen: bool, x: f32, y: f32) -> f32 {
 multiversion! {
     fn row[T: Float](f: Binary, x: &[T], y: &[T], out: &mut [T]) {
         match f {
-            Binary::Add => map(x, y, out, |x, y| x + y),
-            Binary::Sub => map(x, y, out, |x, y| x - y),
-            Binary::Mul => map(x, y, out, |x, y| x * y),
-            Binary::Div => map(x, y, out, |x, y| x / y),
-            Binary::FloorDivide => map(x, y, out, floor_divide),
-            Binary::Remainder => map(x, y, out, remainder),
+            Binary::Add => map!(x, y, out, |a, b| a + b),
+            Binary::Sub => map!(x, y, out, |a, b| a - b),
+            Binary::Mul => map!(x, y, out, |a, b| a * b),
+            Binary::Div => map!(x, y, out, |a, b| a / b),
+            Binary::FloorDivide => map!(x, y, out, |a, b| floor_divide(a, b)),
+            Binary::Remainder => map!(x, y, out, |a, b| remainder(a, b)),
             // Comparisons written so that NaN passes.
-            Binary::Maximum => map(x, y, out, |x, y| if x > y || x.is_nan() { x } else { y }),
-            Binary::Minimum => map(x, y, out, |x, y| if x < y || x.is_nan() { x } else { y }),
-            Binary::Pow => map(x, y, out, f32::powf),
-            Binary::MaximumSlope => map(x, y, out, |x, y| share(x > y, x, y)),
-            Binary::MinimumSlope => map(x, y, out, |x, y| share(x < y, x, y)),
-            Binary::PowSlope => map(x, y, out, |x, y| if y == 0.0 { 0.0 } else { y * x.powf(y - 1.0) }),
+            Binary::Maximum => map!(x, y, out, |a, b| if a > b || a.is_nan() { a } else { b }),
+            Binary::Minimum => map!(x, y, out, |a, b| if a < b || a.is_nan() { a } else { b }),
+            Binary::Pow => map!(x, y, out, |a, b| a.powf(b)),
+            Binary::MaximumSlope => map!(x, y, out, |a, b| share(a > b, a, b)),
+            Binary::MinimumSlope => map!(x, y, out, |a, b| share(a < b, a, b)),
+            Binary::PowSlope => map!(x, y, out, |a, b| if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) }),
             Binary::PowExponentSlope => {
-                map(x, y, out, |x, y| if x == 0.0 && y >= 0.0 { 0.0 } else { x.powf(y) * x.ln() });
+                map!(x, y, out, |a, b| if a == 0.0 && b >= 0.0 { 0.0 } else { a.powf(b) * a.ln() });
             }
         }
     }

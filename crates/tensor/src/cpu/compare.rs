@@ -61,15 +61,15 @@ fn each<T: Copy, V: PartialOrd + Default>(
 ) {
     let is_true = |x: T| value(x) != V::default();
     match f {
-        Compare::Eq => zip(x, y, out, |x, y| i32::from(value(x) == value(y))),
-        Compare::Ne => zip(x, y, out, |x, y| i32::from(value(x) != value(y))),
-        Compare::Lt => zip(x, y, out, |x, y| i32::from(value(x) < value(y))),
-        Compare::Le => zip(x, y, out, |x, y| i32::from(value(x) <= value(y))),
-        Compare::Gt => zip(x, y, out, |x, y| i32::from(value(x) > value(y))),
-        Compare::Ge => zip(x, y, out, |x, y| i32::from(value(x) >= value(y))),
-        Compare::And => zip(x, y, out, |x, y| i32::from(is_true(x) & is_true(y))),
-        Compare::Or => zip(x, y, out, |x, y| i32::from(is_true(x) | is_true(y))),
-        Compare::Xor => zip(x, y, out, |x, y| i32::from(is_true(x) ^ is_true(y))),
+        Compare::Eq => zip!(x, y, out, |a, b| i32::from(value(a) == value(b))),
+        Compare::Ne => zip!(x, y, out, |a, b| i32::from(value(a) != value(b))),
+        Compare::Lt => zip!(x, y, out, |a, b| i32::from(value(a) < value(b))),
+        Compare::Le => zip!(x, y, out, |a, b| i32::from(value(a) <= value(b))),
+        Compare::Gt => zip!(x, y, out, |a, b| i32::from(value(a) > value(b))),
+        Compare::Ge => zip!(x, y, out, |a, b| i32::from(value(a) >= value(b))),
+        Compare::And => zip!(x, y, out, |a, b| i32::from(is_true(a) & is_true(b))),
+        Compare::Or => zip!(x, y, out, |a, b| i32::from(is_true(a) | is_true(b))),
+        Compare::Xor => zip!(x, y, out, |a, b| i32::from(is_true(a) ^ is_true(b))),
     }
 }
 
