@@ -1,8 +1,8 @@
 //! Gradients that a program looks at: those of the inputs of a prepared model, and those of its parameters.
 
-use oarlock::nn::{self, Forward, Linear, Module};
-use oarlock::shard::Placements;
-use oarlock::{Accelerator, AcceleratorConfig, Error, Options, Result, Tensor, optim};
+use oarlock::nn::{self, Embedding, Forward, Linear, Module};
+use oarlock::shard::{Gather, Placements};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Error, Options, Result, Tensor, optim};
 
 use crate::ranks::on_ranks;
 
@@ -90,6 +90,85 @@ fn gradients_of_inputs_and_parameters_are_read() {
                 text,
                 "the gradient of this parameter is sharded: each rank keeps the sums of the elements that it owns"
             ),
+        }
+    }
+}
+
+/// A model whose forward pass makes positions itself, and runs a layer on a tensor that is detached.
+#[derive(Module)]
+struct Aside {
+    positions: nn::Unit<Embedding>,
+    aside: nn::Unit<Linear>,
+    down: Linear,
+}
+
+/// The input, and the same positions and the same tensor once more as inputs, where they are passed in.
+type Passed = (Tensor, Option<(Tensor, Tensor)>);
+
+impl Forward<Passed> for Aside {
+    type Output = Tensor;
+    fn forward(&self, (x, passed): &Passed) -> nn::Result<Tensor> {
+        let (positions, beside) = match passed {
+            Some((positions, beside)) => (positions.clone(), beside.clone()),
+            None => (Tensor::arange(0, 2, 1, DType::I32, x.device())?, x.detach()),
+        };
+        let positions = self.positions.forward(&positions)?;
+        let beside = self.aside.call(&beside, |layer, x| layer.forward(x)?.tanh())?;
+        self.down.forward(&positions.add(&beside)?.mul(x)?)
+    }
+}
+
+/// The weights after two steps, and the losses.
+fn train_aside(accelerator: &Accelerator, pass: bool, recompute: bool) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
+    let model = Aside {
+        positions: nn::Unit::new(Embedding::new(2, 4)?),
+        aside: nn::Unit::new(Linear::normal(4, 4, true, 0.3)?),
+        down: Linear::normal(4, 1, true, 0.3)?,
+    };
+    model.aside.unit_run().set_recompute(recompute);
+    let optimizer = optim::sgd(&model).lr(0.1);
+    let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+    let device = accelerator.device();
+    let x = Tensor::from_slice(&X, [2, 4], device)?;
+    let passed = pass
+        .then(|| Ok::<_, Error>((Tensor::arange(0, 2, 1, DType::I32, device)?, x.clone())))
+        .transpose()?;
+    let mut losses = Vec::new();
+    for _ in 0..2 {
+        let loss = model.forward(&(x.clone(), passed.clone()))?.square()?.mean_all()?;
+        losses.push(loss.item()?);
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        // What is run by hand in between is not recorded.
+        assert!(model.module().down.forward(&x).map_or(true, |y| y.tape().is_none()));
+    }
+    let weights = accelerator.get_state_dict(&model)?;
+    Ok((weights.iter().map(|(_, weight)| weight.to_vec::<f32>().unwrap()).collect(), losses))
+}
+
+#[test]
+fn layers_are_trained_whatever_their_inputs_are() {
+    let run = |world, placements, pass, recompute| {
+        let shard = Options {
+            placements,
+            gather: Gather::Copy,
+            persistence_elems: 0,
+            reduce_bucket_elems: 8,
+            ..Options::default()
+        };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        let train = move |accelerator: &Accelerator| train_aside(accelerator, pass, recompute);
+        on_ranks(world, config, train).remove(0).unwrap()
+    };
+    let passed = run(1, Placements::WHOLE, true, false);
+    assert_ne!(passed.1[0], passed.1[1]);
+    for recompute in [false, true] {
+        for (world, placements) in
+            [(1, Placements::WHOLE), (2, Placements::WHOLE), (2, Placements::PARAMETERS)]
+        {
+            let made = run(world, placements, false, recompute);
+            assert_eq!(made, passed, "{world} ranks, {placements:?}, recomputed: {recompute}");
         }
     }
 }

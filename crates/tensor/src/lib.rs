@@ -6,6 +6,7 @@
 //! [`Param`]s, handles whose memory belongs to a [`ParamHome`]. Ops ([`ops`]) on tensors that are on a [`Tape`] are
 //! recorded; [`Tape::backward`] runs them in reverse and writes weight gradients straight into their homes.
 
+mod active;
 mod arena;
 pub mod cpu;
 mod device;
@@ -28,6 +29,7 @@ mod strict;
 mod tape;
 mod tensor;
 
+pub use active::{ActivePass, ActiveTapes};
 pub use arena::{ALIGN, Arena, Buffer, Usage};
 pub use device::{Device, DeviceKind};
 pub use dims::Dims;

@@ -10,6 +10,7 @@ use crate::flat::{FlatBuffer, WriteLease};
 use crate::init::Init;
 use crate::launch::{Mode, Span};
 use crate::shape::Shape;
+use crate::tape::Tape;
 use crate::tensor::Tensor;
 
 pub use crate::cpu::Store;
@@ -55,6 +56,11 @@ pub trait ParamHome: Send + Sync {
 
     /// Whether parameter `index` is trained.
     fn trainable(&self, index: usize) -> bool;
+
+    /// The tape on which a forward pass of the model is being recorded, for ops whose inputs are on none.
+    fn active_tape(&self) -> Option<Tape> {
+        None
+    }
 }
 
 /// A place for one gradient: `len` f32 elements of a flat buffer, to be overwritten or added to.
@@ -193,6 +199,12 @@ impl Param {
     pub fn gradient(&self) -> Result<Option<Tensor>> {
         let slot = self.slot()?;
         slot.home.gradient(slot.index)
+    }
+
+    /// The tape on which a forward pass of its model is being recorded.
+    pub(crate) fn active_tape(&self) -> Result<Option<Tape>> {
+        let slot = self.slot()?;
+        Ok(slot.home.active_tape())
     }
 
     /// Whether it is trained.

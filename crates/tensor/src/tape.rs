@@ -8,6 +8,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::active::ActiveTapes;
 use crate::error::{Error, Result};
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
@@ -56,6 +57,8 @@ struct Recording {
     /// Where the ops of the unit that is being recorded begin.
     unit_first: usize,
     tags: Vec<Tag>,
+    /// Those of the models whose passes it records.
+    active: Vec<Arc<ActiveTapes>>,
 }
 
 impl Default for State {
@@ -145,6 +148,11 @@ pub trait UnitHook: Send + Sync {
     /// Whatever makes the backward pass impossible.
     fn before_backward(&self) -> Result<()>;
 
+    /// The tape on which a forward pass of the unit's model is being recorded, for one whose input is on none.
+    fn active_tape(&self) -> Option<Tape> {
+        None
+    }
+
     /// After the backward pass of the first: the unit's gradients of this pass are complete.
     ///
     /// # Errors
@@ -181,6 +189,16 @@ impl Tape {
     /// What hangs on it.
     pub fn tags(&self) -> Vec<Arc<dyn Any + Send + Sync>> {
         self.with(|recording| recording.tags.clone())
+    }
+
+    /// Notes that a pass of a model is recorded here.
+    pub(crate) fn keep_active(&self, active: &Arc<ActiveTapes>) {
+        self.with(|recording| recording.keep_active(active));
+    }
+
+    /// The models whose passes are recorded here.
+    pub(crate) fn active(&self) -> Vec<Arc<ActiveTapes>> {
+        self.with(|recording| recording.active.clone())
     }
 
     /// The seed that was promised to [`Tape::with_seed`].
@@ -245,6 +263,7 @@ impl Tape {
                 .extend(moved.nodes.into_iter().map(|node| Node { base: node.base + offset, ..node }));
             recording.unit_first = recording.nodes.len();
             recording.tags.extend(moved.tags);
+            moved.active.iter().for_each(|active| recording.keep_active(active));
             Joined { into: to.clone(), offset, run: moved.run, into_run: recording.run }
         });
         *from.state() = State::Joined(joined);
@@ -379,6 +398,12 @@ impl Recording {
         VarId { run: self.run, node: self.nodes.len() - 1 }
     }
 
+    fn keep_active(&mut self, active: &Arc<ActiveTapes>) {
+        if !self.active.iter().any(|other| Arc::ptr_eq(other, active)) {
+            self.active.push(active.clone());
+        }
+    }
+
     /// What was recorded so far; the next run begins empty, under the same promise.
     fn take(&mut self) -> Recording {
         let next = Recording { promised_seed: self.promised_seed, run: self.run + 1, ..Recording::default() };
@@ -411,10 +436,10 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// `None` when no input is on a tape.
+    /// `None` when no input is on a tape, and no pass is being recorded of a model that trains one of `params`.
     pub fn new(inputs: &[&Tensor], params: &[&Param]) -> Result<Option<Recorder>> {
         let mut vars = inputs.iter().filter_map(|t| t.var.as_ref());
-        let Some(first) = vars.next() else { return Ok(None) };
+        let Some(first) = vars.next() else { return Recorder::of_params(inputs.len(), params) };
         vars.try_for_each(|var| first.tape.join(&var.tape))?;
         let tape = first.tape.resolve(None).0;
         let place = |t: &&Tensor| t.var.as_ref().and_then(|var| var.tape.resolve(var.id).1);
@@ -433,9 +458,27 @@ impl Recorder {
         Ok(Some(Recorder { tape, inputs, needs_grad }))
     }
 
+    /// For an op whose inputs are on no tape.
+    fn of_params(n_inputs: usize, params: &[&Param]) -> Result<Option<Recorder>> {
+        for param in params {
+            if let Some(tape) = param.active_tape()?
+                && param.trainable()?
+            {
+                let tape = tape.resolve(None).0;
+                return Ok(Some(Recorder { tape, inputs: vec![None; n_inputs], needs_grad: true }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Records the op if `trains`, whatever its inputs: for parameters that it reaches without naming them.
     pub fn or_trains(self, trains: bool) -> Recorder {
         Recorder { needs_grad: self.needs_grad || trains, ..self }
+    }
+
+    /// Where the op is recorded.
+    pub fn tape(&self) -> &Tape {
+        &self.tape
     }
 
     /// Whether a backward pass will come by here.

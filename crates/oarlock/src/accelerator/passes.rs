@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_tensor::ops::HeadLoss;
-use oarlock_tensor::{Gradients, Tape, Tensor};
+use oarlock_tensor::{ActivePass, Gradients, Tape, Tensor};
 
 use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
@@ -21,18 +21,23 @@ struct Pass {
 
 /// Puts the input of a forward pass of `state` on a tape: on the one that a part of it is on already, else on a fresh one.
 /// Where the model is not trained, or evaluates an input that is on no tape, the input stays as it is. A summed loss may make its gradient in
-/// the forward pass, because the tape is promised where the backward pass begins.
+/// the forward pass, because the tape is promised where the backward pass begins. Until the second value is dropped, ops
+/// on the model's parameters are recorded on that tape whatever their inputs are.
 pub(super) fn enter<I: Nested>(
     inner: &Arc<Inner>,
     state: &Arc<PreparedState>,
     input: I,
     is_summed: bool,
-) -> Result<I> {
+) -> Result<(I, Option<ActivePass>)> {
     state.check_whole()?;
     let here = input.tensors().iter().find_map(Tensor::tape);
     // What comes from another model's pass is recorded in any mode, and so reaches these parameters.
-    if !state.is_trained || !state.is_training() && here.is_none() {
-        return Ok(input);
+    if !state.is_trained {
+        return Ok((input, None));
+    }
+    let active = state.optimizer()?.engine().active_tapes();
+    if !state.is_training() && here.is_none() {
+        return Ok((input, Some(active.enter(None))));
     }
     let tape = match (here, is_summed) {
         (Some(tape), _) => tape,
@@ -47,10 +52,11 @@ pub(super) fn enter<I: Nested>(
     if before.is_none() {
         tape.enter_unit(state.optimizer()?.engine().pass_hook());
     }
-    input.map_tensors(&mut |tensor| match tensor.tape() {
+    let input = input.map_tensors(&mut |tensor| match tensor.tape() {
         Some(_) => Ok(tensor.clone()),
         None => Ok(tape.input(tensor)),
-    })
+    })?;
+    Ok((input, Some(active.enter(Some(&tape)))))
 }
 
 /// The passes that a tape has recorded, the latest of each model.

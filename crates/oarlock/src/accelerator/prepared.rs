@@ -70,7 +70,7 @@ impl<M: Module> Prepared<M> {
         is_summed: bool,
         f: impl FnOnce(&M, &I) -> nn::Result<R>,
     ) -> Result<R> {
-        let input = passes::enter(&self.inner, &self.state, self.inner.placed(input)?, is_summed)?;
+        let (input, _pass) = passes::enter(&self.inner, &self.state, self.inner.placed(input)?, is_summed)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)
     }

@@ -104,7 +104,7 @@ impl<M> Unit<M> {
         forward: impl FnOnce(&M) -> Result<R>,
     ) -> Result<R> {
         let Some(hook) = self.run.0.hook.get() else { return forward(&self.module) };
-        let tape = tape();
+        let tape = tape().or_else(|| hook.active_tape());
         hook.before_forward(tape.is_some())?;
         if let Some(tape) = &tape {
             tape.enter_unit(hook.clone());
@@ -137,6 +137,11 @@ impl<M> Unit<M> {
         }
         let (again, moment) = (self.module.clone(), Moment::of(&*self.module));
         let forward = move |x: &Tensor| moment.again(|| forward(&again, x));
+        let active = || self.run.0.hook.get().and_then(|hook| hook.active_tape());
+        let x = match x.tape().map_or_else(active, |_| None) {
+            Some(tape) => &tape.input(x),
+            None => x,
+        };
         self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)))
     }
 }

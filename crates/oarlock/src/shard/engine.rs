@@ -11,7 +11,7 @@ use std::sync::Arc;
 use oarlock_comm::{Communicator, Ready, Scalar};
 use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
 use oarlock_tensor::ops::{transfer, update};
-use oarlock_tensor::{Device, FlatBuffer, UnitHook};
+use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
@@ -233,6 +233,11 @@ impl Engine {
     pub fn clear_grads(&mut self) -> Result<()> {
         self.reduced = false;
         self.core.begin_step()
+    }
+
+    /// The forward passes of the model that are being recorded.
+    pub fn active_tapes(&self) -> Arc<ActiveTapes> {
+        self.core.active.clone()
     }
 
     /// What a tape calls around a whole pass: after a backward pass, gradients of units that this rank has skipped

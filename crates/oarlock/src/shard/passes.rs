@@ -5,10 +5,12 @@
 //! model declares its units. A rank that skips units (a branch not taken) joins in when it comes to a later one, or at
 //! the end of the pass. Where the weights are always there and gradients stay, nothing of this moves anything.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use oarlock_comm::{Ready, Scalar, Sharing};
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Result as TensorResult, UnitHook};
+use oarlock_tensor::{
+    ActiveTapes, DType, Device, FlatBuffer, FlatParams, Result as TensorResult, Tape, UnitHook,
+};
 
 use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
@@ -23,6 +25,8 @@ pub(super) struct Core {
     pub options: Options,
     pub groups: Vec<Group>,
     pub units: Vec<UnitUse>,
+    /// The passes that are being recorded.
+    pub active: Arc<ActiveTapes>,
     /// 16-bit copies of gradients on their way, where they are reduced so.
     pub(super) staging: Option<PoolBuffer>,
     pass: Mutex<PassState>,
@@ -108,7 +112,8 @@ impl Core {
                 .map(|comm| BufferPool::new(comm, Sharing::Replicated, "gathered weights")),
             slots: BufferPool::new(&mesh.shard, Sharing::PerRank, "gradients on their way"),
         };
-        Ok(Core { mesh, device, options, groups, units, staging, pass: Mutex::new(pass) })
+        let active = Arc::default();
+        Ok(Core { mesh, device, options, groups, units, active, staging, pass: Mutex::new(pass) })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, PassState> {
@@ -288,6 +293,10 @@ impl UnitHook for UnitPasses {
 
     fn after_backward(&self) -> TensorResult<()> {
         call(&self.core, |core| core.after_backward(self.unit))
+    }
+
+    fn active_tape(&self) -> Option<Tape> {
+        self.core.upgrade()?.active.current()
     }
 }
 

@@ -8,7 +8,7 @@ use oarlock_comm::Region;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{
-    DType, FlatBuffer, FlatParams, GradSlot, ParamHome, Result as TensorResult, Store, Tensor,
+    DType, FlatBuffer, FlatParams, GradSlot, ParamHome, Result as TensorResult, Store, Tape, Tensor,
 };
 
 use crate::error::Result;
@@ -169,5 +169,9 @@ impl ParamHome for Home {
 
     fn trainable(&self, index: usize) -> bool {
         self.params.trainable(index)
+    }
+
+    fn active_tape(&self) -> Option<Tape> {
+        self.core.upgrade()?.active.current()
     }
 }

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::active::{ActivePass, ActiveTapes};
 use crate::error::{Error, Result};
 use crate::tape::{Backward, Function, Recorder, Saved, Tape};
 use crate::tensor::Tensor;
@@ -31,8 +32,14 @@ pub fn checkpoint_without_output(input: &Tensor, trains: bool, forward: Arc<Forw
 }
 
 fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, gives_output: bool) -> Result<Tensor> {
-    let recorder = Recorder::new(&[input], &[])?.map(|recorder| recorder.or_trains(trains));
-    let output = forward(&input.detach())?;
+    let Some(recorder) = Recorder::new(&[input], &[])?.map(|recorder| recorder.or_trains(trains)) else {
+        return forward(input);
+    };
+    let active = recorder.tape().active();
+    let output = {
+        let _unrecorded = enter(&active, None);
+        forward(&input.detach())?
+    };
     if output.var.is_some() {
         return Err(Error::Usage(
             "checkpoint: its forward pass takes a tensor of the tape beside its input; detach that tensor, or make it \
@@ -40,19 +47,27 @@ fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, gives_output: boo
                 .to_string(),
         ));
     }
-    Ok(Recorder::record(recorder, output, |recorder| Checkpoint {
+    Ok(Recorder::record(Some(recorder), output, |recorder| Checkpoint {
         input: recorder.save(input),
         needs_input: recorder.needs_input(0),
         forward,
+        active,
         gives_output,
         again: RefCell::default(),
     }))
+}
+
+/// From now on ops on the parameters of these models are recorded on `tape` or nowhere, whatever their inputs are.
+fn enter(active: &[Arc<ActiveTapes>], tape: Option<&Tape>) -> Vec<ActivePass> {
+    active.iter().map(|active| active.enter(tape)).collect()
 }
 
 struct Checkpoint {
     input: Saved,
     needs_input: bool,
     forward: Arc<Forward>,
+    /// The models whose passes record it.
+    active: Vec<Arc<ActiveTapes>>,
     gives_output: bool,
     /// The second run, where its output was needed before the backward pass came here.
     again: RefCell<Option<Again>>,
@@ -69,6 +84,7 @@ impl Checkpoint {
         let tape = Tape::new();
         let input = cx.get(&self.input)?;
         let input = if self.needs_input { tape.leaf(&input) } else { tape.input(&input) };
+        let _recorded = enter(&self.active, Some(&tape));
         let output = input.device().profile().time_recomputing(|| (self.forward)(&input))?;
         Ok(Again { tape, input, output })
     }
