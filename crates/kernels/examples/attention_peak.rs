@@ -1,13 +1,12 @@
 //! Attention on one core: GFLOP/s of forward and backward, and their share of what the core can multiply.
 //!
-//! `cargo run --release -p oarlock-tensor --example attention_peak [path]`
+//! `cargo run --release -p oarlock-kernels --example attention_peak [path]`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use oarlock_tensor::cpu::attention::*;
-use oarlock_tensor::cpu::{Cpu, Isa, Path};
-use oarlock_tensor::{Float, Par, bf16};
+use oarlock_kernels::attention::*;
+use oarlock_kernels::{Cpu, Float, Isa, Par, Path, bf16};
 
 /// Seconds of the fastest of some runs.
 fn fastest(mut run: impl FnMut()) -> f64 {

@@ -1,13 +1,11 @@
 //! Prints what the matrix products reach on this machine, in GFLOP/s and against the bare micro-kernel.
 //!
-//! `cargo run --release -p oarlock-tensor --example gemm_peak [path|all] [threads] [filter]`
+//! `cargo run --release -p oarlock-kernels --example gemm_peak [path|all] [threads] [filter]`
 
 use std::time::{Duration, Instant};
 
-use oarlock_tensor::cpu::Store;
-use oarlock_tensor::cpu::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes, peak_flops};
-use oarlock_tensor::cpu::{Cpu, Isa, Path};
-use oarlock_tensor::{DType, Float, Par, bf16, f16};
+use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes, peak_flops};
+use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Path, Store, bf16, f16};
 
 /// A product: its name, M, N, K, whether A and B are stored transposed, and whether C is f32 and added to.
 struct Shape(String, [usize; 3], bool, bool, bool);

@@ -1,11 +1,12 @@
 //! Functions of two elements, with broadcasting.
 
-use super::Cpu;
-use super::isa::multiversion;
-use super::pieces::TASK_ELEMS;
-use super::walk::Walk;
+use crate::Cpu;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::TASK_ELEMS;
+use crate::walk::Walk;
 
 /// A function of two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +39,11 @@ pub enum Binary {
     PowExponentSlope,
 }
 
-/// `out = f(x, y)` with the operands in the order of `walk`.
-pub fn binary<T: Float>(cpu: &Cpu, f: Binary, walk: &Walk<2>, x: &[T], y: &[T], out: &mut [T]) {
-    rows(cpu, walk, x, y, out, |x, y, out| row(cpu.isa, f, x, y, out));
+instances! {
+    /// `out = f(x, y)` with the operands in the order of `walk`.
+    pub fn binary[T: Float](cpu: &Cpu, f: Binary, walk: &Walk<2>, x: &[T], y: &[T], out: &mut [T]) {
+        rows(cpu, walk, x, y, out, |x, y, out| row(cpu.isa, f, x, y, out));
+    }
 }
 
 /// The same for integers, which wrap around where they leave their range.
@@ -180,36 +183,6 @@ multiversion! {
             Binary::PowSlope => map!(x, y, out, |a, b| if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) }),
             Binary::PowExponentSlope => {
                 map!(x, y, out, |a, b| if a == 0.0 && b >= 0.0 { 0.0 } else { a.powf(b) * a.ln() });
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{same_everywhere, values};
-
-    #[test]
-    fn operands_are_spread() {
-        let (rows, cols) = (141, 239);
-        let (x, y) = (values::<f32>(1, rows * cols), values::<f32>(2, rows * cols));
-        for (x_strides, y_strides) in
-            [([cols, 1], [cols, 1]), ([cols, 1], [0, 1]), ([1, 0], [cols, 1]), ([0, 0], [cols, 1])]
-        {
-            let walk = Walk::new(&[rows, cols], [&x_strides, &y_strides]);
-            let outs = same_everywhere(|cpu| {
-                [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div].map(|f| {
-                    let mut out = x.clone();
-                    binary(cpu, f, &walk, &x, &y, &mut out);
-                    out
-                })
-            });
-            for i in 0..rows * cols {
-                let at = |s: [usize; 2]| i / cols * s[0] + i % cols * s[1];
-                let (x, y) = (x[at(x_strides)], y[at(y_strides)]);
-                let want = [x + y, x - y, x * y, x / y].map(f32::to_bits);
-                assert_eq!(outs.each_ref().map(|out| out[i].to_bits()), want);
             }
         }
     }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Cpu, Store};
 use crate::dtype::Float;
+use crate::instances::instances;
+use crate::{Cpu, Store};
 
 /// Columns that are summed at once; they stay in registers or the nearest cache.
 const BLOCK: usize = 64;
@@ -66,136 +67,95 @@ impl Patches {
     }
 }
 
-/// Row `(c, i, j)` of `columns` is element `(c, i, j)` of each patch of the image, 0 where a patch leaves it.
-pub fn im2col<T: Float>(cpu: &Cpu, patches: &Patches, image: &[T], columns: &mut [T]) {
-    let ([height, width], [_, kernel_width]) = (patches.input, patches.kernel);
-    assert!(
-        image.len() == patches.n_elems() && columns.len() == patches.rows() * patches.cols(),
-        "im2col: lengths"
-    );
-    let out_width = patches.output[1];
-    cpu.par.chunks_mut(columns, patches.cols(), |row, columns| {
-        let (c, i, j) = (
-            row / kernel_width / patches.kernel[0],
-            row / kernel_width % patches.kernel[0],
-            row % kernel_width,
+instances! {
+    /// Row `(c, i, j)` of `columns` is element `(c, i, j)` of each patch of the image, 0 where a patch leaves it.
+    pub fn im2col[T: Float](cpu: &Cpu, patches: &Patches, image: &[T], columns: &mut [T]) {
+        let ([height, width], [_, kernel_width]) = (patches.input, patches.kernel);
+        assert!(
+            image.len() == patches.n_elems() && columns.len() == patches.rows() * patches.cols(),
+            "im2col: lengths"
         );
-        let plane = &image[c * height * width..][..height * width];
-        let (dy, dx) = (patches.offset(0, i), patches.offset(1, j));
-        let (ys, xs) = (patches.inside(0, dy, 0..height), patches.inside(1, dx, 0..width));
-        for (y, line) in columns.chunks_exact_mut(out_width).enumerate() {
-            if !ys.contains(&y) || xs.is_empty() {
-                line.fill(T::from_f32(0.0));
-                continue;
-            }
-            let from = &plane[(y * patches.stride[0]).wrapping_add_signed(dy) * width..][..width];
-            let from = &from[(xs.start * patches.stride[1]).wrapping_add_signed(dx)..];
-            line[..xs.start].fill(T::from_f32(0.0));
-            line[xs.end..].fill(T::from_f32(0.0));
-            match patches.stride[1] {
-                1 => line[xs.clone()].copy_from_slice(&from[..xs.len()]),
-                stride => {
-                    line[xs.clone()].iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x);
+        let out_width = patches.output[1];
+        cpu.par.chunks_mut(columns, patches.cols(), |row, columns| {
+            let (c, i, j) = (
+                row / kernel_width / patches.kernel[0],
+                row / kernel_width % patches.kernel[0],
+                row % kernel_width,
+            );
+            let plane = &image[c * height * width..][..height * width];
+            let (dy, dx) = (patches.offset(0, i), patches.offset(1, j));
+            let (ys, xs) = (patches.inside(0, dy, 0..height), patches.inside(1, dx, 0..width));
+            for (y, line) in columns.chunks_exact_mut(out_width).enumerate() {
+                if !ys.contains(&y) || xs.is_empty() {
+                    line.fill(T::from_f32(0.0));
+                    continue;
                 }
-            }
-        }
-    });
-}
-
-/// Each element of the image is the sum of the columns' elements that [`im2col`] takes from there, in the order of the
-/// rows.
-pub fn col2im<T: Float>(cpu: &Cpu, patches: &Patches, columns: &[f32], image: &mut [T], store: Store) {
-    let ([height, width], [kernel_height, kernel_width]) = (patches.input, patches.kernel);
-    assert!(
-        image.len() == patches.n_elems() && columns.len() == patches.rows() * patches.cols(),
-        "col2im: lengths"
-    );
-    let (cols, out_width, stride) = (patches.cols(), patches.output[1], patches.stride[1]);
-    cpu.par.chunks_mut(image, height * width, |c, plane| {
-        for (h, line) in plane.chunks_exact_mut(width).enumerate() {
-            for (block, line) in line.chunks_mut(BLOCK).enumerate() {
-                let (first, mut sums) = (block * BLOCK, [0.0f32; BLOCK]);
-                for (i, j) in (0..kernel_height).flat_map(|i| (0..kernel_width).map(move |j| (i, j))) {
-                    let ys = patches.inside(0, patches.offset(0, i), h..h + 1);
-                    let dx = patches.offset(1, j);
-                    let xs = patches.inside(1, dx, first..first + line.len());
-                    if ys.is_empty() || xs.is_empty() {
-                        continue;
+                let from = &plane[(y * patches.stride[0]).wrapping_add_signed(dy) * width..][..width];
+                let from = &from[(xs.start * patches.stride[1]).wrapping_add_signed(dx)..];
+                line[..xs.start].fill(T::from_f32(0.0));
+                line[xs.end..].fill(T::from_f32(0.0));
+                match patches.stride[1] {
+                    1 => line[xs.clone()].copy_from_slice(&from[..xs.len()]),
+                    stride => {
+                        line[xs.clone()].iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = *x);
                     }
-                    let row = (c * kernel_height + i) * kernel_width + j;
-                    let from = &columns[row * cols + ys.start * out_width..][xs.clone()];
-                    let sums = &mut sums[(xs.start * stride).wrapping_add_signed(dx) - first..];
-                    sums.iter_mut().step_by(stride).zip(from).for_each(|(sum, x)| *sum += x);
                 }
-                line.iter_mut().zip(sums).for_each(|(to, sum)| store.put(to, sum));
             }
-        }
-    });
+        });
+    }
 }
 
-/// Adds to each plane of `len` elements its number.
-pub fn add_to_planes<T: Float>(cpu: &Cpu, planes: &mut [T], len: usize, numbers: &[T]) {
-    cpu.par.chunks_mut(planes, len, |i, plane| {
-        let number = numbers[i % numbers.len()].to_f32();
-        plane.iter_mut().for_each(|x| *x = T::from_f32(x.to_f32() + number));
-    });
-}
-
-/// The sum of the planes of each of `sums`, image after image, in f64.
-pub fn sum_planes<T: Float>(cpu: &Cpu, planes: &[T], len: usize, sums: &mut [f32], store: Store) {
-    let n = sums.len();
-    cpu.par.chunks_mut(sums, 1, |i, sum| {
-        let own = planes.chunks_exact(len.max(1)).skip(i).step_by(n);
-        let total: f64 = own.map(|plane| plane.iter().map(|x| f64::from(x.to_f32())).sum::<f64>()).sum();
-        store.put(&mut sum[0], total as f32);
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{same_everywhere, values};
-
-    #[test]
-    fn columns_and_images_are_each_others_transposes() {
-        for (input, kernel, stride, padding, dilation) in [
-            ([5, 7], [3, 2], [1, 1], [0, 0], [1, 1]),
-            ([5, 7], [3, 3], [2, 3], [1, 2], [1, 1]),
-            ([1, 300], [1, 5], [1, 1], [0, 2], [1, 3]),
-            ([9, 150], [3, 4], [2, 2], [3, 4], [2, 1]),
-            ([2, 2], [5, 5], [1, 1], [3, 3], [1, 1]),
-            ([4, 3], [1, 1], [1, 1], [0, 0], [1, 1]),
-        ] {
-            let out =
-                |d: usize| (input[d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1;
-            let p =
-                Patches { channels: 3, input, kernel, stride, padding, dilation, output: [out(0), out(1)] };
-            let image = values::<f32>(1, p.n_elems());
-            let grads = values::<f32>(2, p.rows() * p.cols());
-            let (columns, back) = same_everywhere(|cpu| {
-                let (mut columns, mut back) = (vec![9.0f32; p.rows() * p.cols()], image.clone());
-                im2col(cpu, &p, &image, &mut columns);
-                col2im(cpu, &p, &grads, &mut back, Store::Add);
-                (columns, back)
-            });
-            let mut want = image.clone();
-            for (row, col) in (0..p.rows()).flat_map(|r| (0..p.cols()).map(move |c| (r, c))) {
-                let (c, i, j) = (row / (kernel[0] * kernel[1]), row / kernel[1] % kernel[0], row % kernel[1]);
-                let h = (col / p.output[1] * stride[0] + i * dilation[0]).checked_sub(padding[0]);
-                let w = (col % p.output[1] * stride[1] + j * dilation[1]).checked_sub(padding[1]);
-                let at = row * p.cols() + col;
-                match (h, w) {
-                    (Some(h), Some(w)) if h < input[0] && w < input[1] => {
-                        let place = (c * input[0] + h) * input[1] + w;
-                        assert_eq!(columns[at], image[place], "{p:?}");
-                        want[place] += grads[at];
+instances! {
+    /// Each element of the image is the sum of the columns' elements that [`im2col`] takes from there, in the order of the
+    /// rows.
+    pub fn col2im[T: Float](cpu: &Cpu, patches: &Patches, columns: &[f32], image: &mut [T], store: Store) {
+        let ([height, width], [kernel_height, kernel_width]) = (patches.input, patches.kernel);
+        assert!(
+            image.len() == patches.n_elems() && columns.len() == patches.rows() * patches.cols(),
+            "col2im: lengths"
+        );
+        let (cols, out_width, stride) = (patches.cols(), patches.output[1], patches.stride[1]);
+        cpu.par.chunks_mut(image, height * width, |c, plane| {
+            for (h, line) in plane.chunks_exact_mut(width).enumerate() {
+                for (block, line) in line.chunks_mut(BLOCK).enumerate() {
+                    let (first, mut sums) = (block * BLOCK, [0.0f32; BLOCK]);
+                    for (i, j) in (0..kernel_height).flat_map(|i| (0..kernel_width).map(move |j| (i, j))) {
+                        let ys = patches.inside(0, patches.offset(0, i), h..h + 1);
+                        let dx = patches.offset(1, j);
+                        let xs = patches.inside(1, dx, first..first + line.len());
+                        if ys.is_empty() || xs.is_empty() {
+                            continue;
+                        }
+                        let row = (c * kernel_height + i) * kernel_width + j;
+                        let from = &columns[row * cols + ys.start * out_width..][xs.clone()];
+                        let sums = &mut sums[(xs.start * stride).wrapping_add_signed(dx) - first..];
+                        sums.iter_mut().step_by(stride).zip(from).for_each(|(sum, x)| *sum += x);
                     }
-                    _ => assert_eq!(columns[at], 0.0, "{p:?}"),
+                    line.iter_mut().zip(sums).for_each(|(to, sum)| store.put(to, sum));
                 }
             }
-            for (got, want) in back.iter().zip(want) {
-                assert!((got - want).abs() < 1e-4, "{p:?}");
-            }
-        }
+        });
+    }
+}
+
+instances! {
+    /// Adds to each plane of `len` elements its number.
+    pub fn add_to_planes[T: Float](cpu: &Cpu, planes: &mut [T], len: usize, numbers: &[T]) {
+        cpu.par.chunks_mut(planes, len, |i, plane| {
+            let number = numbers[i % numbers.len()].to_f32();
+            plane.iter_mut().for_each(|x| *x = T::from_f32(x.to_f32() + number));
+        });
+    }
+}
+
+instances! {
+    /// The sum of the planes of each of `sums`, image after image, in f64.
+    pub fn sum_planes[T: Float](cpu: &Cpu, planes: &[T], len: usize, sums: &mut [f32], store: Store) {
+        let n = sums.len();
+        cpu.par.chunks_mut(sums, 1, |i, sum| {
+            let own = planes.chunks_exact(len.max(1)).skip(i).step_by(n);
+            let total: f64 = own.map(|plane| plane.iter().map(|x| f64::from(x.to_f32())).sum::<f64>()).sum();
+            store.put(&mut sum[0], total as f32);
+        });
     }
 }

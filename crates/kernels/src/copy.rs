@@ -2,59 +2,61 @@
 
 use std::ops::Range;
 
-use bytemuck::Pod;
-
-use super::elementwise::add_task;
-use super::isa::multiversion;
-use super::pieces::{TASK_ELEMS, task_rows};
-use super::reduce::Dims;
-use super::walk::Walk;
-use super::{Cpu, Store};
+use crate::dtype::Word;
 use crate::dtype::{Element, Float};
+use crate::elementwise::add_task;
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::{TASK_ELEMS, task_rows};
+use crate::reduce::Dims;
+use crate::walk::Walk;
+use crate::{Cpu, Store};
 
-/// `y = x` in the order of `walk`.
-pub fn strided<W: Pod + Send + Sync>(cpu: &Cpu, walk: &Walk<1>, x: &[W], y: &mut [W]) {
-    let [step] = walk.steps();
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
-        walk.for_rows(i * TASK_ELEMS, y, |y, [start]| match step {
-            0 => y.fill(x[start]),
-            1 => y.copy_from_slice(&x[start..start + y.len()]),
-            _ => y.iter_mut().zip(x[start..].iter().step_by(step)).for_each(|(y, x)| *y = *x),
+instances! {
+    /// `y = x` in the order of `walk`.
+    pub fn strided[W: Word](cpu: &Cpu, walk: &Walk<1>, x: &[W], y: &mut [W]) {
+        let [step] = walk.steps();
+        cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
+            walk.for_rows(i * TASK_ELEMS, y, |y, [start]| match step {
+                0 => y.fill(x[start]),
+                1 => y.copy_from_slice(&x[start..start + y.len()]),
+                _ => y.iter_mut().zip(x[start..].iter().step_by(step)).for_each(|(y, x)| *y = *x),
+            });
         });
-    });
+    }
 }
 
-/// `y[o, k] = x[o, n - 1 - k]`, each a row of `inner` elements.
-pub fn reversed<W: Pod + Send + Sync>(cpu: &Cpu, dims: Dims, x: &[W], y: &mut [W]) {
-    let Dims { n, inner, .. } = dims;
-    assert!([x.len(), y.len()] == [dims.n_elems(); 2], "reversed: lengths");
-    let task = task_rows(inner);
-    cpu.par.chunks_mut(y, task * inner, |i, y| {
-        for (j, y) in y.chunks_exact_mut(inner).enumerate() {
-            let (o, k) = ((i * task + j) / n, (i * task + j) % n);
-            y.copy_from_slice(&x[(o * n + n - 1 - k) * inner..][..inner]);
-        }
-    });
+instances! {
+    /// `y[o, k] = x[o, n - 1 - k]`, each a row of `inner` elements.
+    pub fn reversed[W: Word](cpu: &Cpu, dims: Dims, x: &[W], y: &mut [W]) {
+        let Dims { n, inner, .. } = dims;
+        assert!([x.len(), y.len()] == [dims.n_elems(); 2], "reversed: lengths");
+        let task = task_rows(inner);
+        cpu.par.chunks_mut(y, task * inner, |i, y| {
+            for (j, y) in y.chunks_exact_mut(inner).enumerate() {
+                let (o, k) = ((i * task + j) / n, (i * task + j) % n);
+                y.copy_from_slice(&x[(o * n + n - 1 - k) * inner..][..inner]);
+            }
+        });
+    }
 }
 
-/// `y = x` in the columns that `part` names for each row, and 0 in the others.
-pub fn keep_in_rows<W: Pod + Send + Sync>(
-    cpu: &Cpu,
-    n_columns: usize,
-    x: &[W],
-    y: &mut [W],
-    part: impl Fn(usize) -> Range<usize> + Sync + Send,
-) {
-    assert_eq!(x.len(), y.len(), "keep_in_rows: lengths");
-    let task = task_rows(n_columns);
-    cpu.par.chunks_mut(y, task * n_columns, |i, y| {
-        let rows = x[i * task * n_columns..].chunks_exact(n_columns);
-        for (j, (y, x)) in y.chunks_exact_mut(n_columns).zip(rows).enumerate() {
-            let part = part(i * task + j);
-            y.fill(W::zeroed());
-            y[part.clone()].copy_from_slice(&x[part]);
-        }
-    });
+instances! {
+    /// `y = x` in the columns that `part` names for each row, and 0 in the others.
+    pub fn keep_in_rows[W: Word](
+        cpu: &Cpu, n_columns: usize, x: &[W], y: &mut [W], part: &(dyn Fn(usize) -> Range<usize> + Sync),
+    ) {
+        assert_eq!(x.len(), y.len(), "keep_in_rows: lengths");
+        let task = task_rows(n_columns);
+        cpu.par.chunks_mut(y, task * n_columns, |i, y| {
+            let rows = x[i * task * n_columns..].chunks_exact(n_columns);
+            for (j, (y, x)) in y.chunks_exact_mut(n_columns).zip(rows).enumerate() {
+                let part = part(i * task + j);
+                y.fill(W::zeroed());
+                y[part.clone()].copy_from_slice(&x[part]);
+            }
+        });
+    }
 }
 
 /// Where a part lies in a whole that falls apart into equal blocks: in each of them at the same places.
@@ -92,23 +94,27 @@ impl Places {
     }
 }
 
-/// The elements of `whole` at `places` = those of `part`; the rest of `whole` stays.
-pub fn write_places<W: Pod + Send + Sync>(cpu: &Cpu, places: &Places, part: &[W], whole: &mut [W]) {
-    places.for_rows(cpu, part, whole, |block, first, step, part| match step {
-        1 => block[first..first + part.len()].copy_from_slice(part),
-        _ => block[first..].iter_mut().step_by(step.max(1)).zip(part).for_each(|(to, from)| *to = *from),
-    });
+instances! {
+    /// The elements of `whole` at `places` = those of `part`; the rest of `whole` stays.
+    pub fn write_places[W: Word](cpu: &Cpu, places: &Places, part: &[W], whole: &mut [W]) {
+        places.for_rows(cpu, part, whole, |block, first, step, part| match step {
+            1 => block[first..first + part.len()].copy_from_slice(part),
+            _ => block[first..].iter_mut().step_by(step.max(1)).zip(part).for_each(|(to, from)| *to = *from),
+        });
+    }
 }
 
-/// The elements of `whole` at `places` += those of `part`.
-pub fn add_places<T: Float>(cpu: &Cpu, places: &Places, part: &[T], whole: &mut [T]) {
-    places.for_rows(cpu, part, whole, |block, first, step, part| match step {
-        1 => add_task(cpu.isa, part, &mut block[first..first + part.len()]),
-        _ => {
-            let slots = block[first..].iter_mut().step_by(step.max(1));
-            slots.zip(part).for_each(|(to, from)| Store::Add.put(to, from.to_f32()));
-        }
-    });
+instances! {
+    /// The elements of `whole` at `places` += those of `part`.
+    pub fn add_places[T: Float](cpu: &Cpu, places: &Places, part: &[T], whole: &mut [T]) {
+        places.for_rows(cpu, part, whole, |block, first, step, part| match step {
+            1 => add_task(cpu.isa, part, &mut block[first..first + part.len()]),
+            _ => {
+                let slots = block[first..].iter_mut().step_by(step.max(1));
+                slots.zip(part).for_each(|(to, from)| Store::Add.put(to, from.to_f32()));
+            }
+        });
+    }
 }
 
 /// The elements `first..first + len` of each block of `full`.
@@ -137,41 +143,49 @@ impl Window {
     }
 }
 
-/// `part = window of whole`.
-pub fn read_window<W: Pod + Send + Sync>(cpu: &Cpu, window: Window, whole: &[W], part: &mut [W]) {
-    let Window { full, first, len } = window;
-    let blocks = Window { full: len, first: 0, len };
-    blocks.in_blocks(cpu, part, |at, part| {
-        let from = at / len * full + first;
-        part.copy_from_slice(&whole[from..from + len]);
-    });
+instances! {
+    /// `part = window of whole`.
+    pub fn read_window[W: Word](cpu: &Cpu, window: Window, whole: &[W], part: &mut [W]) {
+        let Window { full, first, len } = window;
+        let blocks = Window { full: len, first: 0, len };
+        blocks.in_blocks(cpu, part, |at, part| {
+            let from = at / len * full + first;
+            part.copy_from_slice(&whole[from..from + len]);
+        });
+    }
 }
 
-/// `window of whole = part`; the rest of `whole` stays.
-pub fn write_window<W: Pod + Send + Sync>(cpu: &Cpu, window: Window, part: &[W], whole: &mut [W]) {
-    window.in_blocks(cpu, whole, |at, whole| whole.copy_from_slice(&part[at..at + whole.len()]));
+instances! {
+    /// `window of whole = part`; the rest of `whole` stays.
+    pub fn write_window[W: Word](cpu: &Cpu, window: Window, part: &[W], whole: &mut [W]) {
+        window.in_blocks(cpu, whole, |at, whole| whole.copy_from_slice(&part[at..at + whole.len()]));
+    }
 }
 
-/// `window of whole += part`.
-pub fn add_window<T: Float>(cpu: &Cpu, window: Window, part: &[T], whole: &mut [T]) {
-    window.in_blocks(cpu, whole, |at, whole| add_task(cpu.isa, &part[at..], whole));
+instances! {
+    /// `window of whole += part`.
+    pub fn add_window[T: Float](cpu: &Cpu, window: Window, part: &[T], whole: &mut [T]) {
+        window.in_blocks(cpu, whole, |at, whole| add_task(cpu.isa, &part[at..], whole));
+    }
 }
 
-/// `out = mask != 0 ? x : y`; an absent operand is `value`.
-pub fn select<T: Element>(
-    cpu: &Cpu,
-    mask: &[i32],
-    x: Option<&[T]>,
-    y: Option<&[T]>,
-    value: T,
-    out: &mut [T],
-) {
-    let fits = |operand: Option<&[T]>| operand.is_none_or(|o| o.len() == out.len());
-    assert!(mask.len() == out.len() && fits(x) && fits(y), "select: lengths");
-    cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
-        let from = i * TASK_ELEMS;
-        select_task(cpu.isa, &mask[from..], x.map(|x| &x[from..]), y.map(|y| &y[from..]), value, out);
-    });
+instances! {
+    /// `out = mask != 0 ? x : y`; an absent operand is `value`.
+    pub fn select[T: Element](
+        cpu: &Cpu,
+        mask: &[i32],
+        x: Option<&[T]>,
+        y: Option<&[T]>,
+        value: T,
+        out: &mut [T],
+    ) {
+        let fits = |operand: Option<&[T]>| operand.is_none_or(|o| o.len() == out.len());
+        assert!(mask.len() == out.len() && fits(x) && fits(y), "select: lengths");
+        cpu.par.chunks_mut(out, TASK_ELEMS, |i, out| {
+            let from = i * TASK_ELEMS;
+            select_task(cpu.isa, &mask[from..], x.map(|x| &x[from..]), y.map(|y| &y[from..]), value, out);
+        });
+    }
 }
 
 multiversion! {
@@ -179,105 +193,5 @@ multiversion! {
         for (i, (out, mask)) in out.iter_mut().zip(mask).enumerate() {
             *out = if *mask != 0 { x } else { y }.map_or(value, |operand| operand[i]);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{same_everywhere, values};
-
-    #[test]
-    fn windows_are_read_written_and_added() {
-        for (n_blocks, full, first, len) in
-            [(3, 7, 2, 4), (4000, 9, 0, 3), (1, 40_000, 5, 39_995), (2, 3, 3, 0)]
-        {
-            let window = Window { full, first, len };
-            let (whole, part) = (values::<f32>(1, n_blocks * full), values::<f32>(2, n_blocks * len));
-            let (read, written, added) = same_everywhere(|cpu| {
-                let (mut read, mut written, mut added) = (part.clone(), whole.clone(), whole.clone());
-                read_window(cpu, window, &whole, &mut read);
-                write_window(cpu, window, &part, &mut written);
-                add_window(cpu, window, &part, &mut added);
-                (read, written, added)
-            });
-            for i in 0..n_blocks * full {
-                let (block, at) = (i / full, i % full);
-                let inside = (first..first + len).contains(&at);
-                let j = block * len + at.saturating_sub(first);
-                let (w, a) = if inside { (part[j], whole[i] + part[j]) } else { (whole[i], whole[i]) };
-                assert_eq!((written[i], added[i]), (w, a));
-                assert!(!inside || read[j] == whole[i]);
-            }
-        }
-    }
-
-    #[test]
-    fn transposes_and_expansions_at_odd_sizes() {
-        let (rows, cols) = (131, 257);
-        let x: Vec<u32> = (0..rows * cols).map(|i| i as u32).collect();
-        let (turned, spread) = same_everywhere(|cpu| {
-            let (mut turned, mut spread) = (vec![0; x.len()], vec![0; x.len()]);
-            strided(cpu, &Walk::new(&[cols, rows], [&[1, cols]]), &x, &mut turned);
-            strided(cpu, &Walk::new(&[rows, cols], [&[1, 0]]), &x, &mut spread);
-            (turned, spread)
-        });
-        for i in 0..rows * cols {
-            assert_eq!(turned[i], x[i % rows * cols + i / rows]);
-            assert_eq!(spread[i], x[i / cols]);
-        }
-    }
-
-    #[test]
-    fn rows_are_reversed_and_cut() {
-        for (outer, n, inner) in [(3, 7, 5), (1, 20_001, 1), (4000, 2, 3), (2, 0, 4), (2, 3, 0)] {
-            let dims = Dims { outer, n, inner };
-            let x = values::<f32>(1, dims.n_elems());
-            let (turned, kept) = same_everywhere(|cpu| {
-                let (mut turned, mut kept) = (vec![9.0; x.len()], vec![9.0; x.len()]);
-                reversed(cpu, dims, &x, &mut turned);
-                keep_in_rows(cpu, inner, &x, &mut kept, |row| row % 2..inner.max(row % 2));
-                (turned, kept)
-            });
-            for i in 0..x.len() {
-                let (row, column) = (i / inner, i % inner);
-                assert_eq!(turned[i], x[(row / n * n + n - 1 - row % n) * inner + column]);
-                assert_eq!(kept[i], if column >= row % 2 { x[i] } else { 0.0 });
-            }
-        }
-    }
-
-    #[test]
-    fn places_are_written_and_added_to() {
-        // Every third element of the second half of each row, in `n` rows of 40.
-        for n in [1, 7, 2001] {
-            let places = Places { n_blocks: n, first: 20, walk: Walk::new(&[7], [&[3]]) };
-            let (whole, part) = (values::<f32>(1, n * 40), values::<f32>(2, n * 7));
-            let (written, added) = same_everywhere(|cpu| {
-                let (mut written, mut added) = (whole.clone(), whole.clone());
-                write_places(cpu, &places, &part, &mut written);
-                add_places(cpu, &places, &part, &mut added);
-                (written, added)
-            });
-            for (i, &old) in whole.iter().enumerate() {
-                let at =
-                    (i % 40).checked_sub(20).filter(|at| at % 3 == 0).map(|at| part[i / 40 * 7 + at / 3]);
-                assert_eq!(written[i], at.unwrap_or(old));
-                assert_eq!(added[i], at.map_or(old, |part| old + part));
-            }
-        }
-    }
-
-    #[test]
-    fn a_mask_chooses() {
-        let (x, y, mask) = ([1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0], [1, 0, -7]);
-        let outs = same_everywhere(|cpu| {
-            let mut outs = [[0.0f32; 3]; 3];
-            select(cpu, &mask, Some(&x), Some(&y), 9.0, &mut outs[0]);
-            select(cpu, &mask, None, Some(&y), 9.0, &mut outs[1]);
-            select(cpu, &mask, Some(&x), None, 9.0, &mut outs[2]);
-            outs
-        });
-        assert_eq!(outs, [[1.0, 5.0, 3.0], [9.0, 5.0, 9.0], [1.0, 9.0, 3.0]]);
     }
 }

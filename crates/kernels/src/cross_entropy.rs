@@ -1,13 +1,14 @@
 //! Cross-entropy of rows of logits against labels: the loss, and with it the gradient in one sweep over a row.
 
-use super::Cpu;
-use super::isa::multiversion;
-use super::lanes;
-use super::math::{exp, tanh};
-use super::pieces::{cut, elementwise, for_pieces, task_rows};
-use super::sums::tree_sum_f32;
+use crate::Cpu;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::lanes;
+use crate::math::{exp, tanh};
+use crate::pieces::{cut, elementwise, for_pieces, task_rows};
+use crate::sums::tree_sum_f32;
 
 /// The label of a row that does not count.
 pub const IGNORE: i32 = -100;
@@ -75,33 +76,35 @@ pub fn cross_entropy(
     Ok(LossSum { sum: tree_sum_f32(losses), count })
 }
 
-/// [`cross_entropy`], and `d_logits = scale * (softmax - onehot)`, 0 in rows that do not count. Where the logits are
-/// the output of a [`soft_cap`], `d_logits` is the gradient of its input.
-///
-/// # Errors
-/// A label outside the vocabulary; then nothing was written.
-pub fn cross_entropy_grad<T: Float>(
-    cpu: &Cpu,
-    logits: &[f32],
-    labels: &[i32],
-    vocab: usize,
-    scale: RowScale<'_>,
-    cap: Option<f32>,
-    losses: &mut [f32],
-    d_logits: &mut [T],
-) -> Result<LossSum> {
-    let count = check(labels, vocab, logits.len(), losses.len())?;
-    assert_eq!(logits.len(), d_logits.len(), "cross_entropy_grad: d_logits");
-    let task = task_rows(vocab);
-    let outputs = (cut(losses, task), cut(d_logits, task * vocab));
-    for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
-        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-        let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
-        for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
-            *loss = grad_row(cpu.isa, logits, label, scale.of(i * task + row), cap, d_logits);
-        }
-    });
-    Ok(LossSum { sum: tree_sum_f32(losses), count })
+instances! {
+    /// [`cross_entropy`], and `d_logits = scale * (softmax - onehot)`, 0 in rows that do not count. Where the logits are
+    /// the output of a [`soft_cap`], `d_logits` is the gradient of its input.
+    ///
+    /// # Errors
+    /// A label outside the vocabulary; then nothing was written.
+    pub fn cross_entropy_grad[T: Float](
+        cpu: &Cpu,
+        logits: &[f32],
+        labels: &[i32],
+        vocab: usize,
+        scale: RowScale<'_>,
+        cap: Option<f32>,
+        losses: &mut [f32],
+        d_logits: &mut [T],
+    ) -> Result<LossSum> {
+        let count = check(labels, vocab, logits.len(), losses.len())?;
+        assert_eq!(logits.len(), d_logits.len(), "cross_entropy_grad: d_logits");
+        let task = task_rows(vocab);
+        let outputs = (cut(losses, task), cut(d_logits, task * vocab));
+        for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
+            let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+            let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
+            for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
+                *loss = grad_row(cpu.isa, logits, label, scale.of(i * task + row), cap, d_logits);
+            }
+        });
+        Ok(LossSum { sum: tree_sum_f32(losses), count })
+    }
 }
 
 /// [`cross_entropy_grad`] that overwrites the logits with their gradient.
@@ -224,114 +227,5 @@ multiversion! {
             }
         }
         loss
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{assert_close, cpus, f64s, same_everywhere, values};
-    use crate::dtype::bf16;
-
-    fn labels(rows: usize, vocab: usize) -> Vec<i32> {
-        (0..rows).map(|r| if r % 4 == 3 { IGNORE } else { (r * 31 % vocab) as i32 }).collect()
-    }
-
-    #[test]
-    fn loss_and_gradient_match_the_reference() {
-        for (rows, vocab) in [(1, 1), (5, 3), (9, 6400), (40, 1001)] {
-            let logits: Vec<f32> = values::<f32>(1, rows * vocab).iter().map(|x| x * 6.0).collect();
-            let labels = labels(rows, vocab);
-            let scales: Vec<f32> = (0..rows).map(|row| 0.37 + row as f32 / 64.0).collect();
-            let scale = RowScale::PerRow(&scales);
-            let (total, losses, d, d_bf16) = same_everywhere(|cpu| {
-                let (mut losses, mut d, mut d_bf16) =
-                    (vec![9.0; rows], logits.clone(), vec![bf16::ONE; logits.len()]);
-                let total = cross_entropy(cpu, &logits, &labels, vocab, &mut losses).unwrap();
-                let mut again = vec![9.0; rows];
-                let result =
-                    cross_entropy_grad(cpu, &logits, &labels, vocab, scale, None, &mut again, &mut d_bf16)
-                        .unwrap();
-                assert_eq!((result, &again), (total, &losses));
-                let result =
-                    cross_entropy_grad_in_place(cpu, &mut d, &labels, vocab, scale, None, &mut again)
-                        .unwrap();
-                assert_eq!((result, &again), (total, &losses));
-                (total, losses, d, d_bf16)
-            });
-            let (mut want_losses, mut want_d) = (vec![], vec![]);
-            for ((x, &label), &scale) in f64s(&logits).chunks(vocab).zip(&labels).zip(&scales) {
-                let max = x.iter().copied().fold(f64::MIN, f64::max);
-                let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
-                let counts = label != IGNORE;
-                want_losses.push(if counts { sum.ln() + max - x[label as usize] } else { 0.0 });
-                want_d.extend(x.iter().enumerate().map(|(j, x)| {
-                    let onehot = if j as i32 == label { 1.0 } else { 0.0 };
-                    if counts { ((x - max).exp() / sum - onehot) * f64::from(scale) } else { 0.0 }
-                }));
-            }
-            assert_close(&losses, &want_losses, 1e-6);
-            assert_close(&d, &want_d, 1e-6);
-            assert_close(&d_bf16, &want_d, 2e-3);
-            assert!((total.sum - want_losses.iter().sum::<f64>()).abs() < 1e-5 * (1.0 + total.sum));
-            assert_eq!(total.count, labels.iter().filter(|&&l| l != IGNORE).count());
-        }
-    }
-
-    #[test]
-    fn capped_logits_and_their_gradient() {
-        let (vocab, cap, label) = (77, 1.5, 5);
-        let x = values::<f32>(1, vocab);
-        let capped = |x: &[f64]| x.iter().map(|x| 1.5 * (x / 1.5).tanh()).collect::<Vec<f64>>();
-        let loss = |x: &[f64]| {
-            let capped = capped(x);
-            capped.iter().map(|x| x.exp()).sum::<f64>().ln() - capped[label]
-        };
-        let (y, d, d_bf16) = same_everywhere(|cpu| {
-            let mut y = x.clone();
-            soft_cap(cpu, cap, &mut y);
-            let (mut d, mut d_bf16, mut losses) = (y.clone(), vec![bf16::ONE; vocab], [0.0]);
-            let (labels, scale) = (&[label as i32], RowScale::Uniform(0.5));
-            cross_entropy_grad(cpu, &y, labels, vocab, scale, Some(cap), &mut losses, &mut d_bf16).unwrap();
-            cross_entropy_grad_in_place(cpu, &mut d, labels, vocab, scale, Some(cap), &mut losses).unwrap();
-            (y, d, d_bf16)
-        });
-        let x = f64s(&x);
-        assert_close(&y, &capped(&x), 1e-6);
-        let slope = |i: usize| {
-            let at = |h: f64| {
-                let mut x = x.clone();
-                x[i] += h;
-                loss(&x)
-            };
-            0.5 * (at(1e-5) - at(-1e-5)) / 2e-5
-        };
-        let want: Vec<f64> = (0..vocab).map(slope).collect();
-        assert_close(&d, &want, 1e-6);
-        assert_close(&d_bf16, &want, 2e-3);
-    }
-
-    #[test]
-    fn bad_labels_are_named_and_bad_logits_show() {
-        let cpu = &cpus()[0];
-        let mut losses = [5.0; 2];
-        let error = cross_entropy(cpu, &[0.0; 6], &[0, 3], 3, &mut losses).unwrap_err();
-        assert_eq!(error.to_string(), "cross_entropy: index 3 at position 1 is outside 0..3");
-        assert!(
-            cross_entropy_grad_in_place(
-                cpu,
-                &mut [0.0; 6],
-                &[-1, 0],
-                3,
-                RowScale::Uniform(1.0),
-                None,
-                &mut losses
-            )
-            .is_err()
-        );
-        assert_eq!(losses, [5.0; 2]);
-        cross_entropy(cpu, &[0.0, f32::NAN, 1.0, 0.0, 0.0, f32::NEG_INFINITY], &[0, 0], 3, &mut losses)
-            .unwrap();
-        assert!(losses[0].is_nan() && (losses[1] - 2f32.ln()).abs() < 1e-6);
     }
 }

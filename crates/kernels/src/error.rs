@@ -1,11 +1,11 @@
-//! What can go wrong in the tensor crate.
+//! What can go wrong in kernels, ops and tapes: one type, so that an error stays what it is on its way up.
 
 use crate::dtype::DType;
 
-/// The result of a tensor operation.
+/// The result of a kernel or of a tensor operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of the tensor crate. Each variant says which operation, what it expected and what it got.
+/// An error of a kernel or of a tensor operation. Each variant says which operation, what it expected and what it got.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Shapes that do not fit an operation.

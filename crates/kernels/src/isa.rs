@@ -100,7 +100,7 @@ impl FromStr for Path {
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident : $b:path),+])? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        $vis fn $name $(<$($g: $b),+>)? (isa: $crate::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name $(<$($g: $b),+>)? (isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             fn body $(<$($g: $b),+>)? ($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
@@ -109,7 +109,7 @@ macro_rules! multiversion {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2 $(<$($g: $b),+>)? ($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
-            use $crate::cpu::isa::Path;
+            use $crate::isa::Path;
             match isa.path() {
                 // SAFETY: an `Isa` with this path exists only if the CPU was found to have its features.
                 #[cfg(target_arch = "x86_64")]
@@ -136,17 +136,3 @@ macro_rules! vector_methods {
     )*};
 }
 pub(crate) use vector_methods;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip_and_portable_is_everywhere() {
-        for path in Path::ALL {
-            assert_eq!(path.to_string().parse::<Path>(), Ok(path));
-        }
-        assert_eq!(Isa::available()[0].path(), Path::Portable);
-        assert!("sse9".parse::<Path>().is_err());
-    }
-}

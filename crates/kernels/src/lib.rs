@@ -1,8 +1,10 @@
-//! The CPU half of the tensor crate: what a kernel may use (instruction set, threads), and the kernels.
+//! The kernels of tensor ops on a CPU: element types, what a kernel may use (instruction set, threads), and the kernels.
 //!
 //! Kernels work on contiguous slices. They read their elements as f32, compute in f32 and round once when they
 //! write. Slice lengths that disagree are a bug of the caller, asserted; values from outside (token ids, labels,
 //! positions) that are out of range are errors.
+//!
+//! Every kernel is compiled in this crate, for each dtype that it takes, so that this crate alone needs optimization.
 
 pub mod attention;
 pub mod binary;
@@ -10,18 +12,23 @@ pub mod compare;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
+mod dtype;
 pub mod elementwise;
 pub mod embed;
+mod error;
 pub mod gemm;
 pub mod glu;
 pub mod indexed;
-pub(crate) mod isa;
-pub(crate) mod lanes;
-pub(crate) mod math;
+mod instances;
+mod isa;
+mod lanes;
+pub mod math;
 pub mod norm;
 pub mod optim;
+pub mod orthogonal;
 pub mod pair_loss;
-pub(crate) mod pieces;
+mod par;
+pub mod pieces;
 pub mod pool;
 pub mod random;
 pub mod reduce;
@@ -31,15 +38,16 @@ pub mod scan;
 pub mod softmax;
 pub mod sort;
 pub mod sums;
-#[cfg(test)]
-pub(crate) mod testing;
 pub mod unary;
 pub mod walk;
 
+pub use dtype::{DType, Element, Float, Scalar, Word, bf16, f16};
+pub use error::{Error, Result};
 pub use isa::{Isa, Path};
+pub use par::Par;
 
-use crate::dtype::Float;
-use crate::par::Par;
+/// Whether the kernels were compiled with optimization. Without it they are tens of times slower.
+pub const IS_OPTIMIZED: bool = !matches!(env!("OARLOCK_OPT_LEVEL").as_bytes(), b"" | b"0");
 
 /// A CPU as kernels see it: the instruction set to use and the threads to spread over.
 #[derive(Clone, Debug)]
@@ -70,7 +78,7 @@ impl Store {
     }
 
     /// Writes each of `values` into its slot.
-    pub(crate) fn put_all(self, slots: &mut [f32], values: &[f32]) {
+    pub fn put_all(self, slots: &mut [f32], values: &[f32]) {
         slots.iter_mut().zip(values).for_each(|(slot, &value)| self.put(slot, value));
     }
 }

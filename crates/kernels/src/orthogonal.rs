@@ -1,8 +1,8 @@
 //! Orthogonal matrices: the vectors of a matrix of normal numbers, each made orthogonal to those before it.
 
-use crate::cpu::Cpu;
-use crate::cpu::isa::multiversion;
-use crate::cpu::random::{self, Stream};
+use crate::Cpu;
+use crate::isa::multiversion;
+use crate::random::{self, Stream};
 
 /// Vectors that are made orthogonal to each other before all later ones are made orthogonal to them: so few that they
 /// stay in the cache.
@@ -11,7 +11,7 @@ const BLOCK: usize = 32;
 /// A matrix `[rows, cols]` of `gain` times orthonormal rows, or columns where there are not more columns than rows. It is
 /// the Q of a QR decomposition whose R has a positive diagonal (as torch chooses the signs), of a matrix of normal
 /// numbers; so all orthogonal matrices are equally likely (Mezzadri 2007).
-pub(super) fn matrix(cpu: &Cpu, rows: usize, cols: usize, stream: Stream, gain: f32) -> Vec<f32> {
+pub fn matrix(cpu: &Cpu, rows: usize, cols: usize, stream: Stream, gain: f32) -> Vec<f32> {
     let mut x = vec![0.0f32; rows * cols];
     random::fill_normal(cpu, stream, 0, 0.0, 1.0, &mut x);
     let by_rows = rows < cols;

@@ -1,10 +1,11 @@
 //! Losses that compare two tensors element by element: errors, binary cross-entropy, Kullback-Leibler divergence.
 
-use super::Cpu;
-use super::math::exp;
-use super::pieces::{TASK_ELEMS, elementwise};
-use super::sums::{NORM_BLOCK, tree_sum};
+use crate::Cpu;
 use crate::dtype::Float;
+use crate::instances::instances;
+use crate::math::exp;
+use crate::pieces::{TASK_ELEMS, elementwise};
+use crate::sums::{NORM_BLOCK, tree_sum};
 
 /// What an element of the input and one of the target cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +30,8 @@ pub enum PairLoss {
 }
 
 impl PairLoss {
-    fn value(self, x: f64, t: f64) -> f64 {
+    /// What the elements `x` of the input and `t` of the target cost, in f64.
+    pub fn value(self, x: f64, t: f64) -> f64 {
         match self {
             PairLoss::Squared => (x - t) * (x - t),
             PairLoss::Absolute => (x - t).abs(),
@@ -47,27 +49,31 @@ impl PairLoss {
     }
 }
 
-/// The sum over all elements: blocks of fixed length added in a pairwise tree.
-pub fn sum<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T]) -> f64 {
-    assert_eq!(x.len(), target.len(), "pair loss: lengths");
-    let mut blocks = vec![0.0; x.len().div_ceil(NORM_BLOCK)];
-    cpu.par.chunks_mut(&mut blocks, 1, |i, block| {
-        let range = i * NORM_BLOCK..x.len().min((i + 1) * NORM_BLOCK);
-        let pairs = x[range.clone()].iter().zip(&target[range]);
-        block[0] = pairs.map(|(x, t)| loss.value(f64::from(x.to_f32()), f64::from(t.to_f32()))).sum();
-    });
-    tree_sum(&blocks)
+instances! {
+    /// The sum over all elements: blocks of fixed length added in a pairwise tree.
+    pub fn sum[T: Float](cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T]) -> f64 {
+        assert_eq!(x.len(), target.len(), "pair loss: lengths");
+        let mut blocks = vec![0.0; x.len().div_ceil(NORM_BLOCK)];
+        cpu.par.chunks_mut(&mut blocks, 1, |i, block| {
+            let range = i * NORM_BLOCK..x.len().min((i + 1) * NORM_BLOCK);
+            let pairs = x[range.clone()].iter().zip(&target[range]);
+            block[0] = pairs.map(|(x, t)| loss.value(f64::from(x.to_f32()), f64::from(t.to_f32()))).sum();
+        });
+        tree_sum(&blocks)
+    }
 }
 
-/// What each element costs.
-pub fn each<T: Float>(cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T], y: &mut [T]) {
-    assert!([x.len(), target.len()] == [y.len(); 2], "pair loss: lengths");
-    cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
-        let from = i * TASK_ELEMS;
-        for ((y, x), t) in y.iter_mut().zip(&x[from..]).zip(&target[from..]) {
-            *y = T::from_f32(loss.value(f64::from(x.to_f32()), f64::from(t.to_f32())) as f32);
-        }
-    });
+instances! {
+    /// What each element costs.
+    pub fn each[T: Float](cpu: &Cpu, loss: PairLoss, x: &[T], target: &[T], y: &mut [T]) {
+        assert!([x.len(), target.len()] == [y.len(); 2], "pair loss: lengths");
+        cpu.par.chunks_mut(y, TASK_ELEMS, |i, y| {
+            let from = i * TASK_ELEMS;
+            for ((y, x), t) in y.iter_mut().zip(&x[from..]).zip(&target[from..]) {
+                *y = T::from_f32(loss.value(f64::from(x.to_f32()), f64::from(t.to_f32())) as f32);
+            }
+        });
+    }
 }
 
 /// The slope of a distance.
@@ -106,100 +112,25 @@ elementwise! {
     }
 }
 
-/// The gradient for the target times `scale`.
-pub fn target_grad<T: Float>(cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], target: &[T], dt: &mut [T]) {
-    assert!([x.len(), target.len()] == [dt.len(); 2], "pair loss: lengths");
-    cpu.par.chunks_mut(dt, TASK_ELEMS, |i, dt| {
-        let from = i * TASK_ELEMS;
-        let (x, t) = (&x[from..], &target[from..]);
-        match loss {
-            PairLoss::Squared => map(x, t, dt, |x, t| 2.0 * scale * (t - x)),
-            PairLoss::Absolute => map(x, t, dt, |x, t| scale * sign(t - x)),
-            PairLoss::Smooth { beta, factor } => {
-                map(x, t, dt, |x, t| scale * smooth_slope(t - x, beta, factor));
+instances! {
+    /// The gradient for the target times `scale`.
+    pub fn target_grad[T: Float](cpu: &Cpu, loss: PairLoss, scale: f32, x: &[T], target: &[T], dt: &mut [T]) {
+        assert!([x.len(), target.len()] == [dt.len(); 2], "pair loss: lengths");
+        cpu.par.chunks_mut(dt, TASK_ELEMS, |i, dt| {
+            let from = i * TASK_ELEMS;
+            let (x, t) = (&x[from..], &target[from..]);
+            match loss {
+                PairLoss::Squared => map(x, t, dt, |x, t| 2.0 * scale * (t - x)),
+                PairLoss::Absolute => map(x, t, dt, |x, t| scale * sign(t - x)),
+                PairLoss::Smooth { beta, factor } => {
+                    map(x, t, dt, |x, t| scale * smooth_slope(t - x, beta, factor));
+                }
+                PairLoss::Binary => {
+                    map(x, t, dt, |x, _| scale * ((1.0 - x).ln().max(-100.0) - x.ln().max(-100.0)));
+                }
+                PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (t.ln() + 1.0 - x)),
+                PairLoss::KlLogProbs => map(x, t, dt, |x, t| scale * exp(t) * (t + 1.0 - x)),
             }
-            PairLoss::Binary => {
-                map(x, t, dt, |x, _| scale * ((1.0 - x).ln().max(-100.0) - x.ln().max(-100.0)));
-            }
-            PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (t.ln() + 1.0 - x)),
-            PairLoss::KlLogProbs => map(x, t, dt, |x, t| scale * exp(t) * (t + 1.0 - x)),
-        }
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
-
-    #[test]
-    fn sums_and_slopes_match_finite_differences() {
-        let n = TASK_ELEMS + 3;
-        let x = values::<f32>(1, n);
-        let target: Vec<f32> = values::<f32>(2, n).into_iter().map(|t| t.abs() + 0.1).collect();
-        for loss in [PairLoss::Squared, PairLoss::KlProbs, PairLoss::KlLogProbs] {
-            let (total, dx, dt) = same_everywhere(|cpu| {
-                let (mut dx, mut dt) = (x.clone(), x.clone());
-                input_grad(cpu, loss, 0.5, &x, &target, &mut dx);
-                target_grad(cpu, loss, 0.5, &x, &target, &mut dt);
-                (sum(cpu, loss, &x, &target), dx, dt)
-            });
-            let pairs: Vec<(f64, f64)> = f64s(&x).into_iter().zip(f64s(&target)).collect();
-            let want: f64 = pairs.iter().map(|&(x, t)| loss.value(x, t)).sum();
-            assert!((total - want).abs() < 1e-12 * want.abs() * n as f64);
-            let h = 1e-5;
-            let slope = |f: &dyn Fn(f64) -> f64| 0.5 * (f(h) - f(-h)) / (2.0 * h);
-            let want_dx: Vec<f64> = pairs.iter().map(|&(x, t)| slope(&|h| loss.value(x + h, t))).collect();
-            let want_dt: Vec<f64> = pairs.iter().map(|&(x, t)| slope(&|h| loss.value(x, t + h))).collect();
-            assert_close(&dx, &want_dx, 1e-6);
-            assert_close(&dt, &want_dt, 1e-6);
-        }
-    }
-
-    #[test]
-    fn distances_and_binary_losses_match_finite_differences() {
-        let n = TASK_ELEMS + 3;
-        let inside = |seed| values::<f32>(seed, n).into_iter().map(|x| 0.5 + 0.24 * x).collect::<Vec<_>>();
-        let (x, target) = (inside(1), inside(2));
-        let smooth = PairLoss::Smooth { beta: 0.25, factor: 3.0 };
-        for loss in [PairLoss::Absolute, smooth, PairLoss::Binary] {
-            let (y, dx, dt) = same_everywhere(|cpu| {
-                let (mut y, mut dx, mut dt) = (x.clone(), x.clone(), x.clone());
-                each(cpu, loss, &x, &target, &mut y);
-                input_grad(cpu, loss, 0.5, &x, &target, &mut dx);
-                target_grad(cpu, loss, 0.5, &x, &target, &mut dt);
-                (y, dx, dt)
-            });
-            let pairs: Vec<(f64, f64)> = f64s(&x).into_iter().zip(f64s(&target)).collect();
-            let want: Vec<f64> = pairs.iter().map(|&(x, t)| loss.value(x, t)).collect();
-            assert_close(&y, &want, 1e-6);
-            let h = 1e-7;
-            let slope = |f: &dyn Fn(f64) -> f64| 0.5 * (f(h) - f(-h)) / (2.0 * h);
-            // Kinks have no slope.
-            let smooth_at = |&(x, t): &(f64, f64)| {
-                let distance = (x - t).abs();
-                distance > 1e-5 && (distance - 0.25).abs() > 1e-5
-            };
-            for (i, pair) in pairs.iter().enumerate().filter(|(_, pair)| smooth_at(pair)) {
-                let (x, t) = *pair;
-                assert_close(&dx[i..=i], &[slope(&|h| loss.value(x + h, t))], 1e-4);
-                assert_close(&dt[i..=i], &[slope(&|h| loss.value(x, t + h))], 1e-4);
-            }
-        }
-        let cpu = &crate::cpu::testing::cpus()[0];
-        let (mut dx, mut y) = ([9.0f32; 3], [9.0f32; 3]);
-        each(cpu, PairLoss::Binary, &[0.0, 1.0, 0.0], &[1.0, 1.0, 0.0], &mut y);
-        assert_eq!(y, [100.0, 0.0, 0.0]);
-        input_grad(cpu, PairLoss::Binary, 1.0, &[0.0, 1.0, 0.0], &[1.0, 1.0, 0.0], &mut dx);
-        assert_eq!(dx, [-1e12, 0.0, 0.0]);
-        input_grad(cpu, PairLoss::Absolute, 1.0, &[1.0, 2.0, 0.0], &[1.0, 1.0, 3.0], &mut dx);
-        assert_eq!(dx, [0.0, 1.0, -1.0]);
-    }
-
-    #[test]
-    fn impossible_targets_cost_nothing() {
-        let cpu = &crate::cpu::testing::cpus()[0];
-        assert_eq!(sum(cpu, PairLoss::KlProbs, &[-1.0f32], &[0.0]), 0.0);
-        assert_eq!(sum(cpu, PairLoss::KlLogProbs, &[-1.0f32], &[f32::NEG_INFINITY]), 0.0);
+        });
     }
 }

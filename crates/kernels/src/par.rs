@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::pieces::{Cut, cut};
 
 /// More threads than any machine has cores: a number beyond is a mistake, and to start them would take minutes.
 const MOST_THREADS: usize = 1 << 12;
@@ -48,10 +49,7 @@ impl Par {
 
     /// Runs `f(0), …, f(n - 1)`, in any order and at the same time.
     pub fn for_each(&self, n: usize, f: impl Fn(usize) + Sync + Send) {
-        match &self.pool {
-            Some(pool) if n > 1 => pool.install(|| (0..n).into_par_iter().with_max_len(1).for_each(f)),
-            _ => (0..n).for_each(f),
-        }
+        self.run(n, 1, &f);
     }
 
     /// Cuts `out` into pieces of `chunk` elements (the last may be shorter) and runs `f(index, piece)` on each.
@@ -62,36 +60,19 @@ impl Par {
         f: impl Fn(usize, &mut [T]) + Sync + Send,
     ) {
         let chunk = chunk.max(1);
+        let (n, pieces) = (out.len().div_ceil(chunk), cut(out, chunk));
+        // SAFETY: each index is run once.
+        self.run(n, usize::MAX, &|i| f(i, unsafe { pieces.piece(i) }));
+    }
+
+    /// Runs all indices, at most so many of them one after the other. What spreads them over threads is large, and since
+    /// this is not generic it is compiled once.
+    fn run(&self, n: usize, most_in_turn: usize, f: &(dyn Fn(usize) + Sync)) {
         match &self.pool {
-            Some(pool) if out.len() > chunk => {
-                pool.install(|| out.par_chunks_mut(chunk).enumerate().for_each(|(i, piece)| f(i, piece)));
+            Some(pool) if n > 1 => {
+                pool.install(|| (0..n).into_par_iter().with_max_len(most_in_turn).for_each(f));
             }
-            _ => out.chunks_mut(chunk).enumerate().for_each(|(i, piece)| f(i, piece)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_threads_than_cores_anywhere_are_refused() {
-        let error = Par::threads(1_000_000).unwrap_err().to_string();
-        assert!(error.starts_with("cannot start 1000000 threads: supported are at most 4096"), "{error}");
-    }
-
-    #[test]
-    fn every_index_and_every_piece_once() {
-        for par in [Par::solo(), Par::threads(3).unwrap()] {
-            let mut out = vec![0u32; 1000];
-            par.chunks_mut(&mut out, 7, |i, piece| piece.iter_mut().for_each(|x| *x += i as u32 + 1));
-            assert!(out.iter().enumerate().all(|(j, &x)| x == (j / 7) as u32 + 1));
-            let sum = std::sync::atomic::AtomicUsize::new(0);
-            par.for_each(100, |i| {
-                sum.fetch_add(i, std::sync::atomic::Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 4950);
+            _ => (0..n).for_each(f),
         }
     }
 }

@@ -6,15 +6,15 @@ use crate::par::Par;
 
 /// About how many elements one task of an elementwise kernel works on: long enough to hide the cost of starting
 /// it, short enough that its inputs and outputs stay in the cache of the core.
-pub(crate) const TASK_ELEMS: usize = 16 * 1024;
+pub const TASK_ELEMS: usize = 16 * 1024;
 
 /// How many rows of `dim` elements make a task.
-pub(crate) fn task_rows(dim: usize) -> usize {
+pub fn task_rows(dim: usize) -> usize {
     (TASK_ELEMS / dim.max(1)).max(1)
 }
 
 /// Output that falls apart into disjoint pieces.
-pub(crate) trait Cut: Sync {
+pub trait Cut: Sync {
     /// One of the pieces.
     type Piece;
 
@@ -26,7 +26,7 @@ pub(crate) trait Cut: Sync {
 }
 
 /// A slice in pieces of `len` elements; the last may be shorter.
-pub(crate) struct Pieces<'a, T> {
+pub struct Pieces<'a, T> {
     start: *mut T,
     total: usize,
     len: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Pieces<'a, T> {
 unsafe impl<T: Send> Sync for Pieces<'_, T> {}
 
 /// Cuts `slice` into pieces of `len` elements.
-pub(crate) fn cut<T>(slice: &mut [T], len: usize) -> Pieces<'_, T> {
+pub fn cut<T>(slice: &mut [T], len: usize) -> Pieces<'_, T> {
     Pieces { start: slice.as_mut_ptr(), total: slice.len(), len, slice: PhantomData }
 }
 
@@ -88,7 +88,7 @@ cut_tuple!(A 0, B 1, C 2);
 cut_tuple!(A 0, B 1, C 2, D 3);
 
 /// Runs `f(i, piece i)` for the pieces `0..n`, each once.
-pub(crate) fn for_pieces<C: Cut>(par: &Par, n: usize, cut: C, f: impl Fn(usize, C::Piece) + Sync + Send) {
+pub fn for_pieces<C: Cut>(par: &Par, n: usize, cut: C, f: impl Fn(usize, C::Piece) + Sync + Send) {
     // SAFETY: `for_each` runs every index once, and `cut` is ours alone.
     par.for_each(n, |i| f(i, unsafe { cut.piece(i) }));
 }
@@ -96,42 +96,25 @@ pub(crate) fn for_pieces<C: Cut>(par: &Par, n: usize, cut: C, f: impl Fn(usize, 
 /// A kernel that computes each element of its output from the elements of its inputs at the same place:
 /// the body runs on tasks of all slices. Its settings come first.
 macro_rules! elementwise {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident : $b:path),+])?
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $([$($g:ident : $b:ident),+ $(; $($types:tt)+)?])?
         ($($setting:ident : $ty:ty),*) ($($x:ident : &[$tx:ty]),*) -> ($y:ident : &mut [$tyy:ty]) $body:block
     ) => {
-        $(#[$meta])*
-        #[allow(unused_variables, reason = "without inputs no task needs its index")]
-        $vis fn $name $(<$($g: $b),+>)? (
-            cpu: &$crate::cpu::Cpu, $($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy],
-        ) {
-            use $crate::cpu::pieces::TASK_ELEMS;
-            $crate::cpu::isa::multiversion! {
-                fn task $([$($g: $b),+])? ($($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy]) $body
+        $crate::instances::instances! {
+            $(#[$meta])*
+            #[allow(unused_variables, reason = "without inputs no task needs its index")]
+            $vis fn $name $([$($g: $b),+ $(; $($types)+)?])? (
+                cpu: &$crate::Cpu, $($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy],
+            ) {
+                use $crate::pieces::TASK_ELEMS;
+                $crate::isa::multiversion! {
+                    fn task $([$($g: $b),+])? ($($setting: $ty,)* $($x: &[$tx],)* $y: &mut [$tyy]) $body
+                }
+                $(assert_eq!($x.len(), $y.len(), concat!(stringify!($name), ": lengths"));)*
+                cpu.par.chunks_mut($y, TASK_ELEMS, |i, $y| {
+                    task(cpu.isa, $($setting,)* $(&$x[i * TASK_ELEMS..],)* $y);
+                });
             }
-            $(assert_eq!($x.len(), $y.len(), concat!(stringify!($name), ": lengths"));)*
-            cpu.par.chunks_mut($y, TASK_ELEMS, |i, $y| {
-                task(cpu.isa, $($setting,)* $(&$x[i * TASK_ELEMS..],)* $y);
-            });
         }
     };
 }
 pub(crate) use elementwise;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_of_uneven_slices_cover_each_element_once() {
-        for par in [Par::solo(), Par::threads(3).unwrap()] {
-            let (mut a, mut b, mut c) = (vec![0u8; 103], vec![0u16; 52], vec![0u8; 2]);
-            for_pieces(&par, 11, (cut(&mut a, 10), cut(&mut b, 5), Some(cut(&mut c, 1))), |i, (a, b, c)| {
-                a.iter_mut().for_each(|x| *x += i as u8 + 1);
-                b.iter_mut().for_each(|x| *x += 1);
-                c.unwrap().iter_mut().for_each(|x| *x += 1);
-            });
-            assert!(a.iter().enumerate().all(|(j, &x)| usize::from(x) == j / 10 + 1));
-            assert!(b.iter().all(|&x| x == 1) && c == [1, 1]);
-        }
-    }
-}

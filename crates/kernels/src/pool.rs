@@ -1,8 +1,9 @@
 //! Pooling: the largest element or the mean of windows of an image.
 
-use super::pieces::{cut, for_pieces};
-use super::{Cpu, Store};
 use crate::dtype::Float;
+use crate::instances::instances;
+use crate::pieces::{cut, for_pieces};
+use crate::{Cpu, Store};
 
 /// What a place of the output sees along one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,65 +57,75 @@ impl Windows {
     }
 }
 
-/// The largest element of each window, and where it lies in its image: the first of equals; NaN is the largest.
-pub fn max_forward<T: Float>(cpu: &Cpu, windows: &Windows, x: &[T], y: &mut [T], at: &mut [i32]) {
-    let (n_in, n_out) = (windows.n_in(), windows.n_out());
-    assert!(y.len() == at.len() && x.len() * n_out == y.len() * n_in, "max_forward: lengths");
-    let n_images = y.len() / n_out.max(1);
-    for_pieces(&cpu.par, n_images, (cut(y, n_out), cut(at, n_out)), |i, (y, at)| {
-        let x = &x[i * n_in..][..n_in];
-        windows.each(|place, lines, places| {
-            let (mut largest, mut from) = (f32::NEG_INFINITY, lines.first * windows.input[1] + places.first);
-            windows.elements(lines, places, |element| {
-                let value = x[element].to_f32();
-                if value > largest || value.is_nan() && !largest.is_nan() {
-                    (largest, from) = (value, element);
-                }
+instances! {
+    /// The largest element of each window, and where it lies in its image: the first of equals; NaN is the largest.
+    pub fn max_forward[T: Float](cpu: &Cpu, windows: &Windows, x: &[T], y: &mut [T], at: &mut [i32]) {
+        let (n_in, n_out) = (windows.n_in(), windows.n_out());
+        assert!(y.len() == at.len() && x.len() * n_out == y.len() * n_in, "max_forward: lengths");
+        let n_images = y.len() / n_out.max(1);
+        for_pieces(&cpu.par, n_images, (cut(y, n_out), cut(at, n_out)), |i, (y, at)| {
+            let x = &x[i * n_in..][..n_in];
+            windows.each(|place, lines, places| {
+                let (mut largest, mut from) = (f32::NEG_INFINITY, lines.first * windows.input[1] + places.first);
+                windows.elements(lines, places, |element| {
+                    let value = x[element].to_f32();
+                    if value > largest || value.is_nan() && !largest.is_nan() {
+                        (largest, from) = (value, element);
+                    }
+                });
+                (y[place], at[place]) = (x[from], from as i32);
             });
-            (y[place], at[place]) = (x[from], from as i32);
         });
-    });
+    }
 }
 
-/// The gradient goes to the element that was the largest.
-pub fn max_backward<T: Float>(
-    cpu: &Cpu,
-    windows: &Windows,
-    at: &[i32],
-    dy: &[T],
-    (dx, store): (&mut [T], Store),
-) {
-    assert!(dy.len() == at.len() && dx.len() * windows.n_out() == dy.len() * windows.n_in());
-    images_backward(cpu, windows, dy, (dx, store), |first, dy, dx| {
-        for (dy, at) in dy.iter().zip(&at[first..]) {
-            Store::Add.put(&mut dx[*at as usize], dy.to_f32());
-        }
-    });
+instances! {
+    /// The gradient goes to the element that was the largest.
+    pub fn max_backward[T: Float](
+        cpu: &Cpu,
+        windows: &Windows,
+        at: &[i32],
+        dy: &[T],
+        dx: (&mut [T], Store),
+    ) {
+        let (dx, store) = dx;
+        assert!(dy.len() == at.len() && dx.len() * windows.n_out() == dy.len() * windows.n_in());
+        images_backward(cpu, windows, dy, (dx, store), |first, dy, dx| {
+            for (dy, at) in dy.iter().zip(&at[first..]) {
+                Store::Add.put(&mut dx[*at as usize], dy.to_f32());
+            }
+        });
+    }
 }
 
-/// The sum of each window divided by its divisors.
-pub fn mean_forward<T: Float>(cpu: &Cpu, windows: &Windows, x: &[T], y: &mut [T]) {
-    let (n_in, n_out) = (windows.n_in(), windows.n_out());
-    assert_eq!(x.len() * n_out, y.len() * n_in, "mean_forward: lengths");
-    cpu.par.chunks_mut(y, n_out, |i, y| {
-        let x = &x[i * n_in..][..n_in];
-        windows.each(|place, lines, places| {
-            let mut sum = 0.0;
-            windows.elements(lines, places, |element| sum += f64::from(x[element].to_f32()));
-            y[place] = T::from_f32((sum / (lines.divisor * places.divisor) as f64) as f32);
+instances! {
+    /// The sum of each window divided by its divisors.
+    pub fn mean_forward[T: Float](cpu: &Cpu, windows: &Windows, x: &[T], y: &mut [T]) {
+        let (n_in, n_out) = (windows.n_in(), windows.n_out());
+        assert_eq!(x.len() * n_out, y.len() * n_in, "mean_forward: lengths");
+        cpu.par.chunks_mut(y, n_out, |i, y| {
+            let x = &x[i * n_in..][..n_in];
+            windows.each(|place, lines, places| {
+                let mut sum = 0.0;
+                windows.elements(lines, places, |element| sum += f64::from(x[element].to_f32()));
+                y[place] = T::from_f32((sum / (lines.divisor * places.divisor) as f64) as f32);
+            });
         });
-    });
+    }
 }
 
-/// The gradient goes to all elements of a window, divided as the sum was.
-pub fn mean_backward<T: Float>(cpu: &Cpu, windows: &Windows, dy: &[T], (dx, store): (&mut [T], Store)) {
-    assert_eq!(dx.len() * windows.n_out(), dy.len() * windows.n_in(), "mean_backward: lengths");
-    images_backward(cpu, windows, dy, (dx, store), |_, dy, dx| {
-        windows.each(|place, lines, places| {
-            let part = dy[place].to_f32() / (lines.divisor * places.divisor) as f32;
-            windows.elements(lines, places, |element| Store::Add.put(&mut dx[element], part));
+instances! {
+    /// The gradient goes to all elements of a window, divided as the sum was.
+    pub fn mean_backward[T: Float](cpu: &Cpu, windows: &Windows, dy: &[T], dx: (&mut [T], Store)) {
+        let (dx, store) = dx;
+        assert_eq!(dx.len() * windows.n_out(), dy.len() * windows.n_in(), "mean_backward: lengths");
+        images_backward(cpu, windows, dy, (dx, store), |_, dy, dx| {
+            windows.each(|place, lines, places| {
+                let part = dy[place].to_f32() / (lines.divisor * places.divisor) as f32;
+                windows.elements(lines, places, |element| Store::Add.put(&mut dx[element], part));
+            });
         });
-    });
+    }
 }
 
 /// Runs `f(first place, dy, dx)` for each image, to add to `dx`.

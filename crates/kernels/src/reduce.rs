@@ -2,13 +2,14 @@
 //!
 //! A sum adds inside blocks of a fixed length, and a pairwise tree joins the blocks.
 
-use super::isa::multiversion;
-use super::lanes;
-use super::pieces::{TASK_ELEMS, cut, for_pieces};
-use super::sums::{NORM_BLOCK, ROW_BLOCK, sum_rows_in_place};
-use super::{Cpu, Store};
 use crate::dtype::Float;
 use crate::error::{Error, Result};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::lanes;
+use crate::pieces::{TASK_ELEMS, cut, for_pieces};
+use crate::sums::{NORM_BLOCK, ROW_BLOCK, sum_rows_in_place};
+use crate::{Cpu, Store};
 
 /// A tensor seen from one of its dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,38 +39,41 @@ pub fn sum_scratch(dims: Dims) -> usize {
     dims.outer * dims.n.div_ceil(dims.block()) * dims.inner
 }
 
-/// `out[o, i] = scale * sum over k of x[o, k, i]`, overwritten or added to.
-pub fn sum<T: Float, U: Float>(
-    cpu: &Cpu,
-    dims: Dims,
-    scale: f32,
-    x: &[T],
-    (out, store): (&mut [U], Store),
-    scratch: &mut [f32],
-) {
-    let Dims { outer, n, inner } = dims;
-    assert!(x.len() == dims.n_elems() && out.len() == outer * inner, "sum: lengths");
-    if out.is_empty() {
-        return;
-    }
-    let (block, n_blocks) = (dims.block(), n.div_ceil(dims.block()));
-    let partials = &mut scratch[..sum_scratch(dims)];
-    let group = (TASK_ELEMS / (block.min(n) * inner).max(1)).max(1);
-    for_pieces(&cpu.par, (outer * n_blocks).div_ceil(group), cut(partials, group * inner), |i, partials| {
-        for (j, partial) in partials.chunks_exact_mut(inner).enumerate() {
-            let (o, b) = ((i * group + j) / n_blocks, (i * group + j) % n_blocks);
-            let from = (o * n + b * block) * inner;
-            let to = (o * n + n.min((b + 1) * block)) * inner;
-            block_task(cpu.isa, &x[from..to], partial);
+instances! {
+    /// `out[o, i] = scale * sum over k of x[o, k, i]`, overwritten or added to.
+    pub fn sum[T: Float, U: Float](
+        cpu: &Cpu,
+        dims: Dims,
+        scale: f32,
+        x: &[T],
+        out: (&mut [U], Store),
+        scratch: &mut [f32],
+    ) {
+        let (out, store) = out;
+        let Dims { outer, n, inner } = dims;
+        assert!(x.len() == dims.n_elems() && out.len() == outer * inner, "sum: lengths");
+        if out.is_empty() {
+            return;
         }
-    });
-    for (o, out) in out.chunks_exact_mut(inner).enumerate() {
-        let partials = &mut partials[o * n_blocks * inner..(o + 1) * n_blocks * inner];
-        if n_blocks > 1 {
-            sum_rows_in_place(cpu, partials, inner);
-        }
-        for (i, out) in out.iter_mut().enumerate() {
-            store.put(out, scale * partials.get(i).copied().unwrap_or(0.0));
+        let (block, n_blocks) = (dims.block(), n.div_ceil(dims.block()));
+        let partials = &mut scratch[..sum_scratch(dims)];
+        let group = (TASK_ELEMS / (block.min(n) * inner).max(1)).max(1);
+        for_pieces(&cpu.par, (outer * n_blocks).div_ceil(group), cut(partials, group * inner), |i, partials| {
+            for (j, partial) in partials.chunks_exact_mut(inner).enumerate() {
+                let (o, b) = ((i * group + j) / n_blocks, (i * group + j) % n_blocks);
+                let from = (o * n + b * block) * inner;
+                let to = (o * n + n.min((b + 1) * block)) * inner;
+                block_task(cpu.isa, &x[from..to], partial);
+            }
+        });
+        for (o, out) in out.chunks_exact_mut(inner).enumerate() {
+            let partials = &mut partials[o * n_blocks * inner..(o + 1) * n_blocks * inner];
+            if n_blocks > 1 {
+                sum_rows_in_place(cpu, partials, inner);
+            }
+            for (i, out) in out.iter_mut().enumerate() {
+                store.put(out, scale * partials.get(i).copied().unwrap_or(0.0));
+            }
         }
     }
 }
@@ -98,18 +102,20 @@ pub enum Extreme {
     Min,
 }
 
-/// The extreme element along the dim and its place, the first of equals; NaN goes before every number.
-pub fn extreme<T: Float>(
-    cpu: &Cpu,
-    which: Extreme,
-    dims: Dims,
-    x: &[T],
-    values: &mut [T],
-    places: &mut [i32],
-) {
-    match which {
-        Extreme::Max => first(cpu, dims, x, values, places, T::to_f32, |x, best| x > best),
-        Extreme::Min => first(cpu, dims, x, values, places, T::to_f32, |x, best| x < best),
+instances! {
+    /// The extreme element along the dim and its place, the first of equals; NaN goes before every number.
+    pub fn extreme[T: Float](
+        cpu: &Cpu,
+        which: Extreme,
+        dims: Dims,
+        x: &[T],
+        values: &mut [T],
+        places: &mut [i32],
+    ) {
+        match which {
+            Extreme::Max => first(cpu, dims, x, values, places, T::to_f32, |x, best| x > best),
+            Extreme::Min => first(cpu, dims, x, values, places, T::to_f32, |x, best| x < best),
+        }
     }
 }
 
@@ -183,153 +189,62 @@ pub fn sum_ints(cpu: &Cpu, dims: Dims, x: &[i32], out: &mut [i32], scratch: &mut
     Ok(())
 }
 
-/// `out[o, i] = product over k of x[o, k, i]`, in the order of k.
-pub fn prod<T: Float>(cpu: &Cpu, dims: Dims, x: &[T], out: &mut [T]) {
-    let Dims { outer, n, inner } = dims;
-    assert!(x.len() == dims.n_elems() && out.len() == outer * inner, "prod: lengths");
-    let group = (TASK_ELEMS / n.max(1)).max(1);
-    cpu.par.chunks_mut(out, group, |task, out| {
-        for (at, out) in (task * group..).zip(out) {
-            let start = at / inner * n * inner + at % inner;
-            let factors = (0..n).map(|k| x[start + k * inner].to_f32());
-            *out = T::from_f32(factors.fold(1.0, |product, x| product * x));
-        }
-    });
-}
-
-/// `dx[o, k, i] = dy[o, i] * product over all but k of x[o, ., i]`, overwritten or added to. `scratch` is as long as x.
-pub fn prod_backward<T: Float>(
-    cpu: &Cpu,
-    dims: Dims,
-    x: &[T],
-    dy: &[T],
-    (dx, store): (&mut [T], Store),
-    scratch: &mut [f32],
-) {
-    let Dims { outer, n, inner } = dims;
-    assert!([x.len(), dx.len(), scratch.len()] == [dims.n_elems(); 3], "prod_backward: lengths");
-    let block = n * inner;
-    let outputs = (cut(dx, block.max(1)), cut(scratch, block.max(1)));
-    for_pieces(&cpu.par, outer, outputs, |o, (dx, before)| {
-        let x = &x[o * block..(o + 1) * block];
-        for i in 0..inner {
-            let mut product = 1.0;
-            for at in (0..n).map(|k| k * inner + i) {
-                before[at] = product;
-                product *= x[at].to_f32();
+instances! {
+    /// `out[o, i] = product over k of x[o, k, i]`, in the order of k.
+    pub fn prod[T: Float](cpu: &Cpu, dims: Dims, x: &[T], out: &mut [T]) {
+        let Dims { outer, n, inner } = dims;
+        assert!(x.len() == dims.n_elems() && out.len() == outer * inner, "prod: lengths");
+        let group = (TASK_ELEMS / n.max(1)).max(1);
+        cpu.par.chunks_mut(out, group, |task, out| {
+            for (at, out) in (task * group..).zip(out) {
+                let start = at / inner * n * inner + at % inner;
+                let factors = (0..n).map(|k| x[start + k * inner].to_f32());
+                *out = T::from_f32(factors.fold(1.0, |product, x| product * x));
             }
-            product = dy[o * inner + i].to_f32();
-            for at in (0..n).rev().map(|k| k * inner + i) {
-                store.put(&mut dx[at], before[at] * product);
-                product *= x[at].to_f32();
-            }
-        }
-    });
-}
-
-/// `dx[o, places[o, i], i] += dy[o, i]`, of [`extreme`].
-pub fn extreme_backward<T: Float>(dims: Dims, places: &[i32], dy: &[T], dx: &mut [T]) {
-    let Dims { n, inner, .. } = dims;
-    for (at, (&place, dy)) in places.iter().zip(dy).enumerate() {
-        let to = (at / inner * n + place as usize) * inner + at % inner;
-        Store::Add.put(&mut dx[to], dy.to_f32());
+        });
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{assert_close, f64s, same_everywhere, values};
-    use crate::dtype::bf16;
-
-    #[test]
-    fn sums_and_maxima_match_plain_loops() {
-        for (outer, n, inner) in
-            [(1, 20_001, 1), (3, 7, 5), (2, 99, 33), (301, 5, 1), (1, 1000, 77), (2, 0, 3)]
-        {
-            let dims = Dims { outer, n, inner };
-            let x = values::<bf16>(1, dims.n_elems());
-            let start = values::<f32>(2, outer * inner);
-            let (written, added) = same_everywhere(|cpu| {
-                let (mut written, mut added) = (start.clone(), start.clone());
-                let mut scratch = vec![f32::NAN; sum_scratch(dims)];
-                sum(cpu, dims, 0.5, &x, (&mut written, Store::Overwrite), &mut scratch);
-                sum(cpu, dims, 0.5, &x, (&mut added, Store::Add), &mut scratch);
-                (written, added)
-            });
-            let x64 = f64s(&x);
-            let at = |j: usize, k: usize| (j / inner * n + k) * inner + j % inner;
-            let want: Vec<f64> =
-                (0..outer * inner).map(|j| 0.5 * (0..n).map(|k| x64[at(j, k)]).sum::<f64>()).collect();
-            assert_close(&written, &want, 2e-5);
-            assert_close(
-                &added,
-                &want.iter().zip(f64s(&start)).map(|(w, s)| w + s).collect::<Vec<_>>(),
-                2e-5,
-            );
-            if n == 0 {
-                continue;
-            }
-            let (largest, places) = same_everywhere(|cpu| {
-                let (mut largest, mut places) = (vec![bf16::ZERO; outer * inner], vec![9; outer * inner]);
-                extreme(cpu, Extreme::Max, dims, &x, &mut largest, &mut places);
-                (largest, places)
-            });
-            for j in 0..outer * inner {
-                let row: Vec<f64> = (0..n).map(|k| x64[at(j, k)]).collect();
-                let best = row.iter().copied().fold(f64::MIN, f64::max);
-                assert_eq!(f64::from(largest[j].to_f32()), best);
-                assert_eq!(places[j] as usize, row.iter().position(|&x| x == best).unwrap());
-            }
-        }
-    }
-
-    #[test]
-    fn nan_goes_before_every_number() {
-        let (mut value, mut place) = ([0.0f32], [0]);
-        let dims = Dims { outer: 1, n: 4, inner: 1 };
-        let cpu = &crate::cpu::testing::cpus()[0];
-        for which in [Extreme::Max, Extreme::Min] {
-            extreme(cpu, which, dims, &[1.0, f32::NAN, f32::INFINITY, f32::NAN], &mut value, &mut place);
-            assert!(value[0].is_nan() && place == [1]);
-        }
-    }
-
-    #[test]
-    fn products_and_integers_match_plain_loops() {
-        for (outer, n, inner) in [(1, 21, 1), (3, 7, 5), (301, 5, 3), (2, 0, 3), (2, 3, 0)] {
-            let dims = Dims { outer, n, inner };
-            let mut x = values::<f32>(1, dims.n_elems());
-            x.iter_mut().step_by(11).for_each(|x| *x = 0.0);
-            let (dy, ints) = (values::<f32>(2, outer * inner), x.iter().map(|x| (x * 9.0) as i32));
-            let ints: Vec<i32> = ints.collect();
-            let (y, dx, sums, least) = same_everywhere(|cpu| {
-                let (mut y, mut dx) = (dy.clone(), x.clone());
-                prod(cpu, dims, &x, &mut y);
-                let mut scratch = vec![f32::NAN; x.len()];
-                prod_backward(cpu, dims, &x, &dy, (&mut dx, Store::Overwrite), &mut scratch);
-                let (mut sums, mut least, mut places) =
-                    (vec![9; y.len()], vec![9; y.len()], vec![9; y.len()]);
-                sum_ints(cpu, dims, &ints, &mut sums, &mut vec![9; y.len()]).unwrap();
-                if n > 0 {
-                    extreme_ints(cpu, Extreme::Min, dims, &ints, &mut least, &mut places);
+instances! {
+    /// `dx[o, k, i] = dy[o, i] * product over all but k of x[o, ., i]`, overwritten or added to. `scratch` is as long as x.
+    pub fn prod_backward[T: Float](
+        cpu: &Cpu,
+        dims: Dims,
+        x: &[T],
+        dy: &[T],
+        dx: (&mut [T], Store),
+        scratch: &mut [f32],
+    ) {
+        let (dx, store) = dx;
+        let Dims { outer, n, inner } = dims;
+        assert!([x.len(), dx.len(), scratch.len()] == [dims.n_elems(); 3], "prod_backward: lengths");
+        let block = n * inner;
+        let outputs = (cut(dx, block.max(1)), cut(scratch, block.max(1)));
+        for_pieces(&cpu.par, outer, outputs, |o, (dx, before)| {
+            let x = &x[o * block..(o + 1) * block];
+            for i in 0..inner {
+                let mut product = 1.0;
+                for at in (0..n).map(|k| k * inner + i) {
+                    before[at] = product;
+                    product *= x[at].to_f32();
                 }
-                (y, dx, sums, least)
-            });
-            let row = |j: usize| (0..n).map(move |k| (j / inner * n + k) * inner + j % inner);
-            for j in 0..outer * inner {
-                let product = |but: usize| {
-                    let factors = row(j).filter(|at| *at != but).map(|at| f64::from(x[at]));
-                    factors.product::<f64>()
-                };
-                assert_close(&[y[j]], &[product(usize::MAX)], 1e-6);
-                row(j).for_each(|at| assert_close(&[dx[at]], &[f64::from(dy[j]) * product(at)], 1e-6));
-                assert_eq!(sums[j], row(j).map(|at| ints[at]).sum::<i32>());
-                assert_eq!(Some(least[j]), row(j).map(|at| ints[at]).min().or(Some(9)));
+                product = dy[o * inner + i].to_f32();
+                for at in (0..n).rev().map(|k| k * inner + i) {
+                    store.put(&mut dx[at], before[at] * product);
+                    product *= x[at].to_f32();
+                }
             }
+        });
+    }
+}
+
+instances! {
+    /// `dx[o, places[o, i], i] += dy[o, i]`, of [`extreme`].
+    pub fn extreme_backward[T: Float](dims: Dims, places: &[i32], dy: &[T], dx: &mut [T]) {
+        let Dims { n, inner, .. } = dims;
+        for (at, (&place, dy)) in places.iter().zip(dy).enumerate() {
+            let to = (at / inner * n + place as usize) * inner + at % inner;
+            Store::Add.put(&mut dx[to], dy.to_f32());
         }
-        let cpu = &crate::cpu::testing::cpus()[0];
-        let dims = Dims { outer: 1, n: 2, inner: 1 };
-        assert!(sum_ints(cpu, dims, &[i32::MAX, 1], &mut [0], &mut [0]).is_err());
     }
 }

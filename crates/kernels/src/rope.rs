@@ -1,10 +1,11 @@
 //! Rotary position embedding: rotates pairs inside the heads of each row, in place.
 
-use super::Cpu;
-use super::isa::multiversion;
-use super::pieces::task_rows;
+use crate::Cpu;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::task_rows;
 
 /// Which elements of a head make a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,45 +52,48 @@ pub struct RopeShape {
     pub style: RopeStyle,
 }
 
-/// Rotates `x [rows, heads, head_dim]` in place with the tables `cos` and `sin`, each `[positions, rot_dim / 2]`.
-///
-/// # Errors
-/// A position outside the tables.
-pub fn rope<T: Float>(
-    cpu: &Cpu,
-    shape: RopeShape,
-    rotation: Rotation,
-    positions: Positions<'_>,
-    (cos, sin): (&[f32], &[f32]),
-    x: &mut [T],
-) -> Result<()> {
-    let RopeShape { heads, head_dim, rot_dim, style } = shape;
-    let (width, half) = (heads * head_dim, rot_dim / 2);
-    assert!(rot_dim.is_multiple_of(2) && rot_dim <= head_dim, "rope: rot_dim {rot_dim} of {head_dim}");
-    assert!(cos.len() == sin.len(), "rope: tables");
-    if half == 0 || x.is_empty() {
-        return Ok(());
-    }
-    assert!(x.len().is_multiple_of(width) && cos.len().is_multiple_of(half), "rope: rows of {width}");
-    let rows = x.len() / width;
-    check_positions(positions, rows, cos.len() / half)?;
-    let task = task_rows(width);
-    cpu.par.chunks_mut(x, task * width, |i, x| {
-        for (j, x) in x.chunks_exact_mut(width).enumerate() {
-            let row = i * task + j;
-            let position = match positions {
-                Positions::Counted { seq, offset } => row % seq + offset,
-                Positions::Explicit(positions) => positions[row] as usize,
-            };
-            let angles = position * half..(position + 1) * half;
-            let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-            match style {
-                RopeStyle::Half => rotate_half(cpu.isa, x, head_dim, cos, sin, rotation),
-                RopeStyle::Interleaved => rotate_pairs(cpu.isa, x, head_dim, cos, sin, rotation),
-            }
+instances! {
+    /// Rotates `x [rows, heads, head_dim]` in place with the tables `cos` and `sin`, each `[positions, rot_dim / 2]`.
+    ///
+    /// # Errors
+    /// A position outside the tables.
+    pub fn rope[T: Float](
+        cpu: &Cpu,
+        shape: RopeShape,
+        rotation: Rotation,
+        positions: Positions<'_>,
+        tables: (&[f32], &[f32]),
+        x: &mut [T],
+    ) -> Result<()> {
+        let (cos, sin) = tables;
+        let RopeShape { heads, head_dim, rot_dim, style } = shape;
+        let (width, half) = (heads * head_dim, rot_dim / 2);
+        assert!(rot_dim.is_multiple_of(2) && rot_dim <= head_dim, "rope: rot_dim {rot_dim} of {head_dim}");
+        assert!(cos.len() == sin.len(), "rope: tables");
+        if half == 0 || x.is_empty() {
+            return Ok(());
         }
-    });
-    Ok(())
+        assert!(x.len().is_multiple_of(width) && cos.len().is_multiple_of(half), "rope: rows of {width}");
+        let rows = x.len() / width;
+        check_positions(positions, rows, cos.len() / half)?;
+        let task = task_rows(width);
+        cpu.par.chunks_mut(x, task * width, |i, x| {
+            for (j, x) in x.chunks_exact_mut(width).enumerate() {
+                let row = i * task + j;
+                let position = match positions {
+                    Positions::Counted { seq, offset } => row % seq + offset,
+                    Positions::Explicit(positions) => positions[row] as usize,
+                };
+                let angles = position * half..(position + 1) * half;
+                let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+                match style {
+                    RopeStyle::Half => rotate_half(cpu.isa, x, head_dim, cos, sin, rotation),
+                    RopeStyle::Interleaved => rotate_pairs(cpu.isa, x, head_dim, cos, sin, rotation),
+                }
+            }
+        });
+        Ok(())
+    }
 }
 
 fn check_positions(positions: Positions<'_>, rows: usize, bound: usize) -> Result<()> {
@@ -143,75 +147,5 @@ multiversion! {
                 *pair = [T::from_f32(x * c - y * s), T::from_f32(y * c + x * s)];
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{assert_close, cpus, f64s, same_everywhere, values};
-    use crate::dtype::bf16;
-
-    fn check<T: Float>(style: RopeStyle, (heads, head_dim, rot_dim): (usize, usize, usize), tolerance: f64) {
-        let (batch, seq, offset, n_positions) = (3, 5, 2, 9);
-        let (rows, half) = (batch * seq, rot_dim / 2);
-        let shape = RopeShape { heads, head_dim, rot_dim, style };
-        let angles: Vec<f64> = f64s(&values::<f32>(1, n_positions * half));
-        let cos: Vec<f32> = angles.iter().map(|a| a.cos() as f32).collect();
-        let sin: Vec<f32> = angles.iter().map(|a| a.sin() as f32).collect();
-        let x = values::<T>(2, rows * heads * head_dim);
-        let counted = Positions::Counted { seq, offset };
-        let positions: Vec<i32> = (0..rows).map(|r| (r % seq + offset) as i32).collect();
-        let turned = same_everywhere(|cpu| {
-            let (mut a, mut b) = (x.clone(), x.clone());
-            rope(cpu, shape, Rotation::Forward, counted, (&cos, &sin), &mut a).unwrap();
-            rope(cpu, shape, Rotation::Forward, Positions::Explicit(&positions), (&cos, &sin), &mut b)
-                .unwrap();
-            assert_eq!(a, b);
-            rope(cpu, shape, Rotation::Inverse, counted, (&cos, &sin), &mut b).unwrap();
-            assert_close(&b, &f64s(&x), 2.0 * tolerance);
-            a
-        });
-        let mut want = f64s(&x);
-        for (i, head) in want.chunks_mut(head_dim).enumerate() {
-            for j in 0..half {
-                let angle = angles[positions[i / heads] as usize * half + j];
-                let (p, q) = match style {
-                    RopeStyle::Half => (j, j + half),
-                    RopeStyle::Interleaved => (2 * j, 2 * j + 1),
-                };
-                let (a, b) = (head[p], head[q]);
-                head[p] = a * angle.cos() - b * angle.sin();
-                head[q] = b * angle.cos() + a * angle.sin();
-            }
-        }
-        assert_close(&turned, &want, tolerance);
-    }
-
-    #[test]
-    fn pairs_turn_by_the_angle_and_back() {
-        for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-            for shape in [(1, 2, 2), (2, 64, 64), (3, 96, 40), (2, 10, 6)] {
-                check::<f32>(style, shape, 1e-6);
-                check::<bf16>(style, shape, 0.01);
-            }
-        }
-    }
-
-    #[test]
-    fn positions_outside_the_table_are_errors() {
-        let shape = RopeShape { heads: 1, head_dim: 2, rot_dim: 2, style: RopeStyle::Half };
-        let (mut x, table) = ([0.0f32; 8], [1.0; 3]);
-        let mut run = |positions| {
-            let cpu = &cpus()[0];
-            rope(cpu, shape, Rotation::Forward, positions, (&table, &table), &mut x)
-                .map_err(|e| e.to_string())
-        };
-        assert_eq!(run(Positions::Counted { seq: 2, offset: 1 }), Ok(()));
-        let text = "rope: index 3 at position 1 is outside 0..3";
-        assert_eq!(run(Positions::Counted { seq: 2, offset: 2 }), Err(text.into()));
-        assert!(run(Positions::Counted { seq: 2, offset: usize::MAX }).is_err());
-        assert_eq!(run(Positions::Explicit(&[0, 3, 1, -1])), Err(text.into()));
-        assert!(run(Positions::Explicit(&[0, 2, 1, -1])).is_err());
     }
 }

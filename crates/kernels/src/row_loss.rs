@@ -1,12 +1,13 @@
 //! Cross-entropy of each row for itself, with weights of classes and smoothed labels.
 
-use super::Cpu;
-use super::cross_entropy::{IGNORE, statistics};
-use super::isa::multiversion;
-use super::lanes;
-use super::math::exp;
-use super::pieces::{cut, for_pieces, task_rows};
+use crate::Cpu;
+use crate::cross_entropy::{IGNORE, statistics};
 use crate::dtype::Float;
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::lanes;
+use crate::math::exp;
+use crate::pieces::{cut, for_pieces, task_rows};
 
 /// What the losses of rows are made of.
 #[derive(Clone, Copy, Debug)]
@@ -73,23 +74,25 @@ pub fn forward(cpu: &Cpu, loss: RowLoss<'_>, x: &[f32], losses: &mut [f32], weig
     });
 }
 
-/// The gradient for x, from those of the losses.
-pub fn backward<T: Float>(cpu: &Cpu, loss: RowLoss<'_>, x: &[f32], dy: &[f32], dx: &mut [T]) {
-    let (dim, n_rows) = (loss.n_classes, loss.labels.len());
-    assert!(x.len() == n_rows * dim && dx.len() == x.len() && dy.len() == n_rows, "row loss: lengths");
-    let (task, total) = (task_rows(dim), loss.total());
-    cpu.par.chunks_mut(dx, task * dim, |i, dx| {
-        let rows = x[i * task * dim..].chunks_exact(dim).zip(dx.chunks_exact_mut(dim)).enumerate();
-        for (r, (x, dx)) in rows {
-            let (label, dy) = (loss.labels[i * task + r], dy[i * task + r]);
-            if label == IGNORE {
-                dx.fill(T::from_f32(0.0));
-            } else {
-                let label = label as usize;
-                grad_row(cpu.isa, x, label, loss.log_probs, loss.weight, loss.shares(label, total), dy, dx);
+instances! {
+    /// The gradient for x, from those of the losses.
+    pub fn backward[T: Float](cpu: &Cpu, loss: RowLoss<'_>, x: &[f32], dy: &[f32], dx: &mut [T]) {
+        let (dim, n_rows) = (loss.n_classes, loss.labels.len());
+        assert!(x.len() == n_rows * dim && dx.len() == x.len() && dy.len() == n_rows, "row loss: lengths");
+        let (task, total) = (task_rows(dim), loss.total());
+        cpu.par.chunks_mut(dx, task * dim, |i, dx| {
+            let rows = x[i * task * dim..].chunks_exact(dim).zip(dx.chunks_exact_mut(dim)).enumerate();
+            for (r, (x, dx)) in rows {
+                let (label, dy) = (loss.labels[i * task + r], dy[i * task + r]);
+                if label == IGNORE {
+                    dx.fill(T::from_f32(0.0));
+                } else {
+                    let label = label as usize;
+                    grad_row(cpu.isa, x, label, loss.log_probs, loss.weight, loss.shares(label, total), dy, dx);
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 multiversion! {

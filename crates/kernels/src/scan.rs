@@ -1,13 +1,26 @@
 //! Running sums along a dim of `[outer, n, inner]`, carried in f64 one element after the other.
 
-use bytemuck::Pod;
+use crate::Cpu;
+use crate::dtype::Float;
+use crate::instances::instances;
+use crate::pieces::{TASK_ELEMS, cut, for_pieces};
+use crate::reduce::Dims;
 
-use super::Cpu;
-use super::pieces::{TASK_ELEMS, cut, for_pieces};
-use super::reduce::Dims;
+instances! {
+    /// `y[o, k, i]` = the sum of `x[o, ..=k, i]`, or of `x[o, k.., i]` if `reverse`. `carry` has an element for each
+    /// column.
+    pub fn cumsum[T: Float](cpu: &Cpu, dims: Dims, reverse: bool, x: &[T], y: &mut [T], carry: &mut [f64]) {
+        let convert = (|x: T| f64::from(x.to_f32()), |sum: f64| T::from_f32(sum as f32));
+        scan(cpu, dims, reverse, convert, x, y, carry);
+    }
+}
 
-/// `y[o, k, i]` = the sum of `x[o, ..=k, i]`, or of `x[o, k.., i]` if `reverse`. `carry` has an element for each column.
-pub fn cumsum<T: Pod + Send + Sync>(
+/// The same for integers; a sum outside of their range becomes the nearest of them.
+pub fn cumsum_ints(cpu: &Cpu, dims: Dims, reverse: bool, x: &[i32], y: &mut [i32], carry: &mut [f64]) {
+    scan(cpu, dims, reverse, (f64::from, |sum: f64| sum as i32), x, y, carry);
+}
+
+fn scan<T: Copy + Send + Sync>(
     cpu: &Cpu,
     dims: Dims,
     reverse: bool,
@@ -41,35 +54,4 @@ pub fn cumsum<T: Pod + Send + Sync>(
             }
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{same_everywhere, values};
-
-    #[test]
-    fn running_sums_match_plain_loops() {
-        for (outer, n, inner) in [(1, 40_001, 1), (3, 7, 5), (4000, 9, 1), (2, 300, 33), (0, 3, 1), (2, 0, 3)]
-        {
-            let dims = Dims { outer, n, inner };
-            let x = values::<f32>(1, dims.n_elems());
-            for reverse in [false, true] {
-                let got = same_everywhere(|cpu| {
-                    let (mut y, mut carry) = (vec![0.0; x.len()], vec![7.0; outer * inner]);
-                    cumsum(cpu, dims, reverse, (f64::from, |x: f64| x as f32), &x, &mut y, &mut carry);
-                    y
-                });
-                let mut carry = vec![0.0; outer * inner];
-                for step in 0..n {
-                    let k = if reverse { n - 1 - step } else { step };
-                    for (j, carry) in carry.iter_mut().enumerate() {
-                        let at = (j / inner * n + k) * inner + j % inner;
-                        *carry += f64::from(x[at]);
-                        assert_eq!(got[at], *carry as f32);
-                    }
-                }
-            }
-        }
-    }
 }

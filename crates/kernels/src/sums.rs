@@ -1,9 +1,10 @@
 //! Sums with a written order: squared norms over blocks, pairwise trees of numbers and of rows.
 
-use super::elementwise::add_task;
-use super::isa::multiversion;
-use super::{Cpu, Store};
 use crate::dtype::Float;
+use crate::elementwise::add_task;
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::{Cpu, Store};
 
 /// The elements of a block of [`squared_norm`].
 pub const NORM_BLOCK: usize = 4096;
@@ -16,15 +17,17 @@ fn split_point(n: usize) -> usize {
     1 << (n - 1).ilog2()
 }
 
-/// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), one f64 per block.
-/// Neither overflow nor underflow is possible: a block that is not finite held an element that is not.
-pub fn squared_norm<T: Float>(cpu: &Cpu, x: &[T], blocks: &mut [f64]) {
-    assert_eq!(blocks.len(), x.len().div_ceil(NORM_BLOCK), "squared_norm: one f64 per block");
-    let task = 8;
-    cpu.par.chunks_mut(blocks, task, |i, blocks| {
-        let x = &x[i * task * NORM_BLOCK..];
-        squared_norm_task(cpu.isa, x, blocks);
-    });
+instances! {
+    /// The sum of squares of each block of [`NORM_BLOCK`] elements (the last may be shorter), one f64 per block.
+    /// Neither overflow nor underflow is possible: a block that is not finite held an element that is not.
+    pub fn squared_norm[T: Float](cpu: &Cpu, x: &[T], blocks: &mut [f64]) {
+        assert_eq!(blocks.len(), x.len().div_ceil(NORM_BLOCK), "squared_norm: one f64 per block");
+        let task = 8;
+        cpu.par.chunks_mut(blocks, task, |i, blocks| {
+            let x = &x[i * task * NORM_BLOCK..];
+            squared_norm_task(cpu.isa, x, blocks);
+        });
+    }
 }
 
 multiversion! {
@@ -116,52 +119,5 @@ pub(crate) fn store_sum_of_rows(cpu: &Cpu, partials: &mut [f32], out: &mut [f32]
     sum_rows_in_place(cpu, partials, out.len());
     for (out, sum) in out.iter_mut().zip(partials) {
         store.put(out, *sum);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::testing::{same_everywhere, values};
-    use crate::dtype::bf16;
-
-    #[test]
-    fn squared_norms_are_exact_enough_and_see_everything() {
-        for n in [0, 1, 31, 4095, 4096, 4097, 40_000] {
-            let x = values::<bf16>(1, n);
-            let blocks = same_everywhere(|cpu| {
-                let mut blocks = vec![0.0; n.div_ceil(NORM_BLOCK)];
-                squared_norm(cpu, &x, &mut blocks);
-                blocks
-            });
-            let want: f64 = x.iter().map(|x| f64::from(x.to_f32()).powi(2)).sum();
-            assert!((tree_sum(&blocks) - want).abs() <= 1e-12 * want);
-        }
-        let mut x = values::<f32>(2, 10_000);
-        (x[0], x[5000], x[9999]) = (3e38, f32::NAN, f32::INFINITY);
-        let blocks = same_everywhere(|cpu| {
-            let mut blocks = vec![0.0; 3];
-            squared_norm(cpu, &x, &mut blocks);
-            blocks.iter().map(|b| b.to_bits()).collect::<Vec<_>>()
-        });
-        let blocks: Vec<f64> = blocks.into_iter().map(f64::from_bits).collect();
-        assert!(blocks[0].is_finite() && blocks[1].is_nan() && blocks[2] == f64::INFINITY);
-    }
-
-    #[test]
-    fn trees_have_the_written_order() {
-        let x: Vec<f64> = values::<f32>(3, 7).into_iter().map(|x| f64::from(x) / 3.0).collect();
-        assert_eq!(tree_sum(&x), ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + x[6]));
-        assert_eq!((tree_sum(&[]), tree_sum_f32(&[])), (0.0, 0.0));
-        let rows = values::<f32>(4, 5 * 33);
-        let sum = same_everywhere(|cpu| {
-            let mut partials = rows.clone();
-            sum_rows_in_place(cpu, &mut partials, 33);
-            partials[..33].to_vec()
-        });
-        for j in 0..33 {
-            let at = |row: usize| rows[row * 33 + j];
-            assert_eq!(sum[j], ((at(0) + at(1)) + (at(2) + at(3))) + at(4));
-        }
     }
 }

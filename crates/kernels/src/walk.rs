@@ -40,13 +40,13 @@ impl<const N: usize> Walk<N> {
 
     /// Calls `f(elements, starts)` for the part `first..` of the output, row by row: `elements` of `out` are computed
     /// from the operands' elements from `starts` on.
-    pub(crate) fn for_rows<T>(&self, first: usize, out: &mut [T], mut f: impl FnMut(&mut [T], [usize; N])) {
+    pub fn for_rows<T>(&self, first: usize, out: &mut [T], mut f: impl FnMut(&mut [T], [usize; N])) {
         self.for_ranges(first, out.len(), |range, starts| f(&mut out[range], starts));
     }
 
     /// Calls `f(range, starts)` for the elements `first..first + n` of the output, row by row, where `range` counts from
     /// `first`.
-    pub(crate) fn for_ranges(&self, first: usize, n: usize, mut f: impl FnMut(Range<usize>, [usize; N])) {
+    pub fn for_ranges(&self, first: usize, n: usize, mut f: impl FnMut(Range<usize>, [usize; N])) {
         let mut done = 0;
         while done < n {
             let at = first + done;
@@ -62,27 +62,5 @@ impl<const N: usize> Walk<N> {
             f(done..end, starts);
             done = end;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn even_dims_are_merged_and_every_element_is_found() {
-        let dense = Walk::new(&[2, 1, 3, 4], [&[12, 12, 4, 1], &[12, 0, 4, 1]]);
-        assert_eq!((dense.outer.len(), dense.row, dense.steps), (0, 24, [1, 1]));
-        let turned = Walk::new(&[3, 2, 4], [&[4, 12, 1]]);
-        for first in 0..24 {
-            let mut seen = vec![0; 24 - first];
-            turned.for_rows(first, &mut seen, |out, [start]| {
-                out.iter_mut().enumerate().for_each(|(i, out)| *out = start + i * turned.steps[0]);
-            });
-            let want = (first..24).map(|i| (i / 8) * 4 + (i / 4 % 2) * 12 + i % 4);
-            assert!(seen.into_iter().eq(want));
-        }
-        let scalar = Walk::new(&[], [&[]]);
-        scalar.for_rows(0, &mut [0], |out, start| assert_eq!((out.len(), start), (1, [0])));
     }
 }

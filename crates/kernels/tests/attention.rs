@@ -1,10 +1,12 @@
 //! Attention against the f64 reference: shapes, documents, caches, instruction sets, threads, errors.
 
-use super::reference;
-use super::*;
-use crate::Par;
-use crate::cpu::Isa;
-use crate::dtype::{bf16, f16};
+use oarlock_kernels::attention::{
+    AttentionShape, attention_backward, attention_backward_scratch_bytes, attention_forward,
+    attention_forward_scratch_bytes,
+};
+use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Result, bf16, f16};
+
+mod reference;
 
 /// Numbers in -1 .. 1, the same for the same seed.
 fn noise(n: usize, seed: u64) -> Vec<f32> {

@@ -1,18 +1,16 @@
 //! What the tests of the kernels share: every code path and thread count, and reproducible data.
 
-use super::{Cpu, Isa};
-use crate::dtype::Float;
-use crate::par::Par;
+use oarlock_kernels::{Cpu, Float, Isa, Par};
 
 /// Every instruction set of this CPU, alone and with 2 and 7 threads.
-pub(crate) fn cpus() -> Vec<Cpu> {
+pub fn cpus() -> Vec<Cpu> {
     let pars = [Par::solo(), Par::threads(2).unwrap(), Par::threads(7).unwrap()];
     let pairs = Isa::available().into_iter().flat_map(|isa| pars.clone().map(|par| Cpu { isa, par }));
     pairs.collect()
 }
 
 /// `n` values in about -2..2, different for each seed, exact in `T`.
-pub(crate) fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
+pub fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -24,13 +22,13 @@ pub(crate) fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
 }
 
 /// The values as f64, for references.
-pub(crate) fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
+pub fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
     x.iter().map(|x| f64::from(x.to_f32())).collect()
 }
 
 /// Asserts `|got - want| <= tolerance * (1 + |want|)` for each element.
 #[track_caller]
-pub(crate) fn assert_close<T: Float>(got: &[T], want: &[f64], tolerance: f64) {
+pub fn assert_close<T: Float>(got: &[T], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in f64s(got).iter().zip(want).enumerate() {
         let error = (got - want).abs() / (1.0 + want.abs());
@@ -40,7 +38,7 @@ pub(crate) fn assert_close<T: Float>(got: &[T], want: &[f64], tolerance: f64) {
 
 /// Runs `kernel` on every CPU of [`cpus`] and returns its result, which must be the same to the bit everywhere.
 #[track_caller]
-pub(crate) fn same_everywhere<R: PartialEq + std::fmt::Debug>(kernel: impl Fn(&Cpu) -> R) -> R {
+pub fn same_everywhere<R: PartialEq + std::fmt::Debug>(kernel: impl Fn(&Cpu) -> R) -> R {
     let mut cpus = cpus().into_iter();
     let first = kernel(&cpus.next().unwrap());
     for cpu in cpus {

@@ -2,10 +2,9 @@
 
 use std::sync::LazyLock;
 
-use super::*;
-use crate::cpu::isa::Isa;
-use crate::dtype::{bf16, f16};
-use crate::par::Par;
+use oarlock_kernels::gemm::convert::{narrow, widen};
+use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes, peak_flops};
+use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Store, bf16, f16};
 
 static POOLS: LazyLock<[Par; 2]> = LazyLock::new(|| [2, 7].map(|n| Par::threads(n).unwrap()));
 
@@ -233,5 +232,21 @@ fn peak_is_positive_for_every_path() {
     for isa in Isa::available() {
         let cpu = Cpu { isa, par: Par::solo() };
         assert!(peak_flops(&cpu, DType::F32) > 1e8 && peak_flops(&cpu, DType::BF16) > 1e8);
+    }
+}
+
+#[test]
+fn every_f16_and_its_neighbourhood_convert_as_half_does() {
+    for half in 0..=u16::MAX {
+        let (ours, theirs) = (widen(f16::from_bits(half)), f16::from_bits(half).to_f32());
+        assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{half:#x}");
+        let wide = theirs.to_bits();
+        for bits in
+            [wide.wrapping_sub(1), wide, wide + 1, wide + 0xfff, wide + 0x1000, wide + 0x1001, wide + 0x1800]
+        {
+            let x = f32::from_bits(bits);
+            let (ours, theirs) = (narrow::<f16>(x), f16::from_f32(x));
+            assert!(ours.to_bits() == theirs.to_bits() || (x.is_nan() && ours.is_nan()), "{x:e} {bits:#x}");
+        }
     }
 }

@@ -1,16 +1,17 @@
 //! Every kernel gives the same bits on every path and for every number of threads, and rounds the working copy.
 
-use super::adafactor::{self, AdafactorArgs, Extent};
-use super::adagrad::Adagrad;
-use super::adam::Adam;
-use super::lamb::{self, LambArgs};
-use super::lion::Lion;
-use super::muon::{self, MuonArgs};
-use super::sgd::Sgd;
-use super::*;
-use crate::cpu::testing::{assert_close, cpus, f64s, same_everywhere, values};
-use crate::dtype::bf16;
-use crate::par::Par;
+use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
+use oarlock_kernels::optim::adagrad::Adagrad;
+use oarlock_kernels::optim::adam::Adam;
+use oarlock_kernels::optim::lamb::{self, LambArgs};
+use oarlock_kernels::optim::lion::Lion;
+use oarlock_kernels::optim::muon::{self, MuonArgs};
+use oarlock_kernels::optim::sgd::Sgd;
+use oarlock_kernels::optim::{self, Buffers, Elementwise, StepArgs, states};
+use oarlock_kernels::pieces::TASK_ELEMS;
+use oarlock_kernels::{Cpu, Par, bf16};
+
+use crate::everywhere::{assert_close, cpus, f64s, same_everywhere, values};
 
 const ARGS: StepArgs = StepArgs { step: 7, lr: 3e-3, weight_decay: 0.1, grad_scale: 0.5 };
 
@@ -48,7 +49,7 @@ fn elementwise<R: Elementwise>(rule: R, n_states: usize) {
     for n in [0, 1, 1030, TASK_ELEMS + 333] {
         let lens = [n, n].map(|n| n);
         let lens = [if n_states > 0 { lens[0] } else { 0 }, if n_states > 1 { lens[1] } else { 0 }];
-        same_everywhere(|cpu| after(n, lens, |buffers| run(cpu, rule, buffers)));
+        same_everywhere(|cpu| after(n, lens, |buffers| optim::step(cpu, rule, buffers)));
     }
 }
 

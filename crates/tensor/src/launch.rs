@@ -9,12 +9,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
+use oarlock_kernels::{Cpu, Element, Error, Result, Store};
 
 use crate::arena::Buffer;
-use crate::cpu::{Cpu, Store};
 use crate::device::Device;
-use crate::dtype::Element;
-use crate::error::{Error, Result};
 use crate::flat::{Lease, WriteLease};
 use crate::param::GradSlot;
 use crate::strict::{Access, Guard, Queue};

@@ -8,7 +8,8 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
 use crate::shape::Shape;

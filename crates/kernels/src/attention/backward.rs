@@ -9,13 +9,11 @@
 
 use std::f32::consts::LOG2_E;
 
-use bytemuck::{cast_slice, cast_slice_mut};
-
-use super::super::Cpu;
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
 use super::{AttentionShape, Inputs, Packed, ScoreScale, Span};
+use crate::Cpu;
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -31,25 +29,11 @@ pub(super) struct Saved<'a, T> {
     pub(super) d_o: &'a [T],
 }
 
-impl<'a, T: Float> Saved<'a, T> {
-    /// The same under the name that dispatch found for `T`.
-    pub(super) fn cast<U: Float>(self) -> Saved<'a, U> {
-        Saved { o: cast_slice(self.o), lse: self.lse, d_o: cast_slice(self.d_o) }
-    }
-}
-
 /// What the backward pass writes.
 pub(super) struct Results<'a, T> {
     pub(super) dq: &'a mut [T],
     pub(super) dk: &'a mut [T],
     pub(super) dv: &'a mut [T],
-}
-
-impl<'a, T: Float> Results<'a, T> {
-    /// The same under the name that dispatch found for `T`.
-    pub(super) fn cast<U: Float>(self) -> Results<'a, U> {
-        Results { dq: cast_slice_mut(self.dq), dk: cast_slice_mut(self.dk), dv: cast_slice_mut(self.dv) }
-    }
 }
 
 /// The results as tasks see them: each writes the rows of its heads.

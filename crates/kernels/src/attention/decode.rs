@@ -7,8 +7,8 @@ use super::pack::HeadRows;
 use super::tile::{Kernel, LANES, Task};
 use super::workers::{Carve, Tasks, carved};
 use super::{AttentionShape, Inputs, Packed};
-use crate::cpu::math;
 use crate::dtype::Float;
+use crate::math;
 
 /// Keys of a block: their scores fit four vectors.
 const KEYS: usize = 64;

@@ -7,14 +7,12 @@
 
 use std::f32::consts::LN_2;
 
-use bytemuck::cast_slice_mut;
-
-use super::super::Cpu;
 use super::decode::{self, Decode};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
 use super::{AttentionShape, Inputs, Packed, ScoreScale, Span};
+use crate::Cpu;
 use crate::dtype::Float;
 use crate::error::Result;
 
@@ -30,13 +28,6 @@ pub(super) const OP: &str = "attention";
 pub(super) struct Results<'a, T> {
     pub(super) o: &'a mut [T],
     pub(super) lse: &'a mut [f32],
-}
-
-impl<'a, T: Float> Results<'a, T> {
-    /// The same under the name that dispatch found for `T`.
-    pub(super) fn cast<U: Float>(self) -> Results<'a, U> {
-        Results { o: cast_slice_mut(self.o), lse: self.lse }
-    }
 }
 
 /// The results as tasks see them: each writes the rows of its heads.

@@ -7,10 +7,6 @@ mod backward;
 mod decode;
 mod forward;
 mod pack;
-#[cfg(test)]
-mod reference;
-#[cfg(test)]
-mod tests;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tile_avx2;
@@ -20,11 +16,10 @@ mod workers;
 
 use std::f32::consts::LOG2_E;
 
-use bytemuck::cast_slice;
-
 use super::Cpu;
 use crate::dtype::{DType, Float, bf16, f16};
 use crate::error::{Error, Result};
+use crate::instances::instances;
 use tile::{COLS, LANES, ROWS};
 
 /// The sizes of an attention: queries and output are [batch, q_len, n_heads, head_dim], keys and values
@@ -56,11 +51,13 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    fn q_elems(&self) -> Option<usize> {
+    /// Elements of the queries and of the output; `None` if no number counts them.
+    pub fn q_elems(&self) -> Option<usize> {
         self.batch.checked_mul(self.q_len)?.checked_mul(self.n_heads)?.checked_mul(self.head_dim)
     }
 
-    fn kv_elems(&self) -> Option<usize> {
+    /// Elements of the keys and of the values; `None` if no number counts them.
+    pub fn kv_elems(&self) -> Option<usize> {
         self.batch.checked_mul(self.kv_capacity)?.checked_mul(self.n_kv_heads)?.checked_mul(self.head_dim)
     }
 
@@ -158,93 +155,56 @@ fn scratch_bytes(
     workers::scratch_bytes(cpu, shape, words(shape, &Packed::new(shape, pair)))
 }
 
-/// `o = softmax(scale * q k^T) v` for each head, and the log-sum-exp of each query's scores.
-///
-/// A query sees the keys of its own document: those from `doc_start[b, i]` ([batch, q_len], clamped into the
-/// sequence) on, and with `causal` none behind its own position. A query that sees no key gets zeros and minus
-/// infinity. Sums and softmax are in f32; in bf16 the probabilities are rounded to bf16 before the second product.
-///
-/// # Errors
-/// When lengths do not fit `shape`, or `scratch` is shorter than [`attention_forward_scratch_bytes`].
-pub fn attention_forward<T: Float>(
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    q: &[T],
-    k: &[T],
-    v: &[T],
-    doc_start: Option<&[i32]>,
-    o: &mut [T],
-    lse: &mut [f32],
-    scratch: &mut [u8],
-) -> Result<()> {
-    let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start }, forward::Results { o, lse });
-    match T::DTYPE {
-        DType::F32 => instances::forward_f32(cpu, inputs.cast(), outputs.cast(), scratch),
-        DType::BF16 => instances::forward_bf16(cpu, inputs.cast(), outputs.cast(), scratch),
-        DType::F16 => instances::forward_f16(cpu, inputs.cast(), outputs.cast(), scratch),
-        got => Err(Error::DType { op: forward::OP, expected: "f32, bf16 or f16", got }),
+instances! {
+    /// `o = softmax(scale * q k^T) v` for each head, and the log-sum-exp of each query's scores.
+    ///
+    /// A query sees the keys of its own document: those from `doc_start[b, i]` ([batch, q_len], clamped into the
+    /// sequence) on, and with `causal` none behind its own position. A query that sees no key gets zeros and minus
+    /// infinity. Sums and softmax are in f32; in bf16 the probabilities are rounded to bf16 before the second product.
+    ///
+    /// # Errors
+    /// When lengths do not fit `shape`, or `scratch` is shorter than [`attention_forward_scratch_bytes`].
+    pub fn attention_forward[T: Float](
+        cpu: &Cpu,
+        shape: &AttentionShape,
+        q: &[T],
+        k: &[T],
+        v: &[T],
+        doc_start: Option<&[i32]>,
+        o: &mut [T],
+        lse: &mut [f32],
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start }, forward::Results { o, lse });
+        forward::forward(cpu, inputs, outputs, scratch)
     }
 }
 
-/// The gradients of [`attention_forward`], from its inputs, its outputs and the gradient `d_o` of `o`.
-/// Overwrites `dq`, `dk` and `dv`; the rows behind `kv_len` become zero.
-///
-/// # Errors
-/// When lengths do not fit `shape`, or `scratch` is shorter than [`attention_backward_scratch_bytes`].
-pub fn attention_backward<T: Float>(
-    cpu: &Cpu,
-    shape: &AttentionShape,
-    q: &[T],
-    k: &[T],
-    v: &[T],
-    doc_start: Option<&[i32]>,
-    o: &[T],
-    lse: &[f32],
-    d_o: &[T],
-    dq: &mut [T],
-    dk: &mut [T],
-    dv: &mut [T],
-    scratch: &mut [u8],
-) -> Result<()> {
-    let inputs = Inputs { shape, q, k, v, doc_start };
-    let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
-    match T::DTYPE {
-        DType::F32 => instances::backward_f32(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
-        DType::BF16 => instances::backward_bf16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
-        DType::F16 => instances::backward_f16(cpu, inputs.cast(), saved.cast(), outputs.cast(), scratch),
-        got => Err(Error::DType { op: backward::OP, expected: "f32, bf16 or f16", got }),
+instances! {
+    /// The gradients of [`attention_forward`], from its inputs, its outputs and the gradient `d_o` of `o`.
+    /// Overwrites `dq`, `dk` and `dv`; the rows behind `kv_len` become zero.
+    ///
+    /// # Errors
+    /// When lengths do not fit `shape`, or `scratch` is shorter than [`attention_backward_scratch_bytes`].
+    pub fn attention_backward[T: Float](
+        cpu: &Cpu,
+        shape: &AttentionShape,
+        q: &[T],
+        k: &[T],
+        v: &[T],
+        doc_start: Option<&[i32]>,
+        o: &[T],
+        lse: &[f32],
+        d_o: &[T],
+        dq: &mut [T],
+        dk: &mut [T],
+        dv: &mut [T],
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        let inputs = Inputs { shape, q, k, v, doc_start };
+        let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
+        backward::backward(cpu, inputs, saved, outputs, scratch)
     }
-}
-
-/// The passes for each dtype. Not generic, so that they are compiled in this crate with its optimisation, and not
-/// in each crate that calls them.
-mod instances {
-    use super::*;
-
-    macro_rules! instances {
-        ($($forward:ident $backward:ident $t:ty),*) => {$(
-            #[inline(never)]
-            pub(super) fn $forward(
-                cpu: &Cpu,
-                inputs: Inputs<$t>,
-                results: forward::Results<$t>,
-                scratch: &mut [u8],
-            ) -> Result<()> {
-                forward::forward(cpu, inputs, results, scratch)
-            }
-            #[inline(never)]
-            pub(super) fn $backward(
-                cpu: &Cpu,
-                inputs: Inputs<$t>,
-                saved: backward::Saved<$t>,
-                results: backward::Results<$t>,
-                scratch: &mut [u8],
-            ) -> Result<()> {
-                backward::backward(cpu, inputs, saved, results, scratch)
-            }
-        )*};
-    }
-    instances!(forward_f32 backward_f32 f32, forward_bf16 backward_bf16 bf16, forward_f16 backward_f16 f16);
 }
 
 /// What forward and backward read.
@@ -256,13 +216,7 @@ struct Inputs<'a, T> {
     doc_start: Option<&'a [i32]>,
 }
 
-impl<'a, T: Float> Inputs<'a, T> {
-    /// The same under the name that dispatch found for `T`.
-    fn cast<U: Float>(self) -> Inputs<'a, U> {
-        let Inputs { shape, q, k, v, doc_start } = self;
-        Inputs { shape, q: cast_slice(q), k: cast_slice(k), v: cast_slice(v), doc_start }
-    }
-
+impl<T: Float> Inputs<'_, T> {
     fn check(&self, op: &'static str) -> Result<()> {
         self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)
     }

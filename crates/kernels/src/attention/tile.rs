@@ -3,9 +3,9 @@
 //! Operands are made of 32-bit *units* along the reduction: one f32, or a pair of bf16 where the CPU multiplies
 //! such pairs. One product serves both; only [`Kernel::dot`] differs.
 
-use super::super::isa::{Isa, Path, vector_methods};
-use super::super::math;
 use crate::dtype::{DType, Float};
+use crate::isa::{Isa, Path, vector_methods};
+use crate::math;
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;

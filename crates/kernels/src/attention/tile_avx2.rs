@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::gemm::pack::transpose8;
-use super::super::isa::vector_methods;
 use super::tile::{EXP2, Kernel, LANES, MAGIC, Operands, strip};
+use crate::gemm::pack::transpose8;
+use crate::isa::vector_methods;
 
 /// AVX2 in f32.
 #[derive(Clone, Copy)]

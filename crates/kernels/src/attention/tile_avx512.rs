@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::isa::vector_methods;
 use super::tile::{EXP2, Kernel, LANES};
+use crate::isa::vector_methods;
 
 /// AVX-512 in f32.
 #[derive(Clone, Copy)]

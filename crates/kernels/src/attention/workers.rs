@@ -1,7 +1,7 @@
 //! How tasks share threads, scratch and outputs.
 
-use super::super::Cpu;
 use super::AttentionShape;
+use crate::Cpu;
 use crate::error::{Error, Result};
 
 /// A cache line, the unit of scratch.

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cpu::Cpu;
-use crate::cpu::isa::{Isa, Path};
+use crate::Cpu;
 use crate::dtype::{DType, Float};
+use crate::isa::{Isa, Path};
 
 use super::convert::{narrow, widen};
 use super::kernel::{Micro, Out, PACKED, Tile};

@@ -3,8 +3,8 @@
 //! All kernels see 32-bit *words* along K: a word is one f32, or two consecutive bf16 (the earlier one in the lower half).
 //! A product over `k` elements takes [`Micro::steps`] words.
 
-use crate::cpu::isa::{Isa, Path};
 use crate::dtype::{DType, bf16};
+use crate::isa::{Isa, Path};
 
 use super::kernel_portable;
 #[cfg(target_arch = "x86_64")]

@@ -5,7 +5,7 @@
 //! summed in an order that depends on the shape and the code path only, never on the number of threads.
 
 mod block;
-mod convert;
+pub mod convert;
 pub(crate) mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod kernel_avx2;
@@ -15,13 +15,12 @@ mod kernel_portable;
 pub(crate) mod pack;
 mod peak;
 mod rows;
-#[cfg(test)]
-mod tests;
 
 pub use peak::peak_flops;
 
-use crate::cpu::{Cpu, Store};
-use crate::dtype::{DType, Float};
+use crate::dtype::{DType, Float, bf16, f16};
+use crate::instances::instances;
+use crate::{Cpu, Store};
 
 /// A read-only matrix of `rows` x `cols`.
 #[derive(Clone, Copy, Debug)]
@@ -84,48 +83,50 @@ fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
     (rows == 1 || stride >= cols) && last.is_some_and(|end| end <= len)
 }
 
-/// C = A · B or C += A · B, with f32 accumulation and one rounding to `C`.
-///
-/// `scratch` needs [`gemm_scratch_bytes`] bytes of any content and alignment.
-///
-/// # Panics
-/// If the three shapes do not form a product, if a view reaches beyond its data, or if `scratch` is too small: callers
-/// check the shapes that they take from users.
-pub fn gemm<T: Float, C: Float>(
-    cpu: &Cpu,
-    a: MatRef<T>,
-    b: MatRef<T>,
-    c: MatMut<C>,
-    store: Store,
-    scratch: &mut [u8],
-) {
-    assert!(
-        a.cols == b.rows && a.rows == c.rows && b.cols == c.cols,
-        "gemm: [{}, {}] · [{}, {}] does not make [{}, {}]",
-        a.rows,
-        a.cols,
-        b.rows,
-        b.cols,
-        c.rows,
-        c.cols
-    );
-    assert!(a.fits(), "gemm: A reaches beyond its data");
-    assert!(b.fits(), "gemm: B reaches beyond its data");
-    assert!(fits(c.data.len(), c.rows, c.cols, c.row_stride), "gemm: C reaches beyond its data");
-    let (m, n, k) = (c.rows, c.cols, a.cols);
-    let needed = gemm_scratch_bytes(cpu, m, n, k, T::DTYPE);
-    assert!(scratch.len() >= needed, "gemm: {needed} bytes of scratch are needed, got {}", scratch.len());
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if store == Store::Overwrite {
-            c.data.chunks_mut(c.row_stride.max(n)).take(m).for_each(|row| row[..n].fill(C::zeroed()));
+instances! {
+    /// C = A · B or C += A · B, with f32 accumulation and one rounding to `C`.
+    ///
+    /// `scratch` needs [`gemm_scratch_bytes`] bytes of any content and alignment.
+    ///
+    /// # Panics
+    /// If the three shapes do not form a product, if a view reaches beyond its data, or if `scratch` is too small: callers
+    /// check the shapes that they take from users.
+    pub fn gemm[T: Float, C: Float; [f32, f32] [bf16, bf16] [bf16, f32] [f16, f16] [f16, f32]](
+        cpu: &Cpu,
+        a: MatRef<T>,
+        b: MatRef<T>,
+        c: MatMut<C>,
+        store: Store,
+        scratch: &mut [u8],
+    ) {
+        assert!(
+            a.cols == b.rows && a.rows == c.rows && b.cols == c.cols,
+            "gemm: [{}, {}] · [{}, {}] does not make [{}, {}]",
+            a.rows,
+            a.cols,
+            b.rows,
+            b.cols,
+            c.rows,
+            c.cols
+        );
+        assert!(a.fits(), "gemm: A reaches beyond its data");
+        assert!(b.fits(), "gemm: B reaches beyond its data");
+        assert!(fits(c.data.len(), c.rows, c.cols, c.row_stride), "gemm: C reaches beyond its data");
+        let (m, n, k) = (c.rows, c.cols, a.cols);
+        let needed = gemm_scratch_bytes(cpu, m, n, k, T::DTYPE);
+        assert!(scratch.len() >= needed, "gemm: {needed} bytes of scratch are needed, got {}", scratch.len());
+        if m == 0 || n == 0 {
+            return;
         }
-    } else if m <= rows::MAX_ROWS {
-        rows::run(cpu, a, b, c, store, scratch);
-    } else {
-        block::run(cpu, a, b, c, store, scratch);
+        if k == 0 {
+            if store == Store::Overwrite {
+                c.data.chunks_mut(c.row_stride.max(n)).take(m).for_each(|row| row[..n].fill(C::zeroed()));
+            }
+        } else if m <= rows::MAX_ROWS {
+            rows::run(cpu, a, b, c, store, scratch);
+        } else {
+            block::run(cpu, a, b, c, store, scratch);
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::isa::{Isa, Path};
 use crate::dtype::Float;
+use crate::isa::{Isa, Path};
 
 use super::convert::widen;
 

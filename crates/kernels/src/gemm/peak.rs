@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cpu::Cpu;
+use crate::Cpu;
 use crate::dtype::DType;
 
 use super::kernel::{Micro, Out, PACKED, Tile};

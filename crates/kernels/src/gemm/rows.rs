@@ -3,9 +3,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use crate::cpu::Cpu;
-use crate::cpu::isa::{Isa, Path, vector_methods};
+use crate::Cpu;
 use crate::dtype::Float;
+use crate::isa::{Isa, Path, vector_methods};
 
 use super::convert::{narrow, widen};
 #[cfg(target_arch = "x86_64")]

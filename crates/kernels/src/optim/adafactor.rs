@@ -1,30 +1,39 @@
 //! Adafactor, as `torch.optim.Adafactor`: the second moment of a matrix is kept as the means of its rows and columns.
 
 use super::{Buffers, Elementwise, StepArgs, lerp, run, states};
-use crate::cpu::Cpu;
-use crate::cpu::isa::multiversion;
-use crate::cpu::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
-use crate::cpu::sums::{NORM_BLOCK, squared_norm, squares, tree_sum, tree_sum_f32};
+use crate::Cpu;
 use crate::dtype::Float;
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::{TASK_ELEMS, cut, for_pieces, task_rows};
+use crate::sums::{NORM_BLOCK, squared_norm, squares, tree_sum, tree_sum_f32};
 
 /// Columns whose sums a task forms at once, a multiple of a cache line.
 const COLUMNS: usize = 128;
 
 /// The parameters of Adafactor, by torch's names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AdafactorArgs {
+pub struct AdafactorArgs {
+    /// The exponent of the step by which the weight of a new second moment falls.
     pub beta2_decay: f64,
+    /// The least second moment; its square is the least estimate.
     pub eps1: f64,
+    /// The least size of a parameter, to which the step is relative.
     pub eps2: f64,
+    /// The root mean square of a direction from which on it is shortened.
     pub d: f64,
 }
 
 /// A parameter as Adafactor sees it: matrices of `rows` x `cols`, or one row that is not factored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub struct Extent {
+    /// The number of matrices.
     pub batch: usize,
+    /// Rows of a matrix.
     pub rows: usize,
+    /// Columns of a matrix.
     pub cols: usize,
+    /// Whether the second moment is kept as the means of rows and columns.
     pub factored: bool,
 }
 
@@ -102,61 +111,63 @@ impl Elementwise for Variance {
     }
 }
 
-/// One step on one whole parameter.
-pub(crate) fn step<T: Float>(
-    cpu: &Cpu,
-    adafactor: &AdafactorArgs,
-    args: &StepArgs,
-    extent: Extent,
-    buffers: Buffers<'_, T>,
-    scratch: &mut [f64],
-) {
-    let Buffers { weights, state: [row_var, col_var, variance, ..], grad, mut working } = buffers;
-    let n = extent.n_elems();
-    assert!([weights.len(), grad.len()] == [n; 2], "adafactor: lengths");
-    assert!(working.as_ref().is_none_or(|w| w.len() == n), "adafactor: working copy");
-    if n == 0 {
-        return;
+instances! {
+    /// One step on one whole parameter.
+    pub fn step[T: Float](
+        cpu: &Cpu,
+        adafactor: &AdafactorArgs,
+        args: &StepArgs,
+        extent: Extent,
+        buffers: Buffers<'_, T>,
+        scratch: &mut [f64],
+    ) {
+        let Buffers { weights, state: [row_var, col_var, variance, ..], grad, mut working } = buffers;
+        let n = extent.n_elems();
+        assert!([weights.len(), grad.len()] == [n; 2], "adafactor: lengths");
+        assert!(working.as_ref().is_none_or(|w| w.len() == n), "adafactor: working copy");
+        if n == 0 {
+            return;
+        }
+        let count = args.step as f64;
+        let weight = count.powf(adafactor.beta2_decay) as f32;
+        let (grad_scale, scratch) = (args.grad_scale, &mut scratch[..extent.scratch_len()]);
+        squared_norm(cpu, weights, scratch);
+        let size = (tree_sum(scratch) / n as f64).sqrt();
+        let mut row_means = Vec::new();
+        let col_var: &[f32] = if extent.factored {
+            row_variances(cpu, extent, grad, grad_scale, weight, row_var);
+            column_variances(cpu, extent, grad, grad_scale, weight, col_var);
+            let mean = |var: &[f32]| (tree_sum_f32(var) / var.len() as f64) as f32;
+            row_means.extend(row_var.chunks(extent.rows).map(|var| mean(var).max(adafactor.eps1 as f32)));
+            col_var
+        } else {
+            let of_vector = Buffers::<f32> { weights, state: states([variance]), grad, working: None };
+            run(cpu, Variance { grad_scale, weight }, of_vector);
+            variance
+        };
+        let estimate = Estimate {
+            extent,
+            row_var,
+            row_means: &row_means,
+            col_var,
+            grad_scale,
+            floor: (adafactor.eps1 * adafactor.eps1) as f32,
+        };
+        let n_pieces = n.div_ceil(TASK_ELEMS);
+        cpu.par.chunks_mut(&mut scratch[..n_pieces], 1, |i, sum| {
+            let piece = i * TASK_ELEMS..((i + 1) * TASK_ELEMS).min(n);
+            sum[0] = squared_length(cpu.isa, &estimate, piece.start, &grad[piece]);
+        });
+        let length = (tree_sum(&scratch[..n_pieces]) / n as f64).sqrt();
+        let alpha = adafactor.eps2.max(size) * args.lr.min(1.0 / count.sqrt());
+        let alpha = (alpha / (length / adafactor.d).max(1.0)) as f32;
+        let outputs = (cut(weights, TASK_ELEMS), working.as_mut().map(|w| cut(w, TASK_ELEMS)));
+        for_pieces(&cpu.par, n_pieces, outputs, |i, (weights, working)| {
+            let from = i * TASK_ELEMS;
+            let grad = &grad[from..from + weights.len()];
+            apply(cpu.isa, &estimate, from, args.keep(), alpha, grad, weights, working);
+        });
     }
-    let count = args.step as f64;
-    let weight = count.powf(adafactor.beta2_decay) as f32;
-    let (grad_scale, scratch) = (args.grad_scale, &mut scratch[..extent.scratch_len()]);
-    squared_norm(cpu, weights, scratch);
-    let size = (tree_sum(scratch) / n as f64).sqrt();
-    let mut row_means = Vec::new();
-    let col_var: &[f32] = if extent.factored {
-        row_variances(cpu, extent, grad, grad_scale, weight, row_var);
-        column_variances(cpu, extent, grad, grad_scale, weight, col_var);
-        let mean = |var: &[f32]| (tree_sum_f32(var) / var.len() as f64) as f32;
-        row_means.extend(row_var.chunks(extent.rows).map(|var| mean(var).max(adafactor.eps1 as f32)));
-        col_var
-    } else {
-        let of_vector = Buffers::<f32> { weights, state: states([variance]), grad, working: None };
-        run(cpu, Variance { grad_scale, weight }, of_vector);
-        variance
-    };
-    let estimate = Estimate {
-        extent,
-        row_var,
-        row_means: &row_means,
-        col_var,
-        grad_scale,
-        floor: (adafactor.eps1 * adafactor.eps1) as f32,
-    };
-    let n_pieces = n.div_ceil(TASK_ELEMS);
-    cpu.par.chunks_mut(&mut scratch[..n_pieces], 1, |i, sum| {
-        let piece = i * TASK_ELEMS..((i + 1) * TASK_ELEMS).min(n);
-        sum[0] = squared_length(cpu.isa, &estimate, piece.start, &grad[piece]);
-    });
-    let length = (tree_sum(&scratch[..n_pieces]) / n as f64).sqrt();
-    let alpha = adafactor.eps2.max(size) * args.lr.min(1.0 / count.sqrt());
-    let alpha = (alpha / (length / adafactor.d).max(1.0)) as f32;
-    let outputs = (cut(weights, TASK_ELEMS), working.as_mut().map(|w| cut(w, TASK_ELEMS)));
-    for_pieces(&cpu.par, n_pieces, outputs, |i, (weights, working)| {
-        let from = i * TASK_ELEMS;
-        let grad = &grad[from..from + weights.len()];
-        apply(cpu.isa, &estimate, from, args.keep(), alpha, grad, weights, working);
-    });
 }
 
 /// Each row's mean square, blended into `row_var`.

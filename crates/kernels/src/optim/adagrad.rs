@@ -4,7 +4,7 @@ use super::{Elementwise, StepArgs};
 
 /// The scalars of a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Adagrad {
+pub struct Adagrad {
     grad_scale: f32,
     weight_decay: f32,
     lr: f32,
@@ -14,7 +14,8 @@ pub(crate) struct Adagrad {
 }
 
 impl Adagrad {
-    pub(crate) fn new(lr_decay: f64, initial_accumulator_value: f64, eps: f64, args: &StepArgs) -> Adagrad {
+    /// The scalars of this step, from the parameters by their names in `torch.optim`.
+    pub fn new(lr_decay: f64, initial_accumulator_value: f64, eps: f64, args: &StepArgs) -> Adagrad {
         let before = args.step.saturating_sub(1) as f64;
         Adagrad {
             grad_scale: args.grad_scale,

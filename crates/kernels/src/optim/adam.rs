@@ -5,7 +5,7 @@ use super::{Elementwise, StepArgs, lerp};
 /// The scalars of a step, computed in f64 and rounded once. `DECOUPLED` weight decay shrinks the weight (AdamW); the
 /// other is a part of the gradient (Adam).
 #[derive(Clone, Copy)]
-pub(crate) struct Adam<const DECOUPLED: bool> {
+pub struct Adam<const DECOUPLED: bool> {
     grad_scale: f32,
     weight_decay: f32,
     keep: f32,
@@ -18,7 +18,8 @@ pub(crate) struct Adam<const DECOUPLED: bool> {
 }
 
 impl<const DECOUPLED: bool> Adam<DECOUPLED> {
-    pub(crate) fn new(beta1: f64, beta2: f64, eps: f64, args: &StepArgs) -> Self {
+    /// The scalars of this step, from the parameters by their names in `torch.optim`.
+    pub fn new(beta1: f64, beta2: f64, eps: f64, args: &StepArgs) -> Self {
         let step = args.step as f64;
         Adam {
             grad_scale: args.grad_scale,

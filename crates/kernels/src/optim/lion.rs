@@ -4,7 +4,7 @@ use super::{Elementwise, StepArgs};
 
 /// The scalars of a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Lion {
+pub struct Lion {
     grad_scale: f32,
     keep: f32,
     lr: f32,
@@ -15,7 +15,8 @@ pub(crate) struct Lion {
 }
 
 impl Lion {
-    pub(crate) fn new(beta1: f64, beta2: f64, args: &StepArgs) -> Lion {
+    /// The scalars of this step, from the parameters by their names in `torch.optim`.
+    pub fn new(beta1: f64, beta2: f64, args: &StepArgs) -> Lion {
         Lion {
             grad_scale: args.grad_scale,
             keep: args.keep(),

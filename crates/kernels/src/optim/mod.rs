@@ -1,27 +1,26 @@
 //! The kernels of the optimizers. Each reads and writes master weights, state and gradient once, and writes the
 //! 16-bit working copy on the way.
 
-pub(crate) mod adafactor;
-pub(crate) mod adagrad;
-pub(crate) mod adam;
-pub(crate) mod custom;
-pub(crate) mod lamb;
-pub(crate) mod lion;
-pub(crate) mod muon;
-pub(crate) mod sgd;
-#[cfg(test)]
-mod tests;
+pub mod adafactor;
+pub mod adagrad;
+pub mod adam;
+pub mod custom;
+pub mod lamb;
+pub mod lion;
+pub mod muon;
+pub mod sgd;
 
-use super::Cpu;
-use super::isa::multiversion;
-use super::pieces::{TASK_ELEMS, cut, for_pieces};
-use crate::dtype::Float;
+use crate::Cpu;
+use crate::dtype::{Float, bf16, f16};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::{TASK_ELEMS, cut, for_pieces};
 
 /// Elements that are updated before they are rounded into the working copy: small enough for the first cache.
 const STRIP: usize = 1024;
 
 /// The most states that a rule keeps.
-pub(crate) const MAX_STATES: usize = 8;
+pub const MAX_STATES: usize = 8;
 
 /// What changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +43,7 @@ impl StepArgs {
 }
 
 /// The elements that a step updates: of one length, except that unused state is empty and factored state shorter.
-pub(crate) struct Buffers<'a, T> {
+pub struct Buffers<'a, T> {
     /// Master weights.
     pub weights: &'a mut [f32],
     /// The rule's states in the order of their names.
@@ -56,13 +55,27 @@ pub(crate) struct Buffers<'a, T> {
 }
 
 /// A rule that updates each element by itself, with at most two states.
-pub(crate) trait Elementwise: Copy + Send + Sync {
+pub trait Elementwise: Copy + Send + Sync + 'static {
     /// Updates one run of elements; unused states are empty.
     fn strip(self, weights: &mut [f32], first: &mut [f32], second: &mut [f32], grad: &[f32]);
 }
 
-/// Runs a rule over all elements; the first two states are its own.
-pub(crate) fn run<R: Elementwise, T: Float>(cpu: &Cpu, rule: R, buffers: Buffers<'_, T>) {
+instances! {
+    /// One step of a rule on all elements; the first two states are its own.
+    pub fn step[
+        R: Elementwise, T: Float;
+        [adam::Adam<true>, f32] [adam::Adam<true>, bf16] [adam::Adam<true>, f16]
+        [adam::Adam<false>, f32] [adam::Adam<false>, bf16] [adam::Adam<false>, f16]
+        [sgd::Sgd, f32] [sgd::Sgd, bf16] [sgd::Sgd, f16]
+        [adagrad::Adagrad, f32] [adagrad::Adagrad, bf16] [adagrad::Adagrad, f16]
+        [lion::Lion, f32] [lion::Lion, bf16] [lion::Lion, f16]
+    ](cpu: &Cpu, rule: R, buffers: Buffers<'_, T>) {
+        run(cpu, rule, buffers);
+    }
+}
+
+/// Runs a rule over all elements.
+fn run<R: Elementwise, T: Float>(cpu: &Cpu, rule: R, buffers: Buffers<'_, T>) {
     let Buffers { weights, state: [first, second, ..], grad, working } = buffers;
     let n = grad.len();
     assert!(weights.len() == n && working.as_ref().is_none_or(|w| w.len() == n), "optimizer: lengths");
@@ -112,7 +125,7 @@ fn part(state: &mut [f32], from: usize, to: usize) -> &mut [f32] {
 }
 
 /// The states of a rule that keeps these.
-pub(crate) fn states<const N: usize>(kept: [&mut [f32]; N]) -> [&mut [f32]; MAX_STATES] {
+pub fn states<const N: usize>(kept: [&mut [f32]; N]) -> [&mut [f32]; MAX_STATES] {
     let mut kept = kept.into_iter();
     [(); MAX_STATES].map(|()| kept.next().unwrap_or_default())
 }

@@ -4,19 +4,26 @@
 //! every matrix product does, and never on the number of threads.
 
 use super::{Buffers, Elementwise, StepArgs, lerp, run, states};
-use crate::cpu::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
-use crate::cpu::sums::{NORM_BLOCK, squared_norm, tree_sum};
-use crate::cpu::{Cpu, Store};
 use crate::dtype::{DType, Float};
+use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
+use crate::instances::instances;
+use crate::sums::{NORM_BLOCK, squared_norm, tree_sum};
+use crate::{Cpu, Store};
 
 /// The parameters of Muon, by torch's names, and the adjusted learning rate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MuonArgs {
+pub struct MuonArgs {
+    /// The decay of the momentum.
     pub momentum: f64,
+    /// Whether the direction looks one step ahead.
     pub nesterov: bool,
+    /// The coefficients `a`, `b` and `c` of the iteration.
     pub ns_coefficients: [f64; 3],
+    /// The number of iterations.
     pub ns_steps: usize,
+    /// The least norm that the direction is divided by.
     pub eps: f64,
+    /// The learning rate for a parameter of this shape.
     pub adjusted_lr: f64,
 }
 
@@ -75,41 +82,44 @@ fn on<R: Elementwise>(cpu: &Cpu, rule: R, x: &mut [f32], y: &[f32]) {
 }
 
 /// The f32 elements of scratch that a step on a matrix needs.
-pub(crate) fn scratch_len(rows: usize, cols: usize) -> usize {
+pub fn scratch_len(rows: usize, cols: usize) -> usize {
     let side = rows.min(cols);
     2 * rows * cols + 2 * side * side
 }
 
 /// The bytes of scratch of its products.
-pub(crate) fn product_scratch_bytes(cpu: &Cpu, rows: usize, cols: usize) -> usize {
+pub fn product_scratch_bytes(cpu: &Cpu, rows: usize, cols: usize) -> usize {
     let side = rows.min(cols);
     let bytes = |m, n, k| gemm_scratch_bytes(cpu, m, n, k, DType::F32);
     bytes(side, side, rows.max(cols)).max(bytes(side, side, side)).max(bytes(rows, cols, side))
 }
 
-/// One step on one matrix.
-pub(crate) fn step<T: Float>(
-    cpu: &Cpu,
-    muon: &MuonArgs,
-    args: &StepArgs,
-    (rows, cols): (usize, usize),
-    buffers: Buffers<'_, T>,
-    scratch: &mut [f32],
-    product_scratch: &mut [u8],
-) {
-    let Buffers { weights, state: [buffer, ..], grad, working } = buffers;
-    let (direction, rest) = scratch.split_at_mut(rows * cols);
-    let momentum = Momentum {
-        grad_scale: args.grad_scale,
-        momentum: muon.momentum as f32,
-        take: (1.0 - muon.momentum) as f32,
-        nesterov: muon.nesterov,
-    };
-    let into = Buffers::<f32> { weights: direction, state: states([buffer]), grad, working: None };
-    run(cpu, momentum, into);
-    orthogonalize(cpu, muon, direction, (rows, cols), rest, product_scratch);
-    let blend = Blend { keep: args.keep(), step: -muon.adjusted_lr as f32 };
-    run(cpu, blend, Buffers { weights, state: states([]), grad: direction, working });
+instances! {
+    /// One step on one matrix.
+    pub fn step[T: Float](
+        cpu: &Cpu,
+        muon: &MuonArgs,
+        args: &StepArgs,
+        sizes: (usize, usize),
+        buffers: Buffers<'_, T>,
+        scratch: &mut [f32],
+        product_scratch: &mut [u8],
+    ) {
+        let (rows, cols) = sizes;
+        let Buffers { weights, state: [buffer, ..], grad, working } = buffers;
+        let (direction, rest) = scratch.split_at_mut(rows * cols);
+        let momentum = Momentum {
+            grad_scale: args.grad_scale,
+            momentum: muon.momentum as f32,
+            take: (1.0 - muon.momentum) as f32,
+            nesterov: muon.nesterov,
+        };
+        let into = Buffers::<f32> { weights: direction, state: states([buffer]), grad, working: None };
+        run(cpu, momentum, into);
+        orthogonalize(cpu, muon, direction, (rows, cols), rest, product_scratch);
+        let blend = Blend { keep: args.keep(), step: -muon.adjusted_lr as f32 };
+        run(cpu, blend, Buffers { weights, state: states([]), grad: direction, working });
+    }
 }
 
 /// Brings the singular values of `x` near one: `x = a x + (b g + c g g) x`, where `g = x xᵀ`, some times over. The

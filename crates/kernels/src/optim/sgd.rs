@@ -4,7 +4,7 @@ use super::{Elementwise, StepArgs};
 
 /// The scalars of a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Sgd {
+pub struct Sgd {
     grad_scale: f32,
     weight_decay: f32,
     lr: f32,
@@ -16,7 +16,8 @@ pub(crate) struct Sgd {
 }
 
 impl Sgd {
-    pub(crate) fn new(momentum: f64, dampening: f64, nesterov: bool, args: &StepArgs) -> Sgd {
+    /// The scalars of this step, from the parameters by their names in `torch.optim`.
+    pub fn new(momentum: f64, dampening: f64, nesterov: bool, args: &StepArgs) -> Sgd {
         // The first gradient fills the buffer, undampened.
         let (keep, take) =
             if args.step <= 1 { (0.0, 1.0) } else { (momentum as f32, (1.0 - dampening) as f32) };

@@ -1,6 +1,6 @@
 //! Attention in f64, the plain way: what the tests compare with.
 
-use super::AttentionShape;
+use oarlock_kernels::attention::AttentionShape;
 
 /// The results of [`forward`].
 pub(super) struct Forward {

@@ -4,7 +4,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::tape::{Backward, Function, Recorder, Saved, Tape};
 use crate::tensor::Tensor;
 
