@@ -5,10 +5,15 @@
 
 use std::any::Any;
 
-/// A function under the type by which its caller knows it; `None` if that is another type.
+/// The one of these functions that has the type by which its caller knows it.
 #[inline]
-pub(crate) fn as_called<F: Any, G: Any + Copy>(instance: F) -> Option<G> {
-    (&instance as &dyn Any).downcast_ref().copied()
+pub(crate) fn find<F: Any + Copy>(instances: &[&(dyn Any + Sync)]) -> Option<F> {
+    for instance in instances {
+        if let Some(found) = (*instance as &dyn Any).downcast_ref() {
+            return Some(*found);
+        }
+    }
+    None
 }
 
 /// A generic function with an instance for each dtype of its bound: [`Float`](crate::Float), [`Element`](crate::Element)
@@ -30,18 +35,16 @@ macro_rules! instances {
         #[allow(clippy::type_complexity, reason = "the type of the function")]
         $vis fn $name<$($g: $b),+>($($arg: $ty),*) $(-> $ret)? {
             fn generic<$($g: $b),+>($($arg: $ty),*) $(-> $ret)? $body
-            let instance: Option<fn($($ty),*) $(-> $ret)?> =
-                $crate::instances::instances!(@find $types [$($g),+] ($($arg: $ty),*) ($($ret)?));
-            match instance {
+            static INSTANCES: &[&(dyn ::std::any::Any + Sync)] =
+                &$crate::instances::instances!(@all $types [$($g),+] ($($arg: $ty),*) ($($ret)?));
+            match $crate::instances::find::<fn($($ty),*) $(-> $ret)?>(INSTANCES) {
                 Some(instance) => instance($($arg),*),
                 None => unreachable!(concat!(stringify!($name), " has no instance for these dtypes")),
             }
         }
     };
-    (@find [$($types:tt)+] $generics:tt $args:tt $ret:tt) => {
-        None$(.or_else(|| {
-            $crate::instances::as_called($crate::instances::instances!(@instance $types $generics $args $ret))
-        }))+
+    (@all [$($types:tt)+] $generics:tt $args:tt $ret:tt) => {
+        [$($crate::instances::instances!(@instance $types $generics $args $ret)),+]
     };
     (@instance [$($t:ty),+] [$($g:ident),+] ($($arg:ident : $ty:ty),*) ($($ret:ty)?)) => {{
         $(type $g = $t;)+
@@ -49,7 +52,7 @@ macro_rules! instances {
         fn instance($($arg: $ty),*) $(-> $ret)? {
             generic::<$($g),+>($($arg),*)
         }
-        instance as fn($($ty),*) $(-> $ret)?
+        &(instance as fn($($ty),*) $(-> $ret)?)
     }};
     ($(#[$meta:meta])* $vis:vis fn $name:ident ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
