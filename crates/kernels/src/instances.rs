@@ -17,7 +17,8 @@ pub(crate) fn find<F: Any + Copy>(instances: &[&(dyn Any + Sync)]) -> Option<F> 
 }
 
 /// A generic function with an instance for each dtype of its bound: [`Float`](crate::Float), [`Element`](crate::Element)
-/// or [`Word`](crate::Word). For others, and for several types, the instances may be listed behind the bounds.
+/// or [`Word`](crate::Word). Two floats are any two; of three, the first two are f32 or as the third. Other instances are
+/// listed behind the bounds.
 ///
 /// ```text
 /// instances! {
@@ -82,6 +83,18 @@ macro_rules! instances {
                 [$crate::f16, f32] [$crate::f16, $crate::bf16] [$crate::f16, $crate::f16]
             ]
             $(#[$meta])* $vis fn $name [$T: Float, $U: Float] $($rest)*
+        }
+    };
+    ($(#[$meta:meta])* $vis:vis fn $name:ident [$X:ident : Float, $W:ident : Float, $Y:ident : Float] $($rest:tt)*) => {
+        $crate::instances::instances! {
+            @define [
+                [f32, f32, f32]
+                [f32, f32, $crate::bf16] [f32, $crate::bf16, $crate::bf16]
+                [$crate::bf16, f32, $crate::bf16] [$crate::bf16, $crate::bf16, $crate::bf16]
+                [f32, f32, $crate::f16] [f32, $crate::f16, $crate::f16]
+                [$crate::f16, f32, $crate::f16] [$crate::f16, $crate::f16, $crate::f16]
+            ]
+            $(#[$meta])* $vis fn $name [$X: Float, $W: Float, $Y: Float] $($rest)*
         }
     };
     ($(#[$meta:meta])* $vis:vis fn $name:ident [$($g:ident : $b:ident),+; $($types:tt)+] $($rest:tt)*) => {

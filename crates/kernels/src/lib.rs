@@ -31,6 +31,7 @@ mod par;
 pub mod pieces;
 pub mod pool;
 pub mod random;
+pub mod rank_sum;
 pub mod reduce;
 pub mod rope;
 pub mod row_loss;

@@ -4,7 +4,7 @@
 //! and weights are near one, where 16 bits are coarse. The output is rounded once.
 //! Weight gradients are sums over rows: sequential inside blocks of [`ROW_BLOCK`] rows, a pairwise tree over blocks.
 
-use crate::dtype::{Float, bf16, f16};
+use crate::dtype::Float;
 use crate::instances::instances;
 use crate::isa::multiversion;
 use crate::lanes::{sum_map, sum_map2, sum_map3};
@@ -64,7 +64,7 @@ fn rms_row<X: Float, W: Float, Y: Float>(x: &[X], weight: RmsWeight<'_, W>, rstd
 instances! {
     /// `y = x * rstd * (offset + weight)`, rounded once to y's type. `rstd = 1 / sqrt(mean(x^2) + eps)` is kept for the
     /// backward pass.
-    pub fn rms_norm_forward[X: Float, W: Float, Y: Float; [f32, f32, f32] [bf16, bf16, bf16] [bf16, f32, bf16] [f32, bf16, bf16] [f32, f32, bf16] [f16, f16, f16] [f16, f32, f16] [f32, f16, f16] [f32, f32, f16]](
+    pub fn rms_norm_forward[X: Float, W: Float, Y: Float](
         cpu: &Cpu,
         x: &[X],
         weight: RmsWeight<'_, W>,
@@ -94,7 +94,7 @@ multiversion! {
 
 instances! {
     /// [`rms_norm_forward`] with `rstd` known: the output again, to the bit.
-    pub fn rms_norm_apply[X: Float, W: Float, Y: Float; [f32, f32, f32] [bf16, bf16, bf16] [bf16, f32, bf16] [f32, bf16, bf16] [f32, f32, bf16] [f16, f16, f16] [f16, f32, f16] [f32, f16, f16] [f32, f32, f16]](
+    pub fn rms_norm_apply[X: Float, W: Float, Y: Float](
         cpu: &Cpu,
         x: &[X],
         weight: RmsWeight<'_, W>,
@@ -127,7 +127,7 @@ pub fn rms_norm_backward_scratch(rows: usize, dim: usize) -> usize {
 
 instances! {
     /// Gradients of [`rms_norm_forward`]: `dx` and `d_weight`, each overwritten or added to.
-    pub fn rms_norm_backward[X: Float, W: Float, Y: Float; [f32, f32, f32] [bf16, bf16, bf16] [bf16, f32, bf16] [f32, bf16, bf16] [f32, f32, bf16] [f16, f16, f16] [f16, f32, f16] [f32, f16, f16] [f32, f32, f16]](
+    pub fn rms_norm_backward[X: Float, W: Float, Y: Float](
         cpu: &Cpu,
         x: &[X],
         weight: RmsWeight<'_, W>,

@@ -21,6 +21,7 @@ mod pair_loss;
 mod par;
 mod pieces;
 mod random;
+mod rank_sum;
 mod reduce;
 mod rope;
 mod scan;
