@@ -30,12 +30,7 @@ pub fn tree_fold<T>(ranks: Range<usize>, of_rank: &impl Fn(usize) -> T, join: &i
 /// # Safety
 /// All pointers are aligned and valid for elements up to `range.end` of `dtype`; while this runs nobody else writes the
 /// range in a source or touches it in a target. `dtype` is a float.
-pub unsafe fn sum_range(
-    dtype: DType,
-    sources: &[*const u8],
-    targets: &[*mut u8],
-    range: Range<usize>,
-) {
+pub unsafe fn sum_range(dtype: DType, sources: &[*const u8], targets: &[*mut u8], range: Range<usize>) {
     // SAFETY: the caller's promise, with the type that belongs to the dtype.
     unsafe {
         match dtype {
