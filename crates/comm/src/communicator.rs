@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::rank_sum::tree_fold;
 
 use crate::call::Request;
 use crate::digest::{digest, mix};
@@ -17,7 +18,6 @@ use crate::operation::{Operation, Scalar};
 use crate::ownership::Ownership;
 use crate::patience::LongWait;
 use crate::ready::Ready;
-use crate::reduce::tree_fold;
 use crate::region::{Region, Sharing};
 use crate::solo::Solo;
 use crate::stats::{OpStats, Recorded, Recorder};

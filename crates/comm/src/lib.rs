@@ -20,7 +20,6 @@ mod patience;
 mod process;
 mod procfs;
 mod ready;
-mod reduce;
 mod region;
 pub mod shm;
 mod solo;
@@ -39,6 +38,7 @@ pub use launched::Launched;
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
+pub use oarlock_tensor::cpu::rank_sum::tree_fold;
 pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
 pub use patience::{LongWait, Patience, Wait};
@@ -46,7 +46,6 @@ pub use process::{
     Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
 };
 pub use ready::{Pending, Ready};
-pub use reduce::tree_fold;
 pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;

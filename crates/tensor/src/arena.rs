@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{Advice, MmapMut};
+use oarlock_kernels::{Error, Result};
 
-use crate::error::{Error, Result};
 use crate::launch::{Owner, Span};
 use crate::strict::{ProtectedBlock, Queue};
 

@@ -35,11 +35,10 @@
 
 use std::sync::{Arc, LazyLock};
 
+use oarlock_kernels::{Cpu, Isa, Par, Result};
+
 use crate::arena::Arena;
-use crate::cpu::{Cpu, Isa};
-use crate::error::Result;
 use crate::launch::Launch;
-use crate::par::Par;
 use crate::profile::Profile;
 use crate::strict::Queue;
 

@@ -2,7 +2,8 @@
 
 use std::ops::RangeFull;
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ints::{Int, place};
 use crate::ops::wrong_shape;
 use crate::tensor::Tensor;

@@ -8,9 +8,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use oarlock_kernels::{Error, Result};
+
 use crate::arena::Buffer;
 use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::launch::{Owner, Span};
 use crate::ops::transfer;
 use crate::strict::Guard;
@@ -204,9 +205,9 @@ impl Drop for WriteLease {
 
 #[cfg(test)]
 mod tests {
+    use oarlock_kernels::{Isa, Par};
+
     use super::*;
-    use crate::cpu::Isa;
-    use crate::par::Par;
 
     #[test]
     fn many_readers_or_one_writer() {

@@ -1,6 +1,7 @@
 //! Gradients without a tape at hand: a tensor that wants one, and the backward pass from a loss.
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ops::wrong_shape;
 use crate::tape::{Gradients, Tape};
 use crate::tensor::Tensor;

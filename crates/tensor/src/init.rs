@@ -1,11 +1,12 @@
 //! How parameters start: each element is a function of the seed, the parameter and its place.
 
 mod normal;
-mod orthogonal;
 
-use crate::cpu::random::{self, Permutation, Stream};
+use oarlock_kernels::orthogonal;
+use oarlock_kernels::random::{self, Permutation, Stream};
+use oarlock_kernels::{Error, Result};
+
 use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::shape::Shape;
 
 /// How a parameter starts, element by element addressed by (seed, parameter, element). The names are those of
@@ -273,9 +274,9 @@ fn fan_of(shape: &Shape, fan: Fan) -> Result<f32> {
 
 #[cfg(test)]
 mod tests {
+    use oarlock_kernels::{Isa, Par};
+
     use super::*;
-    use crate::cpu::Isa;
-    use crate::par::Par;
 
     fn filled(init: Init, sizes: &[usize]) -> Vec<f32> {
         let (shape, device) = (Shape::new(sizes).unwrap(), Device::cpu(Isa::detect(), Par::solo()));

@@ -9,12 +9,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
+use oarlock_kernels::{Cpu, Element, Error, Result, Store};
 
 use crate::arena::Buffer;
-use crate::cpu::{Cpu, Store};
 use crate::device::Device;
-use crate::dtype::Element;
-use crate::error::{Error, Result};
 use crate::flat::{Lease, WriteLease};
 use crate::param::GradSlot;
 use crate::strict::{Access, Guard, Queue};
@@ -343,12 +341,20 @@ impl<'d> Launch<'d> {
     /// # Errors
     /// What the kernel reports, where it runs at once.
     pub fn run<R: Outcome>(self, kernel: impl FnOnce(&Running<'_>) -> R + Send + 'static) -> Result<()> {
-        let cpu = |running: &Running<'_>| kernel(running).result();
-        let Launch { device, name, cost, queue, accesses, .. } = self;
-        match queue {
-            Some(queue) => queue.defer(name, cost, accesses, Box::new(cpu)),
-            None if device.is_dry() => device.book(name, cost, || Ok(())),
-            None => device.book(name, cost, || cpu(&Running::new(device.host(), None))),
+        let kernel = |running: &Running<'_>| kernel(running).result();
+        if let Some(queue) = self.queue {
+            return queue.defer(self.name, self.cost, self.accesses, Box::new(kernel));
         }
+        let mut kernel = Some(kernel);
+        self.run_now(&mut |running| kernel.take().map_or(Ok(()), |kernel| kernel(running)))
+    }
+
+    /// Runs a kernel in this thread. What is booked is not generic, so that it is compiled once and not for each kernel.
+    fn run_now(self, kernel: &mut dyn FnMut(&Running<'_>) -> Result<()>) -> Result<()> {
+        let device = self.device;
+        device.book(self.name, self.cost, || match device.is_dry() {
+            true => Ok(()),
+            false => kernel(&Running::new(device.host(), None)),
+        })
     }
 }

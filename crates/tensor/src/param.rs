@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::flat::{FlatBuffer, WriteLease};
 use crate::init::Init;
 use crate::launch::{Mode, Span};
@@ -13,7 +13,7 @@ use crate::shape::Shape;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
-pub use crate::cpu::Store;
+pub use oarlock_kernels::Store;
 
 /// A parameter of a model: a shape, a way to start, and, once the model is prepared, a home.
 /// Cloning gives another handle to the same parameter (that is how weights are tied).

@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 use std::ops::Range;
 
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::{DType, Result};
+
 use crate::tensor::Tensor;
 
 /// A tensor with more elements than this shows only those at the edges of each dim.
@@ -216,7 +216,8 @@ impl Rows<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cpu::Isa;
+    use oarlock_kernels::Isa;
+
     use crate::{DType, Device, Par, Tensor};
 
     fn steps(end: f64, shape: &[usize], dtype: DType) -> Tensor {

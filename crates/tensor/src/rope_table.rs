@@ -3,9 +3,9 @@
 //! Roundings to f32 stand where transformers has f32 tensors: far positions multiply the error of a frequency, so a
 //! more exact frequency would be a different one.
 
-use std::sync::Arc;
+use oarlock_kernels::{Error, Result};
 
-use crate::error::{Error, Result};
+use std::sync::Arc;
 
 /// How the frequencies of a longer context follow from those of the trained one.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! Shapes of dense, contiguous tensors (row-major, last dim fastest).
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
 
 /// The most dims a tensor can have.
 pub const MAX_DIMS: usize = 6;

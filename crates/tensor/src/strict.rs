@@ -11,11 +11,10 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oarlock_kernels::{Cpu, Error, Result};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::arena::ALIGN;
-use crate::cpu::Cpu;
-use crate::error::{Error, Result};
 use crate::launch::{Mode, Running};
 use crate::profile::Profile;
 

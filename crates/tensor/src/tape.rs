@@ -8,8 +8,9 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oarlock_kernels::{Error, Result};
+
 use crate::active::ActiveTapes;
-use crate::error::{Error, Result};
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
 use crate::shape::Shape;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use oarlock_kernels::{DType, Element, Error, Result};
+
 use crate::arena::Buffer;
 use crate::device::Device;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
 use crate::flat::Lease;
 use crate::launch::Span;
 use crate::param::Param;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::rank_sum::sum_range;
 
 use super::exchange::Exchange;
 use super::headers::pieces;
@@ -18,7 +19,6 @@ use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
-use crate::reduce::sum_range;
 use crate::region::{PrivateBuffer, Region, Sharing};
 use crate::stamp::Stamp;
 use crate::transport::Transport;

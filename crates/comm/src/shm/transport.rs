@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use oarlock_tensor::cpu::rank_sum::sum_range;
+
 use super::buffer::SharedBuffer;
 use super::failure::Failure;
 use super::group::{Group, Member};
@@ -15,7 +17,6 @@ use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
-use crate::reduce::sum_range;
 use crate::region::{Memory, Region, Sharing};
 use crate::stamp::Stamp;
 use crate::transport::Transport;

@@ -34,7 +34,7 @@ const LONG_WAIT: Duration = Duration::from_secs(5);
 /// What to say where the dependent's profile leaves the kernels unoptimized.
 const UNOPTIMIZED: &str = "the kernels were compiled without optimization, which makes training tens of times slower; build with \
                            --release, or add to the Cargo.toml at the root of the workspace:\n\
-                           [profile.dev.package.oarlock-tensor]\nopt-level = 3";
+                           [profile.dev.package.oarlock-kernels]\nopt-level = 3";
 
 /// One rank of a training run. Cloning gives another handle to the same rank.
 #[derive(Clone)]

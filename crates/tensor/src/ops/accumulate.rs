@@ -1,7 +1,8 @@
 //! Sums of gradients on the tape: in place where nobody else sees the memory.
 
-use crate::cpu::elementwise;
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::elementwise;
+
 use crate::ops::{with_float, wrong_shape};
 use crate::tensor::Tensor;
 
@@ -29,7 +30,7 @@ pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
     let mut launch = t.device().launch("fill", 0, t.len_bytes() as u64);
     with_float!(t.dtype(), "seed", T => {
         let full = launch.write::<T>(&mut full)?;
-        launch.run(move |cpu| full.slice(cpu).fill(<T as crate::dtype::Float>::from_f32(value)))
+        launch.run(move |cpu| full.slice(cpu).fill(<T as oarlock_kernels::Float>::from_f32(value)))
     })?;
     Ok(full)
 }

@@ -1,9 +1,9 @@
 //! Attention (Vaswani et al. 2017) with grouped kv heads, computed block by block without an S x S matrix
 //! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass recomputes the rest.
 
-use crate::cpu::attention::{self as kernel, AttentionShape};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::attention::{self as kernel, AttentionShape};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};

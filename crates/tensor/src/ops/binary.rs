@@ -6,11 +6,11 @@
 //! Of two float dtypes, the result has the wider one, and f32 for bf16 with f16. A number takes the dtype of the tensor.
 //! Integers wrap around where they leave their range, and have no gradients.
 
-use crate::cpu::binary::{self as kernel, Binary};
-use crate::cpu::unary::Unary;
-use crate::cpu::walk::Walk;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::binary::{self as kernel, Binary};
+use oarlock_kernels::unary::Unary;
+use oarlock_kernels::walk::Walk;
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::reduce::sum_to;
 use crate::ops::{Operand, beside, check_device, check_dtype, unary, with_float};
 use crate::shape::Shape;

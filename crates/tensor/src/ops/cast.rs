@@ -1,8 +1,7 @@
 //! Conversion between dtypes.
 
-use crate::cpu::elementwise;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, elementwise};
+
 use crate::ops::{beside, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;

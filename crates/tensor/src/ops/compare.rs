@@ -3,9 +3,9 @@
 //! The result is a mask: integers (i32), 1 where the comparison holds and 0 elsewhere. `where_cond` and `masked_fill` take
 //! masks, and `any`, `all` and `sum` count in them. No gradient flows through a comparison.
 
-use crate::cpu::compare::{self as kernel, Compare};
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::compare::{self as kernel, Compare};
+use oarlock_kernels::{DType, Result};
+
 use crate::ops::binary::together;
 use crate::ops::{Operand, beside, check_device, check_dtype, with_float};
 use crate::tensor::Tensor;

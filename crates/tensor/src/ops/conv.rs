@@ -2,11 +2,10 @@
 //!
 //! Shape legend: N images, C channels in, O channels out, K elements of a patch, L places of the output.
 
-use crate::cpu::conv::{self as kernel, Patches};
-use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::cpu::{Cpu, Store};
-use crate::dtype::{DType, Float};
-use crate::error::{Error, Result};
+use oarlock_kernels::conv::{self as kernel, Patches};
+use oarlock_kernels::gemm::{self, MatMut, MatRef};
+use oarlock_kernels::{Cpu, DType, Error, Float, Result, Store};
+
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
 use crate::shape::Shape;

@@ -1,9 +1,9 @@
 //! Transposed convolutions: the gradient of a convolution with respect to its input, as an op of its own. Forward and
 //! backward pass are those of that convolution with their roles exchanged.
 
-use crate::cpu::Store;
-use crate::cpu::conv::{Patches, add_to_planes};
-use crate::error::{Error, Result};
+use oarlock_kernels::conv::{Patches, add_to_planes};
+use oarlock_kernels::{Error, Result, Store};
+
 use crate::ops::conv::{Conv, Sizes, bias_grad, plane};
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;

@@ -3,11 +3,11 @@
 //!
 //! Random numbers are a function of the seed and the place of the element, on any device and with any number of threads.
 
-use crate::cpu::pieces::TASK_ELEMS;
-use crate::cpu::random::{self, Stream};
+use oarlock_kernels::pieces::TASK_ELEMS;
+use oarlock_kernels::random::{self, Stream};
+use oarlock_kernels::{DType, Element, Error, Result};
+
 use crate::device::Device;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
 use crate::ops::operand::check_number;
 use crate::ops::{Number, beside, with_element, with_float};
 use crate::shape::IntoShape;

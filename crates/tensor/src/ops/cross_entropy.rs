@@ -1,8 +1,8 @@
 //! Cross-entropy of logits that exist already; [`head_loss`](crate::ops::head_loss) spares them.
 
-use crate::cpu::cross_entropy as kernel;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::cross_entropy as kernel;
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::cast::converted;
 use crate::ops::row_loss::{RowLossOptions, row_losses};
 use crate::ops::transfer::DeviceF64;

@@ -1,9 +1,9 @@
 //! Running sums along a dim.
 
-use crate::cpu::reduce::Dims;
-use crate::cpu::scan as kernel;
-use crate::dtype::{DType, Float};
-use crate::error::Result;
+use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::scan as kernel;
+use oarlock_kernels::{DType, Result};
+
 use crate::ints::Int;
 use crate::ops::{dim_of, with_float};
 use crate::tape::{Backward, Function, Recorder};
@@ -29,15 +29,13 @@ fn sums(x: &Tensor, dim: usize, reverse: bool) -> Result<Tensor> {
     if x.dtype() == DType::I32 {
         let (x, y) = (launch.read::<i32>(x)?, launch.write::<i32>(&mut y)?);
         launch.run(move |cpu| {
-            let convert = (f64::from, |sum: f64| sum as i32);
-            kernel::cumsum(cpu, dims, reverse, convert, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
+            kernel::cumsum_ints(cpu, dims, reverse, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
         })?;
     } else {
         with_float!(x.dtype(), "cumsum", T => {
             let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
             launch.run(move |cpu| {
-                let convert = (|x: T| f64::from(Float::to_f32(x)), |sum: f64| <T as Float>::from_f32(sum as f32));
-                kernel::cumsum(cpu, dims, reverse, convert, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
+                kernel::cumsum(cpu, dims, reverse, x.slice(cpu), y.slice(cpu), carry.slice(cpu));
             })
         })?;
     }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::beside;
 use crate::param::Param;
 use crate::shape::Shape;

@@ -1,6 +1,7 @@
 //! Diagonals of matrices, and matrices with a vector as their diagonal.
 
-use crate::error::Result;
+use oarlock_kernels::Result;
+
 use crate::ints::Int;
 use crate::ops::strided::{Part, put, take};
 use crate::ops::{dim_of, wrong_shape};

@@ -1,7 +1,8 @@
 //! Dropout (Srivastava et al. 2014) with addressed random numbers: the mask is computed again, never stored.
 
-use crate::cpu::random::{self, Stream};
-use crate::error::{Error, Result};
+use oarlock_kernels::random::{self, Stream};
+use oarlock_kernels::{Error, Result};
+
 use crate::ops::with_float;
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;

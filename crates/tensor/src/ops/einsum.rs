@@ -4,7 +4,8 @@
 
 use std::borrow::Borrow;
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ops::{Transposed, diagonal, matmul_transposed, mul, permute, reshape, squeeze, sum, wrong_shape};
 use crate::tensor::Tensor;
 

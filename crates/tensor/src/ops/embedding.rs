@@ -1,8 +1,7 @@
 //! Embedding: rows of a table, by token id.
 
-use crate::cpu::embed;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, embed};
+
 use crate::ops::{with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder};

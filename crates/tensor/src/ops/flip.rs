@@ -1,8 +1,9 @@
 //! Dims the other way round, and dims turned in a circle.
 
-use crate::cpu::copy;
-use crate::cpu::reduce::Dims;
-use crate::error::{Error, Result};
+use oarlock_kernels::copy;
+use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::{Error, Result};
+
 use crate::ints::Ints;
 use crate::ops::{concat, dim_of, narrow, with_word};
 use crate::tape::{Backward, Function, Recorder};

@@ -1,7 +1,8 @@
 //! Gated linear units (Shazeer 2020): y = activation(gate) · up; with SiLU it is SwiGLU, with GELU it is GeGLU.
 
-use crate::cpu::glu::{self, Activation};
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::glu::{self, Activation};
+
 use crate::ints::Int;
 use crate::ops::{check_device, check_dtype, dim_of, narrow, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};

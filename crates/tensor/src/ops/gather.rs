@@ -2,10 +2,10 @@
 //!
 //! Sums are made in f32, in the order of the indices, and rounded once.
 
-use crate::cpu::indexed::{self as kernel, Along};
-use crate::cpu::walk::Walk;
-use crate::dtype::{DType, Float};
-use crate::error::Result;
+use oarlock_kernels::indexed::{self as kernel, Along};
+use oarlock_kernels::walk::Walk;
+use oarlock_kernels::{DType, Result};
+
 use crate::ints::Int;
 use crate::ops::cast::converted;
 use crate::ops::{
@@ -171,15 +171,13 @@ impl Places {
         if dtype == DType::I32 {
             let (source, sum) = (launch.read::<i32>(source)?, launch.update::<i32>(&mut sum)?);
             launch.run(move |cpu| {
-                let add = |sum: &mut i32, x: i32| *sum = sum.wrapping_add(x);
-                kernel::scatter_add(cpu, &along, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+                kernel::scatter_add_ints(cpu, &along, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
             })?;
         } else {
             with_float!(source.dtype(), self.op, T => {
                 let (source, sum) = (launch.read::<T>(source)?, launch.update::<f32>(&mut sum)?);
                 launch.run(move |cpu| {
-                    let add = |sum: &mut f32, x: T| *sum += x.to_f32();
-                    kernel::scatter_add(cpu, &along, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+                    kernel::scatter_add(cpu, &along, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
                 })
             })?;
         }

@@ -6,12 +6,11 @@
 
 use std::ops::Range;
 
-use crate::cpu::Store;
-use crate::cpu::cross_entropy::{self, RowScale};
-use crate::cpu::embed::{embed_forward, place_rows};
-use crate::cpu::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
-use crate::dtype::{DType, Float};
-use crate::error::Result;
+use oarlock_kernels::cross_entropy::{self, RowScale};
+use oarlock_kernels::embed::{embed_forward, place_rows};
+use oarlock_kernels::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
+use oarlock_kernels::{DType, Float, Result, Store};
+
 use crate::launch::Launch;
 use crate::ops::head_loss::HeadOptions;
 use crate::ops::labels::{IGNORE_INDEX, Labels};

@@ -4,9 +4,8 @@
 //! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass recomputes the
 //! logits. The chunks are in `head_chunks`.
 
-use crate::cpu::cross_entropy;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, cross_entropy};
+
 use crate::ops::cross_entropy::reduced;
 use crate::ops::head_chunks::{self, Head, Upstream};
 use crate::ops::transfer::DeviceF64;

@@ -1,6 +1,7 @@
 //! Heads split from and merged into the last dim, and the last position of a sequence.
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ops::{reshape, wrong_shape};
 use crate::shape::Shape;
 use crate::tensor::Tensor;

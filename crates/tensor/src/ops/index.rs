@@ -2,7 +2,8 @@
 
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ints::{Int, place};
 use crate::ops::strided::{Part, take};
 use crate::ops::{narrow, reshape, wrong_shape};

@@ -1,11 +1,10 @@
 //! Rows of a tensor by index, and sums of rows at an index; for a table of parameters there is
 //! [`embedding`](crate::ops::embedding).
 
-use crate::cpu::elementwise::add_task;
-use crate::cpu::indexed as kernel;
-use crate::cpu::reduce::Dims;
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::indexed as kernel;
+use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::{DType, Result};
+
 use crate::ints::Int;
 use crate::ops::gather::{rounded, sum_from};
 use crate::ops::{check_device, check_dtype, check_indices, dim_of, with_float, with_word, wrong_shape};
@@ -96,18 +95,13 @@ impl Rows {
         if dtype == DType::I32 {
             let (source, sum) = (launch.read::<i32>(source)?, launch.update::<i32>(&mut sum)?);
             launch.run(move |cpu| {
-                let add = |x: &[i32], sum: &mut [i32]| {
-                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
-                };
-                kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+                kernel::add_rows_ints(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
             })?;
         } else {
             with_float!(source.dtype(), op, T => {
                 let (source, sum) = (launch.read::<T>(source)?, launch.update::<f32>(&mut sum)?);
                 launch.run(move |cpu| {
-                    let isa = cpu.isa;
-                    let add = move |x: &[T], sum: &mut [f32]| add_task(isa, x, sum);
-                    kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu), add)
+                    kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
                 })
             })?;
         }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::wrong_shape;
 use crate::tensor::Tensor;
 

@@ -1,8 +1,7 @@
 //! LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) · weight + bias, statistics in f32.
 
-use crate::cpu::{Store, norm};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, Store, norm};
+
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};

@@ -1,8 +1,9 @@
 //! Dims in another order, and repetition. Tensors are dense, so both are copies.
 
-use crate::cpu::copy;
-use crate::cpu::walk::Walk;
-use crate::error::{Error, Result};
+use oarlock_kernels::copy;
+use oarlock_kernels::walk::Walk;
+use oarlock_kernels::{Error, Result};
+
 use crate::ints::{Int, Ints, place};
 use crate::ops::binary::{broadcast_shape, spread_strides};
 use crate::ops::reduce::sum_to;

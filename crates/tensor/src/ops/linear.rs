@@ -1,10 +1,9 @@
 //! Linear: y = x·Wᵀ + b over the rows of x. Its weight gradient goes straight into the flat gradient buffer.
 
-use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::cpu::{Store, elementwise};
+use oarlock_kernels::gemm::{self, MatMut, MatRef};
+use oarlock_kernels::{DType, Float, Result, Store, elementwise};
+
 use crate::device::Device;
-use crate::dtype::{DType, Float};
-use crate::error::Result;
 use crate::launch::{Launch, ViewMut};
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;

@@ -1,8 +1,8 @@
 //! Batched matrix products of two tensors: `[.., M, K]` times `[.., K, N]`, either stored transposed.
 
-use crate::cpu::Store;
-use crate::cpu::gemm::{self, MatMut, MatRef};
-use crate::error::Result;
+use oarlock_kernels::gemm::{self, MatMut, MatRef};
+use oarlock_kernels::{Result, Store};
+
 use crate::ops::binary::broadcast_shape;
 use crate::ops::linear::products;
 use crate::ops::{check_device, check_dtype, expand, reshape, transpose, unsqueeze, with_float, wrong_shape};

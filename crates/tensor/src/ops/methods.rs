@@ -1,8 +1,8 @@
 //! The common ops as methods of a tensor.
 
+use oarlock_kernels::{DType, Result};
+
 use crate::dims::Dims;
-use crate::dtype::DType;
-use crate::error::Result;
 use crate::ints::Int;
 use crate::ops::{self, Number, Operand};
 use crate::tensor::Tensor;

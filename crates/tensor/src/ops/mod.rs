@@ -68,7 +68,6 @@ pub use pool::{
 };
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
-pub use crate::cpu::glu::Activation;
 pub use attention::{AttentionOptions, Mask, attention, attention_cached};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
@@ -85,6 +84,7 @@ pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};
 pub use norm::{rms_norm, rms_norm_to};
+pub use oarlock_kernels::glu::Activation;
 pub use operand::{Number, Operand};
 pub use pair_loss::{
     KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
@@ -133,19 +133,19 @@ pub(crate) use crate::dims::dim_of;
 macro_rules! with_float {
     ($dtype:expr, $op:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F32 => {
+            $crate::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            $crate::dtype::DType::BF16 => {
-                type $T = half::bf16;
+            $crate::DType::BF16 => {
+                type $T = oarlock_kernels::bf16;
                 $body
             }
-            $crate::dtype::DType::F16 => {
-                type $T = half::f16;
+            $crate::DType::F16 => {
+                type $T = oarlock_kernels::f16;
                 $body
             }
-            got => Err($crate::error::Error::DType { op: $op, expected: "a float tensor", got }),
+            got => Err($crate::Error::DType { op: $op, expected: "a float tensor", got }),
         }
     };
 }
@@ -155,19 +155,19 @@ pub(crate) use with_float;
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F32 => {
+            $crate::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            $crate::dtype::DType::BF16 => {
-                type $T = half::bf16;
+            $crate::DType::BF16 => {
+                type $T = oarlock_kernels::bf16;
                 $body
             }
-            $crate::dtype::DType::F16 => {
-                type $T = half::f16;
+            $crate::DType::F16 => {
+                type $T = oarlock_kernels::f16;
                 $body
             }
-            $crate::dtype::DType::I32 => {
+            $crate::DType::I32 => {
                 type $T = i32;
                 $body
             }
@@ -180,7 +180,7 @@ pub(crate) use with_element;
 /// type `$T`.
 macro_rules! with_float_or_f32 {
     ($launch:expr, $tensor:expr, $T:ty, $name:ident => $body:expr) => {
-        if $tensor.dtype() == $crate::dtype::DType::F32 {
+        if $tensor.dtype() == $crate::DType::F32 {
             let $name = $launch.read::<f32>($tensor)?;
             $body
         } else {
@@ -208,7 +208,8 @@ macro_rules! with_word {
 }
 pub(crate) use with_word;
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::tensor::Tensor;
 
 /// A result through which no gradient flows. It is on the tape of the inputs, so that ops with parameters that use it are

@@ -2,10 +2,9 @@
 //!
 //! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
-use crate::cpu::Store;
-use crate::cpu::norm::{self, RmsWeight};
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::norm::{self, RmsWeight};
+use oarlock_kernels::{DType, Result, Store};
+
 use crate::ops::{with_float, with_float_or_f32, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder, Saved};

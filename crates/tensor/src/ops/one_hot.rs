@@ -1,9 +1,9 @@
 //! Classes as vectors with a single 1.
 
-use crate::cpu::indexed::{self as kernel, Along};
-use crate::cpu::walk::Walk;
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::indexed::{self as kernel, Along};
+use oarlock_kernels::walk::Walk;
+use oarlock_kernels::{DType, Result};
+
 use crate::ops::check_indices;
 use crate::tensor::Tensor;
 
@@ -25,9 +25,6 @@ pub fn one_hot(classes: &Tensor, n_classes: usize) -> Result<Tensor> {
     };
     let mut launch = classes.device().launch("one_hot", 0, y.len_bytes() as u64);
     let (ids, marks) = (launch.read::<i32>(classes)?, launch.update::<i32>(&mut y)?);
-    launch.run(move |cpu| {
-        let (ids, marks) = (ids.slice(cpu), marks.slice(cpu));
-        kernel::scatter_add(cpu, &along, ids, ids, marks, |mark, _| *mark = 1)
-    })?;
+    launch.run(move |cpu| kernel::scatter_value(cpu, &along, 1, ids.slice(cpu), marks.slice(cpu)))?;
     Ok(y)
 }

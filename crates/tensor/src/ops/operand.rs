@@ -1,7 +1,7 @@
 //! The second operand of an op: a tensor, or a number that stands for a tensor of it.
 
-use crate::dtype::{DType, bf16, f16};
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, bf16, f16};
+
 use crate::tensor::Tensor;
 
 /// A tensor or a number. Ops take `impl Into<Operand>`, so both can be given as they are: `x.gt(&y)`, `x.gt(0.5)`.

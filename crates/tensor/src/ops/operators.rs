@@ -4,7 +4,8 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use crate::error::Result;
+use oarlock_kernels::Result;
+
 use crate::ops;
 use crate::tensor::Tensor;
 

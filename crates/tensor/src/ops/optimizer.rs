@@ -5,19 +5,18 @@ mod rule;
 
 use std::ops::Range;
 
+use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
+use oarlock_kernels::optim::adagrad::Adagrad;
+use oarlock_kernels::optim::adam::Adam;
+use oarlock_kernels::optim::lamb::{self, LambArgs};
+use oarlock_kernels::optim::lion::Lion;
+use oarlock_kernels::optim::muon::{self, MuonArgs};
+use oarlock_kernels::optim::sgd::Sgd;
+use oarlock_kernels::optim::{self, Buffers, MAX_STATES, states};
+use oarlock_kernels::{Cpu, DType, Element, Error, Float, Result};
+
 use crate::arena::{ALIGN, Buffer};
-use crate::cpu::Cpu;
-use crate::cpu::optim::adafactor::{self, AdafactorArgs, Extent};
-use crate::cpu::optim::adagrad::Adagrad;
-use crate::cpu::optim::adam::Adam;
-use crate::cpu::optim::lamb::{self, LambArgs};
-use crate::cpu::optim::lion::Lion;
-use crate::cpu::optim::muon::{self, MuonArgs};
-use crate::cpu::optim::sgd::Sgd;
-use crate::cpu::optim::{self, Buffers, MAX_STATES, run, states};
 use crate::device::Device;
-use crate::dtype::{DType, Element, Float};
-use crate::error::{Error, Result};
 use crate::flat::{FlatBuffer, WriteLease};
 use crate::launch::{Launch, Mode, View, ViewMut};
 use crate::ops::with_float;
@@ -26,7 +25,7 @@ use crate::shape::Shape;
 pub use self::custom::{Custom, CustomRule, Update};
 use self::rule::is_matrix;
 pub use self::rule::{AdjustLr, Needs, Role, Rule};
-pub use crate::cpu::optim::StepArgs;
+pub use oarlock_kernels::optim::StepArgs;
 
 /// A part of a flat buffer.
 #[derive(Clone, Debug)]
@@ -196,15 +195,19 @@ fn dispatch<T: Float>(
     scratch: &mut [u8],
 ) {
     match *rule {
-        Rule::AdamW { beta1, beta2, eps } => run(cpu, Adam::<true>::new(beta1, beta2, eps, args), buffers),
-        Rule::Adam { beta1, beta2, eps } => run(cpu, Adam::<false>::new(beta1, beta2, eps, args), buffers),
+        Rule::AdamW { beta1, beta2, eps } => {
+            optim::step(cpu, Adam::<true>::new(beta1, beta2, eps, args), buffers)
+        }
+        Rule::Adam { beta1, beta2, eps } => {
+            optim::step(cpu, Adam::<false>::new(beta1, beta2, eps, args), buffers)
+        }
         Rule::Sgd { momentum, dampening, nesterov } => {
-            run(cpu, Sgd::new(momentum, dampening, nesterov, args), buffers);
+            optim::step(cpu, Sgd::new(momentum, dampening, nesterov, args), buffers);
         }
         Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => {
-            run(cpu, Adagrad::new(lr_decay, initial_accumulator_value, eps, args), buffers);
+            optim::step(cpu, Adagrad::new(lr_decay, initial_accumulator_value, eps, args), buffers);
         }
-        Rule::Lion { beta1, beta2 } => run(cpu, Lion::new(beta1, beta2, args), buffers),
+        Rule::Lion { beta1, beta2 } => optim::step(cpu, Lion::new(beta1, beta2, args), buffers),
         Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } => {
             let lamb = LambArgs { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff };
             lamb::step(cpu, &lamb, args, buffers, bytemuck::cast_slice_mut(scratch));
@@ -247,7 +250,7 @@ fn muon_step<T: Float>(
         let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
         let Buffers { weights, state: [_, first, second, ..], grad, working } = buffers;
         let buffers = Buffers { weights, state: states([first, second]), grad, working };
-        run(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
+        optim::step(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
         return;
     }
     let (rows, cols) = (shape.sizes()[0], shape.sizes()[1]);

@@ -1,6 +1,7 @@
 //! A tensor with a margin, or without one.
 
-use crate::error::Result;
+use oarlock_kernels::Result;
+
 use crate::ints::Ints;
 use crate::ops::strided::{Part, put};
 use crate::ops::{narrow, wrong_shape};

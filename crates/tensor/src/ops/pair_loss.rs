@@ -1,8 +1,8 @@
 //! Losses that compare two tensors element by element: errors, binary cross-entropy, Kullback-Leibler divergence.
 
-use crate::cpu::pair_loss::{self as kernel, PairLoss};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::pair_loss::{self as kernel, PairLoss};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::{Reduction, check_device, check_dtype, mul, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;

@@ -1,7 +1,8 @@
 //! A parameter as a tensor among others, for models that compute with it in ops of their own.
 
-use crate::cpu::elementwise;
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::elementwise;
+
 use crate::ops::with_float;
 use crate::param::{Param, Store};
 use crate::tape::{Backward, Function, Recorder};

@@ -1,8 +1,8 @@
 //! Pooling over the last two dims: largest elements and means of windows.
 
-use crate::cpu::pool::{self as kernel, Window, Windows};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::pool::{self as kernel, Window, Windows};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::{with_float, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder};

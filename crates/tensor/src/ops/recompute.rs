@@ -4,8 +4,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use oarlock_kernels::{Error, Result};
+
 use crate::active::{ActivePass, ActiveTapes};
-use crate::error::{Error, Result};
 use crate::tape::{Backward, Function, Recorder, Saved, Tape};
 use crate::tensor::Tensor;
 

@@ -1,10 +1,9 @@
 //! Sums, means, products, maxima and minima, over dims or over all elements.
 
-use crate::cpu::Store;
-use crate::cpu::reduce::{self as kernel, Dims as Middle, Extreme};
+use oarlock_kernels::reduce::{self as kernel, Dims as Middle, Extreme};
+use oarlock_kernels::{DType, Error, Result, Store};
+
 use crate::dims::{Dims, dim_of, dims_of};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ints::Int;
 use crate::ops::{beside, layout, reshape, with_float};
 use crate::shape::Shape;

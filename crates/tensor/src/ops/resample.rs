@@ -1,7 +1,7 @@
 //! Images of another size: interpolation between elements, and channels that become places.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ints::Ints;
 use crate::ops::{cast, index_select, mul, permute, reshape, wrong_shape};
 use crate::shape::Shape;

@@ -1,6 +1,7 @@
 //! The same elements under other dims: no copy, and gradients take the way back.
 
-use crate::error::{Error, Result};
+use oarlock_kernels::{Error, Result};
+
 use crate::ints::{Int, Ints};
 use crate::ops::{dim_of, wrong_shape};
 use crate::shape::Shape;

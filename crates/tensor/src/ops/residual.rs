@@ -1,8 +1,7 @@
 //! The residual stream: an f32 sum of what the parts of a model add to it, whatever they compute in.
 
-use crate::cpu::elementwise;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Error, Result, elementwise};
+
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::cpu::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
+
 use crate::ops::{with_float, wrong_shape};
 use crate::rope_table::{RopeScaling, RopeTable};
 use crate::tape::{Backward, Function, Recorder};

@@ -1,8 +1,8 @@
 //! Cross-entropy of each row for itself: what weights of classes, smoothed labels and losses of rows need.
 
-use crate::cpu::row_loss::{self as kernel, RowLoss};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::row_loss::{self as kernel, RowLoss};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::cast::converted;
 use crate::ops::cross_entropy::targets;
 use crate::ops::{check_device, with_float, wrong_shape};

@@ -1,8 +1,7 @@
 //! Choices by a mask of integers: 0 is false, everything else true.
 
-use crate::cpu::copy;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result, copy};
+
 use crate::ops::binary::broadcast_shape;
 use crate::ops::layout::spread;
 use crate::ops::operand::check_number;

@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use crate::error::Result;
+use oarlock_kernels::Result;
+
 use crate::ints::{Int, Ints};
 use crate::ops::methods::methods;
 use crate::ops::{self, SplitSizes, dim_of};

@@ -3,9 +3,9 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use crate::cpu::copy::{self, Window};
-use crate::cpu::{Store, elementwise};
-use crate::error::{Error, Result};
+use oarlock_kernels::copy::{self, Window};
+use oarlock_kernels::{Error, Result, Store, elementwise};
+
 use crate::ints::{Int, place};
 use crate::ops::{check_device, check_dtype, dim_of, squeeze, unsqueeze, with_float, with_word, wrong_shape};
 use crate::shape::Shape;

@@ -1,7 +1,8 @@
 //! Softmax and its logarithm along a dim. The kernels work on rows; along another dim, elements move there and back.
 
-use crate::cpu::softmax as kernel;
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::softmax as kernel;
+
 use crate::ints::Int;
 use crate::ops::reduce::count;
 use crate::ops::{dim_of, movedim, with_float};

@@ -1,9 +1,9 @@
 //! Sorting along a dim, and the largest elements. Equal elements keep their order, and NaN is the largest.
 
-use crate::cpu::reduce::Dims;
-use crate::cpu::sort::{self as kernel, Wanted};
-use crate::dtype::DType;
-use crate::error::Result;
+use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::sort::{self as kernel, Wanted};
+use oarlock_kernels::{DType, Result};
+
 use crate::ints::Int;
 use crate::ops::{dim_of, gather, with_float, wrong_shape};
 use crate::tensor::Tensor;
@@ -60,22 +60,13 @@ fn sorted(op: &'static str, x: &Tensor, dim: usize, wanted: Wanted) -> Result<Te
     if x.dtype() == DType::I32 {
         let (x, places) = (launch.read::<i32>(x)?, launch.write::<i32>(&mut places)?);
         launch.run(move |cpu| {
-            kernel::sort(
-                cpu,
-                dims,
-                wanted,
-                kernel::int_key,
-                x.slice(cpu),
-                places.slice(cpu),
-                scratch.slice(cpu),
-            );
+            kernel::sort_ints(cpu, dims, wanted, x.slice(cpu), places.slice(cpu), scratch.slice(cpu));
         })?;
     } else {
         with_float!(x.dtype(), op, T => {
             let (x, places) = (launch.read::<T>(x)?, launch.write::<i32>(&mut places)?);
             launch.run(move |cpu| {
-                let key = kernel::float_key::<T>;
-                kernel::sort(cpu, dims, wanted, key, x.slice(cpu), places.slice(cpu), scratch.slice(cpu));
+                kernel::sort(cpu, dims, wanted, x.slice(cpu), places.slice(cpu), scratch.slice(cpu));
             })
         })?;
     }

@@ -2,10 +2,10 @@
 //!
 //! Between bf16 or f16 and the result everything is f32.
 
-use crate::cpu::unary::Unary;
+use oarlock_kernels::unary::Unary;
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::dims::{Dims, dims_of};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::reduce::{count, keep, without};
 use crate::ops::{eq, masked_fill, max_keepdim, mean_keepdim, ne, reshape, sum, sum_keepdim, unary};
 use crate::tensor::Tensor;

@@ -1,12 +1,11 @@
 //! Elements at even distances: read out of a tensor, or put into one that is filled with a value. Each is the gradient
 //! of the other.
 
-use crate::cpu::copy::{self, Places};
-use crate::cpu::walk::Walk;
-use crate::cpu::{Store, elementwise};
+use oarlock_kernels::copy::{self, Places};
+use oarlock_kernels::walk::Walk;
+use oarlock_kernels::{DType, Result, Store, elementwise};
+
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::Result;
 use crate::ops::cast::converted;
 use crate::ops::layout::spread;
 use crate::ops::{with_float, with_word};

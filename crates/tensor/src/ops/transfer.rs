@@ -4,12 +4,10 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
+use oarlock_kernels::{DType, Element, Error, Float, Result, Scalar, Store, elementwise};
 
 use crate::arena::Buffer;
-use crate::cpu::{Store, elementwise};
 use crate::device::Device;
-use crate::dtype::{DType, Element, Float, Scalar};
-use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::launch::{Launch, Mode, Span, ViewMut};
 use crate::ops::optimizer::Part;
@@ -352,10 +350,9 @@ fn check(op: &'static str, from: &Part<'_>, to: &Part<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use oarlock_kernels::{Isa, Par, bf16};
+
     use super::*;
-    use crate::cpu::Isa;
-    use crate::dtype::bf16;
-    use crate::par::Par;
 
     fn flat(device: &Device, values: &[f32]) -> FlatBuffer {
         let flat = FlatBuffer::pooled(device, values.len() * 4, "test").unwrap();

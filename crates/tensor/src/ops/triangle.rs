@@ -1,7 +1,8 @@
 //! The lower and the upper triangle of matrices.
 
-use crate::cpu::copy;
-use crate::error::Result;
+use oarlock_kernels::Result;
+use oarlock_kernels::copy;
+
 use crate::ops::{with_word, wrong_shape};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
@@ -43,7 +44,7 @@ impl Side {
         with_word!(x.dtype(), W => {
             let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
             launch.run(move |cpu| {
-                copy::keep_in_rows(cpu, cols, x.slice(cpu), y.slice(cpu), |row| {
+                copy::keep_in_rows(cpu, cols, x.slice(cpu), y.slice(cpu), &|row| {
                     // The first column that is above the diagonal, or on it for the upper triangle.
                     let on = self.diagonal.saturating_add_unsigned(row % rows);
                     let above = if self.upper { on } else { on.saturating_add(1) };

@@ -1,9 +1,9 @@
 //! Functions of each element: sums and products with numbers, powers, logarithms, roundings, activations.
 
-use crate::cpu::glu::Activation;
-use crate::cpu::unary::{self as kernel, Unary};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use oarlock_kernels::glu::Activation;
+use oarlock_kernels::unary::{self as kernel, Unary};
+use oarlock_kernels::{DType, Error, Result};
+
 use crate::ops::{self, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;

@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-use crate::cpu::{elementwise, gemm, sums};
+use oarlock_kernels::{DType, Error, Result, elementwise, gemm, sums};
+
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
 use crate::ops::optimizer::Part;
 
-pub use crate::cpu::random::Stream;
-pub use crate::cpu::sums::NORM_BLOCK;
+pub use oarlock_kernels::random::Stream;
+pub use oarlock_kernels::sums::NORM_BLOCK;
 
 /// The sum of squares of each block of [`NORM_BLOCK`] f32 elements of `x` (the last may be shorter), in f64, into `out`.
 ///

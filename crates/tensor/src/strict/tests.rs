@@ -3,14 +3,12 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::cpu::Isa;
+use oarlock_kernels::{DType, Error, Isa, Par};
+
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::error::Error;
 use crate::flat::{Backing, FlatBuffer};
 use crate::launch::{Mode, View};
 use crate::ops::{index_select, transfer};
-use crate::par::Par;
 use crate::tensor::Tensor;
 
 fn device() -> Device {

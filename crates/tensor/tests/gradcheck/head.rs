@@ -30,11 +30,11 @@ fn all_rows<T: Float>(
         let (mut logits, mut losses) = (vec![0f32; rows * vocab], vec![0.0; rows]);
         let (w, out) = (MatRef::new(w, vocab, dim), MatMut::new(&mut logits, rows, vocab));
         gemm(cpu, x, w.t(), out, Store::Overwrite, &mut scratch(rows, vocab, dim));
-        let mut d = vec![T::from_f32(0.0); rows * vocab];
+        let mut d = bytemuck::zeroed_vec::<T>(rows * vocab);
         let scale = RowScale::Uniform(SEED);
         let part = if T::DTYPE == DType::F32 {
             let part = cross_entropy_grad_in_place(cpu, &mut logits, labels, vocab, scale, None, &mut losses);
-            d.iter_mut().zip(&logits).for_each(|(d, x)| *d = T::from_f32(*x));
+            d.copy_from_slice(bytemuck::cast_slice(&logits));
             part
         } else {
             cross_entropy_grad(cpu, &logits, labels, vocab, scale, None, &mut losses, &mut d)

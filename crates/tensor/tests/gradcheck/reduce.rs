@@ -96,11 +96,11 @@ fn softmaxes() {
         let at = dim.rem_euclid(3) as usize;
         let (n, inner) = (sizes[at], sizes[at + 1..].iter().product::<usize>());
         let along = move |x: &[f64]| {
-            let sum = |i: usize| {
-                let first = i / (n * inner) * n * inner + i % inner;
-                (0..n).map(|k| x[first + k * inner].exp()).sum::<f64>()
-            };
-            (0..x.len()).map(|i| x[i].exp() / sum(i)).collect::<Vec<f64>>()
+            let exps: Vec<f64> = x.iter().map(|x| x.exp()).collect();
+            let mut sums = vec![0.0; x.len() / n];
+            exps.iter().enumerate().for_each(|(i, e)| sums[i / (n * inner) * inner + i % inner] += e);
+            let share = |(i, e): (usize, &f64)| e / sums[i / (n * inner) * inner + i % inner];
+            exps.iter().enumerate().map(share).collect::<Vec<f64>>()
         };
         case("softmax", [array(1, &sizes)], move |x| x[0].softmax(dim), move |x| along(x[0])).check();
         let log = move |x: &[&[f64]]| along(x[0]).into_iter().map(f64::ln).collect();

@@ -1,0 +1,85 @@
+//! The kernels of tensor ops on a CPU: element types, what a kernel may use (instruction set, threads), and the kernels.
+//!
+//! Kernels work on contiguous slices. They read their elements as f32, compute in f32 and round once when they
+//! write. Slice lengths that disagree are a bug of the caller, asserted; values from outside (token ids, labels,
+//! positions) that are out of range are errors.
+//!
+//! Every kernel is compiled in this crate, for each dtype that it takes, so that this crate alone needs optimization.
+
+pub mod attention;
+pub mod binary;
+pub mod compare;
+pub mod conv;
+pub mod copy;
+pub mod cross_entropy;
+mod dtype;
+pub mod elementwise;
+pub mod embed;
+mod error;
+pub mod gemm;
+pub mod glu;
+pub mod indexed;
+mod instances;
+mod isa;
+mod lanes;
+pub mod math;
+pub mod norm;
+pub mod optim;
+pub mod orthogonal;
+pub mod pair_loss;
+mod par;
+pub mod pieces;
+pub mod pool;
+pub mod random;
+pub mod rank_sum;
+pub mod reduce;
+pub mod rope;
+pub mod row_loss;
+pub mod scan;
+pub mod softmax;
+pub mod sort;
+pub mod sums;
+pub mod unary;
+pub mod walk;
+
+pub use dtype::{DType, Element, Float, Scalar, Word, bf16, f16};
+pub use error::{Error, Result};
+pub use isa::{Isa, Path};
+pub use par::Par;
+
+/// Whether the kernels were compiled with optimization. Without it they are tens of times slower.
+pub const IS_OPTIMIZED: bool = !matches!(env!("OARLOCK_OPT_LEVEL").as_bytes(), b"" | b"0");
+
+/// A CPU as kernels see it: the instruction set to use and the threads to spread over.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    /// The code path of every kernel.
+    pub isa: Isa,
+    /// The threads of every kernel.
+    pub par: Par,
+}
+
+/// What a kernel does with what its output already holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Store {
+    /// Replaces it.
+    Overwrite,
+    /// Adds to it.
+    Add,
+}
+
+impl Store {
+    /// Writes `value` into `slot`.
+    #[inline(always)]
+    pub(crate) fn put<T: Float>(self, slot: &mut T, value: f32) {
+        *slot = match self {
+            Store::Overwrite => T::from_f32(value),
+            Store::Add => T::from_f32(slot.to_f32() + value),
+        };
+    }
+
+    /// Writes each of `values` into its slot.
+    pub fn put_all(self, slots: &mut [f32], values: &[f32]) {
+        slots.iter_mut().zip(values).for_each(|(slot, &value)| self.put(slot, value));
+    }
+}

@@ -1,0 +1,344 @@
+//! Attention against the f64 reference: shapes, documents, caches, instruction sets, threads, errors.
+
+use oarlock_kernels::attention::{
+    AttentionShape, attention_backward, attention_backward_scratch_bytes, attention_forward,
+    attention_forward_scratch_bytes,
+};
+use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Result, bf16, f16};
+
+mod reference;
+
+/// Numbers in -1 .. 1, the same for the same seed.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn shape(
+    batch: usize,
+    q_len: usize,
+    kv_len: usize,
+    heads: (usize, usize),
+    head_dim: usize,
+) -> AttentionShape {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttentionShape {
+        batch,
+        q_len,
+        kv_len,
+        n_heads: heads.0,
+        n_kv_heads: heads.1,
+        head_dim,
+        kv_capacity: kv_len,
+        scale,
+        causal: true,
+        window: None,
+        logit_cap: None,
+    }
+}
+
+#[derive(Clone)]
+struct Case<T> {
+    shape: AttentionShape,
+    q: Vec<T>,
+    k: Vec<T>,
+    v: Vec<T>,
+    d_o: Vec<T>,
+    doc_start: Option<Vec<i32>>,
+}
+
+#[derive(PartialEq)]
+struct Results<T> {
+    o: Vec<T>,
+    lse: Vec<f32>,
+    dq: Vec<T>,
+    dk: Vec<T>,
+    dv: Vec<T>,
+}
+
+impl<T: Float> Case<T> {
+    fn new(shape: AttentionShape, doc_start: Option<Vec<i32>>) -> Case<T> {
+        let values = |n: Option<usize>, seed, scale: f32| {
+            noise(n.unwrap(), seed).iter().map(|x| T::from_f32(x * scale)).collect::<Vec<T>>()
+        };
+        // Larger queries make the softmax uneven.
+        let (q, d_o) = (values(shape.q_elems(), 1, 4.0), values(shape.q_elems(), 4, 1.0));
+        let (k, v) = (values(shape.kv_elems(), 2, 1.0), values(shape.kv_elems(), 3, 1.0));
+        Case { shape, q, k, v, d_o, doc_start }
+    }
+
+    fn run(&self, cpu: &Cpu) -> Results<T> {
+        let (shape, one) = (&self.shape, T::from_f32(1.0));
+        let doc_start = self.doc_start.as_deref();
+        let mut out = Results {
+            o: vec![one; self.q.len()],
+            lse: vec![1.0; shape.batch * shape.n_heads * shape.q_len],
+            dq: vec![one; self.q.len()],
+            dk: vec![one; self.k.len()],
+            dv: vec![one; self.v.len()],
+        };
+        // Scratch full of NaN: whatever is read without having been written shows.
+        let mut scratch = vec![0xff; attention_forward_scratch_bytes(cpu, shape, T::DTYPE)];
+        let (q, k, v) = (&self.q, &self.k, &self.v);
+        attention_forward(cpu, shape, q, k, v, doc_start, &mut out.o, &mut out.lse, &mut scratch).unwrap();
+        let mut scratch = vec![0xff; attention_backward_scratch_bytes(cpu, shape, T::DTYPE)];
+        let Results { o, lse, dq, dk, dv } = &mut out;
+        attention_backward(cpu, shape, q, k, v, doc_start, o, lse, &self.d_o, dq, dk, dv, &mut scratch)
+            .unwrap();
+        out
+    }
+
+    /// Compares one run with the reference; errors may be `tolerance` of the largest value, or of 0.5.
+    fn check(&self, cpu: &Cpu, tolerance: f64) {
+        let wide = |x: &[T]| x.iter().map(|x| x.to_f32() as f64).collect::<Vec<f64>>();
+        let (q, k, v, d_o) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(&self.d_o));
+        let doc_start = self.doc_start.as_deref();
+        let forward = reference::forward(&self.shape, &q, &k, &v, doc_start);
+        let grads = reference::backward(&self.shape, &q, &k, &v, doc_start, &d_o);
+        let got = self.run(cpu);
+        let lse: Vec<f64> = got.lse.iter().map(|x| *x as f64).collect();
+        for (what, got, expected) in [
+            ("o", wide(&got.o), forward.o),
+            ("lse", lse, forward.lse),
+            ("dq", wide(&got.dq), grads.dq),
+            ("dk", wide(&got.dk), grads.dk),
+            ("dv", wide(&got.dv), grads.dv),
+        ] {
+            let largest = expected.iter().filter(|x| x.is_finite()).fold(0.5f64, |m, x| m.max(x.abs()));
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert!(
+                    got == expected || (got - expected).abs() <= tolerance * largest,
+                    "{what}[{i}] is {got}, expected {expected} of {largest}; {:?}, {}, {}",
+                    self.shape,
+                    T::DTYPE,
+                    cpu.isa.path(),
+                );
+            }
+        }
+    }
+}
+
+fn cpus() -> Vec<Cpu> {
+    Isa::available().into_iter().map(|isa| Cpu { isa, par: Par::solo() }).collect()
+}
+
+fn check_all(shape: AttentionShape, doc_start: Option<Vec<i32>>) {
+    for cpu in cpus() {
+        Case::<f32>::new(shape, doc_start.clone()).check(&cpu, 4e-6);
+        Case::<bf16>::new(shape, doc_start.clone()).check(&cpu, 2e-2);
+        Case::<f16>::new(shape, doc_start.clone()).check(&cpu, 2e-3);
+    }
+}
+
+/// Documents of the given lengths, repeated, in a sequence of which the queries are the end.
+fn documents(shape: &AttentionShape, lengths: &[usize]) -> Option<Vec<i32>> {
+    let mut starts = vec![];
+    for length in lengths.iter().cycle() {
+        let first = starts.len() as i32;
+        starts.extend(std::iter::repeat_n(first, *length));
+        if starts.len() >= shape.kv_len {
+            break;
+        }
+    }
+    let queries = &starts[shape.kv_len - shape.q_len..shape.kv_len];
+    Some(queries.iter().copied().cycle().take(shape.batch * shape.q_len).collect())
+}
+
+#[test]
+fn odd_lengths_and_head_dims() {
+    for (len, head_dim) in [(1, 32), (7, 48), (65, 64), (130, 80), (33, 5), (40, 96), (64, 128), (9, 17)] {
+        check_all(shape(2, len, len, (2, 1), head_dim), None);
+    }
+}
+
+#[test]
+fn groups_of_heads() {
+    for heads in [(1, 1), (4, 4), (4, 2), (4, 1)] {
+        check_all(shape(2, 50, 50, heads, 32), None);
+    }
+}
+
+#[test]
+fn blocks_of_keys() {
+    check_all(shape(1, 300, 300, (2, 1), 32), None);
+    check_all(AttentionShape { causal: false, ..shape(1, 150, 290, (2, 1), 16) }, None);
+}
+
+#[test]
+fn caches() {
+    for (q_len, kv_len, capacity) in
+        [(1, 1, 4), (1, 200, 200), (3, 70, 90), (7, 7, 9), (8, 64, 64), (40, 133, 150)]
+    {
+        let shape = shape(2, q_len, kv_len, (4, 2), 24);
+        check_all(AttentionShape { kv_capacity: capacity, ..shape }, None);
+        check_all(AttentionShape { kv_capacity: capacity, causal: false, ..shape }, None);
+    }
+}
+
+#[test]
+fn queries_without_keys_get_zeros() {
+    check_all(shape(1, 5, 2, (2, 1), 16), None);
+    check_all(shape(1, 50, 20, (2, 1), 16), None);
+    check_all(shape(2, 20, 0, (2, 1), 16), None);
+    check_all(shape(2, 0, 20, (2, 1), 16), None);
+    check_all(AttentionShape { causal: false, ..shape(1, 40, 40, (2, 1), 16) }, Some(vec![40; 40]));
+}
+
+#[test]
+fn packed_documents() {
+    for (q_len, kv_len, lengths) in
+        [(140, 140, &[20, 3, 50][..]), (90, 90, &[1]), (130, 130, &[64]), (5, 90, &[40]), (50, 210, &[7, 33])]
+    {
+        let shape = shape(2, q_len, kv_len, (2, 1), 32);
+        check_all(shape, documents(&shape, lengths));
+    }
+}
+
+#[test]
+fn any_document_start_is_safe() {
+    for q_len in [5, 100] {
+        let shape = shape(1, q_len, 100, (2, 1), 16);
+        for causal in [true, false] {
+            let wild = noise(q_len, 9).iter().map(|x| (x * 160.0) as i32).collect();
+            check_all(AttentionShape { causal, ..shape }, Some(wild));
+        }
+        for extreme in [i32::MIN, i32::MAX] {
+            check_all(shape, Some(vec![extreme; q_len]));
+        }
+    }
+}
+
+#[test]
+fn windows() {
+    for (q_len, kv_len, window) in [
+        (140, 140, 1),
+        (140, 140, 7),
+        (65, 65, 64),
+        (100, 100, 1000),
+        (200, 200, 33),
+        (3, 300, 100),
+        (9, 90, 20),
+    ] {
+        let shape = AttentionShape { window: Some(window), ..shape(2, q_len, kv_len, (4, 2), 24) };
+        check_all(shape, None);
+        check_all(AttentionShape { kv_capacity: kv_len + 5, ..shape }, documents(&shape, &[5, 50, 23]));
+    }
+    // A query behind the last key, and one whose window ends before its document begins.
+    check_all(AttentionShape { window: Some(2), ..shape(1, 12, 5, (2, 1), 16) }, None);
+    check_all(AttentionShape { window: Some(3), ..shape(1, 40, 40, (2, 1), 16) }, Some(vec![30; 40]));
+}
+
+#[test]
+fn capped_scores() {
+    for (q_len, kv_len, cap) in [(1, 1, 0.5), (2, 77, 2.0), (70, 70, 0.5), (133, 133, 2.0), (40, 90, 50.0)] {
+        let shape = AttentionShape { logit_cap: Some(cap), ..shape(2, q_len, kv_len, (4, 2), 40) };
+        check_all(shape, None);
+        let windowed = AttentionShape { window: Some(21), ..shape };
+        check_all(windowed, documents(&shape, &[20, 3, 50]));
+    }
+}
+
+/// A window or documents that exclude nothing, and the plain causal pass, give the same bits.
+#[test]
+fn a_window_that_excludes_nothing_changes_no_bit() {
+    for cpu in cpus() {
+        for q_len in [3, 100] {
+            let plain = Case::<bf16>::new(shape(2, q_len, 100, (4, 2), 40), None);
+            let wide = Case { shape: AttentionShape { window: Some(100), ..plain.shape }, ..plain.clone() };
+            assert!(plain.run(&cpu) == wide.run(&cpu));
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    fn same<T: Float>(shape: AttentionShape) {
+        for isa in Isa::available() {
+            let case = Case::<T>::new(shape, documents(&shape, &[30, 45]));
+            let solo = case.run(&Cpu { isa, par: Par::solo() });
+            for threads in [2, 7] {
+                let many = case.run(&Cpu { isa, par: Par::threads(threads).unwrap() });
+                assert!(solo == many, "{shape:?} {threads}");
+            }
+        }
+    }
+    for q_len in [1, 100] {
+        let plain = shape(3, q_len, 100, (4, 2), 40);
+        same::<f32>(plain);
+        same::<bf16>(plain);
+        same::<bf16>(AttentionShape { window: Some(19), logit_cap: Some(1.5), ..plain });
+    }
+}
+
+#[test]
+fn not_a_number_reaches_the_output() {
+    for cpu in cpus() {
+        for q_len in [2, 40] {
+            let mut case = Case::<f32>::new(shape(1, q_len, 40, (1, 1), 16), None);
+            case.q[0] = f32::NAN;
+            let out = case.run(&cpu);
+            assert!(out.o[..16].iter().all(|x| x.is_nan()) && out.o[16..].iter().all(|x| x.is_finite()));
+            assert!(out.dq[..16].iter().all(|x| x.is_nan()) && out.dq[16..].iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn the_reference_agrees_with_finite_differences() {
+    let plain = AttentionShape { kv_capacity: 7, ..shape(1, 4, 6, (2, 1), 3) };
+    for (window, logit_cap) in [(None, None), (Some(2), None), (None, Some(0.4)), (Some(3), Some(1.5))] {
+        reference_agrees(AttentionShape { window, logit_cap, ..plain });
+    }
+}
+
+fn reference_agrees(shape: AttentionShape) {
+    let wide =
+        |n: Option<usize>, seed| noise(n.unwrap(), seed).iter().map(|x| *x as f64).collect::<Vec<f64>>();
+    let (q, k, v) = (wide(shape.q_elems(), 1), wide(shape.kv_elems(), 2), wide(shape.kv_elems(), 3));
+    let d_o = wide(shape.q_elems(), 4);
+    let doc_start = Some(&[0, 0, 4, 4][..]);
+    let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
+        reference::forward(&shape, q, k, v, doc_start).o.iter().zip(&d_o).map(|(o, d)| o * d).sum()
+    };
+    let grads = reference::backward(&shape, &q, &k, &v, doc_start, &d_o);
+    let step = 1e-5;
+    for (which, grad) in [grads.dq, grads.dk, grads.dv].iter().enumerate() {
+        for (i, grad) in grad.iter().enumerate() {
+            let at = |step: f64| {
+                let mut x = [q.clone(), k.clone(), v.clone()];
+                x[which][i] += step;
+                loss(&x[0], &x[1], &x[2])
+            };
+            let difference = (at(step) - at(-step)) / (2.0 * step);
+            assert!((difference - grad).abs() < 1e-8, "{which} {i}: {difference} {grad}");
+        }
+    }
+}
+
+#[test]
+fn wrong_sizes_are_errors() {
+    let cpu = cpus().remove(0);
+    let good = shape(1, 9, 9, (2, 1), 8);
+    let run = |shape: AttentionShape, scratch: usize, q: usize, doc_start: Option<&[i32]>| {
+        let (q, k) = (vec![0f32; q], vec![0f32; 72]);
+        let (mut o, mut lse) = (q.clone(), [0.0; 18]);
+        attention_forward(&cpu, &shape, &q, &k, &k, doc_start, &mut o, &mut lse, &mut vec![0; scratch])
+    };
+    let enough = attention_forward_scratch_bytes(&cpu, &good, DType::F32);
+    run(good, enough, 144, Some(&[0; 9])).unwrap();
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    assert!(message(run(good, 100, 144, None)).contains("scratch"));
+    assert!(message(run(good, enough, 143, None)).contains("144 elements of q, got 143"));
+    assert!(message(run(good, enough, 144, Some(&[0; 8]))).contains("9 elements of doc_start"));
+    let message = |shape| message(run(shape, enough, 144, None));
+    assert!(message(AttentionShape { n_kv_heads: 0, ..good }).contains("multiple of the kv heads"));
+    assert!(
+        message(AttentionShape { n_heads: 3, n_kv_heads: 2, ..good }).contains("multiple of the kv heads")
+    );
+    assert!(message(AttentionShape { kv_len: 10, ..good }).contains("kv_capacity"));
+    assert!(message(AttentionShape { batch: usize::MAX, ..good }).contains("address space"));
+}

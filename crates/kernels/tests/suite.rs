@@ -1,0 +1,32 @@
+//! The tests of the kernels, as modules of one binary.
+
+mod attention;
+mod binary;
+mod compare;
+mod conv;
+mod copy;
+mod cross_entropy;
+mod dtype;
+mod elementwise;
+mod embed;
+mod everywhere;
+mod gemm;
+mod glu;
+mod indexed;
+mod isa;
+mod math;
+mod norm;
+mod optim;
+mod pair_loss;
+mod par;
+mod pieces;
+mod random;
+mod rank_sum;
+mod reduce;
+mod rope;
+mod scan;
+mod softmax;
+mod sort;
+mod sums;
+mod unary;
+mod walk;
