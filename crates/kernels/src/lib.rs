@@ -16,6 +16,7 @@ mod dtype;
 pub mod elementwise;
 pub mod embed;
 mod error;
+pub mod four_bit;
 pub mod gemm;
 pub mod glu;
 pub mod indexed;

@@ -10,6 +10,7 @@ mod dtype;
 mod elementwise;
 mod embed;
 mod everywhere;
+mod four_bit;
 mod gemm;
 mod glu;
 mod indexed;

@@ -1,0 +1,40 @@
+"""Weights of 4 bits as bitsandbytes quantizes them: writes crates/kernels/tests/golden/four_bit.json.
+
+usage: python bench/golden/make_four_bit.py   (needs torch and bitsandbytes; made with 2.13.0 and 0.50.2)
+"""
+import json
+from pathlib import Path
+
+import bitsandbytes.functional as F
+import torch
+
+
+def weight(rows, cols):
+    """Values that any language computes without rounding."""
+    i = torch.arange(rows * cols, dtype=torch.int64)
+    return (((i * 7919 + i // 64 * 31) % 4001 - 2000).float() / 512).reshape(rows, cols)
+
+
+def case(rows, cols, kind):
+    w = weight(rows, cols)
+    codes, plain = F.quantize_4bit(w, blocksize=64, quant_type=kind)
+    same, nested = F.quantize_4bit(w, blocksize=64, quant_type=kind, compress_statistics=True)
+    assert torch.equal(codes, same)
+    return {
+        "rows": rows,
+        "cols": cols,
+        "kind": kind,
+        "codes": codes.flatten().numpy().tobytes().hex(),
+        "absmax": plain.absmax.tolist(),
+        "nested_codes": nested.absmax.numpy().tobytes().hex(),
+        "nested_absmax": nested.state2.absmax.tolist(),
+        "nested_offset": nested.offset.item(),
+        "dequantized": F.dequantize_4bit(codes, plain).flatten()[::37].tolist(),
+        "nested_dequantized": F.dequantize_4bit(codes, nested).flatten()[::37].tolist(),
+    }
+
+
+cases = [case(*size, kind) for size in [(37, 100), (40, 512)] for kind in ["nf4", "fp4"]]
+golden = {"map": F.create_dynamic_map().tolist(), "cases": cases}
+path = Path(__file__).parents[2] / "crates/kernels/tests/golden/four_bit.json"
+path.write_text(json.dumps(golden) + "\n")

@@ -1,0 +1,58 @@
+//! The scales of a quantized weight, themselves quantized to 8 bits (double quantization).
+
+use std::sync::LazyLock;
+
+use super::largest;
+
+/// Scales that share a scale.
+pub(super) const BLOCK: usize = 256;
+
+/// The 256 values of the signed dynamic data type (Dettmers 2016), ascending: the nearer to 0, the more exponents and the
+/// fewer fractions.
+pub fn dynamic_map() -> &'static [f32; 256] {
+    static MAP: LazyLock<[f32; 256]> = LazyLock::new(|| {
+        let mut values = vec![0.0, 1.0];
+        for exponent in 0..7 {
+            let n = 1usize << exponent;
+            let step = (1.0 - 0.1f32) / n as f32;
+            // From both ends, as torch counts.
+            let bound = |i: usize| {
+                if i < n.div_ceil(2) { 0.1 + step * i as f32 } else { 1.0 - step * (n - i) as f32 }
+            };
+            let scale = 10f64.powi(exponent - 6) as f32;
+            for i in 0..n {
+                let mean = (bound(i) + bound(i + 1)) / 2.0;
+                values.extend([scale * mean, -scale * mean]);
+            }
+        }
+        values.sort_by(f32::total_cmp);
+        std::array::from_fn(|i| values[i])
+    });
+    &MAP
+}
+
+/// Quantizes scales into codes, with a scale for each block of them; what they lie around is returned.
+pub(super) fn quantize(scales: &[f32], codes: &mut [u8], absmax: &mut [f32]) -> f32 {
+    let mean = (scales.iter().map(|&x| f64::from(x)).sum::<f64>() / scales.len().max(1) as f64) as f32;
+    let map = dynamic_map();
+    for ((scales, codes), absmax) in scales.chunks(BLOCK).zip(codes.chunks_mut(BLOCK)).zip(absmax) {
+        let around: Vec<f32> = scales.iter().map(|x| x - mean).collect();
+        *absmax = largest(&around);
+        let inverse = 1.0 / absmax.max(1e-38);
+        for (x, code) in around.iter().zip(codes) {
+            *code = nearest(map, x * inverse);
+        }
+    }
+    mean
+}
+
+/// The index of the value nearest to `x`; of two that are equally near, the lower.
+fn nearest(map: &[f32; 256], x: f32) -> u8 {
+    let above = map.partition_point(|&value| value < x);
+    match above {
+        0 => 0,
+        256 => 255,
+        _ if x > (map[above - 1] + map[above]) / 2.0 => above as u8,
+        _ => (above - 1) as u8,
+    }
+}

@@ -1,0 +1,153 @@
+//! Products with a quantized weight: parts of it are dequantized into scratch memory and multiplied, one after the other.
+
+use std::ops::Range;
+
+use super::{BLOCK, Scales, Weight, dynamic_map};
+use crate::dtype::{DType, Float};
+use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
+use crate::instances::instances;
+use crate::isa::multiversion;
+use crate::pieces::TASK_ELEMS;
+use crate::{Cpu, Store};
+
+/// Elements of a weight that are dequantized at a time: a few megabytes, which stay in the cache until they are packed.
+const PART: usize = 1 << 20;
+/// Rows or columns of a part are a multiple of this many.
+const GRAIN: usize = 64;
+
+/// Which product with a weight `[O, I]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// `x[.., I] · Wᵀ`, as a linear layer.
+    Forward,
+    /// `dy[.., O] · W`, the gradient of its input.
+    Backward,
+}
+
+impl Side {
+    /// Columns of the operand and of the result, and how many columns of the result a part has.
+    fn sizes(self, weight: [usize; 2]) -> (usize, usize, usize) {
+        let [rows, cols] = weight;
+        let (k, n) = match self {
+            Side::Forward => (cols, rows),
+            Side::Backward => (rows, cols),
+        };
+        let part = (PART / k.max(1) / GRAIN * GRAIN).max(GRAIN);
+        (k, n, part.min(n.max(1)))
+    }
+}
+
+/// Bytes of scratch memory for [`product`] with `m` rows and a weight of these rows and columns.
+pub fn product_scratch_bytes(cpu: &Cpu, side: Side, m: usize, weight: [usize; 2], dtype: DType) -> usize {
+    let (k, n, part) = side.sizes(weight);
+    let last = if n.is_multiple_of(part) { part } else { n % part };
+    let product = |part| gemm_scratch_bytes(cpu, m, part, k, dtype);
+    ALIGN + (k * part * dtype.size()).next_multiple_of(ALIGN) + product(part).max(product(last))
+}
+
+/// Dequantized parts begin at a multiple of this many bytes.
+const ALIGN: usize = 64;
+
+instances! {
+    /// `c = a · Wᵀ` or `c = a · W`, or added to `c`: to the bit what [`gemm`] gives with the dequantized weight.
+    ///
+    /// # Panics
+    /// If the shapes do not fit, or `scratch` is smaller than [`product_scratch_bytes`].
+    pub fn product[T: Float](
+        cpu: &Cpu,
+        side: Side,
+        a: MatRef<T>,
+        weight: Weight,
+        c: MatMut<T>,
+        store: Store,
+        scratch: &mut [u8],
+    ) {
+        let size = [weight.layout.rows, weight.layout.cols];
+        let (k, n, part) = side.sizes(size);
+        assert!(a.cols == k && c.cols == n && a.rows == c.rows, "a product with a quantized weight: shapes");
+        let needed = product_scratch_bytes(cpu, side, a.rows, size, T::DTYPE);
+        assert!(scratch.len() >= needed, "a product with a quantized weight: {needed} bytes of scratch");
+        let start = scratch.as_ptr().align_offset(ALIGN);
+        let (values, scratch) = scratch[start..].split_at_mut((k * part * T::DTYPE.size()).next_multiple_of(ALIGN));
+        for first in (0..n).step_by(part) {
+            let part = first..(first + part).min(n);
+            let values = &mut bytemuck::cast_slice_mut::<u8, T>(values)[..k * part.len()];
+            let right = match side {
+                Side::Forward => {
+                    dequantize(cpu, weight, part.clone(), 0..k, values);
+                    MatRef::new(&*values, part.len(), k).t()
+                }
+                Side::Backward => {
+                    dequantize(cpu, weight, 0..k, part.clone(), values);
+                    MatRef::new(&*values, k, part.len())
+                }
+            };
+            let c = MatMut { data: &mut c.data[part.start..], rows: c.rows, cols: part.len(), row_stride: c.row_stride };
+            gemm(cpu, a, right, c, store, scratch);
+        }
+    }
+}
+
+instances! {
+    /// The elements `rows` x `cols` of a weight, row-major: values times scales in f32, rounded to `T`.
+    ///
+    /// # Panics
+    /// If `out` has another number of elements.
+    pub fn dequantize[T: Float](cpu: &Cpu, weight: Weight, rows: Range<usize>, cols: Range<usize>, out: &mut [T]) {
+        assert_eq!(out.len(), rows.len() * cols.len(), "a part of a quantized weight");
+        if out.is_empty() {
+            return;
+        }
+        let n_rows = (TASK_ELEMS / cols.len()).max(1);
+        cpu.par.chunks_mut(out, n_rows * cols.len(), |task, out| {
+            for (row, out) in (rows.start + task * n_rows..).zip(out.chunks_mut(cols.len())) {
+                run(cpu.isa, weight, row * weight.layout.cols + cols.start, out);
+            }
+        });
+    }
+}
+
+/// The scale of a block.
+#[inline(always)]
+fn scale(scales: Scales, block: usize, map: &[f32; 256]) -> f32 {
+    match scales {
+        Scales::Plain(absmax) => absmax[block],
+        Scales::Nested { codes, absmax, offset } => {
+            map[usize::from(codes[block])] * absmax[block / super::nested::BLOCK] + offset
+        }
+    }
+}
+
+multiversion! {
+    /// Elements from `first` on.
+    fn run[T: Float](weight: Weight, first: usize, out: &mut [T]) {
+        let (values, map) = (weight.layout.format.code.values(), dynamic_map());
+        let mut at = first;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let block = at / BLOCK;
+            let n = rest.len().min((block + 1) * BLOCK - at);
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(n);
+            let scale = scale(weight.scales, block, map);
+            let mut table = [T::from_f32(0.0); 16];
+            for (entry, value) in table.iter_mut().zip(values) {
+                *entry = T::from_f32(value * scale);
+            }
+            // To whole bytes.
+            let odd = at % 2;
+            let (head, body) = now.split_at_mut(odd.min(n));
+            for x in head {
+                *x = table[usize::from(weight.codes[at / 2] & 15)];
+            }
+            let codes = &weight.codes[(at + odd) / 2..];
+            for (pair, code) in body.chunks_mut(2).zip(codes) {
+                pair[0] = table[usize::from(code >> 4)];
+                if let [_, second] = pair {
+                    *second = table[usize::from(code & 15)];
+                }
+            }
+            at += n;
+            rest = later;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Weights of 4 bits: the bytes are those of bitsandbytes, and products have the bits of those with the dequantized weight.
+
+use std::path::Path;
+
+use oarlock_kernels::four_bit::{
+    Code, Format, Layout, Scales, Side, dequantize, dynamic_map, product, product_scratch_bytes,
+};
+use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
+use oarlock_kernels::{Cpu, Float, Store, bf16, f16};
+use serde_json::Value;
+
+use crate::everywhere::{cpus, values};
+
+/// What `bench/golden/make_four_bit.py` wrote.
+fn golden() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/four_bit.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    let hex = value.as_str().unwrap().as_bytes();
+    let digit = |c: u8| (c as char).to_digit(16).unwrap() as u8;
+    hex.chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
+
+/// The weight that the golden values are of.
+fn weight(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + i / 64 * 31) % 4001) as f32).map(|x| (x - 2000.0) / 512.0).collect()
+}
+
+/// torch rounds the values in ways that depend on the CPU.
+#[test]
+fn the_map_of_nested_scales_is_that_of_bitsandbytes() {
+    let map = floats(&golden()["map"]);
+    assert_eq!(map.len(), 256);
+    for (ours, theirs) in dynamic_map().iter().zip(map) {
+        assert!((ours - theirs).abs() <= 1.2e-7 * theirs.abs(), "{ours}, {theirs}");
+    }
+}
+
+#[test]
+fn codes_and_scales_are_those_of_bitsandbytes() {
+    for case in golden()["cases"].as_array().unwrap() {
+        let size = |key: &str| case[key].as_u64().unwrap() as usize;
+        let code = if case["kind"] == "nf4" { Code::Nf4 } else { Code::Fp4 };
+        let (rows, cols) = (size("rows"), size("cols"));
+        let x = weight(rows * cols);
+        for nested in [false, true] {
+            let layout = Layout { rows, cols, format: Format { code, nested } };
+            let mut words = vec![0; layout.n_words()];
+            layout.quantize(&x, &mut words);
+            let quantized = layout.weight(&words);
+            assert_eq!(quantized.codes, bytes(&case["codes"]), "{layout:?}");
+            let dequantized = match quantized.scales {
+                Scales::Plain(absmax) => {
+                    assert_eq!(absmax, floats(&case["absmax"]), "{layout:?}");
+                    "dequantized"
+                }
+                Scales::Nested { codes, absmax, offset } => {
+                    assert_eq!(offset, case["nested_offset"].as_f64().unwrap() as f32, "{layout:?}");
+                    assert_eq!(absmax, floats(&case["nested_absmax"]), "{layout:?}");
+                    assert_eq!(codes, bytes(&case["nested_codes"]), "{layout:?}");
+                    "nested_dequantized"
+                }
+            };
+            for cpu in cpus() {
+                let mut whole = vec![0f32; x.len()];
+                dequantize(&cpu, quantized, 0..rows, 0..cols, &mut whole);
+                let some: Vec<f32> = whole.iter().copied().step_by(37).collect();
+                assert_eq!(some, floats(&case[dequantized]), "{layout:?}, {cpu:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_weight_is_a_code_times_a_scale() {
+    let layout = Layout { rows: 1, cols: 4, format: Format { code: Code::Nf4, nested: false } };
+    let mut words = vec![0; layout.n_words()];
+    layout.quantize(&[2.0, 0.5, -2.0, 0.0], &mut words);
+    let mut back = [0f32; 4];
+    dequantize(&cpus()[0], layout.weight(&words), 0..1, 0..4, &mut back);
+    assert_eq!(back, [2.0, 0.492_224_6, -2.0, 0.0]);
+}
+
+#[test]
+fn zeros_stay_zeros_and_what_is_not_finite_is_seen() {
+    let layout = Layout { rows: 2, cols: 64, format: Format { code: Code::Nf4, nested: false } };
+    let mut words = vec![0; layout.n_words()];
+    let mut x = vec![0f32; 128];
+    x[70] = f32::NAN;
+    layout.quantize(&x, &mut words);
+    let mut back = vec![1f32; 128];
+    dequantize(&cpus()[0], layout.weight(&words), 0..2, 0..64, &mut back);
+    assert!(back[..64].iter().all(|&x| x == 0.0) && back[64..].iter().all(|x| x.is_nan()));
+}
+
+/// A product, and the same with the dequantized weight.
+fn products<T: Float>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: usize) -> [Vec<T>; 2] {
+    let weight = layout.weight(words);
+    let (rows, cols) = (layout.rows, layout.cols);
+    let (k, n) = if side == Side::Forward { (cols, rows) } else { (rows, cols) };
+    let (a, c) = (values::<T>(3, m * k), values::<T>(4, m * n));
+    let a = MatRef::new(&a, m, k);
+
+    let mut ours = c.clone();
+    let mut scratch = vec![0; product_scratch_bytes(cpu, side, m, [rows, cols], T::DTYPE)];
+    product(cpu, side, a, weight, MatMut::new(&mut ours, m, n), Store::Add, &mut scratch);
+
+    let (mut whole, mut theirs) = (vec![T::from_f32(0.0); rows * cols], c);
+    dequantize(cpu, weight, 0..rows, 0..cols, &mut whole);
+    let whole = MatRef::new(&whole, rows, cols);
+    let right = if side == Side::Forward { whole.t() } else { whole };
+    let mut scratch = vec![0; gemm_scratch_bytes(cpu, m, n, k, T::DTYPE)];
+    gemm(cpu, a, right, MatMut::new(&mut theirs, m, n), Store::Add, &mut scratch);
+    [ours, theirs]
+}
+
+fn products_agree<T: Float>() {
+    // The last has several parts in both directions; columns of the second split blocks and bytes.
+    for (rows, cols, m) in [(64, 64, 3), (33, 37, 20), (1100, 1000, 9)] {
+        let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
+        let mut words = vec![0; layout.n_words()];
+        layout.quantize(&values(5, rows * cols), &mut words);
+        for cpu in cpus() {
+            for side in [Side::Forward, Side::Backward] {
+                let [ours, theirs] = products::<T>(&cpu, side, layout, &words, m);
+                let same =
+                    ours.iter().zip(&theirs).all(|(x, y)| x.to_f32().to_bits() == y.to_f32().to_bits());
+                assert!(same, "{rows} x {cols}, {m} rows, {side:?}, {cpu:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_have_the_bits_of_those_with_the_dequantized_weight() {
+    products_agree::<f32>();
+    products_agree::<bf16>();
+    products_agree::<f16>();
+}
