@@ -10,6 +10,7 @@ mod create;
 mod custom;
 mod einsum;
 mod elementwise;
+mod four_bit;
 mod fused;
 mod head;
 mod indices;

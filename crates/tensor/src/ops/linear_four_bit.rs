@@ -1,0 +1,91 @@
+//! Linear with a frozen weight of 4 bits: y = x·Wᵀ. The products dequantize the weight part by part.
+
+use oarlock_kernels::four_bit::{self, Layout, Side};
+use oarlock_kernels::gemm::{MatMut, MatRef};
+use oarlock_kernels::{DType, Error, Result, Store};
+
+use crate::device::Device;
+use crate::launch::{Launch, ViewMut};
+use crate::ops::{with_float, wrong_shape};
+use crate::param::Param;
+use crate::tape::{Backward, Function, Recorder};
+use crate::tensor::Tensor;
+
+const OP: &str = "linear_four_bit";
+
+/// x `[.., I]` and the words of a weight `[O, I]`, as [`Layout::quantize`] writes them → `[.., O]`, in x's dtype, summed in
+/// f32. The bits are those of [`linear`](super::linear) with the dequantized weight. The weight gets no gradient.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit, a weight that is trained.
+pub fn linear_four_bit(x: &Tensor, weight: &Param, layout: Layout) -> Result<Tensor> {
+    if weight.shape().sizes() != [layout.n_words()] {
+        return Err(wrong_shape(OP, format!("a weight of {} words", layout.n_words()), &weight.weight()?));
+    }
+    if weight.trainable()? {
+        return Err(Error::Usage(format!("{OP}: a weight of 4 bits cannot be trained; freeze it")));
+    }
+    if x.sizes().is_empty() || x.shape().last() != layout.cols {
+        return Err(wrong_shape(OP, format!("x of shape [.., {}]", layout.cols), x));
+    }
+    let recorder = Recorder::new(&[x], &[])?;
+    let mut y = Tensor::uninit(x.shape().with_last(layout.rows)?, x.dtype(), x.device(), "activation")?;
+    multiply(Side::Forward, x, weight, layout, &mut y, Store::Overwrite)?;
+    Ok(Recorder::record(recorder, y, |_| LinearBackward { weight: weight.clone(), layout }))
+}
+
+struct LinearBackward {
+    weight: Param,
+    layout: Layout,
+}
+
+impl Function for LinearBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        if !cx.needs(0) {
+            return Ok(());
+        }
+        let (mut dx, store) = cx.slot_of(0, dy.shape().with_last(self.layout.cols)?, &dy)?;
+        multiply(Side::Backward, &dy, &self.weight, self.layout, &mut dx, store)?;
+        cx.give(0, dx)
+    }
+}
+
+/// `c = a · Wᵀ` or `c = a · W`.
+fn multiply(
+    side: Side,
+    a: &Tensor,
+    weight: &Param,
+    layout: Layout,
+    c: &mut Tensor,
+    store: Store,
+) -> Result<()> {
+    let words = weight.weight()?;
+    let (m, k, n) = (a.shape().n_rows(), a.shape().last(), c.shape().last());
+    let (mut launch, scratch) = product(a.device(), side, a.dtype(), m, layout)?;
+    with_float!(a.dtype(), OP, T => {
+        let (a, words) = (launch.read::<T>(a)?, launch.read::<i32>(&words)?);
+        let c = launch.store::<T>(c, store)?;
+        launch.run(move |cpu| {
+            let (a, weight) = (MatRef::new(a.slice(cpu), m, k), layout.weight(words.slice(cpu)));
+            let c = MatMut::new(c.slice(cpu), m, n);
+            four_bit::product(cpu, side, a, weight, c, store, scratch.slice(cpu));
+        })
+    })
+}
+
+fn product(
+    device: &Device,
+    side: Side,
+    dtype: DType,
+    m: usize,
+    layout: Layout,
+) -> Result<(Launch<'_>, ViewMut<u8>)> {
+    let name = match side {
+        Side::Forward => "linear of 4 bits forward",
+        Side::Backward => "linear of 4 bits input grad",
+    };
+    let mut launch = device.launch(name, 2 * m as u64 * layout.n_elems() as u64, 0);
+    let size = [layout.rows, layout.cols];
+    let scratch = launch.scratch(four_bit::product_scratch_bytes(device.host(), side, m, size, dtype))?;
+    Ok((launch, scratch))
+}

@@ -1,0 +1,81 @@
+//! A linear layer with a weight of 4 bits has the bits of one with the dequantized weight, forward and backward.
+
+use std::sync::Arc;
+
+use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, dequantize};
+use oarlock_tensor::cpu::{Cpu, Isa, Par};
+use oarlock_tensor::ops::{self, WeightLayout, transfer};
+use oarlock_tensor::{
+    DType, Device, Error, FlatBuffer, FlatParams, Init, Param, ParamLocation, Shape, Tape, Tensor,
+};
+
+use crate::common::{Array, array, f64s, settle, tensor, values};
+
+/// The words of a weight as a frozen parameter.
+fn settle_words(words: &[i32], device: &Device) -> Param {
+    let place = ParamLocation { first: 64, shape: Shape::new(&[words.len()]).unwrap() };
+    let flat = FlatBuffer::pooled(device, (64 + words.len()) * 4, "words").unwrap();
+    transfer::write_with(&flat, 64..64 + words.len(), |to: &mut [i32]| to.copy_from_slice(words)).unwrap();
+    let param = Param::new(place.shape, Init::Zeros);
+    let home = FlatParams::new(vec![place], DType::I32, flat, None, device).unwrap();
+    param.settle(Arc::new(home), 0);
+    param
+}
+
+/// The output, and the gradients of the input after two uses of it.
+fn run(x: &Array, dtype: DType, device: &Device, linear: impl Fn(&Tensor) -> Tensor) -> (Vec<f64>, Vec<f64>) {
+    let tape = Tape::new();
+    let leaf = tape.leaf(&tensor(x, dtype, device));
+    let y = linear(&leaf);
+    let loss = linear(&leaf).mul(&y).unwrap();
+    let grads = tape.backward(&loss.cast(DType::F32).unwrap().sum_all().unwrap(), 0.5).unwrap();
+    (f64s(&y), f64s(grads.of(&leaf).unwrap()))
+}
+
+#[test]
+fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
+    let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
+    for (rows, cols) in [(24, 40), (130, 67)] {
+        for code in [Code::Nf4, Code::Fp4] {
+            let layout = Layout { rows, cols, format: Format { code, nested: true } };
+            let full: Vec<f32> = values(3, rows * cols).iter().map(|x| *x as f32).collect();
+            let mut words = vec![0; layout.n_words()];
+            layout.quantize(&full, &mut words);
+            let mut weight = vec![0f32; rows * cols];
+            dequantize(&cpu, layout.weight(&words), 0..rows, 0..cols, &mut weight);
+            let weight = Array { shape: vec![rows, cols], data: weight.into_iter().map(f64::from).collect() };
+            let x = array(4, &[2, 9, cols]);
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                for device in [Device::default(), Device::strict(Isa::detect(), Par::solo())] {
+                    let words = settle_words(&words, &device);
+                    let ours = run(&x, dtype, &device, |x| ops::linear_four_bit(x, &words, layout).unwrap());
+                    let (params, _home) = settle(std::slice::from_ref(&weight), dtype, &device, false);
+                    let theirs = run(&x, dtype, &device, |x| {
+                        ops::linear(x, &params[0], None, WeightLayout::OutIn).unwrap()
+                    });
+                    assert_eq!(ours, theirs, "{layout:?}, {dtype}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn misuse_is_named() {
+    let device = Device::default();
+    let layout = Layout { rows: 8, cols: 16, format: Format { code: Code::Nf4, nested: false } };
+    let words = settle_words(&vec![0; layout.n_words()], &device);
+    let x = |n: usize| Tensor::zeros([3, n], DType::F32, &device).unwrap();
+    let text = |result: oarlock_tensor::Result<Tensor>| result.unwrap_err().to_string();
+    assert_eq!(
+        text(ops::linear_four_bit(&x(15), &words, layout)),
+        "linear_four_bit: expected x of shape [.., 16], got [3, 15]"
+    );
+    let other = Layout { cols: 32, ..layout };
+    assert_eq!(
+        text(ops::linear_four_bit(&x(32), &words, other)),
+        format!("linear_four_bit: expected a weight of {} words, got [18]", other.n_words())
+    );
+    let (trained, _home) = settle(&[array(1, &[layout.n_words()])], DType::F32, &device, true);
+    assert!(matches!(ops::linear_four_bit(&x(16), &trained[0], layout), Err(Error::Usage(_))));
+}
