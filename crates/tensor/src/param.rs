@@ -23,7 +23,10 @@ pub struct Param(Arc<Inner>);
 struct Inner {
     shape: Shape,
     init: Init,
-    in_f32: bool,
+    /// The dtype of its working copy, where that is not the model's.
+    dtype: Option<DType>,
+    /// What ops compute in with a parameter of words.
+    computes_in: Option<DType>,
     frozen: AtomicBool,
     slot: RwLock<Option<Slot>>,
 }
@@ -100,20 +103,32 @@ impl GradSlot {
 impl Param {
     /// A parameter without a home.
     pub fn new(shape: Shape, init: Init) -> Param {
-        Param::with(shape, init, false)
+        Param::with(shape, init, None, None)
     }
 
     /// A parameter without a home whose working copy is f32 whatever the model computes in: for the few elements
     /// where 16 bits would be too coarse, such as the weights of norms.
     pub fn in_f32(shape: Shape, init: Init) -> Param {
-        Param::with(shape, init, true)
+        Param::with(shape, init, Some(DType::F32), None)
     }
 
-    fn with(shape: Shape, init: Init, in_f32: bool) -> Param {
+    /// A frozen parameter of so many 32-bit words, such as a weight of 4 bits, with which ops compute in a dtype. Where elements of parameters are moved as
+    /// f32, its words are moved as the f32 with the same bits.
+    ///
+    /// # Errors
+    /// An impossible size.
+    pub fn of_words(n_words: usize, computes_in: DType) -> Result<Param> {
+        let param = Param::with(Shape::new(&[n_words])?, Init::Zeros, Some(DType::I32), Some(computes_in));
+        param.freeze();
+        Ok(param)
+    }
+
+    fn with(shape: Shape, init: Init, dtype: Option<DType>, computes_in: Option<DType>) -> Param {
         Param(Arc::new(Inner {
             shape,
             init,
-            in_f32,
+            dtype,
+            computes_in,
             frozen: AtomicBool::new(false),
             slot: RwLock::new(None),
         }))
@@ -132,7 +147,12 @@ impl Param {
 
     /// The dtype of its working copy in a model that computes in `dtype`.
     pub fn working_dtype(&self, dtype: DType) -> DType {
-        if self.0.in_f32 { DType::F32 } else { dtype }
+        self.0.dtype.unwrap_or(dtype)
+    }
+
+    /// The dtype that ops compute in with it, in a model that computes in `dtype`.
+    pub fn compute_dtype(&self, dtype: DType) -> DType {
+        self.0.computes_in.unwrap_or_else(|| self.working_dtype(dtype))
     }
 
     /// Its shape.

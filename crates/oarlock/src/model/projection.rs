@@ -35,8 +35,8 @@ impl Projection {
             Projection::Other(layer) => {
                 let all = parameters(&**layer);
                 let follows = |dtype| dtype != DType::F32;
-                let own = all.iter().find(|named| follows(named.param.working_dtype(DType::BF16)));
-                own.map_or(Ok(DType::F32), |named| Ok(named.param.weight()?.dtype()))
+                let own = all.iter().find(|named| follows(named.param.compute_dtype(DType::BF16)));
+                own.map_or(Ok(DType::F32), |named| Ok(named.param.compute_dtype(named.param.weight()?.dtype())))
             }
         }
     }

@@ -10,6 +10,7 @@ mod conv;
 mod conv_transpose;
 mod dropout;
 mod flatten;
+mod four_bit;
 mod layers;
 mod leaf;
 mod loss;
@@ -33,6 +34,7 @@ pub use conv::{Conv, Conv1d, Conv2d, IntoSizes};
 pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d};
 pub use dropout::{ChannelDropout, Dropout, Dropout1d, Dropout2d};
 pub use flatten::{Flatten, Identity, Unflatten};
+pub use four_bit::LinearFourBit;
 pub use layers::{Activation, Embedding, Linear, Mlp};
 pub use loss::{
     BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss,

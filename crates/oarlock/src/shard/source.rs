@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// A source of initial weights.
 pub trait WeightSource {
-    /// Fills `out` with `elements` of a parameter.
+    /// Fills `out` with `elements` of a parameter; of a parameter of words ([`Param::of_words`](oarlock_tensor::Param::of_words)) with the bits of the words.
     ///
     /// # Errors
     /// When the source lacks the parameter or holds another shape.

@@ -235,24 +235,30 @@ pub fn write_with<T: Pod, R>(
     lend_mut(lease.span().elements::<T>(&range)?, |bytes| f(bytemuck::cast_slice_mut(bytes)))
 }
 
-/// Copies float elements of a flat buffer to the host, from element `first` on, as f32.
+/// Copies elements of a flat buffer to the host, from element `first` on, as f32; those of i32 bit by bit.
 ///
 /// # Errors
-/// As [`read_with`]; a dtype that is no float.
+/// As [`read_with`].
 pub fn load(flat: &FlatBuffer, first: usize, dtype: DType, out: &mut [f32]) -> Result<()> {
     let range = first..first + out.len();
+    if dtype == DType::I32 {
+        return read_with::<f32, _>(flat, range, |bits| out.copy_from_slice(bits));
+    }
     let lease = flat.read()?;
     with_float!(dtype, "load", T => {
         lend(lease.span().elements::<T>(&range)?, |bytes| widen::<T>(bytes, out))
     })
 }
 
-/// Rounds f32 values into `to`, from element `first` on.
+/// Rounds f32 values into `to`, from element `first` on; elements of i32 get the bits of the values.
 ///
 /// # Errors
-/// Values that do not fit, a dtype that is no float, or while the buffer is in use elsewhere.
+/// Values that do not fit, or while the buffer is in use elsewhere.
 pub fn store(device: &Device, values: &[f32], to: &FlatBuffer, first: usize, dtype: DType) -> Result<()> {
     let range = first..first + values.len();
+    if dtype == DType::I32 {
+        return write_with::<f32, _>(to, range, |to| to.copy_from_slice(values));
+    }
     with_float!(dtype, "store", T => {
         write_with::<T, _>(to, range, |to| elementwise::cast(device.host(), values, to))
     })

@@ -1,0 +1,73 @@
+//! Linear layers with frozen weights of 4 bits (QLoRA, Dettmers et al. 2023).
+
+use oarlock_tensor::cpu::four_bit::{Format, Layout};
+use oarlock_tensor::{DType, Error, Param, Result, Tensor, ops};
+
+use super::layers::in_dtype;
+use crate::nn::{Forward, Linear, Module, Visitor, in_scope};
+
+/// y = x·Wᵀ + b with a weight `[outputs, inputs]` of 4 bits, as `Linear4bit` of bitsandbytes. It is never dequantized as a
+/// whole, and gets no gradient.
+#[derive(Clone, Debug)]
+pub struct LinearFourBit {
+    /// The words of the weight, as [`Layout::quantize`] writes them.
+    pub weight: Param,
+    /// `[outputs]`, frozen.
+    pub bias: Option<Param>,
+    layout: Layout,
+}
+
+impl LinearFourBit {
+    /// In the place of a linear layer whose weight will be quantized, in a model that computes in `dtype`.
+    ///
+    /// # Errors
+    /// A layer with a weight of other than two dims.
+    pub fn like(linear: &Linear, format: Format, dtype: DType) -> Result<LinearFourBit> {
+        let &[rows, cols] = linear.weight.shape().sizes() else {
+            return Err(Error::Usage("LinearFourBit: a linear layer has a weight of two dims".to_owned()));
+        };
+        let layout = Layout { rows, cols, format };
+        if let Some(bias) = &linear.bias {
+            bias.freeze();
+        }
+        Ok(LinearFourBit {
+            weight: Param::of_words(layout.n_words(), dtype)?,
+            bias: linear.bias.clone(),
+            layout,
+        })
+    }
+
+    /// The size and format of the weight.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+}
+
+impl Forward<Tensor> for LinearFourBit {
+    type Output = Tensor;
+
+    /// x `[.., inputs]` → `[.., outputs]`; an x of another dtype than that of the model is converted first.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        in_scope(self, x.device(), || {
+            let x = in_dtype(x, self.weight.compute_dtype(x.dtype()))?;
+            let y = ops::linear_four_bit(&x, &self.weight, self.layout)?;
+            match &self.bias {
+                Some(bias) => y.add(&ops::parameter(bias, &y)?),
+                None => Ok(y),
+            }
+        })
+    }
+}
+
+impl Module for LinearFourBit {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.param("weight", &self.weight);
+        if let Some(bias) = &self.bias {
+            visitor.param("bias", bias);
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        "Linear4bit"
+    }
+}
