@@ -17,6 +17,7 @@ mod ema;
 mod examples_ddp;
 mod examples_guides;
 mod families;
+mod four_bit;
 mod gradients;
 mod images;
 mod layers;

@@ -6,6 +6,7 @@ mod classifier;
 mod config;
 mod decoder;
 mod family;
+mod four_bit;
 pub mod hf;
 mod matching;
 mod projection;
@@ -21,6 +22,7 @@ pub use config::{
 };
 pub use decoder::{Decoder, Head};
 pub use family::{Family, Stored, StoredRows};
+pub use four_bit::{FourBitSource, FourBitWeights};
 pub use hf::{
     HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
     save_pretrained,

@@ -36,7 +36,9 @@ impl Projection {
                 let all = parameters(&**layer);
                 let follows = |dtype| dtype != DType::F32;
                 let own = all.iter().find(|named| follows(named.param.compute_dtype(DType::BF16)));
-                own.map_or(Ok(DType::F32), |named| Ok(named.param.compute_dtype(named.param.weight()?.dtype())))
+                own.map_or(Ok(DType::F32), |named| {
+                    Ok(named.param.compute_dtype(named.param.weight()?.dtype()))
+                })
             }
         }
     }
