@@ -93,11 +93,9 @@ fn main() -> Result<()> {
     let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
     let (model, losses) = train(&accelerator, 300)?;
     let params = nn::parameters(model.module());
-    let [all, frozen] = [false, true].map(|frozen| {
-        let counted = params.iter().filter(|named| !frozen || named.param.is_frozen());
-        counted.map(|named| named.param.shape().n_elems()).sum::<usize>()
-    });
-    accelerator.print(format_args!("{} of {all} parameters are trained", all - frozen));
+    let trained = params.iter().map(|named| &named.param).filter(|param| !param.is_frozen());
+    let n_trained: usize = trained.map(|param| param.shape().n_elems()).sum();
+    accelerator.print(format_args!("{n_trained} parameters are trained"));
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(30).collect::<Vec<_>>()));
 
     model.eval();

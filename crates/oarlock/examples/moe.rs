@@ -11,7 +11,6 @@ use oarlock::{
     Tensor, optim,
 };
 
-const BATCH_SIZE: usize = 50;
 const DIM: usize = 32;
 const N_EXPERTS: usize = 8;
 const TOP_K: usize = 2;
@@ -25,26 +24,22 @@ struct MixtureOfExperts {
     experts: Vec<Mlp>,
 }
 
-/// What a router decided: the probabilities `[B, N_EXPERTS]`, and the experts that were chosen `[B, TOP_K]`.
-type Routing = (Tensor, Tensor);
-
+/// Beside its output: the probabilities `[B, N_EXPERTS]`, and the share of each expert in the choices.
 impl Forward<Tensor> for MixtureOfExperts {
-    type Output = (Tensor, Routing);
-    fn forward(&self, x: &Tensor) -> nn::Result<(Tensor, Routing)> {
+    type Output = (Tensor, Tensor, Tensor);
+    fn forward(&self, x: &Tensor) -> nn::Result<Self::Output> {
         let probs = self.router.forward(x)?.softmax(-1)?;
         let (gates, chosen) = probs.topk(TOP_K, -1, true)?;
         let gates = (&gates / gates.sum_keepdim(-1)?)?.flatten(0, -1)?;
-        let (mut y, choices) = (x.zeros_like()?, chosen.to_vec::<i32>()?);
+        let (mut y, choices) = (x.zeros_like()?, chosen.flatten(0, -1)?);
         for (index, expert) in (0..).zip(&self.experts) {
             // Where the choices name this expert, and whose choices these are.
-            let places: Vec<i32> =
-                (0..).zip(&choices).filter(|&(_, &i)| i == index).map(|(at, _)| at).collect();
-            let places = Tensor::from_slice(&places, [places.len()], x.device())?;
+            let places = choices.eq(index)?.nonzero()?.squeeze(-1)?;
             let rows = places.floor_divide(TOP_K as i32)?;
             let gate = gates.index_select(0, &places)?.unsqueeze(-1)?;
             y = y.index_add(0, &rows, &(expert.forward(&x.index_select(0, &rows)?)? * gate)?)?;
         }
-        Ok((y, (probs, chosen)))
+        Ok((y, probs, chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?))
     }
 }
 
@@ -57,11 +52,11 @@ pub struct Classifier {
 }
 
 impl Forward<Tensor> for Classifier {
-    type Output = (Tensor, Routing);
-    fn forward(&self, images: &Tensor) -> nn::Result<(Tensor, Routing)> {
+    type Output = (Tensor, Tensor, Tensor);
+    fn forward(&self, images: &Tensor) -> nn::Result<Self::Output> {
         let x = self.stem.forward(images)?.relu()?;
-        let (y, routing) = self.moe.forward(&x)?;
-        Ok((self.head.forward(&(x + y)?)?, routing))
+        let (y, probs, share) = self.moe.forward(&x)?;
+        Ok((self.head.forward(&(x + y)?)?, probs, share))
     }
 }
 
@@ -84,7 +79,7 @@ fn digits() -> Result<Vec<(Vec<f32>, i32)>> {
 
 /// The trained model, and the loss of every step, the mean over the batch of all ranks.
 pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classifier>, Vec<f64>)> {
-    let loader = DataLoader::new(digits()?, BATCH_SIZE).shuffle(true).drop_last(true);
+    let loader = DataLoader::new(digits()?, 50).shuffle(true).drop_last(true);
     let model = model()?;
     let optimizer = optim::adamw(&model).lr(3e-3);
     let (loader, model, optimizer) = accelerator.prepare((loader, model, optimizer))?;
@@ -93,10 +88,9 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classi
     while losses.len() < steps {
         for batch in loader.iter()?.take(steps - losses.len()) {
             let (images, digits) = batch?;
-            let (logits, (probs, chosen)) = model.forward(&images)?;
+            let (logits, probs, share) = model.forward(&images)?;
             // The share of each expert in the choices of all ranks: no gradient flows through it, and the loss is linear
             // in the probabilities, so its mean over the ranks is that of the whole batch.
-            let share = chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?;
             let share = accelerator.reduce(&share, Reduction::Mean, 1.0)?;
             let balance = (share * probs.mean(0)?)?.sum_all()?.scale(N_EXPERTS as f32)?;
             let loss = (nn::cross_entropy(&logits, &digits)? + (BALANCE * balance)?)?;
@@ -118,10 +112,9 @@ fn main() -> Result<()> {
     for digit in 0..10 {
         let images = digits()?.into_iter().filter(|(_, of)| *of == digit).flat_map(|(image, _)| image);
         let images = Tensor::from_slice(&images.collect::<Vec<_>>(), [50, 64], accelerator.device())?;
-        let (logits, (_, chosen)) = model.forward(&images)?;
+        let (logits, _, share) = model.forward(&images)?;
         let right = logits.argmax(-1)?.eq(digit)?.cast(DType::F32)?.mean(..)?.item::<f32>()?;
-        let share = chosen.one_hot(N_EXPERTS)?.cast(DType::F32)?.mean([0, 1])?.to_vec::<f32>()?;
-        accelerator.print(format_args!("{digit}: {:.0} % right, by the experts {share:.2?}", 100.0 * right));
+        accelerator.print(format_args!("{digit}: {:.0} % right, experts {share:.2}", 100.0 * right));
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ methods! {
     scatter(dim: impl Int, index: &Tensor, source: &Tensor);
     scatter_add(dim: impl Int, index: &Tensor, source: &Tensor);
     one_hot(n_classes: usize);
+    nonzero();
     argsort(dim: impl Int, descending: bool);
     cumsum(dim: impl Int);
     tril(diagonal: isize);

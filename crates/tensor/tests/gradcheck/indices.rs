@@ -140,6 +140,19 @@ fn integers_are_counted_and_classes_marked() {
     assert_eq!(of(&[], &[0]).one_hot(3).unwrap().sizes(), [0, 3]);
 }
 
+#[test]
+fn what_is_not_zero_is_found() {
+    for device in [Device::default(), Device::strict(Isa::detect(), Par::solo())] {
+        let ints = Tensor::from_slice(&[0, 7, 0, -1, 0, 2], [2, 3], &device).unwrap();
+        let found = ints.nonzero().unwrap();
+        assert_eq!((found.sizes(), found.to_vec::<i32>().unwrap()), (&[3, 2][..], vec![0, 1, 1, 0, 1, 2]));
+        let floats = Tensor::from_slice(&[0.0, -0.0, f32::NAN, 1e-30], [4], &device).unwrap();
+        assert_eq!(floats.nonzero().unwrap().to_vec::<i32>().unwrap(), [2, 3]);
+        assert_eq!(Tensor::zeros([2, 0, 3], DType::F32, &device).unwrap().nonzero().unwrap().sizes(), [0, 3]);
+        assert_eq!(Tensor::from_slice(&[5], [], &device).unwrap().nonzero().unwrap().sizes(), [1, 0]);
+    }
+}
+
 /// Sums of many terms for few places.
 #[test]
 fn large_sums_have_the_same_bits_on_any_number_of_threads() {
