@@ -89,8 +89,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classi
         for batch in loader.iter()?.take(steps - losses.len()) {
             let (images, digits) = batch?;
             let (logits, probs, share) = model.forward(&images)?;
-            // The share of each expert in the choices of all ranks: no gradient flows through it, and the loss is linear
-            // in the probabilities, so its mean over the ranks is that of the whole batch.
+            // The loss is linear in the probabilities: with the share of all ranks its mean is that of the batch.
             let share = accelerator.reduce(&share, Reduction::Mean, 1.0)?;
             let balance = (share * probs.mean(0)?)?.sum_all()?.scale(N_EXPERTS as f32)?;
             let loss = (nn::cross_entropy(&logits, &digits)? + (BALANCE * balance)?)?;
