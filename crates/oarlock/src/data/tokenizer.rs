@@ -105,7 +105,7 @@ impl Tokenizer {
     /// The ids of `text`, without any added beginning or end. Special tokens written out in it become their ids.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.engine()?.encode(text).map_err(|cause| broken(&self.path, &cause))
     }
@@ -116,7 +116,7 @@ impl Tokenizer {
     /// counts to the text in which it begins.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode_with_cuts(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
         let engine = self.engine()?;
         if !engine.is_byte_level_bpe() {
@@ -138,7 +138,7 @@ impl Tokenizer {
     /// The ids of many texts, on all threads of the current pool.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
         texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
     }
