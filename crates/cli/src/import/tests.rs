@@ -159,6 +159,32 @@ fn what_is_missing_or_of_another_save_is_told() {
     assert!(refusal(empty.path()).contains("FSDP"));
 }
 
+#[test]
+fn a_damaged_entry_is_named() {
+    let site = copy_of("stage3-bf16");
+    let dir = site.path().join("global_step3");
+    for path in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
+        let whole = fs::read(&path).unwrap();
+        let mut zip = ZipArchive::new(Cursor::new(&whole)).unwrap();
+        for index in 0..zip.len() {
+            let entry = zip.by_index_raw(index).unwrap();
+            let (name, start, size) =
+                (entry.name().unwrap().into_owned(), entry.data_start().unwrap(), entry.size());
+            // The values of tensors, in which any bits make sense.
+            if size == 0 || !name.contains("/data/") {
+                continue;
+            }
+            let mut damaged = whole.clone();
+            damaged[(start + size / 2) as usize] ^= 16;
+            fs::write(&path, damaged).unwrap();
+            let error = refusal(site.path());
+            let expected = format!("its entry {name} is damaged: its bytes do not have the CRC-32");
+            assert!(error.contains(&format!("{} cannot be imported: {expected}", path.display())), "{error}");
+        }
+        fs::write(&path, whole).unwrap();
+    }
+}
+
 /// A file of `torch.save` with another pickle.
 fn repacked(file: &[u8], pickle: &[u8], options: SimpleFileOptions) -> Vec<u8> {
     let mut from = ZipArchive::new(Cursor::new(file)).unwrap();
