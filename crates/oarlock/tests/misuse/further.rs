@@ -289,6 +289,7 @@ pub fn all() -> Vec<Wrong> {
                     };
                     distributed::init_process_group("gloo".parse()?, &options).map(|_| ())
                 })
+                .map(|_| ())
             },
         },
         Wrong {
@@ -300,6 +301,7 @@ pub fn all() -> Vec<Wrong> {
                     assert!(rank == 0, "no data for rank {rank}");
                     group.barrier()
                 })
+                .map(|_| ())
             },
         },
         Wrong {
