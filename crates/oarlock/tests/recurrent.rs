@@ -3,7 +3,7 @@
 use oarlock::nn::{self, Forward, Gru, Lstm, Module, Rnn, Unit};
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Prepared, Result, Tensor};
 use oarlock_comm::Communicator;
 
 use crate::layers::{assert_close, expected, floats, golden, wave};
