@@ -68,11 +68,13 @@ impl Matched {
         found: &BTreeMap<String, T>,
     ) -> Matched {
         // Each parameter with all its names, in the order in which the model shows it.
-        let mut params: Vec<(usize, Shape, Vec<String>)> = Vec::new();
+        let mut params: Vec<(Shape, Vec<String>)> = Vec::new();
+        let mut index_of = HashMap::new();
         for named in names_of(model) {
-            match params.iter_mut().find(|(id, ..)| *id == named.param.id()) {
-                Some((.., names)) => names.push(named.name),
-                None => params.push((named.param.id(), *named.param.shape(), vec![named.name])),
+            let index = *index_of.entry(named.param.id()).or_insert(params.len());
+            match params.get_mut(index) {
+                Some((_, names)) => names.push(named.name),
+                None => params.push((*named.param.shape(), vec![named.name])),
             }
         }
         let (mut places, mut known) = (HashMap::new(), BTreeSet::new());
@@ -82,7 +84,7 @@ impl Matched {
             true => {}
             false => problems.push(problem),
         };
-        for (_, shape, names) in &params {
+        for (shape, names) in &params {
             let stored: Vec<Stored> = names.iter().map(|name| stored(name)).collect();
             known.extend(stored.iter().map(|stored| stored.tensor.clone()));
             let is_there = |stored: &Stored| Some((stored.clone(), found.get(&stored.tensor)?));
