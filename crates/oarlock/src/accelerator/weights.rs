@@ -110,19 +110,23 @@ impl Accelerator {
         model: &Prepared<M>,
         path: impl AsRef<Path>,
     ) -> Result<Differences> {
-        let differences = self.load_model_with(model, path.as_ref(), Strict::No)?;
+        let (path, kind) = (path.as_ref(), model.module().kind());
+        let differences = self.load_model_with(model, path, Strict::No)?;
         if self.is_main_process() && !differences.missing.is_empty() {
             // A reader that went away is no reason to stop.
-            let _ = writeln!(
-                std::io::stderr(),
-                "{}: {} has no {}; their initial values are random, and training gives them others",
-                model.module().kind(),
-                path.as_ref().display(),
-                differences.missing.join(", ")
-            );
+            let _ = writeln!(std::io::stderr(), "{}", kept(kind, path, &differences));
         }
         Ok(differences)
     }
+}
+
+/// What to say of a `kind` of model that keeps some of its initial weights.
+fn kept(kind: &str, path: &Path, differences: &Differences) -> String {
+    format!(
+        "{kind}: {} has no {}; they keep their values, which are random if nothing else was loaded before",
+        path.display(),
+        differences.missing_in_short()
+    )
 }
 
 fn fill<M: Module>(model: &Prepared<M>, source: &mut dyn WeightSource) -> Result<()> {
@@ -130,4 +134,20 @@ fn fill<M: Module>(model: &Prepared<M>, source: &mut dyn WeightSource) -> Result
     let engine = optimizer.engine_mut();
     engine.clear_grads()?;
     engine.initialize(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_weights_is_told_in_short() {
+        let told = |n: usize| {
+            let missing = (0..n).map(|i| format!("blocks.{i}.lora_a.weight")).collect();
+            kept("Decoder", Path::new("base"), &Differences { missing, unexpected: Vec::new() })
+        };
+        let few = "blocks.0.lora_a.weight, blocks.1.lora_a.weight; they keep their values";
+        assert!(told(2).starts_with(&format!("Decoder: base has no {few}")), "{}", told(2));
+        assert!(told(96).contains(", blocks.4.lora_a.weight and 91 more; they keep"), "{}", told(96));
+    }
 }

@@ -31,6 +31,13 @@ pub struct Differences {
     pub unexpected: Vec<String>,
 }
 
+impl Differences {
+    /// The first of the missing names, and how many more there are.
+    pub(crate) fn missing_in_short(&self) -> String {
+        listed(&self.missing)
+    }
+}
+
 /// A tensor that has a name somewhere.
 pub(crate) trait Named {
     /// Its sizes.
