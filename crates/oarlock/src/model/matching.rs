@@ -7,6 +7,7 @@ use safetensors::Dtype;
 
 use super::family::Stored;
 use super::hf::elements;
+use crate::error::OtherBase;
 use crate::nn::{Module, NamedBuffer, buffers, names_of};
 
 /// Names listed in one message.
@@ -29,6 +30,9 @@ pub struct Differences {
     pub missing: Vec<String>,
     /// Names of the weights that the model lacks.
     pub unexpected: Vec<String>,
+    /// The weights are adapters, and this is how the model's frozen parameters differ from those beside which they were
+    /// trained.
+    pub other_base: Option<OtherBase>,
 }
 
 impl Differences {
@@ -120,7 +124,8 @@ impl Matched {
         }
         let strange = |name: &&String| !known.contains(*name) && !follows_from_settings(name);
         let unexpected: Vec<String> = found.keys().filter(strange).cloned().collect();
-        Matched { places, buffers: Vec::new(), differences: Differences { missing, unexpected }, misshapen }
+        let differences = Differences { missing, unexpected, other_base: None };
+        Matched { places, buffers: Vec::new(), differences, misshapen }
     }
 
     /// Finds the buffers of the model as well.
@@ -146,7 +151,7 @@ impl Matched {
 
     /// What is wrong, a sentence for each; `ask` is "config.json asks for".
     pub fn problems(&self, ask: &str, strict: Strict) -> Vec<String> {
-        let Differences { missing, unexpected } = &self.differences;
+        let Differences { missing, unexpected, .. } = &self.differences;
         let mut problems = Vec::new();
         if !missing.is_empty() && strict == Strict::Yes {
             problems.push(format!("lacks weights that {ask}: {}", listed(missing)));
