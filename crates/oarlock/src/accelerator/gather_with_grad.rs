@@ -2,8 +2,8 @@
 
 use oarlock_tensor::{Error as TensorError, Tensor, ops};
 
-use super::collectives::Reduction;
 use super::handle::Accelerator;
+use super::reduce::ReduceOp;
 use crate::error::Result;
 
 impl Accelerator {
@@ -35,7 +35,7 @@ impl ops::CustomOp for GatherWithGrad {
     }
 
     fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> oarlock_tensor::Result<Vec<Option<Tensor>>> {
-        let sum = self.accelerator.reduce(grad, Reduction::Sum, 1.0);
+        let sum = self.accelerator.reduce(grad, ReduceOp::Sum, 1.0);
         let sum = sum.map_err(|error| TensorError::Hook(Box::new(error)))?;
         let n_rows = sum.size(0)? / self.accelerator.num_processes();
         let first = self.accelerator.process_index() * n_rows;
