@@ -56,6 +56,21 @@ impl Accelerator {
         });
         rebuild(value, reduced.collect::<Result<_>>()?)
     }
+
+    /// The rows of this rank of the sum over ranks, with the bits of [`Accelerator::reduce`]: a tensor has the rows of rank 0,
+    /// then as many of rank 1, and so on. `call` is for messages.
+    #[track_caller]
+    pub(super) fn reduce_scatter(&self, call: &str, tensor: &Tensor) -> Result<Tensor> {
+        let brought = self.meet(call, std::slice::from_ref(tensor))?;
+        check_equal(call, &brought)?;
+        let all = self.comm.all_gather_bytes(&tensor.to_bytes()?)?;
+        let own = all[0].len() / all.len();
+        let first = own * self.process_index();
+        let parts: Vec<&[u8]> = all.iter().map(|bytes| &bytes[first..first + own]).collect();
+        let mut sizes = tensor.sizes().to_vec();
+        sizes[0] /= all.len();
+        from_bytes(tensor.dtype(), &reduced(tensor.dtype(), &parts, ReduceOp::Sum, 1.0)?, &sizes, self)
+    }
 }
 
 /// What becomes of the bytes of all ranks.
