@@ -8,7 +8,7 @@ use oarlock::nn::{
     self, Embedding, Forward, LayerNorm, Linear, Mlp, Module, MultiHeadAttention, Param, Unit,
 };
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Reduction, Result, Tensor,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, ReduceOp, Result, Tensor,
     lr_scheduler, optim,
 };
 
@@ -94,7 +94,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Gpt>, 
             accelerator.clip_grad_norm(&optimizer, 1.0)?;
             optimizer.step()?;
             scheduler.step();
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
     }
     Ok((model, losses))

@@ -7,7 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequential};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, Reduction, Result, optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, optim,
 };
 
 const BATCH_SIZE: usize = 50;
@@ -51,7 +51,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
             let loss = nn::cross_entropy(&logits, &labels)?;
             accelerator.backward(&loss)?;
             optimizer.step()?;
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
     }
     Ok((model, losses))

@@ -7,7 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Module, Param, Relu, Sequential};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, Reduction, Result,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result,
     Tensor, optim,
 };
 
@@ -77,7 +77,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Encode
         let loss = ((find_a + find_b)? / 2.0)?;
         accelerator.backward(&loss)?;
         optimizer.step()?;
-        losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+        losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
     }
     Ok((model, losses))
 }

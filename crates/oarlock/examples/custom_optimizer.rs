@@ -8,7 +8,7 @@ use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Linear, Relu, Sequential};
 use oarlock::optim::{self, CustomRule, Update};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, Reduction, Result, Tensor,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor,
     lr_scheduler,
 };
 
@@ -77,7 +77,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
             accelerator.clip_grad_norm(&optimizer, 1.0)?;
             optimizer.step()?;
             scheduler.step();
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
     }
     Ok((model, losses))

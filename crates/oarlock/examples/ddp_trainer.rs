@@ -129,5 +129,6 @@ fn main() -> Result<()> {
     let checkpoint = Path::new("out/ddp_trainer");
     let settings = Settings { total_epochs, save_every, batch_size: 32, checkpoint, weights: None };
     let world_size = std::thread::available_parallelism().map_or(1, usize::from);
-    distributed::spawn(world_size, |rank| train(rank, world_size, &settings).map(|_| ()))
+    distributed::spawn(world_size, |rank| train(rank, world_size, &settings))?;
+    Ok(())
 }

@@ -11,7 +11,7 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{cross_entropy, kl_div};
 use oarlock::{
     Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Device, DummyOptim,
-    DummyScheduler, Error, Reduction, Result, Tensor, rank,
+    DummyScheduler, Error, ReduceOp, Result, Tensor, rank,
 };
 use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
 
@@ -89,7 +89,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
             optimizer.step()?;
             scheduler.step();
             optimizer.zero_grad()?;
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item::<f32>()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item::<f32>()?);
         }
     }
     Ok(losses)

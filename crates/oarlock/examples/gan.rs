@@ -7,8 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Module, Relu, Sequential, Sigmoid};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, Reduction, Result, Tensor,
-    optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor, optim,
 };
 
 const BATCH_SIZE: usize = 50;
@@ -91,7 +90,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
         g_optimizer.step()?;
         // The loss of the generator went through the discriminator and left gradients there.
         d_optimizer.zero_grad()?;
-        let (d_loss, g_loss) = accelerator.reduce(&(d_loss, g_loss), Reduction::Mean, 1.0)?;
+        let (d_loss, g_loss) = accelerator.reduce(&(d_loss, g_loss), ReduceOp::Avg, 1.0)?;
         losses.extend([d_loss.item::<f64>()?, g_loss.item()?]);
     }
     Ok((generator, losses))

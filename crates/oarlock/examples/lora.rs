@@ -10,7 +10,7 @@ use oarlock::dataloader::DataLoader;
 use oarlock::model::{Decoder, HfConfig, Strict};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Reduction, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, ReduceOp, Result, Tensor, optim,
 };
 
 const TEXT: &str = include_str!("data/stories.txt");
@@ -82,7 +82,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Decode
             let loss = nn::cross_entropy(&logits, &next)?;
             accelerator.backward(&loss)?;
             optimizer.step()?;
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
     }
     Ok((model, losses))

@@ -7,7 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Mlp, Module};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, Reduction, Result,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result,
     Tensor, optim,
 };
 
@@ -90,12 +90,12 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classi
             let (images, digits) = batch?;
             let (logits, probs, share) = model.forward(&images)?;
             // The loss is linear in the probabilities: with the share of all ranks its mean is that of the batch.
-            let share = accelerator.reduce(&share, Reduction::Mean, 1.0)?;
+            let share = accelerator.reduce(&share, ReduceOp::Avg, 1.0)?;
             let balance = (share * probs.mean(0)?)?.sum_all()?.scale(N_EXPERTS as f32)?;
             let loss = (nn::cross_entropy(&logits, &digits)? + (BALANCE * balance)?)?;
             accelerator.backward(&loss)?;
             optimizer.step()?;
-            losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+            losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
     }
     Ok((model, losses))

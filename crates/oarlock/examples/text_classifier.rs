@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use oarlock::dataloader::DataLoader;
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, Reduction, Result, Tensor,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, ReduceOp, Result, Tensor,
     lr_scheduler, optim, rank,
 };
 use serde::Deserialize;
@@ -85,7 +85,7 @@ pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
             optimizer.step()?;
             lr_scheduler.step();
             optimizer.zero_grad()?;
-            let loss = accelerator.reduce(&loss, Reduction::Mean, 1.0)?;
+            let loss = accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?;
             outcome.losses.push(loss.item::<f32>()?);
             let step = outcome.losses.len();
             if step.is_multiple_of(num_training_steps / 5) {

@@ -7,8 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, BCEWithLogitsLoss, Forward, Linear, Module, Relu, Sequential};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, Reduction, Result, Tensor,
-    optim,
+    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor, optim,
 };
 
 const BATCH_SIZE: usize = 50;
@@ -83,7 +82,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Vae>, 
         let loss = ((reconstruction.forward(&logits, &images)? + divergence?)? / images.size(0)? as f32)?;
         accelerator.backward(&loss)?;
         optimizer.step()?;
-        losses.push(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item()?);
+        losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
     }
     Ok((model, losses))
 }

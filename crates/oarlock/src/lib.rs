@@ -182,7 +182,7 @@ pub use accelerator::{
     DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema, Ends, GradientAccumulation,
     GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan,
     Prepare, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig,
-    ProfileSchedule, Profiler, ProjectConfiguration, Reduction, STARTING_BATCH_SIZE, SaveModel,
+    ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp, STARTING_BATCH_SIZE, SaveModel,
     SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::{ClientState, Frozen};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use oarlock::{
-    Accelerator, AcceleratorConfig, ApplyPadding, DType, DeviceSpecific, Error, Nested, Pad, Reduction,
+    Accelerator, AcceleratorConfig, ApplyPadding, DType, DeviceSpecific, Error, Nested, Pad, ReduceOp,
     Result, Tensor,
 };
 use serde::{Deserialize, Serialize};
@@ -132,22 +132,28 @@ fn values_are_reduced_with_one_rounding() {
         // 1e8 + 1 - 1e8 is 0 where each addition rounds to f32.
         let x = vector(accelerator, &[rank, [1e8, 1.0, -1e8][rank as usize]])?;
         let reduce = |how, scale| accelerator.reduce(&x, how, scale)?.to_vec::<f32>().map_err(Error::from);
-        assert_eq!(reduce(Reduction::Sum, 1.0)?, [3.0, 1.0]);
-        assert_eq!(reduce(Reduction::Mean, 1.0)?, [1.0, 1.0 / 3.0]);
-        assert_eq!(reduce(Reduction::Mean, 3.0)?, [3.0, 1.0]);
-        assert_eq!(reduce(Reduction::Max, 1.0)?, [2.0, 1e8]);
+        assert_eq!(reduce(ReduceOp::Sum, 1.0)?, [3.0, 1.0]);
+        assert_eq!(reduce(ReduceOp::Avg, 1.0)?, [1.0, 1.0 / 3.0]);
+        assert_eq!(reduce(ReduceOp::Avg, 3.0)?, [3.0, 1.0]);
+        assert_eq!(reduce(ReduceOp::Max, 1.0)?, [2.0, 1e8]);
+        assert_eq!(reduce(ReduceOp::Min, 1.0)?, [0.0, -1e8]);
+        assert_eq!(reduce(ReduceOp::Product, 0.5)?, [0.0, -5e15]);
         let halves =
-            accelerator.reduce(&vector(accelerator, &[0.5])?.cast(DType::BF16)?, Reduction::Sum, 1.0)?;
+            accelerator.reduce(&vector(accelerator, &[0.5])?.cast(DType::BF16)?, ReduceOp::Sum, 1.0)?;
         assert_eq!((halves.dtype(), halves.cast(DType::F32)?.to_vec::<f32>()?), (DType::BF16, vec![1.5]));
         let whole = Tensor::from_slice(&[rank as i32, i32::MIN], [2], accelerator.device())?;
-        let most = accelerator.reduce(&whole, Reduction::Max, 1.0)?;
+        let product = accelerator.reduce(&whole, ReduceOp::Product, 1.0).unwrap_err().to_string();
+        assert_eq!(product, "reduce: the product -9903520314283042199192993792 is no i32");
+        let least = accelerator.reduce(&whole, ReduceOp::Min, 1.0)?;
+        assert_eq!(least.to_vec::<i32>()?, [0, i32::MIN]);
+        let most = accelerator.reduce(&whole, ReduceOp::Max, 1.0)?;
         assert_eq!(most.to_vec::<i32>()?, [2, i32::MIN]);
-        let error = accelerator.reduce(&whole, Reduction::Sum, 1.0).unwrap_err().to_string();
+        let error = accelerator.reduce(&whole, ReduceOp::Sum, 1.0).unwrap_err().to_string();
         assert_eq!(error, "reduce: the sum -6442450944 is no i32");
-        let error = accelerator.reduce(&whole, Reduction::Mean, 1.0).unwrap_err().to_string();
-        assert!(error.starts_with("reduce: integers have a sum and a greatest"), "{error}");
+        let error = accelerator.reduce(&whole, ReduceOp::Avg, 1.0).unwrap_err().to_string();
+        assert!(error.starts_with("reduce: integers have no mean"), "{error}");
         let nan = vector(accelerator, &[if rank == 1.0 { f32::NAN } else { rank }])?;
-        assert!(accelerator.reduce(&nan, Reduction::Max, 1.0)?.item::<f32>()?.is_nan());
+        assert!(accelerator.reduce(&nan, ReduceOp::Max, 1.0)?.item::<f32>()?.is_nan());
         Ok(())
     });
 }
@@ -224,7 +230,7 @@ fn other_shapes_are_told_on_all_ranks_and_nothing_breaks() {
         let y = Tensor::zeros([1], DType::F32, accelerator.device())?;
         for (name, error) in [
             ("gather", accelerator.gather(&(y.clone(), x.clone())).err()),
-            ("reduce", accelerator.reduce(&(y.clone(), x.clone()), Reduction::Sum, 1.0).err()),
+            ("reduce", accelerator.reduce(&(y.clone(), x.clone()), ReduceOp::Sum, 1.0).err()),
             ("broadcast", accelerator.broadcast(&(y.clone(), x.clone()), 0).err()),
         ] {
             assert_eq!(
@@ -261,13 +267,13 @@ fn other_methods_are_told_with_their_places() {
         let x = vector(accelerator, &[1.0])?;
         match accelerator.process_index() {
             0 => accelerator.gather(&x),
-            _ => accelerator.reduce(&x, Reduction::Mean, 1.0),
+            _ => accelerator.reduce(&x, ReduceOp::Avg, 1.0),
         }
     });
     assert_eq!(told[0], told[1]);
     assert!(told[0].starts_with("ranks called different methods"), "{}", told[0]);
     assert!(told[0].contains("\n  - Process 0: gather at crates/oarlock/tests/accelerator_collectives.rs:"));
-    assert!(told[0].contains("\n  - Process 1: reduce (Mean, scale 1) at "), "{}", told[0]);
+    assert!(told[0].contains("\n  - Process 1: reduce (Avg, scale 1) at "), "{}", told[0]);
     let told = errors(2, |accelerator| accelerator.broadcast_object(&1, accelerator.process_index()));
     assert!(told[0].contains("- Process 1: broadcast_object from process 1 at"), "{}", told[0]);
     let told = errors(2, |accelerator| match accelerator.process_index() {

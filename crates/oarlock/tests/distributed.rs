@@ -1,5 +1,6 @@
 //! Launching from code: ranks as threads, process groups, collectives, and what goes wrong with each.
 
+use std::fmt::Debug;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,19 +23,18 @@ fn one_thread() -> AcceleratorConfig {
 }
 
 /// Runs `f` with the default group in `n` ranks.
-fn ranks(n: usize, f: impl Fn(ProcessGroup) -> Result<()> + Sync) -> Result<()> {
+fn ranks<T: Send>(n: usize, f: impl Fn(ProcessGroup) -> Result<T> + Sync) -> Result<Vec<T>> {
     distributed::spawn(n, |_| f(distributed::init_process_group(Backend::Gloo, &InitOptions::default())?))
 }
 
-fn message(result: Result<()>) -> String {
+fn message<T: Debug>(result: Result<T>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
 fn every_rank_runs_once_and_finds_its_group_by_itself() {
     for n in 1..=4 {
-        let seen = Mutex::new(Vec::new());
-        distributed::spawn(n, |rank| {
+        let returned = distributed::spawn(n, |rank| {
             assert!(!distributed::is_initialized());
             let accelerator = Accelerator::new(&one_thread())?;
             assert_eq!((accelerator.process_index(), accelerator.num_processes()), (rank, n));
@@ -50,13 +50,9 @@ fn every_rank_runs_once_and_finds_its_group_by_itself() {
             distributed::destroy_process_group()?;
             assert!(!distributed::is_initialized());
             accelerator.wait_for_everyone()?;
-            seen.lock().unwrap().push(rank);
-            Ok(())
-        })
-        .unwrap();
-        let mut seen = seen.into_inner().unwrap();
-        seen.sort_unstable();
-        assert_eq!(seen, (0..n).collect::<Vec<_>>());
+            Ok(rank)
+        });
+        assert_eq!(returned.unwrap(), (0..n).collect::<Vec<_>>());
     }
     assert!(message(distributed::spawn(0, |_| Ok(()))).contains("at least one"));
 }
@@ -83,7 +79,7 @@ fn groups_of_one_process_know_nothing_of_each_other() {
 #[test]
 fn the_first_rank_that_fails_is_named_and_the_others_are_told() {
     let told = Mutex::new(Vec::new());
-    let result = distributed::spawn(3, |rank| {
+    let result: Result<Vec<()>> = distributed::spawn(3, |rank| {
         let accelerator = Accelerator::new(&one_thread())?;
         if rank == 1 {
             return Err(Error::Usage("no more of this".to_owned()));

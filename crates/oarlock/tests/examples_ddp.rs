@@ -1,7 +1,6 @@
 //! The examples of data parallel training give the losses of torch's DDP, on any number of ranks.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use oarlock::{Result, distributed};
 
@@ -25,14 +24,7 @@ fn expected(program: &str) -> Vec<f32> {
 
 /// The losses of a program in `world` ranks, which all agree on them.
 fn losses(world: usize, program: impl Fn(usize) -> Result<Vec<f32>> + Sync) -> Vec<f32> {
-    let all = Mutex::new(Vec::new());
-    distributed::spawn(world, |rank| {
-        let losses = program(rank)?;
-        all.lock().unwrap().push(losses);
-        Ok(())
-    })
-    .unwrap();
-    let mut all = all.into_inner().unwrap();
+    let mut all = distributed::spawn(world, program).unwrap();
     let first = all.swap_remove(0);
     assert!(all.iter().all(|losses| *losses == first), "ranks found different losses");
     first

@@ -51,7 +51,7 @@ pub struct Parameter {
 
 /// A checkpoint of DeepSpeed.
 pub struct DeepSpeedCheckpoint {
-    /// The files that hold elements.
+    /// The files that were read.
     pub files: Vec<TorchFile>,
     /// By their names in transformers.
     pub parameters: Parameters,
@@ -128,10 +128,11 @@ pub fn open(dir: &Path) -> Result<DeepSpeedCheckpoint> {
     let dtype = model.dtype(&model_file, &parameters)?;
     match first.stage {
         3 => model.frozen_of_stage_3(dir, first.n_ranks, &mut files, &mut parameters)?,
-        _ => {
-            model.frozen_whole(&model_file, files.len(), &mut parameters)?;
-            files.push(model_file);
-        }
+        _ => model.frozen_whole(&model_file, files.len(), &mut parameters)?,
+    }
+    // In stage 3 it may be among them for its frozen parameters.
+    if files.iter().all(|file| file.path != model_file.path) {
+        files.push(model_file);
     }
     let (steps, skipped) = (model.count("global_steps")?, model.count("skipped_steps")?);
     Ok(DeepSpeedCheckpoint {

@@ -24,6 +24,15 @@ pub enum ImportProblem {
     /// Not the container that `torch.save` writes.
     #[error("it is no file of torch.save: {0}")]
     Container(String),
+    /// An entry of the container whose bytes are not those that were written.
+    #[error(
+        "its entry {entry} is damaged: its bytes do not have the CRC-32 that the file says; copy the file again from where \
+         it was saved"
+    )]
+    Damaged {
+        /// The entry.
+        entry: String,
+    },
     /// A pickle that is not taken.
     #[error("its pickle is refused: {0}")]
     Pickle(#[from] PickleProblem),

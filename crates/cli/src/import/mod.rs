@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 pub use error::{ImportError, ImportProblem, PickleProblem};
 
 use crate::error::{Error, Result};
+use container::TorchFile;
 use oarlock::checkpoint::find_tag;
 use oarlock_tensor::DType;
 use pickle::View;
@@ -54,6 +55,7 @@ pub struct Imported {
 pub fn import_checkpoint(from: &Path, to: &Path, tag: Option<&str>) -> Result<Imported> {
     let dir = find_tag(from, tag)?;
     let source = deepspeed::open(&dir)?;
+    source.files.iter().try_for_each(TorchFile::check)?;
     // A trainer saves settings and tokenizer beside the folder of the tag.
     let beside = [from, dir.as_path(), dir.parent().unwrap_or(Path::new("."))];
     let beside = beside.into_iter().find(|folder| folder.join("config.json").is_file());

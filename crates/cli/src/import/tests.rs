@@ -159,6 +159,49 @@ fn what_is_missing_or_of_another_save_is_told() {
     assert!(refusal(empty.path()).contains("FSDP"));
 }
 
+#[test]
+fn a_damaged_entry_is_named() {
+    let site = copy_of("stage3-bf16");
+    let dir = site.path().join("global_step3");
+    for path in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()) {
+        let whole = fs::read(&path).unwrap();
+        let mut zip = ZipArchive::new(Cursor::new(&whole)).unwrap();
+        for index in 0..zip.len() {
+            let entry = zip.by_index_raw(index).unwrap();
+            let (name, start, size) =
+                (entry.name().unwrap().into_owned(), entry.data_start().unwrap(), entry.size());
+            // Values in which any bits make sense; a number of steps is looked at before.
+            if size <= 4 || !name.contains("/data/") {
+                continue;
+            }
+            let mut damaged = whole.clone();
+            damaged[(start + size / 2) as usize] ^= 16;
+            fs::write(&path, damaged).unwrap();
+            let error = refusal(site.path());
+            let expected = format!("its entry {name} is damaged: its bytes do not have the CRC-32");
+            assert!(error.contains(&format!("{} cannot be imported: {expected}", path.display())), "{error}");
+        }
+        fs::write(&path, whole).unwrap();
+    }
+}
+
+#[test]
+fn a_file_without_checksums_is_imported() {
+    let site = copy_of("stage3-bf16");
+    for path in fs::read_dir(site.path().join("global_step3")).unwrap().map(|entry| entry.unwrap().path()) {
+        let mut file = fs::read(&path).unwrap();
+        let entries = ZipArchive::new(Cursor::new(&file)).unwrap().len();
+        // The directory at the end, in which an entry has its CRC-32 at byte 16.
+        let heads = file.windows(4).enumerate().filter(|(_, head)| *head == b"PK\x01\x02");
+        let heads: Vec<usize> = heads.map(|(at, _)| at).collect();
+        assert_eq!(heads.len(), entries);
+        heads.iter().for_each(|at| file[at + 16..at + 20].fill(0));
+        fs::write(&path, file).unwrap();
+    }
+    let to = tempfile::tempdir().unwrap();
+    import_checkpoint(site.path(), &to.path().join("out"), None).unwrap();
+}
+
 /// A file of `torch.save` with another pickle.
 fn repacked(file: &[u8], pickle: &[u8], options: SimpleFileOptions) -> Vec<u8> {
     let mut from = ZipArchive::new(Cursor::new(file)).unwrap();

@@ -1,4 +1,4 @@
-//! Values of all ranks: gather, reduce, pad, broadcast, over any value that holds tensors.
+//! Values of all ranks: gather, pad, broadcast, over any value that holds tensors.
 //!
 //! Before tensors move, the ranks tell one another what they bring (the call, its place, shapes and dtypes) in one small
 //! collective. All see the same and come to the same verdict, so that a misuse is one error on all ranks.
@@ -12,17 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::handle::Accelerator;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
-
-/// How [`Accelerator::reduce`] makes one value of those of all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
-    /// Their sum.
-    Sum,
-    /// Their sum divided by the number of processes. Not for integers.
-    Mean,
-    /// The greatest; NaN if any is NaN.
-    Max,
-}
 
 /// How [`Accelerator::pad_across_processes`] pads. The fields are those of Accelerate.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -80,31 +69,6 @@ impl Accelerator {
         check_equal(call, &brought)?;
         let parts = self.exchange_tensors(&tensors, &brought)?;
         rebuild(value, join(&tensors, &parts, self)?)
-    }
-
-    /// One value of those of all ranks, times `scale`. Floats are added in f64 in the order of ranks and rounded once, so
-    /// every rank gets the same bits.
-    ///
-    /// Accelerate applies `scale` on TPUs only.
-    ///
-    /// # Errors
-    /// As [`Accelerator::gather`]; the mean, or a scale other than 1, of integers; sums that no i32 holds.
-    #[track_caller]
-    pub fn reduce<T: Nested>(&self, value: &T, how: Reduction, scale: f64) -> Result<T> {
-        let tensors = value.tensors();
-        let brought = self.meet(&format!("reduce ({how:?}, scale {scale})"), &tensors)?;
-        check_equal("reduce", &brought)?;
-        let parts = self.exchange_tensors(&tensors, &brought)?;
-        let reduced = tensors.iter().zip(&parts).map(|(tensor, parts)| {
-            let bytes = match tensor.dtype() {
-                DType::F32 => reduce_floats(parts, f64::from, |x| x as f32, how, scale),
-                DType::BF16 => reduce_floats(parts, bf16::to_f64, bf16::from_f64, how, scale),
-                DType::F16 => reduce_floats(parts, f16::to_f64, f16::from_f64, how, scale),
-                DType::I32 => reduce_integers(parts, how, scale)?,
-            };
-            from_bytes(tensor.dtype(), &bytes, tensor.sizes(), self)
-        });
-        rebuild(value, reduced.collect::<Result<_>>()?)
     }
 
     /// Each tensor as large along a dim as the largest of all ranks; the other dims stay as they are.
@@ -305,7 +269,7 @@ pub(super) fn check_number(call: &str, mut numbers: impl Iterator<Item = usize> 
     )))
 }
 
-fn check_equal(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
+pub(super) fn check_equal(call: &str, brought: &[Vec<Leaf>]) -> Result<()> {
     check(call, brought, "one shape and dtype (`pad_across_processes` makes shapes equal)", |_, a, b| a == b)
 }
 
@@ -388,46 +352,6 @@ pub(super) fn from_bytes(dtype: DType, bytes: &[u8], sizes: &[usize], to: &Accel
         DType::F16 => of::<f16>(bytes, sizes, to),
         DType::I32 => of::<i32>(bytes, sizes, to),
     }
-}
-
-fn reduce_floats<T: Element>(
-    parts: &[Vec<u8>],
-    to_f64: impl Fn(T) -> f64,
-    from_f64: impl Fn(f64) -> T,
-    how: Reduction,
-    scale: f64,
-) -> Vec<u8> {
-    let parts: Vec<Vec<T>> = parts.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
-    let n = parts.len() as f64;
-    let reduced = (0..parts[0].len()).map(|i| {
-        let values = parts.iter().map(|part| to_f64(part[i]));
-        from_f64(match how {
-            Reduction::Sum => values.sum::<f64>() * scale,
-            Reduction::Mean => values.sum::<f64>() / n * scale,
-            Reduction::Max => {
-                let max = |a: f64, b: f64| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) };
-                values.fold(f64::NEG_INFINITY, max) * scale
-            }
-        })
-    });
-    bytemuck::cast_slice(&reduced.collect::<Vec<T>>()).to_vec()
-}
-
-fn reduce_integers(parts: &[Vec<u8>], how: Reduction, scale: f64) -> Result<Vec<u8>> {
-    if how == Reduction::Mean || scale != 1.0 {
-        return Err(Error::Usage(format!(
-            "reduce: integers have a sum and a greatest, with scale 1, and got {how:?} with scale {scale}; cast them to \
-             f32 first"
-        )));
-    }
-    let parts: Vec<Vec<i32>> = parts.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
-    let reduced = (0..parts[0].len()).map(|i| {
-        let values = parts.iter().map(|part| i64::from(part[i]));
-        // There is at least one rank.
-        let value = if how == Reduction::Max { values.max().unwrap_or(0) } else { values.sum() };
-        i32::try_from(value).map_err(|_| Error::Usage(format!("reduce: the sum {value} is no i32")))
-    });
-    Ok(bytemuck::cast_slice(&reduced.collect::<Result<Vec<i32>>>()?).to_vec())
 }
 
 /// The tensor with `most` places along the dim of `pad`, which it has.

@@ -2,7 +2,6 @@
 
 use oarlock_tensor::{Error as TensorError, Tensor, ops};
 
-use super::collectives::Reduction;
 use super::handle::Accelerator;
 use crate::error::Result;
 
@@ -35,10 +34,8 @@ impl ops::CustomOp for GatherWithGrad {
     }
 
     fn backward(&self, inputs: &[Tensor], grad: &Tensor) -> oarlock_tensor::Result<Vec<Option<Tensor>>> {
-        let sum = self.accelerator.reduce(grad, Reduction::Sum, 1.0);
-        let sum = sum.map_err(|error| TensorError::Hook(Box::new(error)))?;
-        let n_rows = sum.size(0)? / self.accelerator.num_processes();
-        let first = self.accelerator.process_index() * n_rows;
-        Ok(vec![Some(sum.narrow(0, first..first + n_rows)?.reshape(inputs[0].sizes())?)])
+        let own = self.accelerator.reduce_scatter("the backward pass of gather_with_grad", grad);
+        let own = own.map_err(|error| TensorError::Hook(Box::new(error)))?;
+        Ok(vec![Some(own.reshape(inputs[0].sizes())?)])
     }
 }

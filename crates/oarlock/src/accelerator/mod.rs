@@ -28,6 +28,7 @@ pub(crate) mod prepared_state;
 mod processes;
 mod profile;
 mod project;
+mod reduce;
 mod resolved;
 mod save_model;
 mod saving;
@@ -39,7 +40,7 @@ mod trackers;
 mod tracking;
 mod weights;
 
-pub use collectives::{Pad, Reduction};
+pub use collectives::Pad;
 pub use config::{
     AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
@@ -62,6 +63,7 @@ pub use prepared::Prepared;
 pub use processes::ApplyPadding;
 pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
 pub use project::ProjectConfiguration;
+pub use reduce::ReduceOp;
 pub(crate) use resolved::{Resolved, hidden_size_of};
 pub use save_model::{SaveModel, ShardSize};
 pub use scheduler::PreparedScheduler;

@@ -32,10 +32,9 @@ impl Accelerator {
     #[track_caller]
     pub(super) fn newest_checkpoint(&self) -> Result<PathBuf> {
         let folder = self.inner.config.project.checkpoints("load_state")?;
-        let newest = || Ok(checkpoint::newest(&folder)?.path);
-        let found = by_root(&self.comm, newest)?.map_err(Error::Usage)?;
-        let missing = CheckpointError::NotFound { path: folder, problem: Missing::Checkpoint };
-        Ok(found.ok_or(missing)?)
+        let newest = || Ok(Some(checkpoint::newest(&folder)?.found()));
+        let found = by_root(&self.comm, newest)?.map_err(Error::Usage)?.unwrap_or(Err(Missing::Checkpoint));
+        Ok(found.map_err(|problem| CheckpointError::NotFound { path: folder, problem })?)
     }
 
     /// After a checkpoint was loaded: one of the project's is followed by the number after its last.

@@ -26,7 +26,8 @@ pub struct SaveModel {
     /// The dtype of the weights in the files; by default that of the arithmetic. f32 writes the master weights.
     pub dtype: Option<DType>,
     /// Whether frozen parameters are in the files. By default a model with adapters is written without them, as PEFT does:
-    /// [`Strict::No`](crate::model::Strict::No) reads such files.
+    /// [`Strict::No`](crate::model::Strict::No) reads such files. They have a fingerprint of each parameter that they leave
+    /// out, by which [`Differences::other_base`](crate::model::Differences) knows another base.
     pub frozen: Frozen,
 }
 
@@ -107,7 +108,9 @@ impl Accelerator {
                 BufferValues::Ints(_) => DType::I32,
             },
         }));
-        let files = ModelFiles::new(&weights, options.max_shard_size.0)?;
+        let base = checkpoint::describe_base(&self.comm, optimizer.engine(), &left_out)?;
+        let metadata = base.map(|base| (checkpoint::BASE_KEY.to_owned(), base)).into_iter().collect();
+        let files = ModelFiles::with_metadata(&weights, options.max_shard_size.0, metadata)?;
         checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &left_out, |writer| {
             kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
                 BufferValues::Floats(values) => writer.write(name, 0, &values),

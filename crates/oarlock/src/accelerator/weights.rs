@@ -9,6 +9,7 @@ use oarlock_tensor::Tensor;
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
+use crate::checkpoint::{BASE_KEY, compare_base};
 use crate::error::{Error, Result};
 use crate::model::{Differences, SafetensorsSource, StateDictSource, Strict};
 use crate::nn::Module;
@@ -29,7 +30,8 @@ impl Accelerator {
     }
 
     /// As [`Accelerator::load_model`]; with [`Strict::No`], torch's `strict=False`, what the files lack stays as it is,
-    /// what the model lacks is left out, and the result says what that was.
+    /// what the model lacks is left out, and the result says what that was, and whether adapters were trained beside other
+    /// frozen parameters than the model holds.
     ///
     /// # Errors
     /// As [`Accelerator::load_model`].
@@ -43,7 +45,10 @@ impl Accelerator {
         let path = path.as_ref();
         let opened = SafetensorsSource::of_module(path, &**model.module(), strict);
         let elsewhere = || Error::bad_file(path, "another rank could not load it; its message says why");
-        let (mut source, differences) = self.opened_by_all(opened, elsewhere)?;
+        let (mut source, mut differences) = self.opened_by_all(opened, elsewhere)?;
+        if let Some(base) = source.metadata(BASE_KEY) {
+            differences.other_base = compare_base(&self.comm, model.state.optimizer()?.engine(), base)?;
+        }
         fill(model, &mut source)?;
         source.fill_buffers()?;
         model.state.update();
@@ -100,7 +105,7 @@ impl Accelerator {
 
     /// Loads what a Hugging Face folder (or a file) has of a model's weights: `from_pretrained` for a model with a fresh
     /// head, such as a [`SequenceClassifier`](crate::model::SequenceClassifier) on a language model. Process 0 says on
-    /// stderr which weights keep their initial values; the result names them, and those that were left out.
+    /// stderr which weights keep their initial values, and that adapters belong to another base; the result has more.
     ///
     /// # Errors
     /// As [`Accelerator::load_model`], but for missing and unexpected weights; files without any weight of the model.
@@ -110,19 +115,28 @@ impl Accelerator {
         model: &Prepared<M>,
         path: impl AsRef<Path>,
     ) -> Result<Differences> {
-        let differences = self.load_model_with(model, path.as_ref(), Strict::No)?;
-        if self.is_main_process() && !differences.missing.is_empty() {
-            // A reader that went away is no reason to stop.
-            let _ = writeln!(
-                std::io::stderr(),
-                "{}: {} has no {}; their initial values are random, and training gives them others",
-                model.module().kind(),
-                path.as_ref().display(),
-                differences.missing.join(", ")
-            );
+        let (path, kind) = (path.as_ref(), model.module().kind());
+        let differences = self.load_model_with(model, path, Strict::No)?;
+        if self.is_main_process() {
+            let missing = (!differences.missing.is_empty()).then(|| kept(kind, path, &differences));
+            let other = differences.other_base.as_ref();
+            let other = other.map(|other| format!("{kind}: {} is of another base: {other}", path.display()));
+            for told in missing.into_iter().chain(other) {
+                // A reader that went away is no reason to stop.
+                let _ = writeln!(std::io::stderr(), "{told}");
+            }
         }
         Ok(differences)
     }
+}
+
+/// What to say of a `kind` of model that keeps some of its initial weights.
+fn kept(kind: &str, path: &Path, differences: &Differences) -> String {
+    format!(
+        "{kind}: {} has no {}; they keep their values, which are random if nothing else was loaded before",
+        path.display(),
+        differences.missing_in_short()
+    )
 }
 
 fn fill<M: Module>(model: &Prepared<M>, source: &mut dyn WeightSource) -> Result<()> {
@@ -130,4 +144,20 @@ fn fill<M: Module>(model: &Prepared<M>, source: &mut dyn WeightSource) -> Result
     let engine = optimizer.engine_mut();
     engine.clear_grads()?;
     engine.initialize(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_weights_is_told_in_short() {
+        let told = |n: usize| {
+            let missing = (0..n).map(|i| format!("blocks.{i}.lora_a.weight")).collect();
+            kept("Decoder", Path::new("base"), &Differences { missing, ..Differences::default() })
+        };
+        let few = "blocks.0.lora_a.weight, blocks.1.lora_a.weight; they keep their values";
+        assert!(told(2).starts_with(&format!("Decoder: base has no {few}")), "{}", told(2));
+        assert!(told(96).contains(", blocks.4.lora_a.weight and 91 more; they keep"), "{}", told(96));
+    }
 }

@@ -1,11 +1,13 @@
-//! Frozen parameters: which of them a save leaves out, and the fingerprints that a checkpoint keeps in their place.
+//! Frozen parameters: which of them a save leaves out, and the fingerprints that are kept in their place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oarlock_comm::Communicator;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::manifest::{FrozenEntry, Manifest, qualified};
+use super::outcome::share;
 use crate::error::{Error, OtherBase, Problem, Result};
 use crate::shard::{BLOCK, Engine, MASTER, Slice, Snapshot};
 
@@ -94,18 +96,33 @@ pub fn parts(manifest: &Manifest, engines: &[&Engine]) -> std::result::Result<Ve
         return Ok(parts);
     }
     for (index, engine) in engines.iter().enumerate() {
-        let mut snapshot = engine.snapshot();
-        for unit in 0..snapshot.units() {
-            for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
-                let name = qualified(index, &slice.name);
-                if manifest.frozen.contains_key(&name) {
-                    let unreadable =
-                        |error: Error| Problem::Unreadable { file: name.clone(), cause: error.to_string() };
-                    parts.push(part_of(&snapshot, slice, name.clone()).map_err(unreadable)?);
-                }
+        let is_left_out = |name: &str| manifest.frozen.contains_key(&qualified(index, name));
+        let of_model = parts_of(engine, is_left_out).map_err(|(name, cause)| {
+            let file = qualified(index, &name);
+            Problem::Unreadable { file, cause }
+        })?;
+        parts.extend(
+            of_model.into_iter().map(|part| FrozenPart { name: qualified(index, &part.name), ..part }),
+        );
+    }
+    Ok(parts)
+}
+
+/// This rank's parts of the parameters of a model that are wanted; or one that cannot be read, and why.
+fn parts_of(
+    engine: &Engine,
+    is_wanted: impl Fn(&str) -> bool,
+) -> std::result::Result<Vec<FrozenPart>, (String, String)> {
+    let mut parts = Vec::new();
+    let mut snapshot = engine.snapshot();
+    for unit in 0..snapshot.units() {
+        for slice in snapshot.slices(unit).iter().filter(|slice| slice.kind == MASTER) {
+            if is_wanted(&slice.name) {
+                let part = part_of(&snapshot, slice, slice.name.clone());
+                parts.push(part.map_err(|error| (slice.name.clone(), error.to_string()))?);
             }
-            snapshot.release(unit);
         }
+        snapshot.release(unit);
     }
     Ok(parts)
 }
@@ -117,9 +134,6 @@ pub fn check_same(
     engines: &[&Engine],
 ) -> std::result::Result<(), Problem> {
     let held = joined(parts);
-    let differs = |(name, entry): &(&String, &FrozenEntry)| held.get(*name) != Some(*entry);
-    let others: Vec<(&String, &FrozenEntry)> = manifest.frozen.iter().filter(differs).collect();
-    let Some((name, expected)) = others.first() else { return Ok(()) };
     let dtypes = manifest.each_model().zip(engines);
     let mut dtypes =
         dtypes.map(|((plan, _), engine)| (plan.dtype.clone(), engine.options().dtype.to_string()));
@@ -132,14 +146,93 @@ pub fn check_same(
                  whole model (`Frozen::Include`)"
             .to_owned(),
     };
-    Err(Problem::OtherBase(Box::new(OtherBase {
+    match other_base(&manifest.frozen, &held, advice) {
+        None => Ok(()),
+        Some(other) => Err(Problem::OtherBase(Box::new(other))),
+    }
+}
+
+/// How a model differs from what was left out.
+fn other_base(
+    left_out: &BTreeMap<String, FrozenEntry>,
+    held: &BTreeMap<String, FrozenEntry>,
+    advice: String,
+) -> Option<OtherBase> {
+    let differs = |(name, entry): &(&String, &FrozenEntry)| held.get(*name) != Some(*entry);
+    let others: Vec<(&String, &FrozenEntry)> = left_out.iter().filter(differs).collect();
+    let (name, expected) = others.first()?;
+    Some(OtherBase {
         n_different: others.len(),
-        n: manifest.frozen.len(),
+        n: left_out.len(),
         name: (*name).clone(),
         found: held.get(*name).map_or_else(String::new, |entry| entry.fingerprint.clone()),
         expected: expected.fingerprint.clone(),
         advice,
-    })))
+    })
+}
+
+/// The key of a [`Base`] in the metadata of a safetensors file.
+pub const BASE_KEY: &str = "oarlock.frozen";
+
+/// What a file of adapters says of the parameters beside which they were trained.
+#[derive(Serialize, Deserialize)]
+struct Base {
+    /// What the model computed in.
+    dtype: String,
+    parameters: BTreeMap<String, FrozenEntry>,
+}
+
+/// The [`Base`] of a model as JSON, where its files leave something out. All ranks call it.
+///
+/// # Errors
+/// When a rank cannot read its part, on all ranks.
+#[track_caller]
+pub fn describe_base(
+    comm: &Communicator,
+    engine: &Engine,
+    left_out: &BTreeSet<String>,
+) -> Result<Option<String>> {
+    if left_out.is_empty() {
+        return Ok(None);
+    }
+    let parameters = fingerprints(comm, engine, |name| left_out.contains(name))?;
+    let base = Base { dtype: engine.options().dtype.to_string(), parameters };
+    let unwritten = |error| Error::Usage(format!("the fingerprints cannot be written: {error}"));
+    Ok(Some(serde_json::to_string(&base).map_err(unwritten)?))
+}
+
+/// How a model differs from the base that a file describes, if it does; a description that nobody can read says nothing.
+/// All ranks call it.
+///
+/// # Errors
+/// As [`describe_base`].
+#[track_caller]
+pub fn compare_base(comm: &Communicator, engine: &Engine, described: &str) -> Result<Option<OtherBase>> {
+    let Ok(Base { dtype, parameters }) = serde_json::from_str::<Base>(described) else { return Ok(None) };
+    let held = fingerprints(comm, engine, |name| parameters.contains_key(name))?;
+    let own = engine.options().dtype.to_string();
+    let advice = if own == dtype {
+        "load the base that they were trained on (`load_pretrained`, `load_model`)".to_owned()
+    } else {
+        format!(
+            "they were trained in {dtype}, and this model computes in {own}, which rounds the same base otherwise"
+        )
+    };
+    Ok(other_base(&parameters, &held, advice))
+}
+
+/// The fingerprints of the parameters of a model that are wanted.
+#[track_caller]
+fn fingerprints(
+    comm: &Communicator,
+    engine: &Engine,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<BTreeMap<String, FrozenEntry>> {
+    let of_ranks = share(comm, parts_of(engine, is_wanted))?;
+    let of_ranks = of_ranks.map_err(|(rank, (name, cause))| {
+        Error::Usage(format!("rank {rank} cannot read its part of \"{name}\": {cause}"))
+    })?;
+    Ok(joined(of_ranks.into_iter().flatten()))
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ pub use crate::error::{CheckpointError, Missing, OtherBase, Problem};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use frozen::Frozen;
+pub(crate) use frozen::{BASE_KEY, compare_base, describe_base};
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
 pub use manifest::{

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{entries, recover, remove, step_of};
 use super::manifest::Manifest;
-use crate::error::{Problem, Result};
+use crate::error::{Missing, Problem, Result};
 
 /// A folder `checkpoint-N` or `checkpoint_N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,18 @@ pub struct Newest {
     pub path: Option<PathBuf>,
     /// The newer ones that are not whole, the newest first.
     pub skipped: Vec<Listed>,
+}
+
+impl Newest {
+    /// The checkpoint to go on from, or what the folder lacks.
+    pub(crate) fn found(self) -> std::result::Result<PathBuf, Missing> {
+        let damaged = |listed: Listed| {
+            let name = listed.path.file_name()?.to_string_lossy().into_owned();
+            Some(Missing::Whole { name, problem: Box::new(listed.problem?) })
+        };
+        let why = || self.skipped.into_iter().next().and_then(damaged).unwrap_or(Missing::Checkpoint);
+        self.path.ok_or_else(why)
+    }
 }
 
 /// The checkpoints in a run's folder, the oldest first. A replacement that a crash interrupted is finished on the way.

@@ -84,7 +84,7 @@ pub fn find(path: &Path, tag: Option<&str>) -> Result<PathBuf> {
     match read_latest(path)? {
         Some(tag) if path.join(&tag).is_dir() => Ok(path.join(tag)),
         Some(tag) => Err(missing(Missing::Tag(tag)).into()),
-        None => Ok(newest(path)?.path.ok_or_else(|| missing(Missing::Checkpoint))?),
+        None => Ok(newest(path)?.found().map_err(missing)?),
     }
 }
 

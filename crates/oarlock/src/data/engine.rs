@@ -13,6 +13,9 @@ type Result<T> = std::result::Result<T, String>;
 /// How many times longer the replacements of a tokenizer may make a text; that of SentencePiece's space is 3.
 const MAX_GROWTH: usize = 64;
 
+/// The longest word. The library takes more than a hundred times the memory of a word to merge it, in each thread.
+const MAX_WORD_BYTES: usize = 1 << 24;
+
 /// A built `tokenizer.json`.
 pub(super) struct Engine {
     tokenizer: tokenizers::Tokenizer,
@@ -94,13 +97,13 @@ impl Engine {
 
     /// As [`encode`](Self::encode), without the short way.
     pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
-        self.check_patterns(text)?;
+        self.check(text)?;
         Ok(fence(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
     /// The ids of `text`, and the byte of it at which each begins.
     pub(super) fn encode_with_begins(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>)> {
-        self.check_patterns(text)?;
+        self.check(text)?;
         let encoding = fence(|| self.tokenizer.encode(text, false))?;
         let begins = encoding.get_offsets().iter().map(|(begin, _)| *begin).collect();
         Ok((encoding.get_ids().to_vec(), begins))
@@ -111,7 +114,10 @@ impl Engine {
     }
 
     /// The library takes a search that was given up for the end of the text, which would give other tokens.
-    fn check_patterns(&self, text: &str) -> Result<()> {
+    fn check(&self, text: &str) -> Result<()> {
+        if text.len() > MAX_WORD_BYTES {
+            text.split_whitespace().try_for_each(check_word)?;
+        }
         let broken = |regex: &Regex| {
             regex.find_iter(text).find_map(|found| found.err().map(|e| gave_up(regex.as_str(), &e)))
         };
@@ -124,6 +130,18 @@ pub(super) fn gave_up(pattern: &str, error: &fancy_regex::Error) -> String {
     format!(
         "its pattern {pattern:?} does not come to an end with this text ({error}); write it without nested repeats"
     )
+}
+
+/// Refuses a word that is too long: a stretch of text that is looked up as a whole.
+pub(super) fn check_word(word: &str) -> Result<()> {
+    if word.len() <= MAX_WORD_BYTES {
+        return Ok(());
+    }
+    let (found, most) = (word.len().div_ceil(1 << 20), MAX_WORD_BYTES >> 20);
+    let begin: String = word.chars().take(20).collect();
+    Err(format!(
+        "the word {begin:?}… has {found} MiB, and a word may have {most}; put spaces into it, or cut the record into several"
+    ))
 }
 
 /// Runs the library; its errors and its panics become messages.
@@ -170,6 +188,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::tokenizer::{Tokenizer, tests::small};
+    use super::MAX_WORD_BYTES;
 
     /// A working tokenizer of which `damage` has changed a part.
     fn damaged(damage: impl FnOnce(&mut serde_json::Value)) -> Result<Vec<u32>, String> {
@@ -216,6 +235,27 @@ mod tests {
         }
         let spaces = replace(json!({"String": " "}), "▁");
         assert!(damaged(|json| json["normalizer"] = spaces).is_ok());
+    }
+
+    #[test]
+    fn a_word_without_end_is_refused() {
+        let (dir, tokenizer) = small();
+        let path = dir.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["pre_tokenizer"]["add_prefix_space"] = json!(true);
+        let general = dir.path().join("general");
+        std::fs::create_dir(&general).unwrap();
+        std::fs::write(general.join("tokenizer.json"), json.to_string()).unwrap();
+        let general = Tokenizer::open(&general).unwrap();
+        let word = "a".repeat(MAX_WORD_BYTES + 1);
+        // The short way, a text with a special token in it, and a tokenizer that has no short way.
+        let special = format!("the <think> {word}");
+        for (tokenizer, text) in [(&tokenizer, &word), (&tokenizer, &special), (&general, &word)] {
+            let message = tokenizer.encode(text).unwrap_err().to_string();
+            let expected =
+                "the word \"aaaaaaaaaaaaaaaaaaaa\"… has 17 MiB, and a word may have 16; put spaces into it";
+            assert!(message.contains(expected), "{message}");
+        }
     }
 
     #[test]

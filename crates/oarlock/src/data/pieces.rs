@@ -11,7 +11,7 @@ use fancy_regex::Regex;
 use serde_json::Value;
 use tokenizers::{Model, ModelWrapper};
 
-use super::engine::gave_up;
+use super::engine::{check_word, gave_up};
 
 /// The pieces of GPT-2, which `ByteLevel` cuts by itself.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -75,7 +75,7 @@ impl Pieces {
     /// The ids of `text`; `None` when the engine must look at it.
     ///
     /// # Errors
-    /// A pattern that backtracks without end.
+    /// A pattern that backtracks without end, a word that is too long.
     pub(super) fn encode(&self, model: &ModelWrapper, text: &str) -> Result<Option<Vec<u32>>, String> {
         if self.composes && !text.is_ascii() || self.added.iter().any(|token| text.contains(token.as_str())) {
             return Ok(None);
@@ -101,12 +101,14 @@ impl Pieces {
             let piece = piece.map_err(|e| gave_up(&self.pattern, &e))?;
             // What no alternative matches is a piece of its own.
             for piece in [&text[end..piece.start()], piece.as_str()] {
+                check_word(piece)?;
                 if self.append(model, piece, seen, &mut ids).is_none() {
                     return Ok(None);
                 }
             }
             end = piece.end();
         }
+        check_word(&text[end..])?;
         Ok(self.append(model, &text[end..], seen, &mut ids).map(|()| ids))
     }
 

@@ -49,7 +49,7 @@ impl Tokenizer {
     /// silent from `config.json`.
     ///
     /// # Errors
-    /// When `tokenizer.json` is missing or no JSON, or a special token is none of its tokens.
+    /// When `tokenizer.json` is missing or no JSON, or a special token is no text or none of its tokens.
     pub fn open(dir: impl AsRef<Path>) -> Result<Tokenizer> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
@@ -63,7 +63,7 @@ impl Tokenizer {
         let mut tokenizer = Tokenizer { path, json, special, engine: OnceLock::new() };
         let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
         let find = |what: &str| -> Result<Option<u32>> {
-            if let Some(token) = token_name(&named[&format!("{what}_token")]) {
+            if let Some(token) = token_name(dir, &format!("{what}_token"), &named)? {
                 let added = outline.added_tokens.iter().find(|a| a.content == token).map(|a| a.id);
                 let id = match added {
                     Some(id) => Some(id),
@@ -105,7 +105,7 @@ impl Tokenizer {
     /// The ids of `text`, without any added beginning or end. Special tokens written out in it become their ids.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.engine()?.encode(text).map_err(|cause| broken(&self.path, &cause))
     }
@@ -116,7 +116,7 @@ impl Tokenizer {
     /// counts to the text in which it begins.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode_with_cuts(&self, text: &str, cuts: &[usize]) -> Result<(Vec<u32>, Vec<usize>)> {
         let engine = self.engine()?;
         if !engine.is_byte_level_bpe() {
@@ -138,7 +138,7 @@ impl Tokenizer {
     /// The ids of many texts, on all threads of the current pool.
     ///
     /// # Errors
-    /// When `tokenizer.json` cannot be used.
+    /// When `tokenizer.json` cannot be used; a word of more than 16 MiB.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>> {
         texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
     }
@@ -184,9 +184,17 @@ fn side_file(dir: &Path, name: &str) -> Result<Value> {
     }
 }
 
-/// A special token is written as its text or as an object with a `content`.
-fn token_name(value: &Value) -> Option<&str> {
-    value.as_str().or_else(|| value["content"].as_str())
+/// A special token of `tokenizer_config.json` is written as its text or as an object with a `content`.
+fn token_name<'a>(dir: &Path, key: &str, config: &'a Value) -> Result<Option<&'a str>> {
+    let value = &config[key];
+    let name = value.as_str().or_else(|| value["content"].as_str());
+    if name.is_none() && !value.is_null() {
+        return Err(Error::Tokenizer {
+            path: dir.join("tokenizer_config.json"),
+            cause: format!("{key} is {value}; write it as a text or as an object with a text `content`"),
+        });
+    }
+    Ok(name)
 }
 
 /// Turns ids that come one by one into whole characters.
@@ -294,6 +302,13 @@ pub(super) mod tests {
         std::fs::write(&config, r#"{"eos_token": "<none>"}"#).unwrap();
         let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
         assert!(error.contains(r#"eos_token "<none>" is no token of tokenizer.json"#), "{error}");
+        for wrong in ["5", r#"["<|im_end|>"]"#, r#"{"content":2}"#, "true"] {
+            std::fs::write(&config, format!(r#"{{"eos_token": {wrong}}}"#)).unwrap();
+            let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
+            let expected =
+                format!("tokenizer_config.json: eos_token is {wrong}; write it as a text or as an object");
+            assert!(error.contains(&expected), "{error}");
+        }
         std::fs::write(&config, "{").unwrap();
         assert!(Tokenizer::open(dir.path()).err().unwrap().to_string().contains("broken JSON"));
     }

@@ -1,6 +1,7 @@
 //! `save_checkpoint` and `load_checkpoint` with a client state of any type, and `save_16bit_model`.
 
 use std::any::type_name;
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use serde_json::Value;
 use super::DeepSpeedEngine;
 use super::engine::Count;
 use super::zero::{each_parameter, together};
-use crate::checkpoint::{self, ClientState, Contents, Frozen, Manifest, Saver};
+use crate::checkpoint::{self, BASE_KEY, ClientState, Contents, Frozen, Manifest, Saver, describe_base};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::LossScalerState;
@@ -159,18 +160,37 @@ impl<M: Module> DeepSpeedEngine<M> {
     /// A file that cannot be written, on all ranks.
     #[track_caller]
     pub fn save_16bit_model(&self, dir: impl AsRef<Path>, name: Option<&str>) -> Result<()> {
+        self.save_16bit_model_with(dir, name, Frozen::Include)
+    }
+
+    /// As [`DeepSpeedEngine::save_16bit_model`]; [`Frozen::Exclude`] is DeepSpeed's `exclude_frozen_parameters=True`.
+    ///
+    /// # Errors
+    /// As [`DeepSpeedEngine::save_16bit_model`].
+    #[track_caller]
+    pub fn save_16bit_model_with(
+        &self,
+        dir: impl AsRef<Path>,
+        name: Option<&str>,
+        frozen: Frozen,
+    ) -> Result<()> {
         let (dir, comm) = (dir.as_ref(), self.accelerator().communicator());
         let state = &self.model().state;
-        let dtype = state.optimizer()?.engine().options().dtype;
+        let (dtype, left_out, base) = {
+            let optimizer = state.optimizer()?;
+            let left_out = frozen.left_out(optimizer.engine());
+            let base = describe_base(comm, optimizer.engine(), &left_out)?;
+            (optimizer.engine().options().dtype, left_out, base)
+        };
         let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
         each_parameter(state, &**self.module(), comm, &mut |named, values| {
-            if comm.rank() == 0 {
+            if comm.rank() == 0 && !left_out.contains(&named.name) {
                 let shape = named.param.shape().sizes().to_vec();
                 tensors.push((named.name.clone(), shape, bytes_of(values, dtype)));
             }
         })?;
         let written = match comm.rank() {
-            0 => write(dir, name.unwrap_or(MODEL_FILE), dtype, &tensors),
+            0 => write(dir, name.unwrap_or(MODEL_FILE), dtype, &tensors, base),
             _ => Ok(()),
         };
         together(comm, "save_16bit_model", written)
@@ -220,7 +240,13 @@ fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
 }
 
 /// Under another name first, so that no half of it is ever found under its own.
-fn write(dir: &Path, name: &str, dtype: DType, tensors: &[(String, Vec<usize>, Vec<u8>)]) -> Result<()> {
+fn write(
+    dir: &Path,
+    name: &str,
+    dtype: DType,
+    tensors: &[(String, Vec<usize>, Vec<u8>)],
+    base: Option<String>,
+) -> Result<()> {
     let dtype = match dtype {
         DType::BF16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
@@ -233,7 +259,8 @@ fn write(dir: &Path, name: &str, dtype: DType, tensors: &[(String, Vec<usize>, V
     let views = views.collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let part = dir.join(format!("{name}.new"));
-    safetensors::serialize_to_file(views, None, &part).map_err(wrong)?;
+    let metadata = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
+    safetensors::serialize_to_file(views, metadata, &part).map_err(wrong)?;
     let written = fs::File::open(&part).and_then(|file| file.sync_all());
     written.and_then(|()| fs::rename(&part, dir.join(name))).map_err(Error::io("write", dir.join(name)))
 }

@@ -3,45 +3,16 @@
 //!
 //! Every rank reads what the others hold; a training's gradients take the engine's way, which sums without copies.
 
-use std::fmt;
-
 use bytemuck::{cast_slice, pod_collect_to_vec, pod_read_unaligned};
 use oarlock_comm::tree_fold;
 use oarlock_tensor::{DType, Element, Float, Tensor, bf16, f16};
 
 use super::group::ProcessGroup;
+use crate::accelerator::ReduceOp;
 use crate::error::{Error, Result};
 
 /// Elements that are reduced at a time, so that memory for the other ranks' does not grow with a tensor.
 const PIECE: usize = 1 << 20;
-
-/// How elements are combined. Floats are combined in f32, in the fixed tree over ranks in which gradients are summed;
-/// integers wrap around, as in torch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// Their sum.
-    Sum,
-    /// Their mean; of floats only.
-    Avg,
-    /// Their product.
-    Product,
-    /// The least.
-    Min,
-    /// The greatest.
-    Max,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Avg => "avg",
-            ReduceOp::Product => "product",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-        })
-    }
-}
 
 /// An element type with the op over ranks.
 trait Reduce: Element {
@@ -128,7 +99,8 @@ impl ProcessGroup {
         Ok(self.comm.barrier()?)
     }
 
-    /// Combines the tensors of all ranks, element by element; each rank then holds the result.
+    /// Combines the tensors of all ranks, element by element; each rank then holds the result. Floats are combined in f32, in
+    /// the fixed tree over ranks in which gradients are summed; integers wrap around, as in torch.
     ///
     /// # Errors
     /// As every collective, on all ranks; tensors of different shapes or dtypes; the mean of integers.

@@ -21,10 +21,10 @@ mod processes;
 mod threads;
 mod world;
 
+pub use crate::accelerator::ReduceOp;
 pub use crate::error::SpawnError;
 pub use backend::Backend;
 pub use basic_config::{default_config_file, write_basic_config};
-pub use collectives::ReduceOp;
 pub use ddp::DistributedDataParallel;
 pub use group::ProcessGroup;
 pub use init::{InitOptions, init_distributed, init_process_group};

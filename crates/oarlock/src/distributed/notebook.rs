@@ -81,7 +81,7 @@ where
                 let max = launch.max_restarts;
                 tell(&format!("error: {failure}\nnote: all ranks start again: restart {restart} of {max}\n"));
             }
-            result => return result,
+            result => return result.map(|_| ()),
         }
     }
 }
@@ -94,7 +94,7 @@ pub fn debug_launcher<F>(f: F, num_processes: usize) -> Result<()>
 where
     F: Fn() -> Result<()> + Sync,
 {
-    run(num_processes, &[(MIXED_PRECISION, "no".to_owned())], |_| f())
+    run(num_processes, &[(MIXED_PRECISION, "no".to_owned())], |_| f()).map(|_| ())
 }
 
 /// A precision in the words of Accelerate.

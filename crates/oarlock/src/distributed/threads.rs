@@ -10,8 +10,8 @@ use crate::error::{Error, Result, SpawnError};
 use crate::panics;
 use crate::rank;
 
-/// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them. In each
-/// [`Accelerator::new`](crate::Accelerator::new) and
+/// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them; returns what each has
+/// returned, in the order of ranks. In each [`Accelerator::new`](crate::Accelerator::new) and
 /// [`init_process_group`](super::init_process_group) find the rank and its group; nothing has to be set before.
 ///
 /// Where a rank returns an error or panics, the others get an error from the collective that they wait in, or from
@@ -20,63 +20,69 @@ use crate::rank;
 /// ```
 /// use oarlock::distributed;
 ///
-/// distributed::spawn(2, |rank| {
+/// let ranks = distributed::spawn(2, |rank| {
 ///     let group = distributed::init_process_group("gloo".parse()?, &Default::default())?;
-///     assert_eq!((group.rank(), group.world_size()), (rank, 2));
-///     group.barrier()
+///     group.barrier()?;
+///     Ok((rank, group.rank(), group.world_size()))
 /// })?;
+/// assert_eq!(ranks, [(0, 0, 2), (1, 1, 2)]);
 /// # Ok::<(), oarlock::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`SpawnError`] with the rank that failed first; or when there can be no such group.
-pub fn spawn<F>(n_ranks: usize, f: F) -> Result<()>
+pub fn spawn<F, T>(n_ranks: usize, f: F) -> Result<Vec<T>>
 where
-    F: Fn(usize) -> Result<()> + Sync,
+    F: Fn(usize) -> Result<T> + Sync,
+    T: Send,
 {
     run(n_ranks, &[], f)
 }
 
 /// The same, with variables for the ranks alone.
-pub(super) fn run<F>(n_ranks: usize, variables: &[(&'static str, String)], f: F) -> Result<()>
+pub(super) fn run<F, T>(n_ranks: usize, variables: &[(&'static str, String)], f: F) -> Result<Vec<T>>
 where
-    F: Fn(usize) -> Result<()> + Sync,
+    F: Fn(usize) -> Result<T> + Sync,
+    T: Send,
 {
     if n_ranks == 0 {
         return Err(Error::Usage("spawn: 0 ranks were asked for; there is at least one".to_owned()));
     }
     let comms = shm::threads(n_ranks)?;
     let first = Mutex::new(None);
-    std::thread::scope(|scope| {
+    let values: Vec<Option<T>> = std::thread::scope(|scope| {
+        let mut ranks = Vec::with_capacity(n_ranks);
         for comm in comms {
             let name = format!("rank {}", comm.rank());
             let (first, f) = (&first, &f);
             // One that does not start leaves its group, which the others then hear of.
-            Builder::new()
-                .name(name)
-                .spawn_scoped(scope, move || one(&comm, variables, f, first))
-                .map_err(Error::io("start", "a thread for a rank"))?;
+            let rank = Builder::new().name(name).spawn_scoped(scope, move || one(&comm, variables, f, first));
+            ranks.push(rank.map_err(Error::io("start", "a thread for a rank"))?);
         }
-        Ok::<(), Error>(())
+        // A panic of `f` does not get here.
+        Ok::<_, Error>(ranks.into_iter().map(|rank| rank.join().ok().flatten()).collect())
     })?;
     match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(()),
+        None => Ok(values.into_iter().flatten().collect()),
         Some(failure) => Err(failure.into()),
     }
 }
 
-/// A rank from its first to its last moment.
-fn one(
+/// A rank from its first to its last moment; nothing where it failed.
+fn one<T>(
     comm: &Communicator,
     variables: &[(&'static str, String)],
-    f: &(dyn Fn(usize) -> Result<()> + Sync),
+    f: &(dyn Fn(usize) -> Result<T> + Sync),
     first: &Mutex<Option<SpawnError>>,
-) {
+) -> Option<T> {
     let rank = comm.rank();
     // What a rank leaves half done, nobody sees: the group has failed with it.
     let ended = catch_unwind(AssertUnwindSafe(|| rank::within(comm, variables, || f(rank))));
     let (failure, cause) = match ended {
-        Ok(Ok(())) => return comm.finish(),
+        Ok(Ok(value)) => {
+            comm.finish();
+            return Some(value);
+        }
         Ok(Err(error)) => {
             let cause = error.to_string();
             (SpawnError::Failed { rank, error: Box::new(error) }, cause)
@@ -89,4 +95,5 @@ fn one(
     // Before the others hear of it, so that none of them is first.
     first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
     comm.abort(&cause);
+    None
 }

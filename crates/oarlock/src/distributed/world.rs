@@ -4,8 +4,8 @@ use oarlock_tensor::Tensor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::collectives::ReduceOp;
 use super::group::ProcessGroup;
+use crate::accelerator::ReduceOp;
 use crate::error::{Error, Result};
 use crate::rank;
 

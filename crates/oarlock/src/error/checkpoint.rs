@@ -57,11 +57,22 @@ pub enum CheckpointError {
 }
 
 /// What a folder lacks in which a checkpoint was looked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Missing {
     /// Neither a checkpoint, nor a folder of checkpoints.
     #[error("is no checkpoint, and holds neither checkpoint-N folders nor a file `latest` that names one")]
     Checkpoint,
+    /// Damaged checkpoints alone.
+    #[error(
+        "holds no whole checkpoint: {name}, the newest, cannot be loaded: {problem}; restore it from a copy, or give \
+         another checkpoint"
+    )]
+    Whole {
+        /// The folder of the newest.
+        name: String,
+        /// What is wrong with it.
+        problem: Box<Problem>,
+    },
     /// A tag that does not exist.
     #[error("holds no checkpoint \"{0}\"")]
     Tag(String),

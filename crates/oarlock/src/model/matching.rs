@@ -7,6 +7,7 @@ use safetensors::Dtype;
 
 use super::family::Stored;
 use super::hf::elements;
+use crate::error::OtherBase;
 use crate::nn::{Module, NamedBuffer, buffers, names_of};
 
 /// Names listed in one message.
@@ -29,6 +30,16 @@ pub struct Differences {
     pub missing: Vec<String>,
     /// Names of the weights that the model lacks.
     pub unexpected: Vec<String>,
+    /// The weights are adapters, and this is how the model's frozen parameters differ from those beside which they were
+    /// trained.
+    pub other_base: Option<OtherBase>,
+}
+
+impl Differences {
+    /// The first of the missing names, and how many more there are.
+    pub(crate) fn missing_in_short(&self) -> String {
+        listed(&self.missing)
+    }
 }
 
 /// A tensor that has a name somewhere.
@@ -68,11 +79,13 @@ impl Matched {
         found: &BTreeMap<String, T>,
     ) -> Matched {
         // Each parameter with all its names, in the order in which the model shows it.
-        let mut params: Vec<(usize, Shape, Vec<String>)> = Vec::new();
+        let mut params: Vec<(Shape, Vec<String>)> = Vec::new();
+        let mut index_of = HashMap::new();
         for named in names_of(model) {
-            match params.iter_mut().find(|(id, ..)| *id == named.param.id()) {
-                Some((.., names)) => names.push(named.name),
-                None => params.push((named.param.id(), *named.param.shape(), vec![named.name])),
+            let index = *index_of.entry(named.param.id()).or_insert(params.len());
+            match params.get_mut(index) {
+                Some((_, names)) => names.push(named.name),
+                None => params.push((*named.param.shape(), vec![named.name])),
             }
         }
         let (mut places, mut known) = (HashMap::new(), BTreeSet::new());
@@ -82,7 +95,7 @@ impl Matched {
             true => {}
             false => problems.push(problem),
         };
-        for (_, shape, names) in &params {
+        for (shape, names) in &params {
             let stored: Vec<Stored> = names.iter().map(|name| stored(name)).collect();
             known.extend(stored.iter().map(|stored| stored.tensor.clone()));
             let is_there = |stored: &Stored| Some((stored.clone(), found.get(&stored.tensor)?));
@@ -111,7 +124,8 @@ impl Matched {
         }
         let strange = |name: &&String| !known.contains(*name) && !follows_from_settings(name);
         let unexpected: Vec<String> = found.keys().filter(strange).cloned().collect();
-        Matched { places, buffers: Vec::new(), differences: Differences { missing, unexpected }, misshapen }
+        let differences = Differences { missing, unexpected, other_base: None };
+        Matched { places, buffers: Vec::new(), differences, misshapen }
     }
 
     /// Finds the buffers of the model as well.
@@ -137,7 +151,7 @@ impl Matched {
 
     /// What is wrong, a sentence for each; `ask` is "config.json asks for".
     pub fn problems(&self, ask: &str, strict: Strict) -> Vec<String> {
-        let Differences { missing, unexpected } = &self.differences;
+        let Differences { missing, unexpected, .. } = &self.differences;
         let mut problems = Vec::new();
         if !missing.is_empty() && strict == Strict::Yes {
             problems.push(format!("lacks weights that {ask}: {}", listed(missing)));

@@ -1,9 +1,11 @@
 //! The two ways in which reports reach the disk: a file that is replaced as a whole, and a file that grows by
-//! whole lines. After a crash or on a full disk neither holds half of anything.
+//! whole lines. After a crash or on a full disk neither holds half of anything, and a file that is removed comes back.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use super::{Result, io_error};
 
@@ -29,6 +31,49 @@ pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
     replace(path, format!("{value:#}\n").as_bytes())
 }
 
+/// The file at a path where that is not the open `file` any more, to go on in: a new one with what `file` holds if it was
+/// removed, or another one that somebody put there. What was written to the old one would be lost with it. Says so once in
+/// a process.
+pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
+    static WARN: Once = Once::new();
+    let (told, now) = match fs::metadata(path) {
+        Ok(named) => {
+            let own = file.metadata().ok()?;
+            if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
+                return None;
+            }
+            let now = OpenOptions::new().read(true).append(true).open(path);
+            ("another file is in its place, and the run goes on in that one", now)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            ("it was removed, and is made again with what it held", copy_of(file, path))
+        }
+        Err(_) => return None,
+    };
+    WARN.call_once(|| {
+        let told = now.as_ref().map_or_else(
+            |error| {
+                format!(
+                    "it was removed and cannot be made again ({error}); what the run logs from now on is lost"
+                )
+            },
+            |_| told.to_owned(),
+        );
+        // Where nobody listens the run goes on all the same.
+        let _ = writeln!(io::stderr(), "warning: {}: {told}", path.display());
+    });
+    now.ok()
+}
+
+/// A new file with the content of an open one, of which the path is gone.
+fn copy_of(file: &mut File, path: &Path) -> io::Result<File> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    let mut new = OpenOptions::new().read(true).append(true).create_new(true).open(path)?;
+    file.rewind()?;
+    io::copy(file, &mut new)?;
+    Ok(new)
+}
+
 /// A file that grows by whole lines.
 #[derive(Debug)]
 pub struct LineFile {
@@ -40,7 +85,9 @@ pub struct LineFile {
 impl LineFile {
     /// Begins an empty file.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(io_error("create", path))?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(path);
+        let file = file.map_err(io_error("create", path))?;
         Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
@@ -86,6 +133,10 @@ impl LineFile {
 
     /// Adds a line in one write. If that fails, what got through is cut off again.
     pub fn push(&mut self, line: &str) -> Result<()> {
+        if let Some(file) = moved(&mut self.file, &self.path) {
+            self.len = file.metadata().map_err(io_error("read", &self.path))?.len();
+            self.file = file;
+        }
         let line = format!("{line}\n");
         match self.file.write_all(line.as_bytes()) {
             Ok(()) => {
@@ -122,6 +173,33 @@ mod tests {
             LineFile::open(&path).unwrap().push("new").unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
         }
+    }
+
+    #[test]
+    fn a_file_that_is_removed_comes_back_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out/log");
+        fs::create_dir(folder.path().join("out")).unwrap();
+        for open in [LineFile::create, LineFile::open] {
+            let mut lines = open(&path).unwrap();
+            lines.push("before").unwrap();
+            fs::remove_dir_all(folder.path().join("out")).unwrap();
+            for line in ["after", "more"] {
+                lines.push(line).unwrap();
+            }
+            assert_eq!(fs::read_to_string(&path).unwrap(), "before\nafter\nmore\n");
+            // An editor puts another file in its place.
+            fs::write(folder.path().join("edited"), "edited\n").unwrap();
+            fs::rename(folder.path().join("edited"), &path).unwrap();
+            lines.push("after").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "edited\nafter\n");
+            fs::remove_file(&path).unwrap();
+        }
+        // Where it cannot be made again, the run goes on.
+        let mut lines = LineFile::create(&path).unwrap();
+        fs::remove_dir_all(folder.path().join("out")).unwrap();
+        fs::write(folder.path().join("out"), "no folder").unwrap();
+        lines.push("lost").unwrap();
     }
 
     #[test]

@@ -235,6 +235,8 @@ impl RunLog {
 
     /// Writes results to a file of their own and adds them to all_results.json.
     fn results(&self, name: &str, results: &Value) -> Result<()> {
+        // It may have been removed since the last record.
+        std::fs::create_dir_all(&self.folder).map_err(io_error("create", &self.folder))?;
         files::replace_json(&self.folder.join(name), results)?;
         let path = self.folder.join("all_results.json");
         // Whatever else stands there came from another run, and is not worth an error.

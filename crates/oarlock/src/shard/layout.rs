@@ -62,6 +62,8 @@ pub enum Grain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     params: Vec<LayoutParam>,
+    /// The indices of the parameters in the order of their names.
+    by_name: Vec<usize>,
     n_elems: usize,
     grain: Grain,
 }
@@ -75,7 +77,9 @@ impl Layout {
             placed.push(LayoutParam { name, place: ParamLocation { first: end, shape }, param_group });
             end = (end + shape.n_elems()).next_multiple_of(ALIGN);
         }
-        Layout { params: placed, n_elems: end, grain }
+        let mut by_name: Vec<usize> = (0..placed.len()).collect();
+        by_name.sort_by_key(|&index| &placed[index].name);
+        Layout { params: placed, by_name, n_elems: end, grain }
     }
 
     /// The same places, cut into other grains.
@@ -87,6 +91,12 @@ impl Layout {
     /// The parameters in order.
     pub fn params(&self) -> &[LayoutParam] {
         &self.params
+    }
+
+    /// The index of the parameter of this name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        let at = self.by_name.binary_search_by(|&index| self.params[index].name.as_str().cmp(name));
+        at.ok().map(|at| self.by_name[at])
     }
 
     /// Elements of the flat buffer, padding included.
@@ -174,6 +184,21 @@ impl Layout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parameters_are_found_by_their_names() {
+        // So many that a walk through all of them for each would take minutes.
+        let names: Vec<String> =
+            (0..100_000).map(|i| format!("blocks.{}.weight", i * 7919 % 100_000)).collect();
+        let shape = Shape::new(&[3]).unwrap();
+        let layout = Layout::new(names.iter().map(|name| (name.clone(), shape, 0)), Grain::Blocks);
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(layout.index_of(name), Some(index), "{name}");
+        }
+        for other in ["", "blocks.5", "blocks.100000.weight", "z"] {
+            assert_eq!(layout.index_of(other), None);
+        }
+    }
 
     proptest! {
         #[test]

@@ -115,7 +115,8 @@ impl GroupState {
 
     /// The column of a slice, and the slice's place in it.
     pub fn find(&self, slice: &Slice) -> Option<(&Column, Range<usize>)> {
-        let (index, param) = self.layout.params().iter().enumerate().find(|(_, p)| p.name == slice.name)?;
+        let index = self.layout.index_of(&slice.name)?;
+        let param = &self.layout.params()[index];
         let column = match slice.kind {
             MASTER => self.master(),
             kind => self.moments.iter().map(|(column, _)| column).find(|column| column.kind == kind)?,

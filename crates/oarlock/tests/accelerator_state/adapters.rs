@@ -5,7 +5,7 @@ use std::path::Path;
 
 use oarlock::checkpoint::{Manifest, Problem};
 use oarlock::deepspeed::{self, Config, InitializeArgs};
-use oarlock::model::Strict;
+use oarlock::model::{Differences, Strict};
 use oarlock::nn::{self, Forward, Init, Linear, Module, Unit};
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, Frozen, Prepared, PreparedOptimizer, ProjectConfiguration, Result,
@@ -191,9 +191,24 @@ fn files_of_adapters_go_beside_their_base() {
             let (net, adam) = prepared(accelerator, 0.5).unwrap();
             let differences = accelerator.load_model_with(&net, dir, Strict::No).unwrap();
             assert_eq!(differences.missing.len(), if dir == &alone { 2 } else { 0 });
+            assert_eq!(differences.other_base, None);
             let losses = train(accelerator, &net, &adam, 3..4).unwrap();
             assert_eq!(losses[0], saved[0][0]);
         }
+    });
+    // Beside another base, and beside the same one in other bits.
+    on_ranks(2, &one_micro_batch(4, Frozen::Auto), |accelerator| {
+        let (net, _adam) = prepared(accelerator, 0.25).unwrap();
+        let other = accelerator.load_pretrained(&net, &alone).unwrap().other_base.unwrap();
+        assert_eq!((other.n_different, other.n, other.name.as_str()), (2, 2, "up.bias"));
+        assert!(other.to_string().contains("load the base that they were trained on"), "{other}");
+        assert_eq!(accelerator.load_model_with(&net, &whole, Strict::No).unwrap(), Differences::default());
+    });
+    let halves = AcceleratorConfig { mixed_precision: Some(DType::BF16), ..one_micro_batch(0, Frozen::Auto) };
+    on_ranks(1, &halves, |accelerator| {
+        let (net, _adam) = prepared(accelerator, 0.5).unwrap();
+        let other = accelerator.load_model_with(&net, &alone, Strict::No).unwrap().other_base.unwrap();
+        assert!(other.to_string().contains("trained in f32, and this model computes in bf16"), "{other}");
     });
 }
 
@@ -217,12 +232,22 @@ fn an_engine_excludes_frozen_parameters() {
         engine.save_checkpoint(dir, Some("adapters"), &1).unwrap();
         engine.save_checkpoint_with(dir, Some("whole"), &2, Frozen::Include).unwrap();
         engine.save_checkpoint_with(dir, Some("excluded"), &3, Frozen::Exclude).unwrap();
+        engine.save_16bit_model(dir, None).unwrap();
+        engine.save_16bit_model_with(dir, Some("adapters.safetensors"), Frozen::Exclude).unwrap();
     });
+    for (name, n) in [("model.safetensors", 6), ("adapters.safetensors", 4)] {
+        let bytes = std::fs::read(dir.join(name)).unwrap();
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!((header.tensors().len(), header.metadata().is_some()), (n, n == 4), "{name}");
+    }
     for (tag, n) in [("adapters", 4), ("whole", 6), ("excluded", 4)] {
         assert_eq!(names(&Manifest::open(&dir.join(tag)).unwrap()).len(), n, "{tag}");
     }
     on_ranks(1, &config, |accelerator| {
         let same = engine(accelerator, 0.5);
+        let adapters = dir.join("adapters.safetensors");
+        let differences = accelerator.load_model_with(same.model(), &adapters, Strict::No).unwrap();
+        assert_eq!((differences.missing.len(), differences.other_base), (2, None));
         assert_eq!(same.load_checkpoint::<i32>(dir, None).unwrap().unwrap().1, 3);
         let other = engine(accelerator, 0.75);
         assert_eq!(other.load_checkpoint::<i32>(dir, Some("whole")).unwrap().unwrap().1, 2);

@@ -149,7 +149,7 @@ fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
             let before = accelerator.get_state_dict(&from).unwrap()["up.bias"].to_vec::<f32>().unwrap();
             let differences = accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap();
             let [missing, unexpected] = [vec!["up.bias".to_owned()], vec!["up.scale".to_owned()]];
-            assert_eq!(differences, Differences { missing, unexpected });
+            assert_eq!(differences, Differences { missing, unexpected, other_base: None });
             let after = accelerator.get_state_dict(&from).unwrap();
             assert_eq!(after["up.bias"].to_vec::<f32>().unwrap(), before);
             assert_eq!(

@@ -13,7 +13,7 @@ use oarlock::optim::{self, CustomRule, Rule, Update};
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin, LocalSgd,
-    LogWith, Options, Reduction, Result, Tensor, TrackerOptions,
+    LogWith, Options, ReduceOp, Result, Tensor, TrackerOptions,
 };
 use oarlock_comm::Communicator;
 use serde_json::{Value, json};
@@ -131,7 +131,7 @@ pub fn all() -> Vec<Wrong> {
             ranks: 2,
             program: |comm| {
                 let accelerator = accelerator(comm)?;
-                let how = if accelerator.is_main_process() { Reduction::Sum } else { Reduction::Mean };
+                let how = if accelerator.is_main_process() { ReduceOp::Sum } else { ReduceOp::Avg };
                 accelerator.reduce(&input(&accelerator)?, how, 1.0).map(|_| ())
             },
         },
@@ -289,6 +289,7 @@ pub fn all() -> Vec<Wrong> {
                     };
                     distributed::init_process_group("gloo".parse()?, &options).map(|_| ())
                 })
+                .map(|_| ())
             },
         },
         Wrong {
@@ -300,6 +301,7 @@ pub fn all() -> Vec<Wrong> {
                     assert!(rank == 0, "no data for rank {rank}");
                     group.barrier()
                 })
+                .map(|_| ())
             },
         },
         Wrong {

@@ -134,4 +134,15 @@ fn weights_come_out_of_any_checkpoint_and_out_of_no_damaged_one() {
     let error = merge_weights(&dir, &folder.path().join("other"), &options).unwrap_err().to_string();
     assert!(error.contains(&format!("{} has changed since it was written", piece.file)), "{error}");
     assert!(!folder.path().join("other").exists());
+
+    // The only checkpoint of a folder.
+    fs::remove_file(&path).unwrap();
+    let error = merge_weights(folder.path(), &folder.path().join("other"), &options).unwrap_err().to_string();
+    let expected = format!(
+        "{} holds no whole checkpoint: checkpoint-7, the newest, cannot be loaded: the file {} is missing; restore it from \
+         a copy, or give another checkpoint",
+        folder.path().display(),
+        piece.file
+    );
+    assert_eq!(error, expected);
 }

@@ -1,19 +1,20 @@
 //! CSV with a header line: the fields of the text column.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use csv::{ErrorKind, Position, Reader, ReaderBuilder, StringRecord};
 
 use super::super::error::{Error, Result};
-use super::{REENCODE, Record, Records, missing_column};
+use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, missing_column};
 
 /// Streams the first of `columns` that the header names.
 pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
     let file = File::open(path).map_err(|e| Error::read(path, e))?;
-    let mut reader: Reader<_> = ReaderBuilder::new().from_reader(BufReader::with_capacity(1 << 18, file));
+    let mut reader: Reader<_> =
+        ReaderBuilder::new().buffer_capacity(1 << 18).from_reader(Quotes::new(path, file));
     let header = reader.headers().map_err(|e| explain(path, e))?;
     let names: Vec<String> = header.iter().map(|n| n.trim_start_matches('\u{feff}').to_owned()).collect();
     if names.is_empty() {
@@ -37,7 +38,7 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
 fn explain(path: &Path, error: csv::Error) -> Error {
     let line = error.position().map_or(1, Position::line);
     match error.into_kind() {
-        ErrorKind::Io(e) => Error::read(path, e),
+        ErrorKind::Io(e) => e.downcast().unwrap_or_else(|e| Error::read(path, e)),
         ErrorKind::Utf8 { err, .. } => {
             let cause = format!("invalid UTF-8 in field {}", err.field() + 1);
             Error::record(path, line, cause, REENCODE)
@@ -47,5 +48,84 @@ fn explain(path: &Path, error: csv::Error) -> Error {
             Error::record(path, line, cause, "put fields with commas or line ends between double quotes")
         }
         other => Error::record(path, line, format!("{other:?}"), "repair or remove the record"),
+    }
+}
+
+/// Follows the quotes of a file while the parser reads it. Of a quote that never closes the parser would take the rest of
+/// the file for a field, without a word.
+struct Quotes<R> {
+    file: R,
+    path: Arc<Path>,
+    place: Place,
+    /// The line of the next byte, from 1.
+    line: u64,
+    /// The line of the last quote that opened a field.
+    opened: u64,
+    /// The bytes of the record so far.
+    n_bytes: u64,
+}
+
+/// Where a byte stands, as the parser sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In the first bytes of the file, which may be a byte order mark.
+    FileStart,
+    FieldStart,
+    Field,
+    Quoted,
+    /// Behind a quote in a quoted field: the field has ended, or another quote follows and both mean one.
+    AfterQuote,
+}
+
+impl<R> Quotes<R> {
+    fn new(path: &Path, file: R) -> Quotes<R> {
+        Quotes { file, path: path.into(), place: Place::FileStart, line: 1, opened: 0, n_bytes: 0 }
+    }
+
+    fn follow(&mut self, byte: u8) {
+        self.n_bytes += 1;
+        self.place = match (self.place, byte) {
+            (Place::Quoted, b'"') => Place::AfterQuote,
+            (Place::Quoted, _) | (Place::AfterQuote, b'"') => Place::Quoted,
+            (_, b',') => Place::FieldStart,
+            (_, b'\n' | b'\r') => {
+                self.n_bytes = 0;
+                Place::FieldStart
+            }
+            (Place::FieldStart | Place::FileStart, b'"') => {
+                self.opened = self.line;
+                Place::Quoted
+            }
+            (Place::FileStart, 0xef | 0xbb | 0xbf) => Place::FileStart,
+            _ => Place::Field,
+        };
+        self.line += u64::from(byte == b'\n');
+    }
+
+    /// What is wrong with the record so far, if it ends here or goes on without end.
+    fn check(&self, at_end: bool) -> io::Result<()> {
+        let too_long = self.n_bytes > MAX_RECORD_BYTES;
+        let (line, cause, remedy) = match self.place {
+            Place::Quoted if at_end || too_long => (
+                self.opened,
+                "a quote opens a field in this line and is not closed".to_owned(),
+                "close the field with a quote, and write a quote inside of it twice",
+            ),
+            _ if too_long => {
+                let cause = format!("a record of more than {} MiB", MAX_RECORD_BYTES >> 20);
+                (self.line, cause, "put one record on each line")
+            }
+            _ => return Ok(()),
+        };
+        Err(io::Error::other(Error::record(&self.path, line, cause, remedy)))
+    }
+}
+
+impl<R: Read> Read for Quotes<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(out)?;
+        out[..n].iter().for_each(|&byte| self.follow(byte));
+        self.check(n == 0)?;
+        Ok(n)
     }
 }

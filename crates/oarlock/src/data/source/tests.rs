@@ -99,6 +99,9 @@ fn plain_text_and_csv() {
     assert_eq!(texts("a.txt", "one\r\n\n two \nthree".as_bytes()), ["one", " two ", "three"]);
     assert_eq!(texts("a.csv", "id,text\n1,\"a,\nb\"\n2,日本\n".as_bytes()), ["a,\nb", "日本"]);
     assert_eq!(texts("a.csv", b"\xef\xbb\xbftext\nx\n"), ["x"]);
+    // A quote means something only at the beginning of a field, and inside of a quoted one.
+    let quotes = "\u{feff}\"text\",x\r\n5\",\"a\"b\"\r\n\"\",\"\"\"\"\n\"\"\"c\"\"\n\",\"";
+    assert_eq!(texts("a.csv", format!("{quotes}\"").as_bytes()), ["5\"", "", "\"c\"\n"]);
 }
 
 #[test]
@@ -174,6 +177,16 @@ fn bad_records_name_file_line_cause_and_remedy() {
     check(error("a.json", b"[{\"text\": \"a\"}]\nx"), &["a.json:2: something follows the array"]);
     check(error("a.csv", b"id,text\n1,a\n2\n"), &["a.csv:3: 1 fields where the header has 2"]);
     check(error("a.csv", b"id,text\n1,\xff\n"), &["a.csv:2: invalid UTF-8 in field 2"]);
+    for unclosed in [
+        "text\na\n\"b\nc\nd\n",
+        "\u{feff}\"text\"\r\n\"\"\"a\nb\"\"\"\r\"b\"\"",
+        "text\n\"a\"\n\"",
+        "\u{feff}text\n\n\"",
+    ] {
+        let expected =
+            "a.csv:3: a quote opens a field in this line and is not closed; close the field with a quote";
+        check(error("a.csv", unclosed.as_bytes()), &[expected]);
+    }
     check(
         error("a.csv", b"id,body\n1,a\n"),
         &["a.csv:1: no column \"text\" or \"content\"; the columns are \"id\", \"body\""],

@@ -138,6 +138,16 @@ impl ModelFiles {
     /// # Errors
     /// Weights that are no safetensors file together: two of one name, or a tensor of which only parts are there.
     pub fn new(weights: &[Weight], max_shard_bytes: u64) -> Result<ModelFiles> {
+        ModelFiles::with_metadata(weights, max_shard_bytes, BTreeMap::new())
+    }
+
+    /// As [`ModelFiles::new`], with entries in the metadata of each file.
+    pub(crate) fn with_metadata(
+        weights: &[Weight],
+        max_shard_bytes: u64,
+        mut metadata: BTreeMap<String, String>,
+    ) -> Result<ModelFiles> {
+        metadata.insert("format".to_owned(), "pt".to_owned());
         let tensors = StoredTensor::of(weights)?;
         let groups = divide(&tensors, max_shard_bytes);
         let mut files = ModelFiles {
@@ -147,7 +157,7 @@ impl ModelFiles {
             rest: BTreeMap::new(),
         };
         for (index, group) in groups.iter().enumerate() {
-            let (header, offsets) = header_of(group)?;
+            let (header, offsets) = header_of(group, &metadata)?;
             let first = header.len() as u64;
             for (tensor, range) in group.iter().zip(&offsets) {
                 for weight in &tensor.weights {
@@ -331,7 +341,7 @@ fn divide<'a, 'w>(tensors: &'a [StoredTensor<'w>], max_shard_bytes: u64) -> Vec<
 type Ranges = Vec<(usize, usize)>;
 
 /// The head of a safetensors file, and where each tensor begins and ends behind it.
-fn header_of(group: &[&StoredTensor<'_>]) -> Result<(Vec<u8>, Ranges)> {
+fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(Vec<u8>, Ranges)> {
     let mut end = 0;
     let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
     for tensor in group {
@@ -347,10 +357,12 @@ fn header_of(group: &[&StoredTensor<'_>]) -> Result<(Vec<u8>, Ranges)> {
         let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
         infos.push((tensor.name.to_owned(), info));
     }
-    let note = HashMap::from([("format".to_string(), "pt".to_string())]);
     let unusual = |e: &dyn std::fmt::Display| Error::Model(format!("cannot lay out the weights: {e}"));
-    let metadata = Metadata::new(Some(note), infos).map_err(|e| unusual(&e))?;
-    let mut json = serde_json::to_vec(&metadata).map_err(|e| unusual(&e))?;
+    let tensors = Metadata::new(Some(HashMap::new()), infos).map_err(|e| unusual(&e))?;
+    let mut header = serde_json::to_value(&tensors).map_err(|e| unusual(&e))?;
+    // In an order of its own, where the library has none.
+    header["__metadata__"] = json!(metadata);
+    let mut json = serde_json::to_vec(&header).map_err(|e| unusual(&e))?;
     // The data begin at a page, so that most weights do.
     json.resize((8 + json.len()).next_multiple_of(PAGE) - 8, b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();

@@ -24,6 +24,8 @@ pub struct SafetensorsSource {
     tensors: HashMap<String, Located>,
     /// Buffers of the model that the files hold, with their values there.
     buffers: Vec<(Buffer, BufferValues)>,
+    /// What the files say of themselves.
+    metadata: HashMap<String, String>,
 }
 
 #[derive(Clone)]
@@ -52,8 +54,9 @@ impl SafetensorsSource {
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
         let names = weight_files(dir)?;
-        let (files, found) = map_files(names.iter().map(|name| dir.join(name)))?;
-        let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", &found);
+        let files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
+        let found = &files.tensors;
+        let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", found);
         let output = config.stored("lm_head.weight").tensor;
         let mut problems = matched.problems("config.json asks for", Strict::Yes);
         if matched.differences.missing == [output.as_str()] {
@@ -62,7 +65,7 @@ impl SafetensorsSource {
             );
         }
         match problems.is_empty() {
-            true => Ok(SafetensorsSource::of(dir, files, &found, matched)?.0),
+            true => Ok(SafetensorsSource::of(dir, files, matched)?.0),
             false => Err(Error::bad_file(dir, problems.join("; it "))),
         }
     }
@@ -79,24 +82,25 @@ impl SafetensorsSource {
         model: &dyn Module,
         strict: Strict,
     ) -> Result<(SafetensorsSource, Differences)> {
-        let (files, found) = match path.is_dir() {
-            true => map_files(weight_files(path)?.iter().map(|name| path.join(name)))?,
-            false => map_files(std::iter::once(path.to_path_buf()))?,
+        let files = match path.is_dir() {
+            true => MappedFiles::open(weight_files(path)?.iter().map(|name| path.join(name)))?,
+            false => MappedFiles::open(std::iter::once(path.to_path_buf()))?,
         };
-        let mut matched = Matched::parameters(model, &|name| Stored::whole(name), "the model", &found);
+        let found = &files.tensors;
+        let mut matched = Matched::parameters(model, &|name| Stored::whole(name), "the model", found);
         if !matched.differences.missing.is_empty()
             && let Ok(config) = HfConfig::read(path)
         {
             // A decoder of a family whose files have other names than the model.
-            let of_family = Matched::parameters(model, &|name| config.stored(name), "the model", &found);
+            let of_family = Matched::parameters(model, &|name| config.stored(name), "the model", found);
             if of_family.differences.missing.len() < matched.differences.missing.len() {
                 matched = of_family;
             }
         }
-        matched.and_buffers(model, &found);
+        matched.and_buffers(model, found);
         let problems = matched.problems_of_module(strict);
         match problems.is_empty() {
-            true => SafetensorsSource::of(path, files, &found, matched),
+            true => SafetensorsSource::of(path, files, matched),
             false => Err(Error::bad_file(path, problems.join("; it "))),
         }
     }
@@ -104,8 +108,7 @@ impl SafetensorsSource {
     /// What a model takes of these files, which are at `path`.
     fn of(
         path: &Path,
-        files: Vec<MappedFile>,
-        found: &BTreeMap<String, Located>,
+        MappedFiles { files, tensors: found, metadata }: MappedFiles,
         matched: Matched,
     ) -> Result<(SafetensorsSource, Differences)> {
         let mut buffers = Vec::new();
@@ -123,7 +126,12 @@ impl SafetensorsSource {
             (name, Located { bytes, shape: place.shape.sizes().to_vec(), ..*tensor })
         };
         let tensors = matched.places.into_iter().map(located).collect();
-        Ok((SafetensorsSource { files, tensors, buffers }, matched.differences))
+        Ok((SafetensorsSource { files, tensors, buffers, metadata }, matched.differences))
+    }
+
+    /// An entry in the metadata of the files.
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
     }
 
     /// Gives the buffers of the model the values that the files have for them.
@@ -138,14 +146,53 @@ impl SafetensorsSource {
     }
 }
 
-fn map_files(paths: impl Iterator<Item = PathBuf>) -> Result<(Vec<MappedFile>, BTreeMap<String, Located>)> {
-    let (mut files, mut found) = (Vec::new(), BTreeMap::new());
-    for path in paths {
-        let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
-        list_tensors(&path, &map, files.len(), &mut found)?;
-        files.push(map);
+/// Files in memory, and what is in them.
+#[derive(Default)]
+struct MappedFiles {
+    files: Vec<MappedFile>,
+    /// By the names that the files use.
+    tensors: BTreeMap<String, Located>,
+    /// What the files say of themselves.
+    metadata: HashMap<String, String>,
+}
+
+impl MappedFiles {
+    fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
+        let mut mapped = MappedFiles::default();
+        for path in paths {
+            let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+            mapped.list(&path, &map)?;
+            mapped.files.push(map);
+        }
+        Ok(mapped)
     }
-    Ok((files, found))
+
+    /// Adds what is in the next file.
+    fn list(&mut self, path: &Path, map: &[u8]) -> Result<()> {
+        let (header_len, metadata) = SafeTensors::read_metadata(map).map_err(|e| {
+            Error::bad_file(
+                path,
+                format!(
+                    "{e}: the file is damaged or cut off ({} bytes); copy or download it again",
+                    map.len()
+                ),
+            )
+        })?;
+        let (data, file) = (8 + header_len, self.files.len());
+        for (name, info) in metadata.tensors() {
+            let (start, end) = info.data_offsets;
+            let bytes = data + start..data + end;
+            let located = Located { file, bytes, shape: info.shape.clone(), dtype: info.dtype };
+            if self.tensors.insert(name.clone(), located).is_some() {
+                return Err(Error::bad_file(
+                    path,
+                    format!("\"{name}\" is also in another file of the folder; remove one of them"),
+                ));
+            }
+        }
+        self.metadata.extend(metadata.metadata().clone().unwrap_or_default());
+        Ok(())
+    }
 }
 
 impl WeightSource for SafetensorsSource {
@@ -211,26 +258,4 @@ fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
         )),
     };
     map.iter().map(file).collect()
-}
-
-fn list_tensors(path: &Path, map: &[u8], file: usize, found: &mut BTreeMap<String, Located>) -> Result<()> {
-    let (header_len, metadata) = SafeTensors::read_metadata(map).map_err(|e| {
-        Error::bad_file(
-            path,
-            format!("{e}: the file is damaged or cut off ({} bytes); copy or download it again", map.len()),
-        )
-    })?;
-    let data = 8 + header_len;
-    for (name, info) in metadata.tensors() {
-        let (start, end) = info.data_offsets;
-        let located =
-            Located { file, bytes: data + start..data + end, shape: info.shape.clone(), dtype: info.dtype };
-        if found.insert(name.clone(), located).is_some() {
-            return Err(Error::bad_file(
-                path,
-                format!("\"{name}\" is also in another file of the folder; remove one of them"),
-            ));
-        }
-    }
-    Ok(())
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::checksum::masked_crc32c;
 use super::protobuf::Message;
 use super::{Monitor, host, now};
+use crate::report::files::moved;
 use crate::report::{Result, io_error};
 
 /// An event file of its own in a folder, which TensorBoard shows as one run with those that are there already.
@@ -36,6 +37,7 @@ impl TensorBoard {
         let path = folder.join(name);
         let file = OpenOptions::new()
             .create_new(true)
+            .read(true)
             .append(true)
             .open(&path)
             .map_err(io_error("create", &path))?;
@@ -49,6 +51,9 @@ impl TensorBoard {
 
     /// A record in one write, so that a reader or a crash finds whole ones.
     fn write(&mut self, event: Message) -> Result<()> {
+        if let Some(file) = moved(&mut self.file, &self.path) {
+            self.file = file;
+        }
         self.file.write_all(&record(&event.into_bytes())).map_err(io_error("write", &self.path))
     }
 }
@@ -157,6 +162,10 @@ mod tests {
             .collect();
         let expected = [("train/loss", 2.5), ("train/epoch", 0.1)];
         assert_eq!(values, expected.map(|(name, value)| (name.to_owned(), Field::Float(value))));
+
+        std::fs::remove_dir_all(&folder).unwrap();
+        board.scalars(6, &[("train/loss", 2.0)]).unwrap();
+        assert_eq!(self::events(&std::fs::read(&board.path).unwrap()).len(), 5, "a removed file comes back");
 
         let resumed = TensorBoard::open(&folder, Some(5)).unwrap();
         assert_ne!(resumed.path, board.path);

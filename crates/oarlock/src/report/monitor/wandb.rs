@@ -190,8 +190,10 @@ impl Monitor for Wandb {
             self.summary.iter().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str())));
         let values: Vec<String> =
             values.chain([format!("\"_wandb\": {}", json!({ "runtime": runtime }))]).collect();
+        let folder = self.folder.join("files");
+        std::fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
         files::replace(
-            &self.folder.join("files/wandb-summary.json"),
+            &folder.join("wandb-summary.json"),
             format!("{{{}}}\n", values.join(", ")).as_bytes(),
         )?;
         self.log.push(EXIT, Message::default().int(2, i64::try_from(runtime).unwrap_or(0)))
@@ -213,8 +215,8 @@ const FRAGMENT: usize = 7;
 
 impl Log {
     fn create(path: &Path) -> Result<Log> {
-        let file =
-            OpenOptions::new().create_new(true).append(true).open(path).map_err(io_error("create", path))?;
+        let file = OpenOptions::new().create_new(true).read(true).append(true).open(path);
+        let file = file.map_err(io_error("create", path))?;
         let mut log = Log { path: path.to_owned(), file, len: 0, records: 0 };
         log.write(b":W&B\xe1\xbe\x00")?;
         Ok(log)
@@ -228,6 +230,9 @@ impl Log {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Some(file) = files::moved(&mut self.file, &self.path) {
+            self.file = file;
+        }
         self.file.write_all(bytes).map_err(io_error("write", &self.path))?;
         self.len += bytes.len();
         Ok(())
