@@ -45,7 +45,7 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
             let now = OpenOptions::new().read(true).append(true).open(path);
             ("another file is in its place, and the run goes on in that one", now)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             ("it was removed, and is made again with what it held", copy_of(file, path))
         }
         Err(_) => return None,
