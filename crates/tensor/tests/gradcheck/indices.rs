@@ -1,7 +1,7 @@
 //! Ops with a tensor of indices: gather, scatter, sums by index, classes.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par, Result, Tape, Tensor};
+use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor};
 
 use crate::common::{array, case, f64s};
 use crate::shapes::{coordinates, element};
