@@ -144,7 +144,7 @@ fn train_aside(accelerator: &Accelerator, pass: bool, recompute: bool) -> Result
         assert!(model.module().down.forward(&x).map_or(true, |y| y.tape().is_none()));
     }
     let weights = accelerator.get_state_dict(&model)?;
-    Ok((weights.iter().map(|(_, weight)| weight.to_vec::<f32>().unwrap()).collect(), losses))
+    Ok((weights.values().map(|weight| weight.to_vec::<f32>().unwrap()).collect(), losses))
 }
 
 #[test]

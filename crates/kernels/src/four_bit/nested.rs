@@ -15,9 +15,11 @@ pub fn dynamic_map() -> &'static [f32; 256] {
         for exponent in 0..7 {
             let n = 1usize << exponent;
             let step = (1.0 - 0.1f32) / n as f32;
-            // From both ends, as torch counts.
+            // From both ends, each rounded once, as torch counts where the CPU has fused multiplication and addition.
             let bound = |i: usize| {
-                if i < n.div_ceil(2) { 0.1 + step * i as f32 } else { 1.0 - step * (n - i) as f32 }
+                let (from, steps) =
+                    if i < n.div_ceil(2) { (0.1f32, i as f64) } else { (1.0, i as f64 - n as f64) };
+                (f64::from(from) + f64::from(step) * steps) as f32
             };
             let scale = 10f64.powi(exponent - 6) as f32;
             for i in 0..n {
