@@ -23,3 +23,25 @@ pub enum ValSize {
     /// A part of all, rounded up.
     Fraction(f64),
 }
+
+/// How conversations become tokens, and what is learned of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatArgs {
+    /// The name of a layout; `None` takes the tokenizer's own chat template.
+    pub template: Option<String>,
+    /// How functions and their calls are written, where not as the template says.
+    pub tool_format: Option<String>,
+    /// The system message of conversations that have none, where it is not the template's.
+    pub default_system: Option<String>,
+    /// Of templates of reasoning models: whether answers without a thought learn an empty one; `None` leaves thoughts as
+    /// they are, and gives the others an empty one to read.
+    pub enable_thinking: Option<bool>,
+    /// Keep the thoughts of earlier answers where only the last is learned.
+    pub preserve_thinking: bool,
+    /// Learn the prompts, too.
+    pub train_on_prompt: bool,
+    /// Learn the last answer only.
+    pub mask_history: bool,
+    /// Special tokens that stand in messages stay text.
+    pub split_special_tokens: bool,
+}

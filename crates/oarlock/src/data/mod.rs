@@ -5,19 +5,24 @@
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod cache;
+mod cut;
 mod encode;
 #[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
 mod engine;
 mod error;
 mod example;
+mod format;
 #[cfg(any(feature = "tokenizers", feature = "parquet"))]
 mod fence;
 mod hash;
+mod layout;
 mod loader;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;
+mod report;
 mod sampler;
+mod sft;
 mod shards;
 mod source;
 mod template;
@@ -28,10 +33,13 @@ mod train_bpe;
 pub use cache::{Build, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
-pub use example::{Conversation, Example, Message, Pair};
+pub use example::{Conversation, Example, Judged, Message, Pair};
+pub use layout::layout_names;
 pub use loader::{Batch, Loader, StepBatches, eval_batches};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
+pub use report::{Dropped, RowReport};
 pub use sampler::{Sampler, StepRows};
+pub use sft::Chat;
 pub use shards::{BatchSamplerShard, DistributedSampler};
 pub(crate) use shards::{randperm, room};
 pub use source::{Content, Record, Records, Source};
