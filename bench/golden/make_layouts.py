@@ -13,7 +13,7 @@ import sys
 # Templates with a plugin for images that text-only models of the family use as well.
 ALSO_TEXT = {"gemma3", "mistral_small", "llama4", "ministral3", "qwen3_5", "qwen3_5_nothink", "qwen3_6"}
 SLOTS = ("format_user", "format_assistant", "format_system", "format_observation", "format_prefix")
-FLAGS = ("efficient_eos", "replace_eos", "replace_jinja_template")
+FLAGS = ("efficient_eos", "replace_eos")
 CLASSES = {"Llama2Template": "llama2", "ReasoningTemplate": "reasoning", "Glm47ReasoningTemplate": "reasoning"}
 
 
@@ -58,7 +58,7 @@ def layout(call):
             if value.id == "Glm47ReasoningTemplate":
                 out["closes_only"] = True
         else:
-            assert name in ("name", "mm_plugin", "tool_call_words"), name
+            assert name in ("name", "mm_plugin", "tool_call_words", "replace_jinja_template"), name
     return out
 
 

@@ -13,6 +13,22 @@ pub enum Packing {
     /// MiniMind's: begin, text and end, cut and filled to `len` tokens; a row is the first `len - 1` of them, its
     /// targets the last `len - 1`, and no target is the fill token.
     MiniMind,
+    /// One conversation a row. The rows of a batch run one after another as documents, without padding.
+    Examples,
+    /// Whole conversations in rows of up to `len` tokens, as many in each as fit; each is a document. Without padding.
+    Knapsack,
+}
+
+impl Packing {
+    /// Whether rows have lengths of their own and run without padding.
+    pub fn is_unpadded(self) -> bool {
+        matches!(self, Packing::Examples | Packing::Knapsack)
+    }
+
+    /// Whether attention stays inside of documents.
+    pub fn has_documents(self) -> bool {
+        self == Packing::ConcatDocuments || self.is_unpadded()
+    }
 }
 
 /// How many records are split off for validation.

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(cuts, Cuts { questions: 1, answers: 1, turns: 1 });
         // The last turns matter most where only the last answer is learned.
         let (encoded, cuts) = join(&turns, &Joining { cutoff_len: 12, mask_history: true, ..ALL });
-        assert_eq!(encoded.ids, [0, 30, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59]);
+        assert_eq!(encoded.ids, [0, 1, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59]);
         assert_eq!((spans(&encoded), cuts.turns), (vec![(7, 12)], 0));
     }
 }

@@ -269,11 +269,6 @@ impl Format {
     pub(super) fn is_ranking(&self) -> bool {
         self.ranking
     }
-
-    /// Which of the three it is.
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
-    }
 }
 
 /// The value in a column that is named and not null.

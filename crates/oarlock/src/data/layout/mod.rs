@@ -63,9 +63,6 @@ pub(super) struct Layout {
     efficient_eos: bool,
     #[serde(default)]
     replace_eos: bool,
-    /// Whether the chat template of the tokenizer is replaced when the model is saved.
-    #[serde(default)]
-    replace_jinja_template: bool,
     #[serde(default)]
     class: Class,
 }

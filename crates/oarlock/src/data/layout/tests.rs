@@ -125,7 +125,7 @@ fn every_layout_writes_what_the_original_writes() {
             let mut special: Vec<&str> = vec!["<s>", "</s>"];
             let end = layout.stop_words.first().filter(|_| layout.replace_eos);
             special.extend(end.map(String::as_str));
-            for slot in layout.user.iter().chain(&layout.prefix).chain(&layout.system) {
+            for slot in layout.user.iter().chain(&layout.prefix).chain(&layout.system).chain(layout.observation.iter().flatten()) {
                 if let Slot::Token { token } = slot {
                     special.push(token);
                 }
@@ -146,7 +146,6 @@ fn every_layout_writes_what_the_original_writes() {
                 let first = &fixture.tokens[encoded.ids[0] as usize];
                 written = written.replacen(&format!("{first}«"), &format!("«{first}"), 1);
             }
-            // The original tells the day on which it runs.
             assert_eq!(&written, expected.as_str().unwrap(), "{name}, {case_name}");
             n_cases += 1;
         }
