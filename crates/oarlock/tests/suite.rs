@@ -33,5 +33,6 @@ mod ranks;
 mod recompute;
 mod recurrent;
 mod reshard;
+mod sft;
 mod strict_device;
 mod twins;

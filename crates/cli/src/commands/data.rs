@@ -15,6 +15,9 @@ pub(super) enum DataCommand {
         /// How many examples to show
         #[arg(long, default_value_t = 3)]
         rows: usize,
+        /// Print token ids and labels instead, one JSON object a line
+        #[arg(long)]
+        json: bool,
         /// Settings over those of the file
         #[arg(value_name = "key=value")]
         settings: Vec<String>,
@@ -22,7 +25,7 @@ pub(super) enum DataCommand {
 }
 
 pub(super) fn run(command: &DataCommand) -> Outcome {
-    let DataCommand::Show { file, rows, settings } = command;
+    let DataCommand::Show { file, rows, json, settings } = command;
     let words: Vec<String> = [file].into_iter().chain(settings).cloned().collect();
-    data::show(&words, *rows)
+    data::show(&words, *rows, *json)
 }

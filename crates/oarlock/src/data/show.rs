@@ -48,8 +48,8 @@ pub struct Statistics {
     pub report: RowReport,
     /// The tokens of each example, in the order of the rows.
     pub lens: Vec<usize>,
-    /// The first examples: their tokens, and which of them are learned.
-    pub first: Vec<(Vec<u32>, Vec<bool>)>,
+    /// The first examples.
+    pub first: Vec<Encoded>,
 }
 
 impl Statistics {
@@ -68,8 +68,7 @@ impl Statistics {
                     out.report.add(&encoded, &cuts);
                     out.lens.push(encoded.ids.len());
                     if out.first.len() < n_shown {
-                        let learned = learned(&encoded);
-                        out.first.push((encoded.ids, learned));
+                        out.first.push(encoded);
                     }
                 }
             }
@@ -106,14 +105,28 @@ impl Statistics {
     }
 }
 
-/// Which tokens of an example are learned.
-fn learned(encoded: &Encoded) -> Vec<bool> {
-    match &encoded.labels {
-        Labels::All => (0..encoded.ids.len()).map(|at| at > 0).collect(),
-        Labels::Spans(spans) => {
-            let mut learned = vec![false; encoded.ids.len()];
-            spans.iter().for_each(|span| learned[span.start as usize..span.end as usize].fill(true));
-            learned
+impl Encoded {
+    /// Which tokens are learned.
+    pub fn learned(&self) -> Vec<bool> {
+        match &self.labels {
+            Labels::All => (0..self.ids.len()).map(|at| at > 0).collect(),
+            Labels::Spans(spans) => {
+                let mut learned = vec![false; self.ids.len()];
+                spans.iter().for_each(|span| learned[span.start as usize..span.end as usize].fill(true));
+                learned
+            }
         }
+    }
+
+    /// The target at each token, as transformers names it: the token itself, `end` where the end-of-text token is learned
+    /// instead, -100 where nothing is.
+    pub fn labels(&self, end: Option<u32>) -> Vec<i64> {
+        let learned = self.learned();
+        let mut labels: Vec<i64> =
+            self.ids.iter().zip(learned).map(|(&id, learned)| if learned { i64::from(id) } else { -100 }).collect();
+        if let (Labels::Spans(spans), Some(end)) = (&self.labels, end) {
+            spans.iter().filter(|span| span.is_empty()).for_each(|span| labels[span.start as usize] = i64::from(end));
+        }
+        labels
     }
 }
