@@ -32,6 +32,7 @@ use crate::train::model;
 use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
 use crate::train::options::optimizer;
+use crate::train::trim::Trimmer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::{evaluate, train_step};
 
@@ -73,6 +74,8 @@ struct Run<'a, O> {
     forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
+    /// Where rows have lengths of their own.
+    trimmer: Option<Trimmer>,
     saver: Saver,
     /// Held by rank 0 until everything else has ended.
     _lock: Option<OutputLock>,
@@ -172,6 +175,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             scheduler,
             first_position: loader.position(),
             loader,
+            trimmer: data.train.is_unpadded().then(Trimmer::new),
             data,
             done,
             total_steps,
@@ -223,6 +227,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 self.profile(step, batch, &times)?;
             }
             self.loader.give_back(window);
+            if let Some(trimmer) = &mut self.trimmer {
+                trimmer.after_step(self.accelerator.device().arena());
+            }
             let done = step + 1;
             self.done = done;
             let (per_epoch, epoch) = (self.steps_per_epoch(), self.epoch());
