@@ -1,6 +1,6 @@
 """Compares token ids and labels of `oarlock data show --json` with LLaMA-Factory's own, on real tokenizers and records.
 
-    python encoding.py OARLOCK LLaMA-Factory/src TOKENIZERS ROWS.json [template …]
+    python encoding.py OARLOCK LLaMA-Factory/src TOKENIZERS ROWS.json [template[@tokenizer] …]
 
 TOKENIZERS is a folder of tokenizer folders. Each template is tried with each tokenizer that has its end token; 200 rows of
 an alpaca file each, and a few of them joined to conversations of three turns.
@@ -57,7 +57,8 @@ def main(oarlock, source, tokenizers, path, *names):
     for name in names or ["default", "alpaca", "vicuna", "llama2", "mistral", "deepseek", "deepseek3", "deepseekr1", "empty",
                           "qwen", "qwen3", "qwen3_nothink", "chatml", "yi", "llama3", "gemma", "gemma2", "gemma3", "glm4",
                           "phi4", "zephyr", "intern2", "mistral_small", "smollm2"]:
-        for model in sorted(os.listdir(tokenizers)):
+        name, _, only = name.partition("@")
+        for model in [only] if only else sorted(os.listdir(tokenizers)):
             folder = os.path.join(tokenizers, model)
             tokenizer = tokenizer_of(folder)
             template = copy.deepcopy(module.TEMPLATES[name])
@@ -85,6 +86,7 @@ def main(oarlock, source, tokenizers, path, *names):
                     if first is not None:
                         print("  ", got[first]["input_ids"][:40], "\n  ", expected[first][0][:40])
                         print("  ", got[first]["labels"][:40], "\n  ", expected[first][1][:40])
+        print(f"{name}: {same} of {total} so far", flush=True)
     print(f"{same} of {total} rows are equal in ids and labels")
 
 

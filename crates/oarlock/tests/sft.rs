@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::common::golden;
 use oarlock::config::ChatArgs;
-use oarlock::data::{Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
+use oarlock::data::{
+    Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
+};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::optim;
 use oarlock::report::speed::PhaseTimer;
@@ -132,7 +134,10 @@ fn every_split_and_placement_follows_the_original() {
         ("one rank", GOLDEN),
         ("two micro-batches", Run { rows: 2, accumulation: 2, ..GOLDEN }),
         ("two ranks, ZeRO-3", Run { ranks: 2, rows: 2, placements: Placements::PARAMETERS, ..GOLDEN }),
-        ("two ranks, ZeRO-1", Run { ranks: 2, rows: 1, accumulation: 2, placements: Placements::OPTIMIZER, ..GOLDEN }),
+        (
+            "two ranks, ZeRO-1",
+            Run { ranks: 2, rows: 1, accumulation: 2, placements: Placements::OPTIMIZER, ..GOLDEN },
+        ),
         ("padded rows", Run { packing: Packing::Truncate, ..GOLDEN }),
     ] {
         let (loss, norm) = apart(&train(&run), &losses, &norms);
@@ -148,7 +153,8 @@ fn packed_rows_train_as_the_same_examples_apart() {
     let packed = Run { packing: Packing::Knapsack, row_len: 130, max_samples: Some(12), steps: 10, ..GOLDEN };
     let n_bins = data(&packed).0.n_rows();
     assert!((4..9).contains(&n_bins), "{n_bins}");
-    let (losses, norms): (Vec<f64>, Vec<f64>) = apart_rows.iter().map(|step| (step.loss(), step.grad_norm)).unzip();
+    let (losses, norms): (Vec<f64>, Vec<f64>) =
+        apart_rows.iter().map(|step| (step.loss(), step.grad_norm)).unzip();
     for run in [Run { rows: n_bins, ..packed }, Run { rows: 1, accumulation: n_bins, ranks: 2, ..packed }] {
         let (loss, norm) = apart(&train(&run), &losses, &norms);
         assert!(loss < 1e-5 && norm < 1e-4, "losses within {loss}, norms within {norm}");

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock::config::{
-    ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription, SaveArgs,
-    ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
+    ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription,
+    SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
 use oarlock::settings::dialect::{self, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
@@ -144,9 +144,13 @@ fn chat(settings: &Settings) -> ChatArgs {
         template: settings.text("template"),
         tool_format: settings.text("tool_format"),
         default_system: settings.text("default_system"),
-        enable_thinking: match settings.get("enable_thinking").value {
-            Value::Bool(thinks) => Some(thinks),
-            _ => None,
+        // A written null has a meaning of its own.
+        enable_thinking: match settings.get("enable_thinking") {
+            setting if setting.location().is_some() => match setting.value {
+                Value::Bool(thinks) => Some(thinks),
+                _ => None,
+            },
+            _ => Some(true),
         },
         preserve_thinking: settings.bool("preserve_thinking"),
         train_on_prompt: settings.bool("train_on_prompt"),
@@ -230,7 +234,11 @@ fn between(settings: &Settings, problems: &mut Problems) {
     }
     let is_sft = settings.word("stage") == "sft";
     if is_sft && is_true("minimind_rows") {
-        report("`minimind_rows` are rows of texts", &["minimind_rows", "stage"], "remove it; stage sft has rows of conversations");
+        report(
+            "`minimind_rows` are rows of texts",
+            &["minimind_rows", "stage"],
+            "remove it; stage sft has rows of conversations",
+        );
     }
     if !is_sft && settings.said("split_special_tokens").is_some() {
         let help = "remove it; in texts special tokens are always read as tokens";

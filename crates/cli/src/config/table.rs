@@ -42,7 +42,8 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
 ];
 
 /// The keys that only stage sft reads.
-pub const CHAT_KEYS: &[&str] = &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
+pub const CHAT_KEYS: &[&str] =
+    &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
 
 /// The keys, in the order in which help and tables show them.
 #[rustfmt::skip]
@@ -161,7 +162,7 @@ pub const KEYS: &[Key] = &[
     key(Data, Text, "template", "", Used, "Chat template"),
     key(Data, Text, "tool_format", "", Used, "Format of tool calls"),
     key(Data, Text, "default_system", "", Used, "System message"),
-    key(Data, Bool, "enable_thinking", "true", Used, "Thinking mode of reasoning models"),
+    key(Data, Bool, "enable_thinking", "", Used, "Thoughts of reasoning models: true (if unset) learns an empty one where there is none, false reads it and removes the others, null reads it and keeps the others"),
     key(Data, Bool, "preserve_thinking", "false", Used, "Keep thoughts of earlier turns"),
     key(Data, Path, "media_dir", "", NoEffect("models are of text only"), "Folder of images, videos and sounds"),
     key(Data, Bool, "train_on_prompt", "false", Used, "Learn the prompts, too"),

@@ -12,6 +12,7 @@ mod model;
 mod monitor;
 mod optimizer;
 mod schedules;
+mod sft;
 mod values;
 mod wrong;
 

@@ -18,7 +18,8 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, cutoff_len)?),
         None => None,
     };
-    let encoder = chat.as_ref().map_or_else(|| Encoder::from(&tokenizer), |chat| Encoder::sft(&tokenizer, chat));
+    let encoder =
+        chat.as_ref().map_or_else(|| Encoder::from(&tokenizer), |chat| Encoder::sft(&tokenizer, chat));
     let max_samples = data.max_samples.map(|n| n as u64);
     let source = Source::resolve(&data.datasets.join(","), &data.dataset_dir, max_samples)?;
     let statistics = Statistics::of(&source, encoder, rows)?;

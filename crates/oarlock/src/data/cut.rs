@@ -140,7 +140,8 @@ mod tests {
         Turn { source: ids(first, source), target: ids(first + source, target) }
     }
 
-    const ALL: Joining = Joining { cutoff_len: 100, train_on_prompt: false, mask_history: false, late_end: None };
+    const ALL: Joining =
+        Joining { cutoff_len: 100, train_on_prompt: false, mask_history: false, late_end: None };
 
     fn spans(encoded: &Encoded) -> Vec<(u32, u32)> {
         let Labels::Spans(spans) = &encoded.labels else { panic!("turns have spans") };

@@ -76,7 +76,12 @@ impl<'a> Encoder<'a> {
     pub(super) fn identity(&self) -> String {
         let template = self.template.map(|t| format!(" {:x}", hash_bytes(t.source().as_bytes())));
         let sft = self.sft.map(|chat| format!(" {}", chat.identity()));
-        format!("{:x}{}{}", self.tokenizer.fingerprint(), template.unwrap_or_default(), sft.unwrap_or_default())
+        format!(
+            "{:x}{}{}",
+            self.tokenizer.fingerprint(),
+            template.unwrap_or_default(),
+            sft.unwrap_or_default()
+        )
     }
 
     /// Whether rows are read by the format of their data set.
@@ -92,7 +97,11 @@ impl<'a> Encoder<'a> {
         let Some(chat) = self.sft else {
             let example = Example::read(&mut row.record, self.content())?;
             let encoded = self.encode(&example).map_err(|error| row.record.explain(error))?;
-            return Ok(Encoding { outcome: Outcome::Encoded(encoded, Cuts::default()), guessed: None, record: row.record });
+            return Ok(Encoding {
+                outcome: Outcome::Encoded(encoded, Cuts::default()),
+                guessed: None,
+                record: row.record,
+            });
         };
         let (reading, guessed) = row.read()?;
         let outcome = match reading {

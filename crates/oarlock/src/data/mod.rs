@@ -11,9 +11,9 @@ mod encode;
 mod engine;
 mod error;
 mod example;
-mod format;
 #[cfg(any(feature = "tokenizers", feature = "parquet"))]
 mod fence;
+mod format;
 mod hash;
 mod knapsack;
 mod layout;

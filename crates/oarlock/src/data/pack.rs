@@ -9,8 +9,8 @@ use std::sync::Arc;
 use oarlock_tensor::cpu::random::{Permutation, Stream};
 
 use super::cache::TokenCache;
-use super::knapsack::Bins;
 use super::error::{Error, Result};
+use super::knapsack::Bins;
 use super::tokenizer::SpecialIds;
 pub use crate::config::{Packing, ValSize};
 
@@ -422,7 +422,8 @@ impl Rows {
         let (mut ids, mut labels) = (vec![0; len], vec![0; len]);
         let mut doc_start = self.has_documents().then(|| vec![0; len]);
         self.write(row, &mut ids, &mut labels, doc_start.as_deref_mut());
-        let learned = [false].into_iter().chain(labels.iter().map(|&label| label != IGNORED)).take(len).collect();
+        let learned =
+            [false].into_iter().chain(labels.iter().map(|&label| label != IGNORED)).take(len).collect();
         (ids.into_iter().map(|id| id as u32).collect(), learned)
     }
 

@@ -94,7 +94,9 @@ impl RowReport {
             self.n_dropped()
         )];
         for (kind, n) in &self.guessed {
-            lines.push(format!("{n} rows were read as {kind}, which their keys say (no entry in dataset_info.json)"));
+            lines.push(format!(
+                "{n} rows were read as {kind}, which their keys say (no entry in dataset_info.json)"
+            ));
         }
         if self.cut > 0 {
             let parts = [
@@ -118,10 +120,7 @@ impl RowReport {
 
     /// Why nothing is left to learn from.
     pub(super) fn nothing_left(&self) -> Error {
-        let mut text = format!(
-            "Cannot find valid samples: none of {} rows can be learned from",
-            self.rows
-        );
+        let mut text = format!("Cannot find valid samples: none of {} rows can be learned from", self.rows);
         for Dropped { reason, rows, first } in &self.dropped {
             text.push_str(&format!("; {rows} dropped: {reason} (the first is {first})"));
         }

@@ -48,7 +48,8 @@ impl Chat {
             Some(name) => layout(name)?,
             None if ChatTemplate::is_in(dir)? => {
                 if args.tool_format.is_some() {
-                    let cause = "the tokenizer's chat template writes functions its own way; name a template, too";
+                    let cause =
+                        "the tokenizer's chat template writes functions its own way; name a template, too";
                     return Err(Error::Setting { key: "tool_format", cause: cause.into() });
                 }
                 Writing::Jinja(Box::new(ChatTemplate::read(dir)?))
@@ -101,7 +102,9 @@ impl Chat {
         let conversation = match example {
             Example::Conversation(conversation) => conversation,
             Example::Pair(_) => return dropped("it has two answers, which stage sft does not compare"),
-            Example::Judged(_) => return dropped("its answer is judged (kto_tag), which stage sft does not learn from"),
+            Example::Judged(_) => {
+                return dropped("its answer is judged (kto_tag), which stage sft does not learn from");
+            }
             Example::Text(_) => return dropped("it is a text without turns"),
         };
         let turns = match &self.writing {
@@ -124,7 +127,9 @@ impl Chat {
         };
         let (encoded, cuts) = join(&turns, &joining);
         match &encoded.labels {
-            Labels::Spans(spans) if spans.is_empty() => dropped("nothing of its answers is left within cutoff_len"),
+            Labels::Spans(spans) if spans.is_empty() => {
+                dropped("nothing of its answers is left within cutoff_len")
+            }
             _ => Ok(Outcome::Encoded(encoded, cuts)),
         }
     }

@@ -34,7 +34,9 @@ fn marked(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool], marks: [(&str, &
         // What control characters a text holds is shown, not obeyed.
         let text = tokenizer.decode(&ids[begin..end], false)?;
         out.push_str(before);
-        out.extend(text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }));
+        out.extend(
+            text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }),
+        );
         out.push_str(behind);
         begin = end;
     }
@@ -122,10 +124,17 @@ impl Encoded {
     /// instead, -100 where nothing is.
     pub fn labels(&self, end: Option<u32>) -> Vec<i64> {
         let learned = self.learned();
-        let mut labels: Vec<i64> =
-            self.ids.iter().zip(learned).map(|(&id, learned)| if learned { i64::from(id) } else { -100 }).collect();
+        let mut labels: Vec<i64> = self
+            .ids
+            .iter()
+            .zip(learned)
+            .map(|(&id, learned)| if learned { i64::from(id) } else { -100 })
+            .collect();
         if let (Labels::Spans(spans), Some(end)) = (&self.labels, end) {
-            spans.iter().filter(|span| span.is_empty()).for_each(|span| labels[span.start as usize] = i64::from(end));
+            spans
+                .iter()
+                .filter(|span| span.is_empty())
+                .for_each(|span| labels[span.start as usize] = i64::from(end));
         }
         labels
     }

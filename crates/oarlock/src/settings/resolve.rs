@@ -267,7 +267,9 @@ pub fn missing(settings: &Settings) -> Problems {
 fn absent(setting: &Setting) -> Option<Problem> {
     let reason = match setting.key.status {
         Status::Later(reason) | Status::Only(reason) => reason,
-        Status::Among(there, reason) if !there.iter().any(|name| setting.value.to_string() == *name) => reason,
+        Status::Among(there, reason) if !there.iter().any(|name| setting.value.to_string() == *name) => {
+            reason
+        }
         _ => return None,
     };
     let location =

@@ -52,7 +52,8 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
     };
     let settings = RowSettings { packing: config.data.packing, len: config.data.cutoff_len, special };
     let mut tokenized = false;
-    let mut told: Vec<String> = chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
+    let mut told: Vec<String> =
+        chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
     let mut cache = |datasets: &[String]| -> Result<Arc<TokenCache>> {
         let (cache, built) = cache(accelerator, config, encoder, datasets, vocab_size)?;
         tokenized |= built;

@@ -32,8 +32,8 @@ use crate::train::model;
 use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
 use crate::train::options::optimizer;
-use crate::train::trim::Trimmer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
+use crate::train::trim::Trimmer;
 use crate::train::{evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the

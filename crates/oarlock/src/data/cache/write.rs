@@ -123,7 +123,8 @@ fn write_to(
         return Err(report.nothing_left());
     }
     let report = encoder.reads_formats().then_some(report);
-    let origin = serde_json::to_vec(&OriginOut { files: &origin.files, report }).map_err(|e| failed(e.into()))?;
+    let origin =
+        serde_json::to_vec(&OriginOut { files: &origin.files, report }).map_err(|e| failed(e.into()))?;
     let mut finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {

@@ -10,10 +10,14 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
     let columns = &format.columns;
     let is_there = |column: &Option<String>| column.as_ref().is_some_and(|name| row.contains_key(name));
     if !is_there(&columns.prompt) && !is_there(&columns.query) {
-        let wanted: Vec<&str> = [&columns.prompt, &columns.query].into_iter().flatten().map(String::as_str).collect();
+        let wanted: Vec<&str> =
+            [&columns.prompt, &columns.query].into_iter().flatten().map(String::as_str).collect();
         let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
-        let cause = format!("no column \"{}\"; the columns are {}", wanted.join("\" or \""), found.join(", "));
-        return Err(record.error(cause, "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}").into());
+        let cause =
+            format!("no column \"{}\"; the columns are {}", wanted.join("\" or \""), found.join(", "));
+        return Err(record
+            .error(cause, "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}")
+            .into());
     }
     let mut messages = Vec::new();
     if let Some(Value::Array(history)) = value(row, &columns.history) {

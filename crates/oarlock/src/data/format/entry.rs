@@ -17,9 +17,16 @@ impl Format {
                 "alpaca" => Kind::Alpaca,
                 "sharegpt" => Kind::ShareGpt,
                 "openai" => Kind::OpenAi,
-                name => return Err((format!("Dataset converter {name} not found"), "write alpaca, sharegpt or openai")),
+                name => {
+                    return Err((
+                        format!("Dataset converter {name} not found"),
+                        "write alpaca, sharegpt or openai",
+                    ));
+                }
             },
-            Some(other) => return Err((format!("formatting is {other}"), "write alpaca, sharegpt or openai")),
+            Some(other) => {
+                return Err((format!("formatting is {other}"), "write alpaca, sharegpt or openai"));
+            }
         };
         let ranking = match entry.get("ranking") {
             None | Some(Value::Null) => false,
@@ -42,23 +49,40 @@ impl Format {
         }
         if kind != Kind::Alpaca {
             if columns.messages.is_none() {
-                return Err(("columns names no messages".into(), "name the list of messages: {\"messages\": \"...\"}"));
+                return Err((
+                    "columns names no messages".into(),
+                    "name the list of messages: {\"messages\": \"...\"}",
+                ));
             }
-            let needed = [("role_tag", &tags.role), ("content_tag", &tags.content), ("user_tag", &tags.user), ("assistant_tag", &tags.assistant)];
+            let needed = [
+                ("role_tag", &tags.role),
+                ("content_tag", &tags.content),
+                ("user_tag", &tags.user),
+                ("assistant_tag", &tags.assistant),
+            ];
             if let Some((name, _)) = needed.into_iter().find(|(_, tag)| tag.is_none()) {
                 let cause = format!("tags names no {name}, and tags that it does not name are none");
-                return Err((cause, "name role_tag, content_tag, user_tag and assistant_tag, too, or remove tags"));
+                return Err((
+                    cause,
+                    "name role_tag, content_tag, user_tag and assistant_tag, too, or remove tags",
+                ));
             }
         }
         if ranking && (columns.chosen.is_none() || columns.rejected.is_none()) {
-            return Err(("ranking is true, and columns names no chosen or no rejected".into(), "name both columns"));
+            return Err((
+                "ranking is true, and columns names no chosen or no rejected".into(),
+                "name both columns",
+            ));
         }
         Ok(Format { kind, ranking, columns, tags })
     }
 }
 
 /// The names that an object of the entry gives; null for none.
-fn texts<'e>(entry: &'e Map<String, Value>, key: &str) -> Result<Option<Vec<(&'e str, Option<String>)>>, Wrong> {
+fn texts<'e>(
+    entry: &'e Map<String, Value>,
+    key: &str,
+) -> Result<Option<Vec<(&'e str, Option<String>)>>, Wrong> {
     let object = match entry.get(key) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Object(object)) => object,
@@ -76,7 +100,10 @@ fn texts<'e>(entry: &'e Map<String, Value>, key: &str) -> Result<Option<Vec<(&'e
 }
 
 fn unknown(key: &str, name: &str) -> Wrong {
-    (format!("{key} names {name}, which is unknown"), "look for a misspelled name; docs/data-formats.md lists all")
+    (
+        format!("{key} names {name}, which is unknown"),
+        "look for a misspelled name; docs/data-formats.md lists all",
+    )
 }
 
 impl Columns {

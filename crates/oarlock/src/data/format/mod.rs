@@ -248,7 +248,8 @@ impl Format {
             (&columns.audios, "it has sound, and models are of text only"),
         ] {
             let media = column.as_ref().and_then(|name| row.get(name));
-            if media.is_some_and(|media| !media.is_null() && media.as_array().is_none_or(|list| !list.is_empty()))
+            if media
+                .is_some_and(|media| !media.is_null() && media.as_array().is_none_or(|list| !list.is_empty()))
             {
                 return dropped(reason);
             }

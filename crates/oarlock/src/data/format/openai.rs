@@ -47,6 +47,8 @@ fn one(format: &Format, role: Role, said: &Value) -> Result<Message, Refusal> {
     let own = [&format.tags.role, &format.tags.content];
     let is_own = |name: &String| name == "tool_calls" || own.iter().any(|tag| tag.as_ref() == Some(name));
     let beside = said.as_object().into_iter().flat_map(Map::iter);
-    message.extra.extend(beside.filter(|(name, _)| !is_own(name)).map(|(name, value)| (name.clone(), value.clone())));
+    message
+        .extra
+        .extend(beside.filter(|(name, _)| !is_own(name)).map(|(name, value)| (name.clone(), value.clone())));
     Ok(message)
 }

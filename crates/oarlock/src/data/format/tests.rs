@@ -55,7 +55,10 @@ fn alpaca_joins_question_and_input_after_the_history() {
     assert_eq!(reason(&entry, &json!({"instruction": "a", "output": "b"})), "it has no answer");
     let format = Format::of_entry(&Map::new()).unwrap();
     let error = Format::read(Some(&format), &record(&json!({"text": "a"}))).unwrap_err().to_string();
-    assert!(error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"), "{error}");
+    assert!(
+        error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -64,10 +67,15 @@ fn alpaca_with_two_answers_and_with_a_judgement() {
     let row = json!({"q": "Hi", "good": "Hello", "bad": "Go"});
     let Reading::Example(Example::Pair(pair)) = read(&entry, &row) else { panic!("no pair") };
     let Pair { prompt, chosen, rejected } = *pair;
-    assert_eq!((said(&prompt), chosen.content, rejected.content), (vec![("user", "Hi")], "Hello".into(), "Go".into()));
+    assert_eq!(
+        (said(&prompt), chosen.content, rejected.content),
+        (vec![("user", "Hi")], "Hello".into(), "Go".into())
+    );
     assert!(reason(&entry, &json!({"q": "Hi", "good": "Hello"})).contains("lacks one of its two answers"));
     let entry = json!({"columns": {"prompt": "q", "response": "a", "kto_tag": "ok"}});
-    let Reading::Example(Example::Judged(judged)) = read(&entry, &json!({"q": "Hi", "a": "Hello", "ok": false})) else {
+    let Reading::Example(Example::Judged(judged)) =
+        read(&entry, &json!({"q": "Hi", "a": "Hello", "ok": false}))
+    else {
         panic!("no judgement")
     };
     let Judged { conversation, desired } = *judged;
@@ -85,7 +93,10 @@ fn sharegpt_alternates_and_calls_are_checked() {
         ("function_call", call), ("observation", "low"), ("gpt", "It is low.")])});
     let conversation = conversation(&entry, &row);
     assert_eq!(conversation.system.as_deref(), Some("Be brief."));
-    assert_eq!(said(&conversation), [("user", "Tide?"), ("assistant", ""), ("tool", "low"), ("assistant", "It is low.")]);
+    assert_eq!(
+        said(&conversation),
+        [("user", "Tide?"), ("assistant", ""), ("tool", "low"), ("assistant", "It is low.")]
+    );
     assert_eq!(conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"]["place"], "weir");
     assert_eq!(conversation.tools, Some(json!([{"name": "tide"}])));
     let of = |list: &[(&str, &str)]| reason(&entry, &json!({"conversations": turns(list)}));
@@ -93,10 +104,16 @@ fn sharegpt_alternates_and_calls_are_checked() {
     assert!(of(&[("human", "a"), ("cat", "b")]).contains("unknown role"));
     assert!(of(&[("human", "a")]).contains("Invalid message count"));
     assert!(of(&[]).contains("no message"));
-    assert!(of(&[("human", "a"), ("function_call", "{broken")]).contains("Invalid JSON format in function message"));
+    assert!(
+        of(&[("human", "a"), ("function_call", "{broken")])
+            .contains("Invalid JSON format in function message")
+    );
     let thought = format!("<think>\nhm\n</think>\n\n[{call}, {call}]");
     let both = super::calls::called(&thought).ok().unwrap();
-    assert_eq!((both.content.as_str(), both.extra["tool_calls"].as_array().unwrap().len()), ("<think>\nhm\n</think>\n\n", 2));
+    assert_eq!(
+        (both.content.as_str(), both.extra["tool_calls"].as_array().unwrap().len()),
+        ("<think>\nhm\n</think>\n\n", 2)
+    );
     let marked = super::calls::called(&format!("Wait. <tool_call>\n{call}\n</tool_call>")).ok().unwrap();
     assert_eq!(marked.content, "Wait. ");
 }
@@ -117,7 +134,10 @@ fn openai_keeps_what_stands_beside_the_text() {
     // No "detailed thinking off" is added, as the original does.
     assert_eq!(conversation.system.as_deref(), Some("Be brief."));
     assert_eq!(conversation.messages.len(), 5);
-    assert_eq!(conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"], json!({"place": "weir"}));
+    assert_eq!(
+        conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"],
+        json!({"place": "weir"})
+    );
     assert_eq!(conversation.messages[4].extra["reasoning_content"], "It is low");
     // A result at the end, which the original loses, has no answer.
     let row = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -130,8 +150,14 @@ fn openai_keeps_what_stands_beside_the_text() {
 fn the_keys_of_a_row_say_what_it_is() {
     for (row, kind) in [
         (json!({"instruction": "a", "output": "b"}), Kind::Alpaca),
-        (json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}), Kind::ShareGpt),
-        (json!({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}), Kind::OpenAi),
+        (
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+            Kind::ShareGpt,
+        ),
+        (
+            json!({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+            Kind::OpenAi,
+        ),
     ] {
         let (reading, guessed) = Format::read(None, &record(&row)).unwrap();
         assert!(matches!(reading, Reading::Example(Example::Conversation(_))), "{reading:?}");

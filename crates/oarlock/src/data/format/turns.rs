@@ -72,7 +72,9 @@ pub(super) fn listed<'r>(format: &Format, row: &'r Row, record: &Record) -> Resu
     let column = format.columns.messages.as_deref().unwrap_or_default();
     match row.get(column) {
         Some(Value::Array(messages)) => Ok(messages),
-        Some(_) => Err(record.error(format!("column \"{column}\" holds no list"), "write the messages as a list").into()),
+        Some(_) => Err(record
+            .error(format!("column \"{column}\" holds no list"), "write the messages as a list")
+            .into()),
         None => {
             let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
             let cause = format!("no column \"{column}\"; the columns are {}", found.join(", "));

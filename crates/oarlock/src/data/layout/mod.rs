@@ -115,17 +115,21 @@ impl Layout {
     /// # Errors
     /// A name that is none.
     pub(super) fn named(name: &str) -> Result<Layout> {
-        let known: Map<String, Value> =
-            serde_json::from_str(LAYOUTS).map_err(|e| setting(format!("the table of layouts is broken: {e}")))?;
+        let known: Map<String, Value> = serde_json::from_str(LAYOUTS)
+            .map_err(|e| setting(format!("the table of layouts is broken: {e}")))?;
         let Some(found) = known.get(name) else {
             let near = nearest_of(name, known.keys().map(String::as_str));
             let hint = match near {
                 Some(near) => format!("did you mean {near}?"),
-                None => "docs/templates.md lists all; without the key the tokenizer's own chat template is taken".into(),
+                None => {
+                    "docs/templates.md lists all; without the key the tokenizer's own chat template is taken"
+                        .into()
+                }
             };
             return Err(setting(format!("Template {name} does not exist; {hint}")));
         };
-        serde_json::from_value(found.clone()).map_err(|e| setting(format!("the layout {name} is broken: {e}")))
+        serde_json::from_value(found.clone())
+            .map_err(|e| setting(format!("the layout {name} is broken: {e}")))
     }
 
     /// With what the configuration changes of it.

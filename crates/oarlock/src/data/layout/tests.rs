@@ -47,7 +47,8 @@ fn talk(messages: &[(&str, &str)]) -> Conversation {
     Conversation { messages, ..Conversation::default() }
 }
 
-const TALK: [(&str, &str); 4] = [("user", "Hi"), ("assistant", "Hello"), ("user", "1+1?"), ("assistant", "2")];
+const TALK: [(&str, &str); 4] =
+    [("user", "Hi"), ("assistant", "Hello"), ("user", "1+1?"), ("assistant", "2")];
 const THOUGHTS: [(&str, &str); 4] = [
     ("user", "Hi"),
     ("assistant", "<think>\na\n</think>\n\nHello"),
@@ -62,7 +63,8 @@ fn with_tools() -> Conversation {
         "tool_calls".into(),
         json!([{"type": "function", "function": {"name": "tide", "arguments": {"place": "weir", "hours": [1, 2]}}}]),
     );
-    conversation.tools = Some(json!([{"name": "tide", "description": "Tells the tide.", "parameters": {"type": "object",
+    conversation.tools =
+        Some(json!([{"name": "tide", "description": "Tells the tide.", "parameters": {"type": "object",
         "properties": {"place": {"type": "string", "description": "Where", "enum": ["weir", "lock"]},
             "hours": {"type": "array", "items": {"type": "integer"}}}, "required": ["place"]}}]));
     conversation
@@ -125,7 +127,13 @@ fn every_layout_writes_what_the_original_writes() {
             let mut special: Vec<&str> = vec!["<s>", "</s>"];
             let end = layout.stop_words.first().filter(|_| layout.replace_eos);
             special.extend(end.map(String::as_str));
-            for slot in layout.user.iter().chain(&layout.prefix).chain(&layout.system).chain(layout.observation.iter().flatten()) {
+            for slot in layout
+                .user
+                .iter()
+                .chain(&layout.prefix)
+                .chain(&layout.system)
+                .chain(layout.observation.iter().flatten())
+            {
                 if let Slot::Token { token } = slot {
                     special.push(token);
                 }
@@ -158,14 +166,29 @@ fn every_layout_writes_what_the_original_writes() {
 fn llama3_tells_a_fixed_day() {
     let (conversation, args, _) = case("tools");
     let layout = Layout::named("llama3").unwrap();
-    let fixture = characters(&format!("{LAYOUTS}{GOLDEN}ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"), &["<s>", "</s>", "<|eot_id|>"]);
+    let fixture = characters(
+        &format!("{LAYOUTS}{GOLDEN}ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"),
+        &["<s>", "</s>", "<|eot_id|>"],
+    );
     let turns = layout.turns(&fixture.tokenizer, &conversation, &args).unwrap().unwrap();
     let text = |ids: &[u32]| ids.iter().map(|&id| fixture.tokens[id as usize].as_str()).collect::<String>();
     let source = text(&turns[0].source);
-    assert!(source.contains("Today Date: 26 Jul 2024\n\nYou have access to the following functions."), "{source}");
-    assert!(source.contains("\n    \"type\": \"function\",\n    \"function\": {\n        \"name\": \"tide\""), "{source}");
-    assert_eq!(text(&turns[0].target), r#"{"name": "tide", "parameters": {"place": "weir", "hours": [1, 2]}}<|eot_id|>"#);
-    assert!(text(&turns[1].source).starts_with("<|start_header_id|>ipython<|end_header_id|>\n\n{\"level\": 2.5}<|eot_id|>"));
+    assert!(
+        source.contains("Today Date: 26 Jul 2024\n\nYou have access to the following functions."),
+        "{source}"
+    );
+    assert!(
+        source.contains("\n    \"type\": \"function\",\n    \"function\": {\n        \"name\": \"tide\""),
+        "{source}"
+    );
+    assert_eq!(
+        text(&turns[0].target),
+        r#"{"name": "tide", "parameters": {"place": "weir", "hours": [1, 2]}}<|eot_id|>"#
+    );
+    assert!(
+        text(&turns[1].source)
+            .starts_with("<|start_header_id|>ipython<|end_header_id|>\n\n{\"level\": 2.5}<|eot_id|>")
+    );
 }
 
 #[test]

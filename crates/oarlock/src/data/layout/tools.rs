@@ -50,14 +50,18 @@ impl ToolFormat {
         if tools.is_empty() {
             return String::new();
         }
-        let wrapped = || tools.iter().map(|tool| match tool["type"] == "function" {
-            true => tool.clone(),
-            false => json!({"type": "function", "function": tool}),
-        });
-        let bare = || tools.iter().map(|tool| match tool.get("function") {
-            Some(function) if tool["type"] == "function" => function,
-            _ => tool,
-        });
+        let wrapped = || {
+            tools.iter().map(|tool| match tool["type"] == "function" {
+                true => tool.clone(),
+                false => json!({"type": "function", "function": tool}),
+            })
+        };
+        let bare = || {
+            tools.iter().map(|tool| match tool.get("function") {
+                Some(function) if tool["type"] == "function" => function,
+                _ => tool,
+            })
+        };
         match self {
             ToolFormat::Default => default_prompt(&bare().collect::<Vec<_>>()),
             ToolFormat::Qwen => {
@@ -110,10 +114,14 @@ impl ToolFormat {
                 lines(&|name, arguments| format!("Action: {name}\nAction Input: {}", dumps(arguments)))
             }
             ToolFormat::Qwen => lines(&|name, arguments| {
-                format!("<tool_call>\n{}\n</tool_call>", dumps(&json!({"name": name, "arguments": arguments})))
+                format!(
+                    "<tool_call>\n{}\n</tool_call>",
+                    dumps(&json!({"name": name, "arguments": arguments}))
+                )
             }),
             ToolFormat::Llama3 => {
-                let object = |&(name, arguments): &(&str, &Value)| json!({"name": name, "parameters": arguments});
+                let object =
+                    |&(name, arguments): &(&str, &Value)| json!({"name": name, "parameters": arguments});
                 match calls {
                     [one] => dumps(&object(one)),
                     _ => dumps(&calls.iter().map(object).collect::<Value>()),
@@ -124,7 +132,8 @@ impl ToolFormat {
                 _ => return None,
             },
             ToolFormat::Mistral => {
-                let object = |&(name, arguments): &(&str, &Value)| json!({"name": name, "arguments": arguments});
+                let object =
+                    |&(name, arguments): &(&str, &Value)| json!({"name": name, "arguments": arguments});
                 dumps(&calls.iter().map(object).collect::<Value>())
             }
         })
@@ -137,14 +146,18 @@ fn default_prompt(tools: &[&Value]) -> String {
     for tool in tools {
         let parameters = &tool["parameters"];
         let required = |name: &str| {
-            parameters["required"].as_array().is_some_and(|names| names.iter().any(|required| required == name))
+            parameters["required"]
+                .as_array()
+                .is_some_and(|names| names.iter().any(|required| required == name))
         };
         let mut arguments = String::new();
         for (name, argument) in parameters["properties"].as_object().into_iter().flatten() {
             let one_of = argument["enum"].as_array().filter(|values| !values.is_empty()).map(|values| {
                 format!(", should be one of [{}]", values.iter().map(shown).collect::<Vec<_>>().join(", "))
             });
-            let items = argument.get("items").filter(|items| items.as_object().is_some_and(|items| !items.is_empty()));
+            let items = argument
+                .get("items")
+                .filter(|items| items.as_object().is_some_and(|items| !items.is_empty()));
             let items = items.map(|items| format!(", where each item should be {}", shown(&items["type"])));
             arguments.push_str(&format!(
                 "  - {name} ({}{}): {}{}{}\n",

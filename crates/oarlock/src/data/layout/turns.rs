@@ -105,7 +105,9 @@ impl Layout {
         self.fill(tokenizer, &self.prefix, "", false, ids)?;
         let own = conversation.system.as_deref().filter(|system| !system.is_empty());
         let mut system = own.unwrap_or(&self.default_system).to_owned();
-        if let Some(Value::Array(tools)) = conversation.tools.as_ref().filter(|tools| **tools != Value::Array(vec![])) {
+        if let Some(Value::Array(tools)) =
+            conversation.tools.as_ref().filter(|tools| **tools != Value::Array(vec![]))
+        {
             system.push_str(&ToolFormat::named(&self.tools)?.describe(tools));
         }
         if system.is_empty() {
@@ -187,15 +189,21 @@ impl Layout {
     fn said<'m>(&self, messages: &'m [Message]) -> Result<std::result::Result<Vec<Said<'m>>, &'static str>> {
         let mut out: Vec<Said> = Vec::with_capacity(messages.len());
         for message in messages {
-            let calls = message.extra.get("tool_calls").and_then(Value::as_array).filter(|calls| !calls.is_empty());
+            let calls =
+                message.extra.get("tool_calls").and_then(Value::as_array).filter(|calls| !calls.is_empty());
             let (speaker, text) = match (message.role.as_str(), calls) {
                 ("assistant", Some(calls)) => {
                     let calls = calls.iter().map(|call| call.get("function").unwrap_or(call));
-                    let calls: Vec<(&str, &Value)> =
-                        calls.map(|call| (call["name"].as_str().unwrap_or_default(), &call["arguments"])).collect();
+                    let calls: Vec<(&str, &Value)> = calls
+                        .map(|call| (call["name"].as_str().unwrap_or_default(), &call["arguments"]))
+                        .collect();
                     match ToolFormat::named(&self.calls)?.call(&calls) {
                         Some(text) => (Speaker::Function, Cow::Owned(format!("{}{text}", message.content))),
-                        None => return Ok(Err("it calls several functions at once, which the template cannot write")),
+                        None => {
+                            return Ok(Err(
+                                "it calls several functions at once, which the template cannot write",
+                            ));
+                        }
                     }
                 }
                 ("assistant", None) => (Speaker::Assistant, Cow::Borrowed(message.content.as_str())),

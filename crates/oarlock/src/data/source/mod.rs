@@ -151,7 +151,13 @@ impl Source {
                 None => {
                     let path = [PathBuf::from(name), dataset_dir.join(name)].into_iter().find(|p| p.exists());
                     let path = path.ok_or_else(|| info::undefined(name, dataset_dir, info.as_ref()))?;
-                    Part { name: name.into(), files: files_of(&path, None)?, column: None, limit: None, format: None }
+                    Part {
+                        name: name.into(),
+                        files: files_of(&path, None)?,
+                        column: None,
+                        limit: None,
+                        format: None,
+                    }
                 }
             };
             part.limit = part.limit.into_iter().chain(max_samples).min();
