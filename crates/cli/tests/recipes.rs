@@ -24,7 +24,11 @@ fn every_recipe_is_a_run() {
         // Accelerate's configuration is one of a launch; its script is in tests/minimind.rs.
         let of_launch = path.ends_with("accelerate_config.yaml");
         if !of_launch && path.extension().is_some_and(|extension| extension == "yaml") {
-            let words = [path.to_str().unwrap().to_owned()];
+            let mut words = vec![path.to_str().unwrap().to_owned()];
+            // One that goes on from the result of another, which has the shape of this model.
+            if std::fs::read_to_string(&path).unwrap().contains("model_name_or_path: out/") {
+                words.push(format!("model_name_or_path={MODEL}"));
+            }
             let arguments = written::arguments(&oarlock_cli::config::Words::new(&words))
                 .unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             let config =

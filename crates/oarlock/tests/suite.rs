@@ -34,5 +34,6 @@ mod ranks;
 mod recompute;
 mod recurrent;
 mod reshard;
+mod sft;
 mod strict_device;
 mod twins;

@@ -1,5 +1,6 @@
 //! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
 
+mod data;
 mod env;
 mod estimate;
 mod estimate_table;
@@ -55,6 +56,11 @@ enum Command {
         #[command(subcommand)]
         command: tokenizer::TokenizerCommand,
     },
+    /// Look at the data of a training
+    Data {
+        #[command(subcommand)]
+        command: data::DataCommand,
+    },
     /// Say what a training takes of memory, by part and for every stage, without starting it
     EstimateMemory(estimate::EstimateArgs),
     /// Make links under which this program is torchrun, accelerate, deepspeed and others
@@ -107,6 +113,7 @@ pub fn main() -> ExitCode {
         Command::MergeWeights(args) => merge_weights::run(&args),
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Data { command } => data::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::LinkTools(args) => link_tools::run(&args),
         Command::Env => env::run(),

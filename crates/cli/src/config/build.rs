@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock::config::{
-    DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription, SaveArgs,
-    ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
+    ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription,
+    SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
 use oarlock::settings::dialect::{self, Dialects};
 use oarlock::settings::problem::{Problem, Problems};
@@ -50,12 +50,16 @@ pub fn build(
         share if share < 1.0 => Some(ValSize::Fraction(share)),
         records => Some(ValSize::Count(records as u64)),
     };
+    let sft = read.word("stage") == "sft";
     let data = DataArgs {
         datasets: read.list("dataset").to_vec(),
         eval_datasets: read.list("eval_dataset").to_vec(),
         dataset_dir: PathBuf::from(read.word("dataset_dir")),
         cutoff_len: read.usize("cutoff_len"),
+        chat: sft.then(|| chat(read)),
         packing: match (read.bool("minimind_rows"), read.bool("neat_packing"), read.bool("packing")) {
+            (_, neat, packing) if sft && (neat || packing) => Packing::Knapsack,
+            _ if sft => Packing::Examples,
             (true, _, _) => Packing::MiniMind,
             (false, true, _) => Packing::ConcatDocuments,
             (false, false, true) => Packing::Concat,
@@ -134,6 +138,27 @@ pub fn build(
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
 }
 
+/// How conversations become tokens.
+fn chat(settings: &Settings) -> ChatArgs {
+    ChatArgs {
+        template: settings.text("template"),
+        tool_format: settings.text("tool_format"),
+        default_system: settings.text("default_system"),
+        // A written null has a meaning of its own.
+        enable_thinking: match settings.get("enable_thinking") {
+            setting if setting.location().is_some() => match setting.value {
+                Value::Bool(thinks) => Some(thinks),
+                _ => None,
+            },
+            _ => Some(true),
+        },
+        preserve_thinking: settings.bool("preserve_thinking"),
+        train_on_prompt: settings.bool("train_on_prompt"),
+        mask_history: settings.bool("mask_history"),
+        split_special_tokens: settings.bool("split_special_tokens"),
+    }
+}
+
 /// `evaluation_strategy` is what older files call `eval_strategy`.
 fn rename_evaluation_strategy(settings: &mut Settings, problems: &mut Problems) {
     let (old, new) = (settings.get("evaluation_strategy"), settings.get("eval_strategy"));
@@ -161,6 +186,10 @@ fn derive(settings: &mut Settings) {
     let evaluates = settings.f64("val_size") > 0.0 || !settings.list("eval_dataset").is_empty();
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
+    }
+    let is_sft = settings.word("stage") == "sft";
+    if is_sft && !settings.get("packing").is_written() {
+        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), "stage sft");
     }
     let warmup = settings.get("warmup_steps");
     if matches!(warmup.value, Value::Float(steps) if steps > 0.0) && settings.get("warmup_ratio").is_written()
@@ -202,6 +231,18 @@ fn between(settings: &Settings, problems: &mut Problems) {
             &["num_processes"],
             "ranks are processes; write a number that the machines can start",
         );
+    }
+    let is_sft = settings.word("stage") == "sft";
+    if is_sft && is_true("minimind_rows") {
+        report(
+            "`minimind_rows` are rows of texts",
+            &["minimind_rows", "stage"],
+            "remove it; stage sft has rows of conversations",
+        );
+    }
+    if !is_sft && settings.said("split_special_tokens").is_some() {
+        let help = "remove it; in texts special tokens are always read as tokens";
+        report("`split_special_tokens` belongs to stage sft", &["split_special_tokens", "stage"], help);
     }
     let (val_size, eval_dataset) = (settings.f64("val_size"), !settings.list("eval_dataset").is_empty());
     if val_size > 0.0 && eval_dataset {

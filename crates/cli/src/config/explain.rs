@@ -79,7 +79,7 @@ pub fn page() -> String {
             write!(out, "\n## {}\n\n| key | value | default | meaning |\n|---|---|---|---|\n", group.title());
         for key in used().filter(|key| key.group == group) {
             let so_far = match key.status {
-                Status::Only(reason) => format!("; so far {reason}"),
+                Status::Only(reason) | Status::Among(_, reason) => format!("; so far {reason}"),
                 _ => String::new(),
             };
             let (kind, default) = (key.value_type.describe(), default_cell(key));
@@ -122,7 +122,7 @@ pub fn block_tables(keys: &[Key]) -> String {
             let (kind, reason) = match key.status {
                 Status::Used => (0, None),
                 Status::NoEffect(reason) => (1, Some(reason)),
-                Status::Later(reason) | Status::Only(reason) => (2, Some(reason)),
+                Status::Later(reason) | Status::Only(reason) | Status::Among(_, reason) => (2, Some(reason)),
             };
             if kind == wanted {
                 let reason = reason.map(|reason| format!(" {reason} |")).unwrap_or_default();

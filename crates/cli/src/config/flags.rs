@@ -266,7 +266,7 @@ impl Flags {
             let status = match key.status {
                 Status::NoEffect(reason) => format!(" (accepted without effect: {reason})"),
                 Status::Later(reason) => format!(" (not supported: {reason})"),
-                Status::Used | Status::Only(_) => String::new(),
+                Status::Used | Status::Only(_) | Status::Among(..) => String::new(),
             };
             let _ = writeln!(out, "  {:width$}  {}{status}", left(key), described(key));
         }

@@ -12,6 +12,8 @@ use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
 use oarlock::settings::value::{Value, quoted};
 
+use super::table;
+
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
@@ -59,6 +61,12 @@ impl ResolvedConfig {
     pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
         self.all().filter_map(|setting| match setting.key.status {
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
+            _ if self.values.data.chat.is_none()
+                && setting.is_written()
+                && table::CHAT_KEYS.contains(&setting.key.name) =>
+            {
+                Some((setting, "stage pt uses no chat template"))
+            }
             _ => None,
         })
     }

@@ -4,7 +4,7 @@
 use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
 use oarlock::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
-use oarlock::settings::keys::Status::{Later, NoEffect, Only, Used};
+use oarlock::settings::keys::Status::{Among, Later, NoEffect, Only, Used};
 use oarlock::settings::keys::ValueType::{
     Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
 };
@@ -41,6 +41,10 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("warmup_iters", "warmup_steps"),
 ];
 
+/// The keys that only stage sft reads.
+pub const CHAT_KEYS: &[&str] =
+    &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
+
 /// The keys, in the order in which help and tables show them.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
@@ -56,7 +60,7 @@ pub const KEYS: &[Key] = &[
     key(Model, Bool, "trust_remote_code", "false", NoEffect("no code of a model folder is run"), "Run Python code that comes with a model"),
     key(Model, Bool, "use_fast_tokenizer", "true", NoEffect("there is one tokenizer, the fast one"), "Use the fast tokenizer"),
     key(Model, Bool, "resize_vocab", "false", Later("the vocabulary is that of tokenizer.json"), "Resize the embedding to the vocabulary"),
-    key(Model, Bool, "split_special_tokens", "false", Later("the vocabulary is that of tokenizer.json"), "Split special tokens of the text into bytes"),
+    key(Model, Bool, "split_special_tokens", "true", Used, "In stage sft, special tokens that stand in messages are text; false: they are read as tokens, as LLaMA-Factory does"),
     key(Model, List, "add_tokens", "", Later("the vocabulary is that of tokenizer.json"), "Tokens to add"),
     key(Model, List, "add_special_tokens", "", Later("the vocabulary is that of tokenizer.json"), "Special tokens to add"),
     key(Model, Path, "new_special_tokens_config", "", Later("the vocabulary is that of tokenizer.json"), "File of special tokens to add"),
@@ -140,8 +144,8 @@ pub const KEYS: &[Key] = &[
     key(Data, List, "eval_dataset", "", Used, "Data sets of the evaluation: paths, or names in dataset_info.json"),
     key(Data, Path, "dataset_dir", "data", Used, "Folder of dataset_info.json and its files"),
     key(Data, Int(2), "cutoff_len", "2048", Used, "Tokens of a sequence"),
-    key(Data, Bool, "packing", "true", Used, "Join the texts and cut them into full sequences; false: one text a sequence, padded"),
-    key(Data, Bool, "neat_packing", "false", Used, "Packing in which no text sees another (LLaMA-Factory has it for stage sft only)"),
+    key(Data, Bool, "packing", "true", Used, "Join the texts and cut them into full sequences; false: one text a sequence, padded. Stage sft (default false): whole conversations share a row, apart from each other"),
+    key(Data, Bool, "neat_packing", "false", Used, "Packing in which no text sees another; in stage sft the same as packing"),
     key(Data, Bool, "minimind_rows", "false", Used, "Our own: rows as MiniMind makes them: begin, one text, end, padded; packing is then ignored"),
     key(Data, Int(1), "max_samples", "", Used, "Read at most this many records of a data set"),
     key(Data, Float(NotNegative), "val_size", "0", Used, "Records held out for evaluation: a count, or below 1 a share"),
@@ -155,14 +159,14 @@ pub const KEYS: &[Key] = &[
     key(Data, Int(1), "buffer_size", "16384", NoEffect("streaming is not there"), "Shuffle buffer of streaming"),
     key(Data, Choice(&["concat", "interleave_under", "interleave_over", "interleave_once"]), "mix_strategy", "concat", Later("data sets are joined one after another and shuffled together"), "How several data sets are mixed"),
     key(Data, List, "interleave_probs", "", Later("data sets are joined one after another and shuffled together"), "Shares of interleaved data sets"),
-    key(Data, Text, "template", "", NoEffect("only stage pt is there, which uses no chat template"), "Chat template"),
-    key(Data, Text, "tool_format", "", NoEffect("only stage pt is there, which uses no chat template"), "Format of tool calls"),
-    key(Data, Text, "default_system", "", NoEffect("only stage pt is there, which uses no chat template"), "System message"),
-    key(Data, Bool, "enable_thinking", "true", NoEffect("only stage pt is there, which uses no chat template"), "Thinking mode of reasoning models"),
-    key(Data, Bool, "preserve_thinking", "false", NoEffect("only stage pt is there, which uses no chat template"), "Keep thoughts of earlier turns"),
-    key(Data, Path, "media_dir", "", NoEffect("only stage pt is there, which uses no chat template"), "Folder of images, videos and sounds"),
-    key(Data, Bool, "train_on_prompt", "false", Later("it belongs to stage sft"), "Learn the prompts, too"),
-    key(Data, Bool, "mask_history", "false", Later("it belongs to stage sft"), "Learn the last turn only"),
+    key(Data, Text, "template", "", Used, "Chat template"),
+    key(Data, Text, "tool_format", "", Used, "Format of tool calls"),
+    key(Data, Text, "default_system", "", Used, "System message"),
+    key(Data, Bool, "enable_thinking", "", Used, "Thoughts of reasoning models: true (if unset) learns an empty one where there is none, false reads it and removes the others, null reads it and keeps the others"),
+    key(Data, Bool, "preserve_thinking", "false", Used, "Keep thoughts of earlier turns"),
+    key(Data, Path, "media_dir", "", NoEffect("models are of text only"), "Folder of images, videos and sounds"),
+    key(Data, Bool, "train_on_prompt", "false", Used, "Learn the prompts, too"),
+    key(Data, Bool, "mask_history", "false", Used, "Learn the last turn only"),
     key(Data, Bool, "ignore_pad_token_for_loss", "true", Later("padding never counts in the loss"), "Leave padding out of the loss"),
     key(Data, Int(0), "dataloader_num_workers", "0", NoEffect("tokens are read from a mapped file"), "Processes that load data"),
     key(Data, Bool, "dataloader_pin_memory", "true", NoEffect("tokens are read from a mapped file"), "Pinned memory of the loader"),
@@ -172,7 +176,7 @@ pub const KEYS: &[Key] = &[
     key(Data, Bool, "remove_unused_columns", "true", NoEffect("only the text column is read"), "Drop columns that the model does not take"),
     key(Data, Bool, "group_by_length", "false", Later("sequences are drawn uniformly"), "Batches of similar length"),
     key(Data, Choice(&["random", "sequential", "group_by_length"]), "train_sampling_strategy", "random", Later("use disable_shuffling for the order of the files"), "How sequences are drawn"),
-    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Only("only pretraining (stage: pt) is there"), "Training stage"),
+    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Among(&["pt", "sft"], "only pretraining (stage: pt) and supervised fine-tuning (stage: sft) are there"), "Training stage"),
     key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Only("only full-parameter training is there"), "Which parameters are trained"),
     key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
     key(Method, Bool, "do_predict", "false", Later("use `oarlock generate`"), "Generate answers"),

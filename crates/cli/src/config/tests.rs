@@ -12,6 +12,7 @@ mod model;
 mod monitor;
 mod optimizer;
 mod schedules;
+mod sft;
 mod values;
 mod wrong;
 
@@ -121,7 +122,7 @@ fn every_key_of_llama_factory_is_known() {
 #[test]
 fn a_file_for_an_optimizer_that_is_not_there_resolves_with_the_reason() {
     let text = format!(
-        "{MINIMUM}stage: sft\ntemplate: llama3\nuse_galore: true\ngalore_layerwise: true\ngalore_target: all\n\
+        "{MINIMUM}template: llama3\nuse_galore: true\ngalore_layerwise: true\ngalore_target: all\n\
          galore_rank: 128\ngalore_scale: 2.0\n"
     );
     let arguments = written::text_of_file("t.yaml", text).unwrap();
@@ -135,7 +136,7 @@ fn a_file_for_an_optimizer_that_is_not_there_resolves_with_the_reason() {
         "{idle}"
     );
     let template = config.without_effect().find(|(setting, _)| setting.key.name == "template").unwrap();
-    assert_eq!(template.1, "only stage pt is there, which uses no chat template");
+    assert_eq!(template.1, "stage pt uses no chat template");
 }
 
 #[test]
@@ -321,8 +322,9 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:4:16: `eval_strategy` takes one of no, steps, epoch, not `step` (did you mean `steps`?)",
         ),
         (
-            "stage: sft",
-            "t.yaml:4:8: `stage: sft` is not supported yet (only pretraining (stage: pt) is there)",
+            "stage: dpo",
+            "t.yaml:4:8: `stage: dpo` is not supported yet (only pretraining (stage: pt) and supervised fine-tuning (stage: \
+             sft) are there)",
         ),
         (
             "finetuning_type: lora",

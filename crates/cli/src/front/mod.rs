@@ -2,6 +2,7 @@
 //! training that is meant, where it is one of ours.
 
 mod accelerate;
+pub(crate) mod data;
 pub mod deepspeed;
 pub mod job;
 pub mod llamafactory;

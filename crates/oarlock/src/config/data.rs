@@ -13,6 +13,22 @@ pub enum Packing {
     /// MiniMind's: begin, text and end, cut and filled to `len` tokens; a row is the first `len - 1` of them, its
     /// targets the last `len - 1`, and no target is the fill token.
     MiniMind,
+    /// One conversation a row. The rows of a batch run one after another as documents, without padding.
+    Examples,
+    /// Whole conversations in rows of up to `len` tokens, as many in each as fit; each is a document. Without padding.
+    Knapsack,
+}
+
+impl Packing {
+    /// Whether rows have lengths of their own and run without padding.
+    pub fn is_unpadded(self) -> bool {
+        matches!(self, Packing::Examples | Packing::Knapsack)
+    }
+
+    /// Whether attention stays inside of documents.
+    pub fn has_documents(self) -> bool {
+        self == Packing::ConcatDocuments || self.is_unpadded()
+    }
 }
 
 /// How many records are split off for validation.
@@ -22,4 +38,26 @@ pub enum ValSize {
     Count(u64),
     /// A part of all, rounded up.
     Fraction(f64),
+}
+
+/// How conversations become tokens, and what is learned of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatArgs {
+    /// The name of a layout; `None` takes the tokenizer's own chat template.
+    pub template: Option<String>,
+    /// How functions and their calls are written, where not as the template says.
+    pub tool_format: Option<String>,
+    /// The system message of conversations that have none, where it is not the template's.
+    pub default_system: Option<String>,
+    /// Of templates of reasoning models: whether answers without a thought learn an empty one; `None` leaves thoughts as
+    /// they are, and gives the others an empty one to read.
+    pub enable_thinking: Option<bool>,
+    /// Keep the thoughts of earlier answers where only the last is learned.
+    pub preserve_thinking: bool,
+    /// Learn the prompts, too.
+    pub train_on_prompt: bool,
+    /// Learn the last answer only.
+    pub mask_history: bool,
+    /// Special tokens that stand in messages stay text.
+    pub split_special_tokens: bool,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Rule;
 
-use super::data::{Packing, ValSize};
+use super::data::{ChatArgs, Packing, ValSize};
 use super::monitor::MonitorArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
@@ -84,6 +84,8 @@ pub struct DataArgs {
     pub cutoff_len: usize,
     /// How texts become sequences.
     pub packing: Packing,
+    /// How conversations become tokens (`stage: sft`); `None` trains on texts.
+    pub chat: Option<ChatArgs>,
     /// Draw the sequences in a seeded random order.
     pub shuffle: bool,
     /// Read at most so many records of a data set.

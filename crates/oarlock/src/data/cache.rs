@@ -8,7 +8,7 @@
 //! Layout (native byte order), each part filled to 8 bytes: the header of 80 bytes; the ids (2 or 4 bytes each); the
 //! `n_records + 1` record offsets (u64). Of conversations, whose tokens are not all learned, also the runs of targets: a
 //! list for each record, as `n_records + 1` offsets (u64) and begin and end of each run (u32, counted from the record's
-//! first token). Where records have several segments, the list of where those after the first begin, likewise. Last the
+//! first token; an empty run is a target that is the end-of-text token). Where records have several segments, the list of where those after the first begin, likewise. Last the
 //! origin (JSON): which files it was built from. A cache of texts has neither list.
 
 mod write;
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::encode::Encoder;
 use super::error::{Error, Result};
 use super::hash::{hash_bytes, hash_file};
+use super::report::RowReport;
 use super::source::Source;
 
 pub use write::Progress;
@@ -37,6 +38,9 @@ const CONVERSATIONS: u64 = 1 << 8;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Origin {
     files: Vec<Stamp>,
+    /// What became of the rows, where they were read by their format.
+    #[serde(default)]
+    report: Option<RowReport>,
 }
 
 /// A file as it was. Size and time are looked at first; only when they differ is the content hashed.
@@ -73,7 +77,7 @@ impl Stamp {
 
 impl Origin {
     fn of(source: &Source) -> Result<Origin> {
-        Ok(Origin { files: source.files().map(Stamp::of).collect::<Result<_>>()? })
+        Ok(Origin { files: source.files().map(Stamp::of).collect::<Result<_>>()?, report: None })
     }
 
     fn holds(&self, source: &Source) -> Result<bool> {
@@ -216,7 +220,9 @@ impl TokenCache {
     /// The file in `dir` that holds the tokens of `source` under a tokenizer, or an [`Encoder`]. Other settings give
     /// other names; another version of the format does not.
     pub fn path<'a>(dir: &Path, source: &Source, encoder: impl Into<Encoder<'a>>) -> PathBuf {
-        let identity = format!("1 {}\n{}", encoder.into().identity(), source.identity());
+        let encoder = encoder.into();
+        let formats = if encoder.reads_formats() { source.formats() } else { String::new() };
+        let identity = format!("1 {}\n{}{formats}", encoder.identity(), source.identity());
         dir.join(format!("{}-{:016x}.tokens", source.label(), hash_bytes(identity.as_bytes())))
     }
 
@@ -291,6 +297,14 @@ impl TokenCache {
     pub fn verify(&self) -> Result<()> {
         let same = hash_bytes(&self.map[HEADER_BYTES..]) == self.body_hash;
         if same { Ok(()) } else { Err(self.damaged("its content is damaged")) }
+    }
+
+    /// What became of the rows that it was built from, where they were read by the format of their data set.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn report(&self) -> Result<Option<RowReport>> {
+        Ok(self.origin()?.report)
     }
 
     /// The number of tokens, without any that packing adds.

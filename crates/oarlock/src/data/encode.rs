@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use super::cut::Cuts;
 use super::error::{Error, Result};
 use super::example::{Conversation, Example, Message, Pair};
+use super::format::{Kind, Reading};
 use super::hash::hash_bytes;
-use super::source::Content;
+use super::sft::{Chat, Outcome};
+use super::source::{Content, Record, Row};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -26,8 +29,17 @@ pub struct Encoded {
 pub enum Labels {
     /// All that have a token before them.
     All,
-    /// These runs of tokens, ascending and apart. The first token of a segment is in none of them.
+    /// These runs of tokens, ascending and apart. The first token of a segment is in none of them. An empty run is one
+    /// target as well: the token there learns the end-of-text token instead of itself.
     Spans(Vec<Range<u32>>),
+}
+
+/// A row that was read, and what became of it.
+pub(super) struct Encoding {
+    pub(super) outcome: Outcome,
+    /// As which format it was read, where none is written.
+    pub(super) guessed: Option<Kind>,
+    pub(super) record: Record,
 }
 
 /// How examples become tokens: texts by the tokenizer alone, conversations through a chat template first.
@@ -35,29 +47,70 @@ pub enum Labels {
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<&'a ChatTemplate>,
+    sft: Option<&'a Chat>,
 }
 
 impl<'a> From<&'a Tokenizer> for Encoder<'a> {
     fn from(tokenizer: &'a Tokenizer) -> Encoder<'a> {
-        Encoder { tokenizer, template: None }
+        Encoder { tokenizer, template: None, sft: None }
     }
 }
 
 impl<'a> Encoder<'a> {
     /// Encodes conversations and pairs; what the assistant says is learned.
     pub fn chat(tokenizer: &'a Tokenizer, template: &'a ChatTemplate) -> Encoder<'a> {
-        Encoder { tokenizer, template: Some(template) }
+        Encoder { tokenizer, template: Some(template), sft: None }
+    }
+
+    /// Encodes rows of any format as `stage: sft` does.
+    pub fn sft(tokenizer: &'a Tokenizer, chat: &'a Chat) -> Encoder<'a> {
+        Encoder { tokenizer, template: None, sft: Some(chat) }
     }
 
     /// What of each record it needs.
     pub fn content(&self) -> Content {
-        if self.template.is_some() { Content::Object } else { Content::Text }
+        if self.template.is_some() || self.sft.is_some() { Content::Object } else { Content::Text }
     }
 
     /// Everything apart from the records that decides which tokens come out.
     pub(super) fn identity(&self) -> String {
         let template = self.template.map(|t| format!(" {:x}", hash_bytes(t.source().as_bytes())));
-        format!("{:x}{}", self.tokenizer.fingerprint(), template.unwrap_or_default())
+        let sft = self.sft.map(|chat| format!(" {}", chat.identity()));
+        format!(
+            "{:x}{}{}",
+            self.tokenizer.fingerprint(),
+            template.unwrap_or_default(),
+            sft.unwrap_or_default()
+        )
+    }
+
+    /// Whether rows are read by the format of their data set.
+    pub(super) fn reads_formats(&self) -> bool {
+        self.sft.is_some()
+    }
+
+    /// Reads a row and encodes it.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`]; a row that `stage: sft` cannot use is dropped instead.
+    pub(super) fn row(&self, mut row: Row) -> Result<Encoding> {
+        let Some(chat) = self.sft else {
+            let example = Example::read(&mut row.record, self.content())?;
+            let encoded = self.encode(&example).map_err(|error| row.record.explain(error))?;
+            return Ok(Encoding {
+                outcome: Outcome::Encoded(encoded, Cuts::default()),
+                guessed: None,
+                record: row.record,
+            });
+        };
+        let (reading, guessed) = row.read()?;
+        let outcome = match reading {
+            Reading::Dropped(reason) => Outcome::Dropped(reason),
+            Reading::Example(example) => {
+                chat.encode(self.tokenizer, &example).map_err(|error| row.record.explain(error))?
+            }
+        };
+        Ok(Encoding { outcome, guessed, record: row.record })
     }
 
     pub(super) fn vocab_size(&self) -> Result<usize> {
@@ -70,6 +123,12 @@ impl<'a> Encoder<'a> {
     /// A tokenizer that cannot be used, a conversation that the template refuses or that holds no message of the
     /// assistant, an example of the other kind.
     pub fn encode(&self, example: &Example) -> Result<Encoded> {
+        if let Some(chat) = self.sft {
+            return match chat.encode(self.tokenizer, example)? {
+                Outcome::Encoded(encoded, _) => Ok(encoded),
+                Outcome::Dropped(reason) => Err(Error::Setting { key: "stage", cause: reason.into_owned() }),
+            };
+        }
         match (example, self.template) {
             (Example::Text(text), None) => {
                 let ids = self.tokenizer.encode(text)?;

@@ -15,6 +15,17 @@ pub enum Example {
     Conversation(Conversation),
     /// A conversation with a better and a worse answer, of which the two answers are compared.
     Pair(Box<Pair>),
+    /// A conversation with a judgement of its last answer.
+    Judged(Box<Judged>),
+}
+
+/// A conversation whose last answer is wanted, or is not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The conversation, the answer included.
+    pub conversation: Conversation,
+    /// Whether the answer is wanted.
+    pub desired: bool,
 }
 
 /// Two answers to one conversation.

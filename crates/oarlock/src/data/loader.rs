@@ -29,6 +29,9 @@ pub struct Batch {
 impl Batch {
     /// Fills the batch again, in the memory that it has.
     fn fill(&mut self, data: &Rows, rows: &[Option<u64>]) {
+        if data.is_unpadded() {
+            return self.fill_unpadded(data, rows);
+        }
         let len = data.row_len();
         (self.rows, self.len, self.n_targets) = (rows.len(), len, 0);
         self.input_ids.resize(rows.len() * len, 0);
@@ -50,6 +53,33 @@ impl Batch {
     }
 }
 
+impl Batch {
+    /// Rows one after another as the documents of one row.
+    fn fill_unpadded(&mut self, data: &Rows, rows: &[Option<u64>]) {
+        let lens = || rows.iter().map(|row| row.map_or(0, |row| data.tokens_in(row)));
+        // A rank without a row takes part with one token and no target.
+        let len = lens().sum::<usize>().max(1);
+        (self.rows, self.len, self.n_targets) = (1, len, 0);
+        self.input_ids.resize(len, 0);
+        self.labels.resize(len, 0);
+        let mut starts = self.doc_start.take().unwrap_or_default();
+        starts.resize(len, 0);
+        let mut begin = 0;
+        for (row, n) in rows.iter().zip(lens()) {
+            let Some(row) = row else { continue };
+            let at = begin..begin + n;
+            let (ids, labels) = (&mut self.input_ids[at.clone()], &mut self.labels[at.clone()]);
+            self.n_targets += data.write(*row, ids, labels, Some(&mut starts[at.clone()]));
+            starts[at].iter_mut().for_each(|start| *start += begin as i32);
+            begin += n;
+        }
+        if begin == 0 {
+            data.write_filler(&mut self.input_ids, &mut self.labels, Some(&mut starts));
+        }
+        self.doc_start = Some(starts);
+    }
+}
+
 /// The micro-batches of one step of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatches {
@@ -61,6 +91,8 @@ pub struct StepBatches {
     pub position: u64,
     /// Targets in the whole step, over all micro-batches and all ranks.
     pub n_targets: u64,
+    /// Tokens in the whole step, likewise.
+    pub n_tokens: u64,
 }
 
 impl StepBatches {
@@ -73,6 +105,7 @@ impl StepBatches {
         self.epoch = step.epoch;
         self.position = step.end;
         self.n_targets = sampler.all_rows(position).map(|row| data.n_targets(row) as u64).sum();
+        self.n_tokens = sampler.all_rows(position).map(|row| data.tokens_in(row) as u64).sum();
     }
 }
 

@@ -5,6 +5,7 @@
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod cache;
+mod cut;
 mod encode;
 #[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
 mod engine;
@@ -12,13 +13,19 @@ mod error;
 mod example;
 #[cfg(any(feature = "tokenizers", feature = "parquet"))]
 mod fence;
+mod format;
 mod hash;
+mod knapsack;
+mod layout;
 mod loader;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;
+mod report;
 mod sampler;
+mod sft;
 mod shards;
+mod show;
 mod source;
 mod template;
 mod tokenizer;
@@ -28,12 +35,16 @@ mod train_bpe;
 pub use cache::{Build, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
-pub use example::{Conversation, Example, Message, Pair};
+pub use example::{Conversation, Example, Judged, Message, Pair};
+pub use layout::layout_names;
 pub use loader::{Batch, Loader, StepBatches, eval_batches};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
+pub use report::{Dropped, RowReport};
 pub use sampler::{Sampler, StepRows};
+pub use sft::Chat;
 pub use shards::{BatchSamplerShard, DistributedSampler};
 pub(crate) use shards::{randperm, room};
+pub use show::{Statistics, bracketed, colored};
 pub use source::{Content, Record, Records, Source};
 pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};

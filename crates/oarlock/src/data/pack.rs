@@ -10,6 +10,7 @@ use oarlock_tensor::cpu::random::{Permutation, Stream};
 
 use super::cache::TokenCache;
 use super::error::{Error, Result};
+use super::knapsack::Bins;
 use super::tokenizer::SpecialIds;
 pub use crate::config::{Packing, ValSize};
 
@@ -146,6 +147,8 @@ struct Part {
 pub struct Rows {
     selection: Selection,
     packing: Packing,
+    /// The records of each row, where rows hold several whole ones.
+    bins: Option<Arc<Bins>>,
     len: usize,
     bos: i32,
     eos: i32,
@@ -217,7 +220,15 @@ impl Rows {
         let bos = need(special.bos, "bos_token", minimind)?;
         // What fills a truncated row is never a target, so the end token serves where none is named.
         let pad = need(special.pad.or(if minimind { None } else { special.eos }), "pad_token", minimind)?;
-        let rows = Rows { selection, packing, len, bos, eos, pad };
+        if packing.is_unpadded() && !conversations {
+            let cause = "rows of whole examples are for conversations; these records are texts".into();
+            return Err(Error::Setting { key: "packing", cause });
+        }
+        let bins = (packing == Packing::Knapsack).then(|| {
+            let lens = (0..selection.n_records()).map(|k| selection.record(k).2.min(len));
+            Arc::new(Bins::pack(lens, len))
+        });
+        let rows = Rows { selection, packing, bins, len, bos, eos, pad };
         if rows.n_rows() == 0 {
             let (n_tokens, n_records) = (rows.selection.n_tokens(), rows.selection.n_records());
             return Err(Error::TooLittle(format!(
@@ -232,18 +243,32 @@ impl Rows {
     pub fn n_rows(&self) -> u64 {
         match self.packing {
             Packing::Concat | Packing::ConcatDocuments => self.selection.n_tokens() / self.len as u64,
-            Packing::Truncate | Packing::MiniMind => self.selection.n_records(),
+            Packing::Truncate | Packing::MiniMind | Packing::Examples => self.selection.n_records(),
+            Packing::Knapsack => self.bins.as_ref().map_or(0, |bins| bins.len() as u64),
         }
     }
 
-    /// The tokens of a row.
+    /// Whether rows have lengths of their own; `write` then takes slices of [`Rows::tokens_in`] elements.
+    pub fn is_unpadded(&self) -> bool {
+        self.packing.is_unpadded()
+    }
+
+    /// The tokens of this row.
+    pub fn tokens_in(&self, row: u64) -> usize {
+        match self.is_unpadded() {
+            true => self.parts(row).map(|part| part.at.len()).sum(),
+            false => self.row_len(),
+        }
+    }
+
+    /// The tokens of a row, or the most of them.
     pub fn row_len(&self) -> usize {
         self.len - usize::from(self.packing == Packing::MiniMind)
     }
 
     /// Whether rows say where their documents begin.
     pub fn has_documents(&self) -> bool {
-        self.packing == Packing::ConcatDocuments || self.selection.cache.has_segments()
+        self.packing.has_documents() || self.selection.cache.has_segments()
     }
 
     /// Writes a row: its ids, its targets (the next token, or -100) and, where rows have documents, where in the row the
@@ -280,7 +305,8 @@ impl Rows {
         let n_next = n.saturating_sub(1);
         labels[..n_next].copy_from_slice(&ids[n - n_next..n]);
         labels[n_next..].fill(IGNORED);
-        n_next - self.for_each_ignored(row, |tokens| labels[tokens].fill(IGNORED))
+        let n_targets = n_next - self.for_each_ignored(row, |tokens| labels[tokens].fill(IGNORED));
+        n_targets + self.for_each_end(row, |at| labels[at] = self.eos)
     }
 
     /// A row that is there for the shape only: fill tokens and no target.
@@ -295,10 +321,12 @@ impl Rows {
     /// The number of targets that `write` gives for a row.
     pub fn n_targets(&self, row: u64) -> usize {
         match self.packing {
-            Packing::Concat | Packing::ConcatDocuments => self.len - 1 - self.for_each_ignored(row, |_| ()),
-            Packing::Truncate => {
-                let n = self.parts(row).map(|part| part.at.end).sum::<usize>();
-                n.saturating_sub(1) - self.for_each_ignored(row, |_| ())
+            Packing::Concat | Packing::ConcatDocuments => {
+                self.len - 1 - self.for_each_ignored(row, |_| ()) + self.for_each_end(row, |_| ())
+            }
+            Packing::Truncate | Packing::Examples | Packing::Knapsack => {
+                let n = self.parts(row).map(|part| part.at.len()).sum::<usize>();
+                n.saturating_sub(1) - self.for_each_ignored(row, |_| ()) + self.for_each_end(row, |_| ())
             }
             Packing::MiniMind => {
                 let (_, begin, len) = self.selection.record(row);
@@ -320,9 +348,13 @@ impl Rows {
         let (first, mut from) =
             if is_block { self.selection.locate(row * self.len as u64) } else { (row, 0) };
         let (mut k, mut start) = (first, 0);
+        // The records of a bin, or one of its own.
+        let mut members = self.bins.as_ref().map(|bins| bins.of(row).iter());
         std::iter::from_fn(move || {
-            if start == self.len || !is_block && k > first {
-                return None;
+            match &mut members {
+                Some(members) => k = *members.next()?,
+                None if start == self.len || !is_block && k > first => return None,
+                None => {}
             }
             let (record, begin, len) = self.selection.record(k);
             let n = (len + self.selection.n_ends as usize - from).min(self.len - start);
@@ -362,6 +394,37 @@ impl Rows {
             ignore(gap..at.end);
         }
         n
+    }
+
+    /// Calls `f` with the tokens of a row whose target is the end-of-text token instead of the next token; gives how many
+    /// they are.
+    fn for_each_end(&self, row: u64, mut f: impl FnMut(usize)) -> usize {
+        let cache = &self.selection.cache;
+        if !cache.holds_conversations() {
+            return 0;
+        }
+        let mut n = 0;
+        for Part { record, from, at, .. } in self.parts(row) {
+            for run in cache.targets(record).into_iter().flatten().filter(|run| run.is_empty()) {
+                let place = run.start.checked_sub(from).map(|place| at.start + place);
+                if let Some(place) = place.filter(|place| (at.start + 1..at.end).contains(place)) {
+                    f(place - 1);
+                    n += 1;
+                }
+            }
+        }
+        n
+    }
+
+    /// The tokens of a row, and which of them are learned.
+    pub fn shown(&self, row: u64) -> (Vec<u32>, Vec<bool>) {
+        let len = self.tokens_in(row);
+        let (mut ids, mut labels) = (vec![0; len], vec![0; len]);
+        let mut doc_start = self.has_documents().then(|| vec![0; len]);
+        self.write(row, &mut ids, &mut labels, doc_start.as_deref_mut());
+        let learned =
+            [false].into_iter().chain(labels.iter().map(|&label| label != IGNORED)).take(len).collect();
+        (ids.into_iter().map(|id| id as u32).collect(), learned)
     }
 
     fn write_minimind(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {

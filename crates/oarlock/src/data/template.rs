@@ -86,6 +86,24 @@ impl ChatTemplate {
         ChatTemplate::compile(source, tokens.collect(), path)
     }
 
+    /// Whether a folder has a chat template.
+    ///
+    /// # Errors
+    /// A tokenizer_config.json that cannot be read or is no JSON.
+    pub(super) fn is_in(dir: &Path) -> Result<bool> {
+        let path = dir.join("tokenizer_config.json");
+        if dir.join("chat_template.jinja").is_file() {
+            return Ok(true);
+        }
+        let config: Map<String, Value> = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|e| Error::Template { path: path.clone(), cause: e.to_string() })?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(Error::read(&path, e)),
+        };
+        Ok(written_in(&config).is_some())
+    }
+
     fn compile(source: String, tokens: Vec<(String, String)>, path: PathBuf) -> Result<ChatTemplate> {
         let broken = |e: minijinja::Error| Error::Template {
             path: path.clone(),
@@ -345,7 +363,7 @@ fn to_json(value: &Jinja, kwargs: Kwargs) -> std::result::Result<String, minijin
     String::from_utf8(out).map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))
 }
 
-struct Spaced(CompactFormatter);
+pub(super) struct Spaced(pub(super) CompactFormatter);
 
 impl Formatter for Spaced {
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {

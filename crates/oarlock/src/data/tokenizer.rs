@@ -28,6 +28,10 @@ pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
     special: SpecialIds,
+    /// The tokens that are marked special, as they are written.
+    marks: Vec<String>,
+    /// The characters with which they begin.
+    mark_begins: Vec<char>,
     engine: OnceLock<std::result::Result<Engine, String>>,
 }
 
@@ -42,6 +46,8 @@ struct Outline {
 struct Added {
     id: u32,
     content: String,
+    #[serde(default)]
+    special: bool,
 }
 
 impl Tokenizer {
@@ -60,7 +66,12 @@ impl Tokenizer {
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
         let special = SpecialIds::default();
-        let mut tokenizer = Tokenizer { path, json, special, engine: OnceLock::new() };
+        let marks = outline.added_tokens.iter().filter(|token| token.special && !token.content.is_empty());
+        let marks: Vec<String> = marks.map(|token| token.content.clone()).collect();
+        let mut mark_begins: Vec<char> = marks.iter().filter_map(|mark| mark.chars().next()).collect();
+        mark_begins.sort_unstable();
+        mark_begins.dedup();
+        let mut tokenizer = Tokenizer { path, json, special, marks, mark_begins, engine: OnceLock::new() };
         let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(dir, &format!("{what}_token"), &named)? {
@@ -133,6 +144,30 @@ impl Tokenizer {
         }
         ids.extend(self.encode(&text[begin..])?);
         Ok((ids, n_before))
+    }
+
+    /// Where special tokens are written out in `text`: behind the first character of each (places in bytes).
+    pub(super) fn special_places(&self, text: &str) -> Vec<usize> {
+        let mut places = Vec::new();
+        for (at, c) in text.char_indices().filter(|(_, c)| self.mark_begins.contains(c)) {
+            if self.marks.iter().any(|mark| text[at..].starts_with(mark.as_str())) {
+                places.push(at + c.len_utf8());
+            }
+        }
+        places
+    }
+
+    /// The ids of `text`, in which no token reaches across the ascending places `breaks` (bytes): a special token that is
+    /// broken is text.
+    pub(super) fn encode_broken(&self, text: &str, breaks: &[usize]) -> Result<Vec<u32>> {
+        let (mut ids, mut begin) = (Vec::new(), 0);
+        for &at in breaks.iter().chain([&text.len()]) {
+            if at > begin {
+                ids.extend(self.encode(&text[begin..at])?);
+            }
+            begin = at;
+        }
+        Ok(ids)
     }
 
     /// The ids of many texts, on all threads of the current pool.

@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
-use crate::config::{Packing, Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
+use crate::config::{Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
 use crate::error::{NotEnoughMemory, Result, readable};
 use crate::model::Decoder;
 
@@ -76,7 +76,7 @@ impl Forecast {
         let shape = StepShape {
             batch: config.train.batch_size,
             len: config.data.cutoff_len,
-            documents: config.data.packing == Packing::ConcatDocuments,
+            documents: config.data.packing.has_documents(),
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let accumulation = config.train.accumulation;

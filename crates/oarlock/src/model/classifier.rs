@@ -76,7 +76,7 @@ impl SequenceClassifier {
         if n_labels == 0 {
             return Err(crate::Error::Model("a classifier needs at least one label (num_labels)".to_owned()));
         }
-        let body = Body::new(config.decoder().clone(), n_positions)?;
+        let body = Body::new(config.decoder().clone(), n_positions, n_positions)?;
         let settings = body.config();
         let head = ClassifierHead {
             norm: norm(settings.hidden_size, settings.final_norm)?,

@@ -53,7 +53,16 @@ impl Decoder {
     /// # Errors
     /// Settings that do not fit together, or more positions than the model allows.
     pub fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Decoder> {
-        let body = Body::new(config, n_positions)?;
+        Decoder::for_rows(config, n_positions, n_positions)
+    }
+
+    /// As [`Decoder::new`], for rows of up to `row_len` tokens that hold several sequences one after another
+    /// ([`Mask::Documents`]), each of up to `n_positions`.
+    ///
+    /// # Errors
+    /// As [`Decoder::new`].
+    pub fn for_rows(config: DecoderConfig, n_positions: usize, row_len: usize) -> crate::Result<Decoder> {
+        let body = Body::new(config, n_positions, row_len)?;
         let config = &body.config;
         let lm_head = match config.tie_embeddings {
             true => Linear::with_weight(body.embed_tokens.module().weight.clone()),
@@ -226,7 +235,7 @@ impl Decoder {
 }
 
 impl Body {
-    pub(super) fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Body> {
+    pub(super) fn new(config: DecoderConfig, n_positions: usize, row_len: usize) -> crate::Result<Body> {
         config.check()?;
         let block = |layer| Ok(Unit::new(Block::new(&config, layer)?));
         Ok(Body {
@@ -236,7 +245,7 @@ impl Body {
                 config.hidden_size,
                 config.init_std,
             )?),
-            ropes: RopeTables::of_layers(&config, n_positions)?,
+            ropes: RopeTables::of_layers(&config, n_positions, row_len)?,
             config,
             parts: Parts::default(),
         })

@@ -18,11 +18,17 @@ pub(super) struct RopeTables {
 }
 
 impl RopeTables {
-    /// The tables of each layer, for sequences of up to `n_positions`.
+    /// The tables of each layer, for sequences of up to `n_positions`, or for several in rows of up to `row_len`. What a
+    /// query sees of a key depends on the distance between them alone, so the positions of a row go on from one sequence
+    /// to the next.
     ///
     /// # Errors
     /// More positions than the model allows, or scaling settings that make no sense.
-    pub(super) fn of_layers(config: &DecoderConfig, n_positions: usize) -> Result<Vec<RopeTables>> {
+    pub(super) fn of_layers(
+        config: &DecoderConfig,
+        n_positions: usize,
+        row_len: usize,
+    ) -> Result<Vec<RopeTables>> {
         if n_positions > config.max_positions {
             return Err(Error::Model(format!(
                 "sequences of {n_positions} tokens are longer than the model allows (max_position_embeddings is {}); \
@@ -30,6 +36,7 @@ impl RopeTables {
                 config.max_positions
             )));
         }
+        let row_len = row_len.max(n_positions);
         let kinds = config.rotary_kinds();
         let tables = kinds.iter().map(|(rope, dim)| {
             let table = |n: usize| Rope::new(rope.theta, *dim, rope.style, rope.scaling.clone(), n);
@@ -40,8 +47,8 @@ impl RopeTables {
                 _ => None,
             };
             Ok(RopeTables {
-                table: Arc::new(table(switch.unwrap_or(n_positions))?),
-                longer: switch.map(|n| Ok::<_, Error>((n, Arc::new(table(n_positions)?)))).transpose()?,
+                table: Arc::new(table(switch.unwrap_or(row_len))?),
+                longer: switch.map(|n| Ok::<_, Error>((n, Arc::new(table(row_len)?)))).transpose()?,
             })
         });
         let tables: Vec<RopeTables> = tables.collect::<Result<_>>()?;

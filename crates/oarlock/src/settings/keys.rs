@@ -164,6 +164,8 @@ pub enum Status {
     Used,
     /// It has its meaning, but only the default is there yet: every other value is an error that says this.
     Only(&'static str),
+    /// It has its meaning, but only these values are there yet: every other value is an error that says this.
+    Among(&'static [&'static str], &'static str),
     /// It is accepted and changes nothing, for this reason.
     NoEffect(&'static str),
     /// It is not there yet. Only values that change nothing are accepted (the default, false, null); every other is an error that says this.
@@ -201,7 +203,7 @@ impl Key {
 
     /// Whether the key has a meaning here.
     pub fn is_used(&self) -> bool {
-        matches!(self.status, Status::Used | Status::Only(_))
+        matches!(self.status, Status::Used | Status::Only(_) | Status::Among(..))
     }
 }
 

@@ -265,7 +265,13 @@ pub fn missing(settings: &Settings) -> Problems {
 }
 
 fn absent(setting: &Setting) -> Option<Problem> {
-    let (Status::Later(reason) | Status::Only(reason)) = setting.key.status else { return None };
+    let reason = match setting.key.status {
+        Status::Later(reason) | Status::Only(reason) => reason,
+        Status::Among(there, reason) if !there.iter().any(|name| setting.value.to_string() == *name) => {
+            reason
+        }
+        _ => return None,
+    };
     let location =
         setting.location().filter(|_| !setting.broken && !changes_nothing(setting.key, &setting.value))?;
     let message = format!("`{}: {}` is not supported yet", setting.key.name, setting.value);

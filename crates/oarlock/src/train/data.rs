@@ -8,7 +8,7 @@ use rayon::ThreadPoolBuilder;
 
 use crate::accelerator::Accelerator;
 use crate::config::TrainConfig;
-use crate::data::{RowSettings, Rows, Source, TokenCache, Tokenizer};
+use crate::data::{Chat, Encoder, RowSettings, Rows, Source, TokenCache, Tokenizer, bracketed, colored};
 use crate::error::{Error, Result};
 use crate::train::model::place_of_vocab_size;
 
@@ -18,20 +18,50 @@ pub struct RunData {
     pub train: Arc<Rows>,
     /// Rows to evaluate on.
     pub eval: Option<Arc<Rows>>,
+    /// What rank 0 tells of them before the run.
+    pub told: Vec<String>,
+    /// The first row to train on as the model sees it: plain, and for a terminal.
+    pub first: Option<[String; 2]>,
+}
+
+impl RunData {
+    /// The longest row of a batch of so many: conversations run one after another.
+    pub fn longest_row(config: &TrainConfig) -> usize {
+        let batch_size = config.train.batch_size.max(config.eval.batch_size);
+        match config.data.packing.is_unpadded() {
+            true => config.data.cutoff_len.saturating_mul(batch_size),
+            false => config.data.cutoff_len,
+        }
+    }
 }
 
 /// Opens the rows of a run; rank 0 builds the token caches that are missing or out of date.
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
     let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
-    let settings = RowSettings {
-        packing: config.data.packing,
-        len: config.data.cutoff_len,
-        special: tokenizer.special(),
+    let mut special = tokenizer.special();
+    let chat = match &config.data.chat {
+        Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, config.data.cutoff_len)?),
+        None => None,
     };
+    let encoder = match &chat {
+        Some(chat) => {
+            special.eos = chat.end_token(&tokenizer)?;
+            Encoder::sft(&tokenizer, chat)
+        }
+        None => Encoder::from(&tokenizer),
+    };
+    let settings = RowSettings { packing: config.data.packing, len: config.data.cutoff_len, special };
     let mut tokenized = false;
+    let mut told: Vec<String> =
+        chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
     let mut cache = |datasets: &[String]| -> Result<Arc<TokenCache>> {
-        let (cache, built) = cache(accelerator, config, &tokenizer, datasets, vocab_size)?;
+        let (cache, built) = cache(accelerator, config, encoder, datasets, vocab_size)?;
         tokenized |= built;
+        if let Some(report) = cache.report()? {
+            let mut lines = report.lines(config.data.cutoff_len);
+            lines[0].insert_str(0, &format!("{}: ", datasets.join(", ")));
+            told.append(&mut lines);
+        }
         Ok(cache)
     };
     let train = cache(&config.data.datasets)?;
@@ -43,35 +73,51 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
         true => held_out,
         false => Some(Rows::new(cache(&config.data.eval_datasets)?, &settings)?),
     };
+    let first = match (&chat, accelerator.is_main_process()) {
+        (Some(_), true) => {
+            let (ids, learned) = train.shown(0);
+            Some([bracketed(&tokenizer, &ids, &learned)?, colored(&tokenizer, &ids, &learned)?])
+        }
+        _ => None,
+    };
     // What tokenizing took the steps do not need, and no prediction counts it.
+    drop(chat);
     drop(tokenizer);
     if tokenized {
         // New threads get the heaps of those that have ended.
         on_passing_threads(|| drop(rayon::broadcast(|_| release_freed_memory())))?;
     }
     release_freed_memory();
-    Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new) })
+    Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new), told, first })
 }
 
 /// The token cache of data sets, and whether this rank had to build it.
 fn cache(
     accelerator: &Accelerator,
     config: &TrainConfig,
-    tokenizer: &Tokenizer,
+    encoder: Encoder,
     datasets: &[String],
     vocab_size: usize,
 ) -> Result<(Arc<TokenCache>, bool)> {
     let max_samples = config.data.max_samples.map(|n| n as u64);
     let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+    if config.data.chat.is_some()
+        && let Some(name) = source.is_ranking()
+    {
+        return Err(Error::Usage(format!(
+            "The dataset is not applicable in the current training stage: {name} holds pairs of answers (ranking: true), \
+             which stage sft does not compare"
+        )));
+    }
     let dir = config.save.output_dir.join("cache");
-    let path = TokenCache::path(&dir, &source, tokenizer);
+    let path = TokenCache::path(&dir, &source, encoder);
     let mut built = false;
     if accelerator.is_main_process() {
         accelerator.communicator().set_phase("building the token cache");
         if config.data.overwrite_cache {
             remove_if_present(&path)?;
         }
-        built = !on_passing_threads(|| TokenCache::build(&dir, &source, tokenizer, &mut |_| ()))??.reused;
+        built = !on_passing_threads(|| TokenCache::build(&dir, &source, encoder, &mut |_| ()))??.reused;
     }
     accelerator.wait_for_everyone()?;
     let cache = TokenCache::open(&path)?;

@@ -122,6 +122,17 @@ impl Journal {
         Ok(self.log.message(text)?)
     }
 
+    /// The first example as the model sees it; `colored` is for a terminal.
+    pub fn example(&mut self, plain: &str, colored: &str) -> Result<()> {
+        let title = "The first row as the model sees it";
+        let shown = match self.progress.is_terminal() {
+            true => format!("{title} (bright: learned):\n{colored}"),
+            false => format!("{title} («learned»):\n{plain}"),
+        };
+        self.progress.message(&shown);
+        Ok(self.log.message(&format!("{title} («learned»):\n{plain}"))?)
+    }
+
     /// After every step.
     pub fn step(&mut self, done: StepLog, report: &StepReport) -> Result<()> {
         self.interval.totals += &report.totals;

@@ -13,6 +13,7 @@ mod options;
 mod resume;
 mod run;
 mod step;
+mod trim;
 
 pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
 pub use options::{accelerator_config, missing_class, optimizer};

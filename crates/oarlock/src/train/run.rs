@@ -33,6 +33,7 @@ use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
+use crate::train::trim::Trimmer;
 use crate::train::{evaluate, train_step};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
@@ -73,6 +74,8 @@ struct Run<'a, O> {
     forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
+    /// Where rows have lengths of their own.
+    trimmer: Option<Trimmer>,
     saver: Saver,
     /// Held by rank 0 until everything else has ended.
     _lock: Option<OutputLock>,
@@ -91,7 +94,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             accelerator.communicator().record(comms.recorded.clone());
         }
         let hf = model::settings(&config.model)?;
-        let mut model = Decoder::new(hf.decoder().clone(), config.data.cutoff_len)?;
+        let row_len = RunData::longest_row(config);
+        let mut model = Decoder::for_rows(hf.decoder().clone(), config.data.cutoff_len, row_len)?;
         model.set_recompute(config.train.recompute);
         let forecast = match accelerator.is_main_process() {
             true => {
@@ -153,6 +157,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(journal) = &mut journal {
             let sizes = (n_params, data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+            data.told.iter().try_for_each(|line| journal.message(line))?;
+            if let Some([plain, colored]) = &data.first {
+                journal.example(plain, colored)?;
+            }
             reseeded.iter().try_for_each(|line| journal.message(line))?;
             unfinished.iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
@@ -167,6 +175,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             scheduler,
             first_position: loader.position(),
             loader,
+            trimmer: data.train.is_unpadded().then(Trimmer::new),
             data,
             done,
             total_steps,
@@ -192,7 +201,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         for step in first..self.total_steps {
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
-            let position = self.loader.position();
             let window = self.loader.next_step()?;
             if step == first {
                 self.note_startup("first forward")?;
@@ -213,12 +221,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 self.note_startup("first step")?;
                 self.measure_peak()?;
             }
-            let n_tokens = (window.position - position) * self.data.train.row_len() as u64;
+            let n_tokens = window.n_tokens;
             let times = self.timer.so_far().since(&before);
             if let Some(batch) = window.batches.last() {
                 self.profile(step, batch, &times)?;
             }
             self.loader.give_back(window);
+            if let Some(trimmer) = &mut self.trimmer {
+                trimmer.after_step(self.accelerator.device().arena());
+            }
             let done = step + 1;
             self.done = done;
             let (per_epoch, epoch) = (self.steps_per_epoch(), self.epoch());
@@ -510,8 +521,9 @@ fn introduce(
         .num_processes()
         .saturating_mul(config.train.batch_size)
         .saturating_mul(config.train.accumulation);
+    let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
     journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {row_len} tokens; {total_steps} steps of {per_step} rows",
+        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
         n_params as f64 / 1e6,
         accelerator.dtype(),
         accelerator.num_processes(),

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rayon::prelude::*;
+use serde::Serialize;
 use twox_hash::XxHash64;
 
-use super::super::encode::{Encoded, Encoder, Labels};
+use super::super::encode::{Encoded, Encoder, Encoding, Labels};
 use super::super::error::{Error, Result};
-use super::super::example::Example;
-use super::super::source::{Content, Record, Source};
-use super::{HEADER_BYTES, Header, Origin};
+use super::super::report::RowReport;
+use super::super::sft::Outcome;
+use super::super::source::{Content, Row, Source};
+use super::{HEADER_BYTES, Header, Origin, Stamp};
 
 /// Bytes of records encoded at a time: enough for all threads, little in memory.
 const BATCH_BYTES: usize = 4 << 20;
@@ -85,16 +87,28 @@ fn write_to(
     let (mut labels, mut segments) = (Lists::new(), Lists::new());
     let conversations = encoder.content() == Content::Object;
     let mut progress = Progress { text_bytes: 0, records: 0, tokens: 0 };
-    let mut records = source.records(encoder.content());
+    let mut report = RowReport::default();
+    let mut records = source.rows(encoder.content());
     loop {
         let batch = next_batch(&mut records)?;
         if batch.is_empty() {
             break;
         }
-        progress.records += batch.len() as u64;
-        progress.text_bytes += batch.iter().map(|record| record.content.len() as u64).sum::<u64>();
+        progress.text_bytes += batch.iter().map(|row| row.record.content.len() as u64).sum::<u64>();
         for encoded in encode(encoder, batch) {
-            let encoded = encoded?;
+            let Encoding { outcome, guessed, record } = encoded?;
+            guessed.iter().for_each(|kind| report.guess(kind.name()));
+            let encoded = match outcome {
+                Outcome::Dropped(reason) => {
+                    report.drop(reason, &record);
+                    continue;
+                }
+                Outcome::Encoded(encoded, cuts) => {
+                    report.add(&encoded, &cuts);
+                    encoded
+                }
+            };
+            progress.records += 1;
             progress.tokens += encoded.ids.len() as u64;
             offsets.push(progress.tokens);
             out.ids(&encoded.ids, id_bytes).map_err(failed)?;
@@ -105,7 +119,12 @@ fn write_to(
         }
         on_progress(progress);
     }
-    let origin = serde_json::to_vec(origin).map_err(|e| failed(e.into()))?;
+    if encoder.reads_formats() && report.examples == 0 {
+        return Err(report.nothing_left());
+    }
+    let report = encoder.reads_formats().then_some(report);
+    let origin =
+        serde_json::to_vec(&OriginOut { files: &origin.files, report }).map_err(|e| failed(e.into()))?;
     let mut finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {
@@ -133,16 +152,24 @@ fn write_to(
     finish().map_err(failed)
 }
 
+/// An [`Origin`] as it is written.
+#[derive(Serialize)]
+struct OriginOut<'o> {
+    files: &'o [Stamp],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<RowReport>,
+}
+
 /// The next records, about `BATCH_BYTES` of them; none at the end.
-fn next_batch(records: &mut impl Iterator<Item = Result<Record>>) -> Result<Vec<Record>> {
+fn next_batch(records: &mut impl Iterator<Item = Result<Row>>) -> Result<Vec<Row>> {
     let (mut batch, mut n_bytes) = (Vec::new(), 0);
     while n_bytes < BATCH_BYTES {
         match records.next() {
             None => break,
-            Some(record) => {
-                let record = record?;
-                n_bytes += record.content.len() + size_of::<Record>();
-                batch.push(record);
+            Some(row) => {
+                let row = row?;
+                n_bytes += row.record.content.len() + size_of::<Row>();
+                batch.push(row);
             }
         }
     }
@@ -151,12 +178,8 @@ fn next_batch(records: &mut impl Iterator<Item = Result<Record>>) -> Result<Vec<
 
 /// The tokens of records, on all threads of the current pool. Each has its own error, so that the first in the order of
 /// the records is reported.
-fn encode(encoder: Encoder, records: Vec<Record>) -> Vec<Result<Encoded>> {
-    let encode = |mut record: Record| {
-        let example = Example::read(&mut record, encoder.content())?;
-        encoder.encode(&example).map_err(|error| record.explain(error))
-    };
-    records.into_par_iter().with_max_len(1).map(encode).collect()
+fn encode(encoder: Encoder, rows: Vec<Row>) -> Vec<Result<Encoding>> {
+    rows.into_par_iter().with_max_len(1).map(|row| encoder.row(row)).collect()
 }
 
 /// The targets of a record as runs.

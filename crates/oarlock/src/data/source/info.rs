@@ -1,10 +1,12 @@
 //! `dataset_info.json`: what the names of data sets mean.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
+use super::super::format::Format;
 use super::{Part, files_of};
 use crate::nearest::edits;
 
@@ -89,6 +91,7 @@ impl DatasetInfo {
             },
             Some(other) => return Err(fail(format!("columns is {other}"), "write {\"prompt\": \"text\"}")),
         };
+        let format = Format::of_entry(entry).map_err(|(cause, remedy)| fail(cause, remedy))?;
         let mut path = self.path.parent().unwrap_or(Path::new(".")).to_path_buf();
         path.extend(folder.into_iter().chain(file_name));
         // A local file is all there is of "train"; only a folder can hold other splits.
@@ -100,7 +103,7 @@ impl DatasetInfo {
             ));
         }
         let files = files_of(&path, split)?;
-        Ok(Some(Part { name: name.into(), files, column, limit }))
+        Ok(Some(Part { name: name.into(), files, column, limit, format: Some(Arc::new(format)) }))
     }
 
     /// The defined names nearest to `name`, at most three.

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{Error, Result};
+use super::format::{Format as RowFormat, Kind, Reading};
 
 /// A stream of the records of a data set.
 pub type Records = Box<dyn Iterator<Item = Result<Record>> + Send>;
@@ -28,6 +29,22 @@ pub struct Record {
     pub line: u64,
     /// What was read of it.
     pub content: String,
+}
+
+/// A record with the format of its data set, where that is known.
+pub(super) struct Row {
+    pub(super) record: Record,
+    format: Option<Arc<RowFormat>>,
+}
+
+/// A stream of the rows of a data set.
+pub(super) type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
+
+impl Row {
+    /// What it means, and as which format it was read where none is written.
+    pub(super) fn read(&self) -> Result<(Reading, Option<Kind>)> {
+        RowFormat::read(self.format.as_deref(), &self.record)
+    }
 }
 
 /// What is read of each record.
@@ -101,6 +118,8 @@ struct Part {
     column: Option<String>,
     /// Take only the first so many records.
     limit: Option<u64>,
+    /// What rows mean; `None` where no entry says it and each is read as its keys say.
+    format: Option<Arc<RowFormat>>,
 }
 
 /// One or more data sets, read one after the other.
@@ -132,7 +151,13 @@ impl Source {
                 None => {
                     let path = [PathBuf::from(name), dataset_dir.join(name)].into_iter().find(|p| p.exists());
                     let path = path.ok_or_else(|| info::undefined(name, dataset_dir, info.as_ref()))?;
-                    Part { name: name.into(), files: files_of(&path, None)?, column: None, limit: None }
+                    Part {
+                        name: name.into(),
+                        files: files_of(&path, None)?,
+                        column: None,
+                        limit: None,
+                        format: None,
+                    }
                 }
             };
             part.limit = part.limit.into_iter().chain(max_samples).min();
@@ -148,9 +173,14 @@ impl Source {
 
     /// All records, in order. An error ends the stream; so does a data set without any record.
     pub fn records(&self, content: Content) -> Records {
+        Box::new(self.rows(content).map(|row| Ok(row?.record)))
+    }
+
+    /// All records, each with the format of its data set.
+    pub(super) fn rows(&self, content: Content) -> Rows {
         let parts = self.parts.clone();
         let stream = parts.into_iter().flat_map(move |part| {
-            let Part { name, files, column, limit } = part;
+            let Part { name, files, column, limit, format } = part;
             let shown = files.first().cloned().unwrap_or_default();
             let records = files.into_iter().flat_map(move |file| open(&file, column.as_deref(), content));
             let mut n_records = 0u64;
@@ -165,10 +195,22 @@ impl Source {
                     let remedy = "give a file with text in it, and max_samples of at least 1";
                     return Some(Err(Error::file(&shown, cause, remedy)));
                 }
-                next
+                next.map(|record| Ok(Row { record: record?, format: format.clone() }))
             })
         });
         Box::new(until_error(stream))
+    }
+
+    /// Whether a data set says that its rows hold pairs of answers.
+    pub(crate) fn is_ranking(&self) -> Option<&str> {
+        let ranking = |part: &&Part| part.format.as_ref().is_some_and(|format| format.is_ranking());
+        self.parts.iter().find(ranking).map(|part| part.name.as_str())
+    }
+
+    /// What the rows mean, by their entries.
+    pub(super) fn formats(&self) -> String {
+        let identity = |part: &Part| part.format.as_ref().map(|format| format.identity());
+        self.parts.iter().map(|part| format!("{:?}\n", identity(part))).collect()
     }
 
     /// A short name for files that belong to this source.

@@ -1,0 +1,55 @@
+//! The examples of a training as the model sees them, and what its data are in tokens.
+
+use std::io::IsTerminal;
+
+use crate::config::{Words, paths, train_config, written};
+use crate::console::{Outcome, print};
+use crate::front::env_var;
+use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
+
+/// Prints the first `rows` examples of the training that `words` describe, and statistics of all; with `json` the token ids
+/// and labels of these examples alone, one a line.
+pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
+    let config = train_config(&written::arguments(&Words::new(words))?, &env_var)?;
+    paths::check(&config)?;
+    let (data, cutoff_len) = (&config.data, config.data.cutoff_len);
+    let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
+    let chat = match &data.chat {
+        Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, cutoff_len)?),
+        None => None,
+    };
+    let encoder =
+        chat.as_ref().map_or_else(|| Encoder::from(&tokenizer), |chat| Encoder::sft(&tokenizer, chat));
+    let max_samples = data.max_samples.map(|n| n as u64);
+    let source = Source::resolve(&data.datasets.join(","), &data.dataset_dir, max_samples)?;
+    let statistics = Statistics::of(&source, encoder, rows)?;
+    if json {
+        let end = match &chat {
+            Some(chat) => chat.end_token(&tokenizer)?,
+            None => tokenizer.special().eos,
+        };
+        let line = |example: &oarlock::data::Encoded| {
+            format!("{}\n", serde_json::json!({"input_ids": example.ids, "labels": example.labels(end)}))
+        };
+        return print(&statistics.first.iter().map(line).collect::<String>());
+    }
+    let is_terminal = std::io::stdout().is_terminal();
+    let mut out = String::new();
+    if let Some(chat) = &chat {
+        out.push_str(&format!("conversations are written by {}\n", chat.describe()));
+    }
+    for (i, example) in statistics.first.iter().enumerate() {
+        let (ids, learned) = (&example.ids, example.learned());
+        let text = match is_terminal {
+            true => colored(&tokenizer, ids, &learned)?,
+            false => bracketed(&tokenizer, ids, &learned)?,
+        };
+        let n_learned = learned.iter().filter(|learned| **learned).count();
+        out.push_str(&format!("--- example {}: {} tokens, {n_learned} learned\n{text}\n", i + 1, ids.len()));
+    }
+    out.push_str("---\n");
+    for line in statistics.lines(cutoff_len, config.train.batch_size) {
+        out.push_str(&format!("{line}\n"));
+    }
+    print(&out)
+}

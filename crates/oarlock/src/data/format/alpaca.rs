@@ -1,0 +1,57 @@
+//! alpaca: one question in two columns and its answer, after a history of pairs.
+
+use serde_json::Value;
+
+use super::super::example::{Conversation, Example, Judged, Message, Pair};
+use super::super::source::Record;
+use super::{Format, Refusal, Row, answer, dropped, text, tools, value};
+
+pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
+    let columns = &format.columns;
+    let is_there = |column: &Option<String>| column.as_ref().is_some_and(|name| row.contains_key(name));
+    if !is_there(&columns.prompt) && !is_there(&columns.query) {
+        let wanted: Vec<&str> =
+            [&columns.prompt, &columns.query].into_iter().flatten().map(String::as_str).collect();
+        let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
+        let cause =
+            format!("no column \"{}\"; the columns are {}", wanted.join("\" or \""), found.join(", "));
+        return Err(record
+            .error(cause, "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}")
+            .into());
+    }
+    let mut messages = Vec::new();
+    if let Some(Value::Array(history)) = value(row, &columns.history) {
+        for turn in history {
+            let said = |i: usize| turn.get(i).and_then(Value::as_str);
+            let (Some(asked), Some(answered)) = (said(0), said(1)) else {
+                return dropped("its history is no list of pairs of texts");
+            };
+            messages.extend([Message::new("user", asked), answer(answered)]);
+        }
+    }
+    let (prompt, query) = (text(row, &columns.prompt, record)?, text(row, &columns.query, record)?);
+    let question: Vec<&str> = [prompt.as_str(), &query].into_iter().filter(|part| !part.is_empty()).collect();
+    messages.push(Message::new("user", question.join("\n")));
+    let system = Some(text(row, &columns.system, record)?).filter(|system| !system.is_empty());
+    let mut conversation = Conversation { system, tools: tools(row, format)?, messages };
+    let response = || value(row, &columns.response).and_then(Value::as_str);
+    if let Some(Value::Bool(desired)) = value(row, &columns.kto_tag) {
+        let Some(response) = response() else { return dropped("it has no answer") };
+        conversation.messages.push(answer(response));
+        return Ok(Example::Judged(Box::new(Judged { conversation, desired: *desired })));
+    }
+    if format.ranking {
+        let said = |column| value(row, column).and_then(Value::as_str);
+        let (Some(chosen), Some(rejected)) = (said(&columns.chosen), said(&columns.rejected)) else {
+            return dropped("it lacks one of its two answers (chosen and rejected)");
+        };
+        return Ok(Example::Pair(Box::new(Pair {
+            prompt: conversation,
+            chosen: answer(chosen),
+            rejected: answer(rejected),
+        })));
+    }
+    let Some(response) = response() else { return dropped("it has no answer") };
+    conversation.messages.push(answer(response));
+    Ok(Example::Conversation(conversation))
+}

@@ -1,0 +1,82 @@
+//! Calls of functions inside messages: JSON that is checked when it is read.
+
+use serde_json::{Value, json};
+
+use super::super::example::Message;
+use super::{Refusal, dropped};
+
+/// Around calls and thoughts in the text of a message.
+const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
+const THOUGHT: (&str, &str) = ("<think>\n", "\n</think>\n\n");
+
+const BROKEN: &str =
+    "a call of a function is no JSON of name and arguments (Invalid JSON format in function message)";
+
+/// The message of a function tag: JSON of one call or of a list, after a thought, or between `<tool_call>` marks with text
+/// around.
+pub(super) fn called(content: &str) -> Result<Message, Refusal> {
+    let (before, json) = match between(content, CALL) {
+        Some((whole, inside)) => (content.replacen(whole, "", 1), inside.to_owned()),
+        None => match between(content, THOUGHT) {
+            Some((whole, _)) => (whole.to_owned(), content.replacen(whole, "", 1)),
+            None => (String::new(), content.to_owned()),
+        },
+    };
+    let Ok(calls) = serde_json::from_str::<Value>(&json) else { return dropped(BROKEN) };
+    let calls = match calls {
+        Value::Array(calls) => calls,
+        call => vec![call],
+    };
+    if !calls.iter().all(is_call) {
+        return dropped(BROKEN);
+    }
+    let calls = calls.into_iter().map(|call| {
+        json!({"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}})
+    });
+    let mut message = Message::new("assistant", before);
+    message.extra.insert("tool_calls".into(), calls.collect());
+    Ok(message)
+}
+
+/// OpenAI's calls, their arguments as objects where they are texts that hold one.
+pub(super) fn with_objects(calls: &[Value]) -> Result<Value, Refusal> {
+    let mut out = Vec::with_capacity(calls.len());
+    for call in calls {
+        let mut call = call.clone();
+        let function = match call.get_mut("function") {
+            Some(function) => function,
+            None => &mut call,
+        };
+        if let Some(Value::String(text)) = function.get("arguments") {
+            match serde_json::from_str::<Value>(text) {
+                Ok(object @ Value::Object(_)) => function["arguments"] = object,
+                _ => return dropped(BROKEN),
+            }
+        }
+        if !is_call(function) {
+            return dropped(BROKEN);
+        }
+        out.push(call);
+    }
+    Ok(Value::Array(out))
+}
+
+/// The schema of a function, without the wrapper that some files put around it.
+pub(in super::super) fn function_of(tool: &Value) -> &Value {
+    match tool.get("function") {
+        Some(function) if tool["type"] == "function" => function,
+        _ => tool,
+    }
+}
+
+fn is_call(call: &Value) -> bool {
+    call.get("name").is_some_and(Value::is_string) && call.get("arguments").is_some()
+}
+
+/// The first text from one mark to the next other one, with the marks and without.
+fn between<'t>(text: &'t str, (begin, end): (&str, &str)) -> Option<(&'t str, &'t str)> {
+    let from = text.find(begin)?;
+    let inside = from + begin.len();
+    let until = inside + text[inside..].find(end)?;
+    Some((&text[from..until + end.len()], &text[inside..until]))
+}

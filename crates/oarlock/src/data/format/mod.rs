@@ -1,0 +1,320 @@
+//! How the rows of a data set are written: alpaca, sharegpt or openai, with the columns and tags that
+//! `dataset_info.json` names, or those that a row of a file without an entry shows by its keys.
+
+mod alpaca;
+mod calls;
+mod entry;
+mod openai;
+mod sharegpt;
+mod turns;
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+use super::error::{Error, Result};
+use super::example::{Example, Message};
+use super::source::Record;
+
+/// A row as JSON.
+type Row = Map<String, Value>;
+
+/// What the rows of a data set look like.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Format {
+    kind: Kind,
+    /// Whether rows hold a better and a worse answer.
+    ranking: bool,
+    columns: Columns,
+    tags: Tags,
+}
+
+/// `formatting`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Alpaca,
+    ShareGpt,
+    OpenAi,
+}
+
+/// `columns`: which column holds what.
+#[derive(Clone, Debug, PartialEq)]
+struct Columns {
+    prompt: Option<String>,
+    query: Option<String>,
+    response: Option<String>,
+    history: Option<String>,
+    messages: Option<String>,
+    system: Option<String>,
+    tools: Option<String>,
+    images: Option<String>,
+    videos: Option<String>,
+    audios: Option<String>,
+    chosen: Option<String>,
+    rejected: Option<String>,
+    kto_tag: Option<String>,
+}
+
+/// `tags`: how messages say who speaks, and what.
+#[derive(Clone, Debug, PartialEq)]
+struct Tags {
+    role: Option<String>,
+    content: Option<String>,
+    user: Option<String>,
+    assistant: Option<String>,
+    observation: Option<String>,
+    function: Option<String>,
+    system: Option<String>,
+}
+
+/// What a row turned out to be.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Reading {
+    /// Something to learn from.
+    Example(Example),
+    /// Nothing that can be used, for this reason.
+    Dropped(Cow<'static, str>),
+}
+
+/// Why a row cannot be used: it is dropped and counted, or the run ends.
+pub(super) enum Refusal {
+    Drop(Cow<'static, str>),
+    Fail(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Fail(error)
+    }
+}
+
+fn dropped<T>(reason: &'static str) -> std::result::Result<T, Refusal> {
+    Err(Refusal::Drop(Cow::Borrowed(reason)))
+}
+
+impl Kind {
+    /// Its name in `dataset_info.json`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::Alpaca => "alpaca",
+            Kind::ShareGpt => "sharegpt",
+            Kind::OpenAi => "openai",
+        }
+    }
+}
+
+fn named(name: &str) -> Option<String> {
+    Some(name.to_owned())
+}
+
+impl Columns {
+    /// The names of LLaMA-Factory where an entry names none.
+    fn default_names() -> Columns {
+        Columns {
+            prompt: named("instruction"),
+            query: named("input"),
+            response: named("output"),
+            messages: named("conversations"),
+            ..Columns::none()
+        }
+    }
+
+    /// The names that files without an entry use.
+    fn usual(messages: &str) -> Columns {
+        Columns {
+            messages: named(messages),
+            history: named("history"),
+            system: named("system"),
+            tools: named("tools"),
+            images: named("images"),
+            videos: named("videos"),
+            audios: named("audios"),
+            chosen: named("chosen"),
+            rejected: named("rejected"),
+            ..Columns::default_names()
+        }
+    }
+
+    fn none() -> Columns {
+        Columns {
+            prompt: None,
+            query: None,
+            response: None,
+            history: None,
+            messages: None,
+            system: None,
+            tools: None,
+            images: None,
+            videos: None,
+            audios: None,
+            chosen: None,
+            rejected: None,
+            kto_tag: None,
+        }
+    }
+}
+
+impl Tags {
+    /// The tags of LLaMA-Factory where an entry names none.
+    fn default_names() -> Tags {
+        Tags {
+            role: named("from"),
+            content: named("value"),
+            user: named("human"),
+            assistant: named("gpt"),
+            observation: named("observation"),
+            function: named("function_call"),
+            system: named("system"),
+        }
+    }
+
+    /// Those of OpenAI's messages.
+    fn of_openai() -> Tags {
+        Tags {
+            role: named("role"),
+            content: named("content"),
+            user: named("user"),
+            assistant: named("assistant"),
+            observation: named("tool"),
+            function: named("function"),
+            system: named("system"),
+        }
+    }
+
+    fn none() -> Tags {
+        let none = None;
+        Tags {
+            role: none.clone(),
+            content: none.clone(),
+            user: none.clone(),
+            assistant: none.clone(),
+            observation: none.clone(),
+            function: none.clone(),
+            system: none,
+        }
+    }
+}
+
+impl Format {
+    /// What the keys of a row without an entry say it is; `None` where they say nothing.
+    fn guess(row: &Row) -> Option<Format> {
+        let of = |kind, messages: &str, tags| {
+            let ranking = row.contains_key("chosen") && row.contains_key("rejected");
+            Some(Format { kind, ranking, columns: Columns::usual(messages), tags })
+        };
+        if row.contains_key("messages") {
+            return of(Kind::OpenAi, "messages", Tags::of_openai());
+        }
+        if let Some(messages) = row.get("conversations") {
+            let first = messages.get(0);
+            return match first.is_some_and(|message| message.get("role").is_some()) {
+                true => of(Kind::OpenAi, "conversations", Tags::of_openai()),
+                false => of(Kind::ShareGpt, "conversations", Tags::default_names()),
+            };
+        }
+        row.contains_key("instruction").then(|| of(Kind::Alpaca, "conversations", Tags::none()))?
+    }
+
+    /// Reads a row; without a format, as its keys say. Gives the format that was guessed.
+    ///
+    /// # Errors
+    /// A record that is no JSON object, or one without the columns that it must have, with its file and line.
+    pub(super) fn read(format: Option<&Format>, record: &Record) -> Result<(Reading, Option<Kind>)> {
+        let row: Row = serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))?;
+        let guessed = if format.is_none() { Format::guess(&row) } else { None };
+        let Some(format) = format.or(guessed.as_ref()) else {
+            let columns: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
+            let cause = format!(
+                "the columns ({}) are neither those of alpaca (instruction), sharegpt (conversations) nor openai \
+                 (messages)",
+                columns.join(", ")
+            );
+            let remedy = "describe the file in dataset_info.json with formatting and columns";
+            return Err(record.error(cause, remedy));
+        };
+        let reading = match format.example(&row, record) {
+            Ok(example) => Reading::Example(example),
+            Err(Refusal::Drop(reason)) => Reading::Dropped(reason),
+            Err(Refusal::Fail(error)) => return Err(error),
+        };
+        Ok((reading, guessed.map(|format| format.kind)))
+    }
+
+    fn example(&self, row: &Row, record: &Record) -> std::result::Result<Example, Refusal> {
+        let columns = &self.columns;
+        for (column, reason) in [
+            (&columns.images, "it has images, and models are of text only"),
+            (&columns.videos, "it has videos, and models are of text only"),
+            (&columns.audios, "it has sound, and models are of text only"),
+        ] {
+            let media = column.as_ref().and_then(|name| row.get(name));
+            if media
+                .is_some_and(|media| !media.is_null() && media.as_array().is_none_or(|list| !list.is_empty()))
+            {
+                return dropped(reason);
+            }
+        }
+        match self.kind {
+            Kind::Alpaca => alpaca::read(self, row, record),
+            Kind::ShareGpt => sharegpt::read(self, row, record),
+            Kind::OpenAi => openai::read(self, row, record),
+        }
+    }
+
+    /// Everything of it that decides what rows mean.
+    pub(super) fn identity(&self) -> String {
+        format!("{self:?}")
+    }
+
+    /// Whether its rows hold pairs of answers.
+    pub(super) fn is_ranking(&self) -> bool {
+        self.ranking
+    }
+}
+
+/// The value in a column that is named and not null.
+fn value<'r>(row: &'r Row, column: &Option<String>) -> Option<&'r Value> {
+    row.get(column.as_ref()?).filter(|value| !value.is_null())
+}
+
+/// The text in a column; empty where there is none.
+fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Result<String, Refusal> {
+    match value(row, column) {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => {
+            let column = column.as_deref().unwrap_or_default();
+            let cause = format!("column \"{column}\" holds no string");
+            Err(record.error(cause, "write the text as a string, or remove the record").into())
+        }
+    }
+}
+
+/// The functions in the column of tools: a JSON list, or a text that holds one.
+fn tools(row: &Row, format: &Format) -> std::result::Result<Option<Value>, Refusal> {
+    let parsed = match value(row, &format.columns.tools) {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(tools) => tools,
+            Err(_) => return dropped("its tools are no JSON (Invalid JSON format in tool description)"),
+        },
+        Some(tools) => tools.clone(),
+    };
+    match parsed {
+        Value::Array(list) if list.is_empty() => Ok(None),
+        Value::Array(list) if list.iter().all(|tool| calls::function_of(tool)["name"].is_string()) => {
+            Ok(Some(Value::Array(list)))
+        }
+        Value::Object(tool) => Ok(Some(Value::Array(vec![Value::Object(tool)]))),
+        _ => dropped("its tools are no list of functions with names"),
+    }
+}
+
+/// An answer of the assistant.
+fn answer(text: impl Into<String>) -> Message {
+    Message::new("assistant", text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! Rows of the three formats, those that are dropped, and entries of `dataset_info.json`.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::super::example::{Conversation, Judged, Pair};
+use super::*;
+
+fn record(row: &Value) -> Record {
+    Record { file: Path::new("rows.jsonl").into(), line: 7, content: row.to_string() }
+}
+
+fn read(entry: &Value, row: &Value) -> Reading {
+    let format = Format::of_entry(entry.as_object().unwrap()).unwrap();
+    Format::read(Some(&format), &record(row)).unwrap().0
+}
+
+fn conversation(entry: &Value, row: &Value) -> Conversation {
+    match read(entry, row) {
+        Reading::Example(Example::Conversation(conversation)) => conversation,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn said(conversation: &Conversation) -> Vec<(&str, &str)> {
+    conversation.messages.iter().map(|message| (message.role.as_str(), message.content.as_str())).collect()
+}
+
+fn reason(entry: &Value, row: &Value) -> String {
+    match read(entry, row) {
+        Reading::Dropped(reason) => reason.into_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn alpaca_joins_question_and_input_after_the_history() {
+    let entry = json!({"columns": {"prompt": "instruction", "query": "input", "response": "output", "history": "history",
+        "system": "system"}});
+    let row = json!({"instruction": "Count", "input": "the swans", "output": "Seven", "system": "Be brief.",
+        "history": [["Hi", "Hello"]]});
+    let read = conversation(&entry, &row);
+    assert_eq!(
+        said(&read),
+        [("user", "Hi"), ("assistant", "Hello"), ("user", "Count\nthe swans"), ("assistant", "Seven")]
+    );
+    assert_eq!(read.system.as_deref(), Some("Be brief."));
+    // An empty or missing part is left out, and an empty answer is an answer.
+    let read = conversation(&json!({}), &json!({"instruction": "Count", "input": "", "output": ""}));
+    assert_eq!(said(&read), [("user", "Count"), ("assistant", "")]);
+    assert_eq!(reason(&json!({}), &json!({"instruction": "Count", "output": null})), "it has no answer");
+    // Columns that are not named are none: here the answer.
+    let entry = json!({"columns": {"prompt": "instruction"}});
+    assert_eq!(reason(&entry, &json!({"instruction": "a", "output": "b"})), "it has no answer");
+    let format = Format::of_entry(&Map::new()).unwrap();
+    let error = Format::read(Some(&format), &record(&json!({"text": "a"}))).unwrap_err().to_string();
+    assert!(
+        error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"),
+        "{error}"
+    );
+}
+
+#[test]
+fn alpaca_with_two_answers_and_with_a_judgement() {
+    let entry = json!({"ranking": true, "columns": {"prompt": "q", "chosen": "good", "rejected": "bad"}});
+    let row = json!({"q": "Hi", "good": "Hello", "bad": "Go"});
+    let Reading::Example(Example::Pair(pair)) = read(&entry, &row) else { panic!("no pair") };
+    let Pair { prompt, chosen, rejected } = *pair;
+    assert_eq!(
+        (said(&prompt), chosen.content, rejected.content),
+        (vec![("user", "Hi")], "Hello".into(), "Go".into())
+    );
+    assert!(reason(&entry, &json!({"q": "Hi", "good": "Hello"})).contains("lacks one of its two answers"));
+    let entry = json!({"columns": {"prompt": "q", "response": "a", "kto_tag": "ok"}});
+    let Reading::Example(Example::Judged(judged)) =
+        read(&entry, &json!({"q": "Hi", "a": "Hello", "ok": false}))
+    else {
+        panic!("no judgement")
+    };
+    let Judged { conversation, desired } = *judged;
+    assert_eq!((said(&conversation).len(), desired), (2, false));
+}
+
+#[test]
+fn sharegpt_alternates_and_calls_are_checked() {
+    let turns = |turns: &[(&str, &str)]| -> Value {
+        turns.iter().map(|(from, value)| json!({"from": from, "value": value})).collect()
+    };
+    let entry = json!({"formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}});
+    let call = r#"{"name": "tide", "arguments": {"place": "weir"}}"#;
+    let row = json!({"tools": "[{\"name\": \"tide\"}]", "conversations": turns(&[("system", "Be brief."), ("human", "Tide?"),
+        ("function_call", call), ("observation", "low"), ("gpt", "It is low.")])});
+    let conversation = conversation(&entry, &row);
+    assert_eq!(conversation.system.as_deref(), Some("Be brief."));
+    assert_eq!(
+        said(&conversation),
+        [("user", "Tide?"), ("assistant", ""), ("tool", "low"), ("assistant", "It is low.")]
+    );
+    assert_eq!(conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"]["place"], "weir");
+    assert_eq!(conversation.tools, Some(json!([{"name": "tide"}])));
+    let of = |list: &[(&str, &str)]| reason(&entry, &json!({"conversations": turns(list)}));
+    assert!(of(&[("human", "a"), ("human", "b")]).contains("Invalid role tag"));
+    assert!(of(&[("human", "a"), ("cat", "b")]).contains("unknown role"));
+    assert!(of(&[("human", "a")]).contains("Invalid message count"));
+    assert!(of(&[]).contains("no message"));
+    assert!(
+        of(&[("human", "a"), ("function_call", "{broken")])
+            .contains("Invalid JSON format in function message")
+    );
+    let thought = format!("<think>\nhm\n</think>\n\n[{call}, {call}]");
+    let both = super::calls::called(&thought).ok().unwrap();
+    assert_eq!(
+        (both.content.as_str(), both.extra["tool_calls"].as_array().unwrap().len()),
+        ("<think>\nhm\n</think>\n\n", 2)
+    );
+    let marked = super::calls::called(&format!("Wait. <tool_call>\n{call}\n</tool_call>")).ok().unwrap();
+    assert_eq!(marked.content, "Wait. ");
+}
+
+#[test]
+fn openai_keeps_what_stands_beside_the_text() {
+    let row = json!({"messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Tide?"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+            "function": {"name": "tide", "arguments": "{\"place\": \"weir\"}"}}]},
+        {"role": "tool", "content": "low"},
+        {"role": "tool", "content": "calm"},
+        {"role": "assistant", "content": "Low.", "reasoning_content": "It is low"}]});
+    let (reading, guessed) = Format::read(None, &record(&row)).unwrap();
+    let Reading::Example(Example::Conversation(conversation)) = reading else { panic!("{reading:?}") };
+    assert_eq!(guessed, Some(Kind::OpenAi));
+    // No "detailed thinking off" is added, as the original does.
+    assert_eq!(conversation.system.as_deref(), Some("Be brief."));
+    assert_eq!(conversation.messages.len(), 5);
+    assert_eq!(
+        conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"],
+        json!({"place": "weir"})
+    );
+    assert_eq!(conversation.messages[4].extra["reasoning_content"], "It is low");
+    // A result at the end, which the original loses, has no answer.
+    let row = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+        {"role": "tool", "content": "c"}]});
+    let (reading, _) = Format::read(None, &record(&row)).unwrap();
+    assert_eq!(reading, Reading::Dropped("it does not end with an answer (Invalid message count)".into()));
+}
+
+#[test]
+fn the_keys_of_a_row_say_what_it_is() {
+    for (row, kind) in [
+        (json!({"instruction": "a", "output": "b"}), Kind::Alpaca),
+        (
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+            Kind::ShareGpt,
+        ),
+        (
+            json!({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+            Kind::OpenAi,
+        ),
+    ] {
+        let (reading, guessed) = Format::read(None, &record(&row)).unwrap();
+        assert!(matches!(reading, Reading::Example(Example::Conversation(_))), "{reading:?}");
+        assert_eq!(guessed, Some(kind));
+    }
+    let error = Format::read(None, &record(&json!({"text": "a"}))).unwrap_err().to_string();
+    assert!(error.contains("neither those of alpaca"), "{error}");
+    let row = json!({"instruction": "a", "output": "b", "images": ["a.png"]});
+    let (reading, _) = Format::read(None, &record(&row)).unwrap();
+    assert_eq!(reading, Reading::Dropped("it has images, and models are of text only".into()));
+}
+
+#[test]
+fn wrong_entries_are_explained() {
+    for (entry, message) in [
+        (json!({"formatting": "other"}), "Dataset converter other not found"),
+        (json!({"columns": {"promt": "a"}}), "columns names promt, which is unknown"),
+        (json!({"formatting": "sharegpt", "tags": {"role_tag": "role"}}), "tags names no content_tag"),
+        (json!({"formatting": "openai", "columns": {"system": "s"}}), "columns names no messages"),
+        (json!({"ranking": true}), "names no chosen"),
+        (json!({"ranking": "yes"}), "ranking is \"yes\""),
+    ] {
+        let (cause, _) = Format::of_entry(entry.as_object().unwrap()).unwrap_err();
+        assert!(cause.contains(message), "{cause}");
+    }
+}

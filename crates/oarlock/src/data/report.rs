@@ -1,0 +1,139 @@
+//! What became of the rows of a data set: how many are learned from, what was cut, what was dropped and why.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::cut::Cuts;
+use super::encode::{Encoded, Labels};
+use super::error::Error;
+use super::source::Record;
+
+/// Counts over the rows of a data set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowReport {
+    /// Rows that were read.
+    pub rows: u64,
+    /// Rows that are learned from.
+    pub examples: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Tokens of these that are learned.
+    pub trained: u64,
+    /// Rows that were longer than `cutoff_len` and were cut.
+    pub cut: u64,
+    /// Questions that lost their end, and with it the header of the answer.
+    pub cut_questions: u64,
+    /// Answers that lost their end, and with it the end token.
+    pub cut_answers: u64,
+    /// Turns that were left out.
+    pub cut_turns: u64,
+    /// Rows that are not learned from, by reason, in the order in which the reasons were met.
+    pub dropped: Vec<Dropped>,
+    /// As which format rows of files without an entry in `dataset_info.json` were read, and how many.
+    pub guessed: Vec<(String, u64)>,
+}
+
+/// Rows that are not learned from, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// Why.
+    pub reason: String,
+    /// How many rows.
+    pub rows: u64,
+    /// The first of them, as file and line.
+    pub first: String,
+}
+
+impl RowReport {
+    pub(super) fn add(&mut self, encoded: &Encoded, cuts: &Cuts) {
+        self.rows += 1;
+        self.examples += 1;
+        self.tokens += encoded.ids.len() as u64;
+        self.trained += n_trained(encoded);
+        self.cut += u64::from(cuts.any());
+        self.cut_questions += cuts.questions;
+        self.cut_answers += cuts.answers;
+        self.cut_turns += cuts.turns;
+    }
+
+    pub(super) fn drop(&mut self, reason: Cow<'static, str>, record: &Record) {
+        self.rows += 1;
+        match self.dropped.iter_mut().find(|dropped| dropped.reason == *reason) {
+            Some(dropped) => dropped.rows += 1,
+            None => {
+                let first = format!("{}:{}", record.file.display(), record.line);
+                self.dropped.push(Dropped { reason: reason.into_owned(), rows: 1, first });
+            }
+        }
+    }
+
+    pub(super) fn guess(&mut self, kind: &str) {
+        match self.guessed.iter_mut().find(|(name, _)| name == kind) {
+            Some((_, n)) => *n += 1,
+            None => self.guessed.push((kind.to_owned(), 1)),
+        }
+    }
+
+    /// Rows that are not learned from.
+    pub fn n_dropped(&self) -> u64 {
+        self.dropped.iter().map(|dropped| dropped.rows).sum()
+    }
+
+    /// The report as lines for people; `cutoff_len` is what rows were cut to.
+    pub fn lines(&self, cutoff_len: usize) -> Vec<String> {
+        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+        let mut lines = vec![format!(
+            "{} rows: {} examples of {} tokens, {} of them trained ({:.1} %); {} cut, {} dropped",
+            self.rows,
+            self.examples,
+            self.tokens,
+            self.trained,
+            share(self.trained, self.tokens),
+            self.cut,
+            self.n_dropped()
+        )];
+        for (kind, n) in &self.guessed {
+            lines.push(format!(
+                "{n} rows were read as {kind}, which their keys say (no entry in dataset_info.json)"
+            ));
+        }
+        if self.cut > 0 {
+            let parts = [
+                (self.cut_answers, "answers lost their end and teach no stopping"),
+                (self.cut_questions, "questions lost their end, with the header of the answer"),
+                (self.cut_turns, "turns are left out"),
+            ];
+            let told: Vec<String> =
+                parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+            lines.push(format!(
+                "warning: {} rows are longer than cutoff_len {cutoff_len} and were cut: {}; raise cutoff_len to keep them whole",
+                self.cut,
+                told.join(", ")
+            ));
+        }
+        for Dropped { reason, rows, first } in &self.dropped {
+            lines.push(format!("warning: {rows} rows dropped: {reason} (the first is {first})"));
+        }
+        lines
+    }
+
+    /// Why nothing is left to learn from.
+    pub(super) fn nothing_left(&self) -> Error {
+        let mut text = format!("Cannot find valid samples: none of {} rows can be learned from", self.rows);
+        for Dropped { reason, rows, first } in &self.dropped {
+            text.push_str(&format!("; {rows} dropped: {reason} (the first is {first})"));
+        }
+        text.push_str("; docs/data-formats.md describes the formats");
+        Error::TooLittle(text)
+    }
+}
+
+/// The targets of an example.
+pub(super) fn n_trained(encoded: &Encoded) -> u64 {
+    match &encoded.labels {
+        Labels::All => encoded.ids.len().saturating_sub(1) as u64,
+        // An empty run is one target, too.
+        Labels::Spans(spans) => spans.iter().map(|span| u64::from((span.end - span.start).max(1))).sum(),
+    }
+}

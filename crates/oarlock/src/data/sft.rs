@@ -1,0 +1,203 @@
+//! Conversations as supervised fine-tuning sees them: through a layout by name or the tokenizer's chat template, cut to
+//! `cutoff_len`, the answers learned.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use super::cut::{Cuts, Joining, join};
+use super::encode::{Encoded, Labels};
+use super::error::{Error, Result};
+use super::example::{Conversation, Example, Message};
+use super::hash::hash_bytes;
+use super::layout::{Layout, Turn};
+use super::template::ChatTemplate;
+use super::tokenizer::Tokenizer;
+use crate::config::ChatArgs;
+
+/// How conversations become tokens for `stage: sft`.
+pub struct Chat {
+    writing: Writing,
+    args: ChatArgs,
+    cutoff_len: usize,
+}
+
+/// How a conversation is written.
+enum Writing {
+    Layout(Box<Layout>),
+    Jinja(Box<ChatTemplate>),
+}
+
+/// What became of a conversation.
+pub(super) enum Outcome {
+    Encoded(Encoded, Cuts),
+    Dropped(Cow<'static, str>),
+}
+
+impl Chat {
+    /// The template that `args` name, or the chat template of the tokenizer in `dir`, or else the layout `empty`.
+    ///
+    /// # Errors
+    /// A template that does not exist or is broken, or settings that do not go with it.
+    pub fn new(tokenizer: &Tokenizer, dir: &Path, args: &ChatArgs, cutoff_len: usize) -> Result<Chat> {
+        let layout = |name: &str| -> Result<Writing> {
+            let layout = Layout::named(name)?.with(args)?;
+            layout.end_token(tokenizer)?;
+            Ok(Writing::Layout(Box::new(layout)))
+        };
+        let writing = match &args.template {
+            Some(name) => layout(name)?,
+            None if ChatTemplate::is_in(dir)? => {
+                if args.tool_format.is_some() {
+                    let cause =
+                        "the tokenizer's chat template writes functions its own way; name a template, too";
+                    return Err(Error::Setting { key: "tool_format", cause: cause.into() });
+                }
+                Writing::Jinja(Box::new(ChatTemplate::read(dir)?))
+            }
+            None => layout("empty")?,
+        };
+        Ok(Chat { writing, args: args.clone(), cutoff_len })
+    }
+
+    /// What it writes conversations with, for people.
+    pub fn describe(&self) -> String {
+        match (&self.writing, &self.args.template) {
+            (Writing::Layout(_), Some(name)) => format!("template {name}"),
+            (Writing::Layout(_), None) => "template empty (none is named, and the tokenizer has none)".into(),
+            (Writing::Jinja(_), _) => "the chat template of the tokenizer".into(),
+        }
+    }
+
+    /// The words besides the end token that end an answer.
+    pub fn stop_words(&self) -> &[String] {
+        match &self.writing {
+            Writing::Layout(layout) => layout.stop_words(),
+            Writing::Jinja(_) => &[],
+        }
+    }
+
+    /// Everything apart from the tokenizer and the records that decides which tokens come out.
+    pub(super) fn identity(&self) -> String {
+        let writing = match &self.writing {
+            Writing::Layout(layout) => layout.identity(),
+            Writing::Jinja(template) => template.source().to_owned(),
+        };
+        let identity = format!("{writing}\n{:?}\n{}", self.args, self.cutoff_len);
+        format!("sft {:x}", hash_bytes(identity.as_bytes()))
+    }
+
+    /// The end token that stands for that of the tokenizer.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be used.
+    pub fn end_token(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+        match &self.writing {
+            Writing::Layout(layout) => layout.end_token(tokenizer),
+            Writing::Jinja(_) => Ok(tokenizer.special().eos),
+        }
+    }
+
+    /// The tokens of an example.
+    pub(super) fn encode(&self, tokenizer: &Tokenizer, example: &Example) -> Result<Outcome> {
+        let conversation = match example {
+            Example::Conversation(conversation) => conversation,
+            Example::Pair(_) => return dropped("it has two answers, which stage sft does not compare"),
+            Example::Judged(_) => {
+                return dropped("its answer is judged (kto_tag), which stage sft does not learn from");
+            }
+            Example::Text(_) => return dropped("it is a text without turns"),
+        };
+        let turns = match &self.writing {
+            Writing::Layout(layout) => layout.turns(tokenizer, conversation, &self.args)?.map_err(Cow::from),
+            Writing::Jinja(template) => self.rendered(tokenizer, template, conversation)?,
+        };
+        let turns = match turns {
+            Ok(turns) => turns,
+            Err(reason) => return Ok(Outcome::Dropped(reason)),
+        };
+        let late_end = match &self.writing {
+            Writing::Layout(layout) if layout.ends_late() => layout.end_token(tokenizer)?,
+            _ => None,
+        };
+        let joining = Joining {
+            cutoff_len: self.cutoff_len,
+            train_on_prompt: self.args.train_on_prompt,
+            mask_history: self.args.mask_history,
+            late_end,
+        };
+        let (encoded, cuts) = join(&turns, &joining);
+        match &encoded.labels {
+            Labels::Spans(spans) if spans.is_empty() => {
+                dropped("nothing of its answers is left within cutoff_len")
+            }
+            _ => Ok(Outcome::Encoded(encoded, cuts)),
+        }
+    }
+
+    /// The turns of a conversation as the chat template of the tokenizer renders it.
+    fn rendered(
+        &self,
+        tokenizer: &Tokenizer,
+        template: &ChatTemplate,
+        conversation: &Conversation,
+    ) -> Result<std::result::Result<Vec<Turn>, Cow<'static, str>>> {
+        let mut written = conversation.clone();
+        if written.system.is_none() {
+            written.system.clone_from(&self.args.default_system);
+        }
+        if written.messages.last().is_none_or(|last| last.role != "assistant") {
+            return Ok(Err("it does not end with an answer (Invalid message count)".into()));
+        }
+        if self.args.split_special_tokens {
+            let texts = written.messages.iter_mut().map(|message: &mut Message| &mut message.content);
+            for text in texts.chain(written.system.as_mut()) {
+                *text = broken(text, &tokenizer.special_places(text));
+            }
+        }
+        let rendered = match template.render(&written) {
+            Ok(rendered) => rendered,
+            // Templates refuse conversations that the model does not know, such as two questions in a row.
+            Err(Error::Template { cause, .. }) => return Ok(Err(cause.into())),
+            Err(error) => return Err(error),
+        };
+        let mut turns: Vec<Turn> = Vec::with_capacity(rendered.assistant.len());
+        let mut begin = 0;
+        let encode = |part: &str| -> Result<Vec<u32>> {
+            let (text, breaks) = mended(part);
+            tokenizer.encode_broken(&text, &breaks)
+        };
+        for span in &rendered.assistant {
+            let source = encode(&rendered.text[begin..span.start])?;
+            let target = encode(&rendered.text[span.clone()])?;
+            turns.push(Turn { source, target });
+            begin = span.end;
+        }
+        Ok(Ok(turns))
+    }
+}
+
+fn dropped(reason: &'static str) -> Result<Outcome> {
+    Ok(Outcome::Dropped(Cow::Borrowed(reason)))
+}
+
+/// In a message for a chat template, where a special token that is text is broken. No text has this character.
+const BREAK: char = '\u{fdd2}';
+
+/// The text with a mark at each place.
+fn broken(text: &str, places: &[usize]) -> String {
+    let mut out = text.to_owned();
+    places.iter().rev().for_each(|&at| out.insert(at, BREAK));
+    out
+}
+
+/// The text without the marks, and where they were.
+fn mended(text: &str) -> (String, Vec<usize>) {
+    let (mut out, mut breaks) = (String::with_capacity(text.len()), Vec::new());
+    for c in text.chars() {
+        match c {
+            BREAK => breaks.push(out.len()),
+            c => out.push(c),
+        }
+    }
+    (out, breaks)
+}
