@@ -11,6 +11,8 @@ mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
+pub(crate) use elements::floats;
+pub(crate) use load::load_from;
 pub use load::{LoadedModel, load_for_inference};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
