@@ -124,7 +124,7 @@ fn with_adapters(dir: &Path, adapters: &[PathBuf], device: &Device, n_positions:
 }
 
 /// The weights of a folder with adapters merged into them.
-pub(crate) fn merging(
+fn merging(
     dir: &Path,
     hf: &HfConfig,
     decoder: &mut Decoder,

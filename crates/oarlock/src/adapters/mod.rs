@@ -16,7 +16,6 @@ mod source;
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
 pub use adapt::{AdaptedModule, Adaptation, adapt};
 pub use compare::{Compared, PROMPTS};
-pub(crate) use export::merging;
 pub use export::{ExportOptions, Exported, export, load_for_inference};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;

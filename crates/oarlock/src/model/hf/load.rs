@@ -49,8 +49,12 @@ pub fn load_for_inference(
     load_from(config, decoder, &mut source, device, dtype, n_positions)
 }
 
-/// Fills a decoder that may hold other layers than those of its settings.
-pub(crate) fn load_from(
+/// Gives a decoder, which may hold other layers than those of its settings, the weights of a source, for inference in
+/// `dtype`.
+///
+/// # Errors
+/// A dtype that is no float, what the source reports, or no memory.
+pub fn load_from(
     config: HfConfig,
     decoder: Decoder,
     source: &mut dyn WeightSource,
