@@ -55,7 +55,7 @@ impl AdaptedSource {
 
     /// A weight of the base with all adapters merged into it.
     fn merged(&mut self, name: &str, shape: &Shape, init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let names = self.names.get(name).cloned().unwrap_or_else(|| vec![name.to_owned()]);
+        let names = self.names.get(name).cloned().unwrap_or_default();
         let whole = |adapter: &Adapter| {
             names.iter().find_map(|name| adapter.tensor(name)).map(|(_, values)| values[elements.clone()].to_vec())
         };
@@ -105,10 +105,14 @@ impl WeightSource for AdaptedSource {
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
+        // The names of the adapter itself are none of the base.
         let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
-        let trained = self.trained.as_ref();
-        if let Some((_, values)) = trained.and_then(|own| names.iter().find_map(|name| own.tensor(name))) {
-            out.copy_from_slice(&values[elements]);
+        let of = |own: &'_ Adapter| {
+            let found = own.tensor(name).or_else(|| names.iter().find_map(|name| own.tensor(name)));
+            found.map(|(_, values)| values[elements.clone()].to_vec())
+        };
+        if let Some(values) = self.trained.as_ref().and_then(of) {
+            out.copy_from_slice(&values);
             return Ok(());
         }
         let [a, b, magnitudes] = PARTS.map(|part| name.strip_suffix(part));
