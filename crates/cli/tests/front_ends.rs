@@ -93,7 +93,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
         assert!(shown.stderr.contains(expected), "{expected}: {shown:?}");
     }
     let started = said(&site, &["lmf", "train"], &arguments, &two);
-    assert_refused(&started, 2, &["`finetuning_type: lora` is not supported yet"]);
+    assert_refused(&started, 2, &["`stage: sft` is not supported yet"]);
     assert!(!site.path("out").exists());
     let trained = said(&site, &["llamafactory-cli", "train"], TRAINING, &[("NPROC_PER_NODE", "2")]);
     assert_eq!(trained.code, Some(0), "{trained:?}");
@@ -102,11 +102,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
 #[test]
 fn what_else_they_answer() {
     let site = Site::new();
-    assert_refused(
-        &said(&site, &["lmf", "export"], &[], &[]),
-        2,
-        &["not there yet; `oarlock merge-weights`"],
-    );
+    assert_refused(&said(&site, &["lmf", "export"], &[], &[]), 2, &["`export_dir` is missing"]);
     assert_refused(
         &said(&site, &["deepspeed", "--hostfiles", "x", "y.py"], &[], &[]),
         2,

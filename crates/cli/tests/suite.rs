@@ -3,6 +3,7 @@
 
 mod accelerate;
 mod accelerate_commands;
+mod adapters;
 mod basic_config;
 mod cli;
 mod common;

@@ -38,6 +38,7 @@ const LIBRARY: Edges = &[
     ("optim", &["config", "error", "nn", "shard"]),
     ("lr_scheduler", &["config", "error", "optim"]),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
+    ("adapters", &["config", "data", "error", "model", "nn", "shard"]),
     (
         "accelerator",
         &[
@@ -62,6 +63,7 @@ const LIBRARY: Edges = &[
         "train",
         &[
             "accelerator",
+            "adapters",
             "checkpoint",
             "config",
             "data",

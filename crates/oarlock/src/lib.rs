@@ -153,6 +153,7 @@
 extern crate self as oarlock;
 
 mod accelerator;
+pub mod adapters;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -7,6 +7,7 @@ mod accelerator_metrics;
 mod accelerator_state;
 mod accelerator_tracking;
 mod accelerator_windows;
+mod adapters;
 mod common;
 mod corpus;
 mod custom_rule;

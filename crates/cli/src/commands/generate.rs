@@ -12,9 +12,9 @@ use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
 use crate::console::{Outcome, eprint};
+use oarlock::adapters::load_for_inference;
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
-use oarlock::model::hf::load_for_inference;
 use oarlock::{Error, Result};
 
 /// What both commands take.
@@ -23,6 +23,9 @@ struct ModelArgs {
     /// The model's folder
     #[arg(long)]
     model: PathBuf,
+    /// Folders of adapters that are merged into it, in order
+    #[arg(long, value_delimiter = ',')]
+    adapter: Vec<PathBuf>,
     /// The most tokens of an answer
     #[arg(long, default_value_t = 256)]
     max_new_tokens: usize,
@@ -72,7 +75,8 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
     let device = Device::cpu(Isa::detect(), par);
     let tokenizer = Tokenizer::open(&args.model)?;
-    let generator = Generator::new(load_for_inference(&args.model, &device, args.dtype, usize::MAX)?);
+    let model = load_for_inference(&args.model, &args.adapter, &device, args.dtype, usize::MAX)?;
+    let generator = Generator::new(model);
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,

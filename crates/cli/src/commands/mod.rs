@@ -4,6 +4,7 @@ mod data;
 mod env;
 mod estimate;
 mod estimate_table;
+mod export;
 mod generate;
 mod import_checkpoint;
 mod link_tools;
@@ -48,6 +49,11 @@ enum Command {
     /// Put the model in a checkpoint together, in Hugging Face form
     #[command(alias = "merge_weights")]
     MergeWeights(merge_weights::MergeArgs),
+    /// Merge adapters into their base, and write one model: oarlock export FILE.yaml [key=value …]
+    Export {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
+        arguments: Vec<String>,
+    },
     /// Turn a checkpoint that DeepSpeed saved into one to go on from
     #[command(alias = "import_checkpoint")]
     ImportCheckpoint(import_checkpoint::ImportArgs),
@@ -111,6 +117,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
         Command::MergeWeights(args) => merge_weights::run(&args),
+        Command::Export { arguments } => export::run(&arguments),
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Data { command } => data::run(&command),

@@ -16,6 +16,7 @@ use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::DType;
 
 use super::checks;
+use super::finetuning;
 use super::model;
 use super::monitor;
 use super::recompute;
@@ -45,6 +46,7 @@ pub fn build(
     let monitor = monitor::monitors(&settings, &dialects, found);
 
     let model = model::model(&settings, found);
+    let finetuning = finetuning::finetuning(&settings, found);
     let val_size = match read.f64("val_size") {
         0.0 => None,
         share if share < 1.0 => Some(ValSize::Fraction(share)),
@@ -89,6 +91,7 @@ pub fn build(
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
+        finetuning,
         enabled: read.bool("do_train"),
     };
     let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();

@@ -11,6 +11,8 @@ pub mod build;
 mod checks;
 pub mod environment;
 pub mod explain;
+pub mod export;
+pub mod finetuning;
 pub mod flags;
 mod model;
 pub mod monitor;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::*;
 use oarlock_tensor::DType;
 
+mod finetuning;
 mod model;
 mod monitor;
 mod optimizer;
@@ -327,8 +328,9 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
              sft) are there)",
         ),
         (
-            "finetuning_type: lora",
-            "t.yaml:4:18: `finetuning_type: lora` is not supported yet (only full-parameter training is there)",
+            "finetuning_type: oft",
+            "t.yaml:4:18: `finetuning_type: oft` is not supported: rotations of weights (OFT) are not there (write \
+             `finetuning_type: lora`)",
         ),
         (
             "deepspeed: ds.json",

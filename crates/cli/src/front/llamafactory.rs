@@ -2,6 +2,7 @@
 //! variables of its launcher; `oarlock train` is the same. What else the command does is answered plainly.
 
 mod answers;
+mod export;
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
@@ -20,16 +21,19 @@ use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
 use crate::launch::{Launch, is_rank};
 
+pub(crate) use export::export;
+
 /// What each subcommand does, for the help.
 const USAGE: &str = "\
 Usage: llamafactory-cli COMMAND …
 
   train FILE.yaml [key=value …]  train (the same as `oarlock train`)
   chat FILE.yaml                 talk to a model (`oarlock chat`)
+  export FILE.yaml               merge adapters into a model and write it (`oarlock export`)
   env                            print the version and the machine
   version                        print the version
   help                           print this
-  api, eval, export, webchat, webui: not there yet
+  api, eval, webchat, webui: not there yet
 
 FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. CUDA_VISIBLE_DEVICES chooses the GPUs; where
 there is none, as many CPU ranks start as it names. NPROC_PER_NODE says how many ranks, NNODES, NODE_RANK, MASTER_ADDR
@@ -43,6 +47,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     match command {
         "train" => train(rest, &["llamafactory-cli", "train"], started),
         "chat" => answers::chat(&Words::new(rest)),
+        "export" => export(rest),
         "env" => print(&answers::environment(&Devices::visible())?),
         "version" => print(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
         "help" | "--help" | "-h" => print(USAGE),

@@ -120,7 +120,8 @@ impl Accelerator {
     }
 
     /// Writes a prepared model into the folder `dir` in Hugging Face form, `files` saying how: transformers'
-    /// `save_pretrained`. Each rank writes what it owns. Frozen parameters are written as well. All ranks call it.
+    /// `save_pretrained`. Each rank writes what it owns. Frozen parameters are written as well where `files` have a place for
+    /// them, which those of an adapter do not. All ranks call it.
     ///
     /// # Errors
     /// As [`Accelerator::save_model`].
@@ -132,8 +133,11 @@ impl Accelerator {
         files: ModelFiles,
     ) -> Result<()> {
         model.state.check_together("save_pretrained")?;
-        let (optimizer, whole) = (model.state.optimizer()?, BTreeSet::new());
-        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &whole, |_| Ok(()))
+        let optimizer = model.state.optimizer()?;
+        let without_place = |(name, is_trained): &(&str, bool)| !is_trained && !files.holds(name);
+        let left_out = optimizer.engine().parameters().filter(without_place);
+        let left_out: BTreeSet<String> = left_out.map(|(name, _)| name.to_owned()).collect();
+        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &left_out, |_| Ok(()))
     }
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent

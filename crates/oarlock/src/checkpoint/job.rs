@@ -62,9 +62,12 @@ impl Job {
         for (model, unit, slices) in &units {
             let (snapshot, cancelled) = (&mut self.models[*model], &self.cancelled);
             for slice in slices {
-                let writer = writer.as_mut().filter(|_| *model == 0);
+                // The files of an adapter have no place for what is left out.
+                let is_left_out = self.left_out[*model].contains(&slice.name);
+                let has_place = |writer: &&mut ModelWriter| !is_left_out || writer.holds(&slice.name);
+                let writer = writer.as_mut().filter(|_| *model == 0).filter(has_place);
                 let mut state = state.as_mut();
-                if self.left_out[*model].contains(&slice.name) && state.take().is_some() {
+                if is_left_out && state.take().is_some() {
                     frozen.push(part_of(snapshot, slice, qualified(*model, &slice.name))?);
                 }
                 if state.is_some() || writer.is_some() {

@@ -3,12 +3,14 @@
 //! DeepSpeed's and FSDP's configurations.
 
 mod data;
+mod finetuning;
 mod monitor;
 mod schedule;
 mod shard;
 mod train;
 
 pub use data::*;
+pub use finetuning::*;
 pub use monitor::*;
 pub use schedule::*;
 pub use shard::*;

@@ -7,6 +7,7 @@ use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Rule;
 
 use super::data::{ChatArgs, Packing, ValSize};
+use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
@@ -121,6 +122,8 @@ pub struct TrainArgs {
     pub optimizer: OptimizerArgs,
     /// The course of the learning rate.
     pub schedule: ScheduleArgs,
+    /// Which parameters are trained.
+    pub finetuning: Finetuning,
     /// Train at all; else only evaluate.
     pub enabled: bool,
 }

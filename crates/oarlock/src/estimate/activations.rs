@@ -64,7 +64,9 @@ pub fn dry_run(
                 Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), 0)), Grain::Blocks);
             let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();
             let flat = |size: usize| FlatBuffer::dry(layout.n_elems() * size);
-            let home = FlatParams::new(places, dtype, flat(dtype.size()), Some(flat(4)), &device)?;
+            let is_trained = params.iter().all(|named| !named.param.is_frozen());
+            let grads = is_trained.then(|| flat(4));
+            let home = FlatParams::new(places, dtype, flat(dtype.size()), grads, &device)?;
             let home = Arc::new(home);
             for (index, named) in params.iter().enumerate() {
                 named.param.settle(home.clone(), index);

@@ -40,6 +40,8 @@ pub struct Forecast {
 pub struct Training<'a> {
     /// The model.
     pub model: &'a Decoder,
+    /// Makes the same model once more, which keeps all of its activations.
+    pub rebuild: &'a dyn Fn() -> Result<Decoder>,
     /// What becomes a unit.
     pub wrap: &'a Wrap,
     /// On which kernels and threads it runs.
@@ -57,7 +59,7 @@ pub struct Training<'a> {
 }
 
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make; `wrap` says what becomes a unit, `micro_batch`
+    /// The forecast of a configuration on this rank, for rank 0 to make; `rebuild` makes the model once more, `wrap` says what becomes a unit, `micro_batch`
     /// what is done with one, `apart` how many ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
     /// refused.
     ///
@@ -65,7 +67,7 @@ impl Forecast {
     /// [`Error::Memory`](crate::Error::Memory) with what would fit.
     pub fn new(
         config: &TrainConfig,
-        model: &Decoder,
+        (model, rebuild): (&Decoder, &dyn Fn() -> Result<Decoder>),
         wrap: &Wrap,
         device: &Device,
         micro_batch: &MicroBatch<'_>,
@@ -82,7 +84,8 @@ impl Forecast {
         let accumulation = config.train.accumulation;
         let program = program_bytes(model, shape, accumulation, settings.ranks)?;
         let settings = &settings;
-        let training = Training { model, wrap, device, shape, accumulation, settings, program, micro_batch };
+        let training =
+            Training { model, rebuild, wrap, device, shape, accumulation, settings, program, micro_batch };
         let estimate = training.predict()?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
@@ -96,7 +99,7 @@ impl Forecast {
         }
         let mut saved = 0;
         if config.train.recompute != Recompute::None {
-            let keeps_all = Decoder::new(model.config().clone(), config.data.cutoff_len)?;
+            let keeps_all = rebuild()?;
             let kept = Training { model: &keeps_all, ..training }.predict()?;
             saved = kept.rank().saturating_sub(estimate.rank());
         }
@@ -269,7 +272,7 @@ impl Training<'_> {
             }
             kept
         };
-        let mut recomputing = Decoder::new(model.config().clone(), shape.len)?;
+        let mut recomputing = (self.rebuild)()?;
         recomputing.set_recompute(Recompute::Units { every: 1 });
         let recomputing = Training { model: &recomputing, ..*self };
         let less = recomputing.step()?;

@@ -12,6 +12,8 @@ use crate::shard::{Grain, Layout};
 pub struct ModelSize {
     /// For each unit its groups by dtype of the working copy.
     pub(super) units: Vec<Vec<(DType, Layout)>>,
+    /// Whether each of these groups is frozen.
+    frozen: Vec<Vec<bool>>,
     /// Whether the first of them is what no unit holds: its weights stay, and each rank has a whole buffer of its gradients.
     pub(super) has_root: bool,
     /// For each unit the earlier ones whose weights it uses, too.
@@ -39,9 +41,12 @@ impl ModelSize {
         let root = found.pop_if(|unit| unit.run.is_none());
         let has_root = root.is_some();
         found.splice(..0, root);
-        let units = found.iter().map(|unit| {
-            unit.by_dtype(dtype).into_iter().map(|(dtype, params)| (dtype, layout(&params))).collect()
+        let groups: Vec<_> = found.iter().map(|unit| unit.by_dtype(dtype)).collect();
+        let units = groups.iter().map(|groups| {
+            groups.iter().map(|(dtype, params)| (*dtype, layout(params))).collect::<Vec<(DType, Layout)>>()
         });
+        let is_frozen = |params: &[crate::nn::NamedParam]| params.iter().any(|named| named.param.is_frozen());
+        let frozen = groups.iter().map(|groups| groups.iter().map(|(_, params)| is_frozen(params)).collect());
         let home = |param: &Param| {
             found.iter().position(|unit| unit.params.iter().any(|own| own.param.id() == param.id()))
         };
@@ -52,7 +57,13 @@ impl ModelSize {
             }
             homes
         });
-        ModelSize { units: units.collect(), has_root, shared: shared.collect(), known: true }
+        ModelSize {
+            units: units.collect(),
+            frozen: frozen.collect(),
+            has_root,
+            shared: shared.collect(),
+            known: true,
+        }
     }
 
     /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
@@ -73,7 +84,24 @@ impl ModelSize {
         if n_params > largest {
             units.push(unit(n_params - largest)?);
         }
-        Ok(ModelSize { shared: vec![Vec::new(); units.len()], units, has_root: false, known: false })
+        Ok(ModelSize {
+            shared: vec![Vec::new(); units.len()],
+            frozen: vec![vec![false]; units.len()],
+            units,
+            has_root: false,
+            known: false,
+        })
+    }
+
+    /// The same without the parameters that are frozen, which have no gradients and no states.
+    pub(super) fn trained(&self) -> ModelSize {
+        let mut size = self.clone();
+        for (unit, frozen) in size.units.iter_mut().zip(&mut size.frozen) {
+            let mut flags = frozen.iter();
+            unit.retain(|_| flags.next() == Some(&false));
+            frozen.retain(|frozen| !frozen);
+        }
+        size
     }
 
     /// The same, with what ranks own cut at other places.

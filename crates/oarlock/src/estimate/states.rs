@@ -35,7 +35,8 @@ use crate::shard::{Grain, Layout, LayoutParam};
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
     let grain = if elementwise(&settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
-    let size = &size.with_grain(grain);
+    let all = &size.with_grain(grain);
+    let size = &all.trained();
     let Settings { stage, ranks, .. } = *settings;
     let (n, replicas) = (settings.shard_ranks() as u64, settings.replicas() as u64);
     // Buffers of gradients that every rank has for itself; the first layout of each is its size.
@@ -47,7 +48,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     };
     let shares = Share::all(size, settings, step, &regions);
     let share = shares.iter().max_by_key(|share| share.bytes(settings)).cloned().unwrap_or_default();
-    let mut parts = weights(size, settings);
+    let mut parts = weights(all, settings);
     let of_units: u64 = size.divisible(settings).map(|layout| layout.n_elems() as u64).sum();
     let sharded = if stage >= Stage::Gradients { 4 * of_units } else { 0 };
     let own: u64 = regions.iter().map(|layouts| 4 * layouts[0].n_elems() as u64).sum();

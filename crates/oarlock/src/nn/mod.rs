@@ -222,12 +222,16 @@ pub struct UnitParams {
 }
 
 impl UnitParams {
-    /// The parameters by the dtype of their working copies in a model that computes in `dtype`, each group in order.
+    /// The parameters by the dtype of their working copies in a model that computes in `dtype`, frozen ones apart from those
+    /// that are trained, each group in order.
     pub fn by_dtype(&self, dtype: DType) -> Vec<(DType, Vec<NamedParam>)> {
         let mut groups: Vec<(DType, Vec<NamedParam>)> = Vec::new();
         for named in &self.params {
-            let working = named.param.working_dtype(dtype);
-            match groups.iter_mut().find(|(group, _)| *group == working) {
+            let (working, frozen) = (named.param.working_dtype(dtype), named.param.is_frozen());
+            let is_alike = |(group, params): &&mut (DType, Vec<NamedParam>)| {
+                *group == working && params[0].param.is_frozen() == frozen
+            };
+            match groups.iter_mut().find(is_alike) {
                 Some((_, params)) => params.push(named.clone()),
                 None => groups.push((working, vec![named.clone()])),
             }

@@ -15,6 +15,24 @@ pub fn flops_per_token(parameters: u64, attention_width: u64) -> f64 {
     6.0 * parameters as f64 + 6.0 * attention_width as f64
 }
 
+/// As [`flops_per_token`] of a model of which a part is frozen: a frozen parameter has no gradient (4 operations per
+/// token), and neither has its input where nothing is trained before it (2). `params` has the number of elements of each
+/// parameter, whether it is trained, and whether anything before it is, in the order of the forward pass.
+pub fn flops_per_token_of(params: impl Iterator<Item = (u64, bool, bool)>, attention_width: u64) -> f64 {
+    let mut flops = 6.0 * attention_width as f64;
+    for (n_elems, is_trained, is_behind) in params {
+        flops += n_elems as f64
+            * if is_trained {
+                6.0
+            } else if is_behind {
+                4.0
+            } else {
+                2.0
+            };
+    }
+    flops
+}
+
 /// Model FLOPs utilisation: the share, from 0 to 1, of a peak in operations per second that a run reaches.
 /// Both rates are of all ranks together. `None` without a peak.
 pub fn utilisation(tokens_per_second: f64, flops_per_token: f64, peak_flops: f64) -> Option<f64> {

@@ -3,10 +3,11 @@
 use oarlock_tensor::DType;
 
 use crate::accelerator::{AcceleratorConfig, engine_options};
-use crate::config::{TrainConfig, Wrap};
+use crate::config::{Finetuning, LoraArgs, LoraPlus, TrainConfig, Wrap};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::optim::Optim;
+use crate::nn::NamedParam;
+use crate::optim::{Optim, Parameters};
 use crate::train::model;
 
 /// How a configuration asks for an accelerator. Reads the model's settings, because sizes follow from them.
@@ -37,11 +38,26 @@ pub fn missing_class(config: &TrainConfig) -> Option<String> {
 }
 
 /// The optimizer that a configuration asks for: all parameters of the model, vectors (biases and norms) without weight
-/// decay.
+/// decay. With LoRA+, `lora_B` and vectors have another learning rate.
 pub fn optimizer(config: &TrainConfig, model: &Decoder) -> Optim {
-    let args = &config.train.optimizer;
-    let optim = Optim::new(model, args.rule.clone(), config.train.schedule.learning_rate, args.weight_decay)
-        .no_decay_of_vectors(model);
+    let (args, lr) = (&config.train.optimizer, config.train.schedule.learning_rate);
+    let plus = match &config.train.finetuning {
+        Finetuning::Lora(LoraArgs { plus, .. }) => *plus,
+        _ => None,
+    };
+    let is_vector = |named: &NamedParam| named.param.shape().sizes().len() < 2;
+    // The original decays them.
+    let is_magnitude = |named: &NamedParam| named.name.ends_with("lora_magnitude_vector");
+    let no_decay = |named: &NamedParam| is_vector(named) && !is_magnitude(named);
+    let fast = |named: &NamedParam| {
+        plus.is_some() && !no_decay(named) && (named.name.ends_with("lora_B.weight") || is_magnitude(named))
+    };
+    let ratio = plus.map_or(1.0, |LoraPlus { lr_ratio }| lr_ratio);
+    let mut optim = Optim::new(model, args.rule.clone(), lr, args.weight_decay)
+        .group(Parameters::of(model).filter(no_decay), |group| group.weight_decay(0.0).lr(lr * ratio));
+    if plus.is_some() {
+        optim = optim.group(Parameters::of(model).filter(fast), |group| group.lr(lr * ratio));
+    }
     match config.train.dtype {
         DType::F16 => optim.loss_scale(config.train.loss_scale),
         _ => optim,

@@ -10,25 +10,25 @@ use oarlock_tensor::ops::update;
 use crate::accelerator::{
     Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader,
 };
+use crate::adapters::{Adaptation, adapter_files};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{Length, Placement, Resume, StateDict, TrainConfig, When};
+use crate::config::{Finetuning, Length, ModelSource, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
 use crate::model::hf::{HfConfig, ModelFiles, SaveOptions};
-use crate::nn::parameters;
 use crate::optim::{Schedule, Stepped};
 use crate::report::engine::EngineStep;
 use crate::report::log::EvalRecord;
-use crate::report::speed::{Phase, PhaseTimer, PhaseTimes, flops_per_token};
+use crate::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
-use crate::train::model;
+use crate::train::model::{self, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Objective, Pretrain, dry_pass};
 use crate::train::options::optimizer;
@@ -59,6 +59,8 @@ struct Run<'a, O> {
     accelerator: &'a Accelerator,
     objective: O,
     hf: HfConfig,
+    /// The adapter that is trained beside the model.
+    adaptation: Option<Adaptation>,
     model: Prepared<Decoder>,
     optimizer: PreparedOptimizer,
     scheduler: PreparedScheduler,
@@ -94,14 +96,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             accelerator.communicator().record(comms.recorded.clone());
         }
         let hf = model::settings(&config.model)?;
-        let row_len = RunData::longest_row(config);
-        let mut model = Decoder::for_rows(hf.decoder().clone(), config.data.cutoff_len, row_len)?;
+        let start = Start::new(config, &hf)?;
+        let mut model = start.decoder(config, &hf)?;
         model.set_recompute(config.train.recompute);
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
                 let pass = dry_pass(&objective);
-                Some(Forecast::new(config, &model, &config.shard.wrap, device, &pass, apart)?)
+                let rebuild = || start.decoder(config, &hf);
+                Some(Forecast::new(config, (&model, &rebuild), &config.shard.wrap, device, &pass, apart)?)
             }
             false => None,
         };
@@ -127,7 +130,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let weights = model::weights(config, &hf, &model, checkpoint.is_some(), accelerator.device())?;
+        let adaptation = start.adaptation.clone();
+        let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
+        let counts = model::sizes(&model);
+        let flops = model::flops(&model, hf.decoder().attention_width(data.train.row_len()));
         let optimizer = optimizer(config, &model);
         let scheduler = Scheduler::scheduled(&optimizer, schedule);
         let (model, optimizer, scheduler) =
@@ -147,15 +153,12 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
         }
 
-        let n_params: usize =
-            parameters(&**model.module()).iter().map(|named| named.param.shape().n_elems()).sum();
-        let flops = flops_per_token(n_params as u64, hf.decoder().attention_width(data.train.row_len()));
         let mut journal = match accelerator.is_main_process() {
             true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
             false => None,
         };
         if let Some(journal) = &mut journal {
-            let sizes = (n_params, data.train.n_rows(), data.train.row_len());
+            let sizes = (counts, data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
             data.told.iter().try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
@@ -170,6 +173,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             accelerator,
             objective,
             hf,
+            adaptation,
             model,
             optimizer,
             scheduler,
@@ -352,6 +356,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let files = self.model_files()?;
         let shard = &self.config.shard;
         let with_model = self.config.save.only_model
+            || self.adaptation.is_some()
             || shard.parameters == Placement::Whole
             || shard.whole_weights_on_save
             || shard.state_dict == StateDict::Full;
@@ -407,6 +412,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     }
 
     fn model_files(&self) -> Result<ModelFiles> {
+        if let Some(adaptation) = &self.adaptation {
+            let base = match &self.config.model.source {
+                ModelSource::Folder(dir) => dir.display().to_string(),
+                ModelSource::Fields(_) => String::new(),
+            };
+            let tokenizer = Some(self.config.model.tokenizer.as_path());
+            return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
+        }
         let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
         ModelFiles::of_model(&self.hf, self.model.module(), &options)
     }
@@ -509,13 +522,22 @@ fn introduce(
     journal: &mut Journal,
     config: &TrainConfig,
     accelerator: &Accelerator,
-    (n_params, n_rows, row_len): (usize, u64, usize),
+    ((n_trained, n_params), n_rows, row_len): ((usize, usize), u64, usize),
     total_steps: u64,
     resumed: Option<&Path>,
 ) -> Result<()> {
     config.description.notes.iter().try_for_each(|note| journal.message(note))?;
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
+    }
+    if config.train.finetuning != Finetuning::Full {
+        journal.message(&format!("Fine-tuning method: {}", config.train.finetuning.name()))?;
+        journal.message(&format!(
+            "trainable params: {} || all params: {} || trainable%: {:.4}",
+            grouped(n_trained),
+            grouped(n_params),
+            100.0 * n_trained as f64 / n_params as f64
+        ))?;
     }
     let per_step = accelerator
         .num_processes()
@@ -529,6 +551,19 @@ fn introduce(
         accelerator.num_processes(),
         accelerator.device().describe(),
     ))
+}
+
+/// A number with a comma after every third digit from the right.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// The moment a process began, handed down by the launcher in microseconds since 1970.

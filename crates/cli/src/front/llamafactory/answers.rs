@@ -16,6 +16,7 @@ use crate::launch::devices::Devices;
 /// Keys of LLaMA-Factory's chat, and what `oarlock chat` calls them.
 const CHAT: &[(&str, &str)] = &[
     ("model_name_or_path", "--model"),
+    ("adapter_name_or_path", "--adapter"),
     ("default_system", "--system"),
     ("max_new_tokens", "--max-new-tokens"),
     ("temperature", "--temperature"),
@@ -32,7 +33,7 @@ const IDLE: &[(&str, &[&str])] = &[
     ("trust_remote_code", &[]),
     ("infer_dtype", &["auto", "float32"]),
     ("infer_backend", &["huggingface"]),
-    ("finetuning_type", &["full"]),
+    ("finetuning_type", &["full", "lora"]),
 ];
 
 /// Talks to a model of ours.
@@ -84,7 +85,6 @@ fn chat_words(entries: &[Entry]) -> Result<Vec<String>, Problems> {
 /// What to say to a command that is not there.
 pub(super) fn refusal(command: &str) -> String {
     let instead = match command {
-        "export" => "`oarlock merge-weights` writes the model of a checkpoint as a folder",
         "eval" => "a training with `do_train: false` and `eval_dataset` gives loss and perplexity",
         "api" | "webchat" | "webui" => "`oarlock chat` talks to a model in the terminal",
         _ => return format!("error: unknown command `{command}`; `llamafactory-cli help` lists them\n"),
@@ -109,7 +109,7 @@ pub(super) fn environment(devices: &Devices) -> error::Result<String> {
         ("Transformers version", none("own models")),
         ("Datasets version", none("own readers")),
         ("Accelerate version", none("`oarlock accelerate` answers for it")),
-        ("PEFT version", "none (adapters are not there)".to_owned()),
+        ("PEFT version", none("own adapters, in its files")),
         ("DeepSpeed version", none("`oarlock deepspeed` answers for it")),
         ("CPU cores", available_cores().len().to_string()),
         ("System RAM", format!("{:.2} GB", memory.total as f64 / 1e9)),
@@ -135,9 +135,11 @@ mod tests {
             "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
         ));
         assert_eq!(said.unwrap(), ["chat", "--model", model, "--temperature", "0.5"]);
-        let refused =
-            words("model_name_or_path=nowhere adapter_name_or_path=a infer_backend=vllm").unwrap_err();
+        let refused = words("model_name_or_path=nowhere finetuning_type=oft infer_backend=vllm").unwrap_err();
         assert_eq!(refused.len(), 3, "{refused}");
+        let adapted =
+            words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
+        assert_eq!(adapted.unwrap(), ["chat", "--model", model, "--adapter", "a,b"]);
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
         );
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_said_plainly() {
-        for command in ["export", "eval", "api", "webchat", "webui"] {
+        for command in ["eval", "api", "webchat", "webui"] {
             let said = refusal(command);
             assert!(said.contains(&format!("`llamafactory-cli {command}` is not there yet; ")), "{said}");
         }

@@ -381,8 +381,10 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16) };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
     let (wrap, micro_batch) = (Wrap::Declared, dry_pass(&Pretrain));
+    let rebuild = || Decoder::new(model.config().clone(), 128);
     let training = Training {
         model: &model,
+        rebuild: &rebuild,
         wrap: &wrap,
         device: &device,
         shape,

@@ -19,6 +19,19 @@ pub(crate) fn fits(values: &BufferValues, dtype: Dtype) -> bool {
     }
 }
 
+/// As [`to_f32`], for a tensor of any dtype; the text says what is wrong with it.
+pub(crate) fn floats(
+    name: &str,
+    dtype: Dtype,
+    bytes: &[u8],
+    out: &mut [f32],
+) -> std::result::Result<(), String> {
+    match is_float(dtype) {
+        true => to_f32(name, dtype, bytes, out).map_err(|error| error.to_string()),
+        false => Err(format!("\"{name}\" is of the dtype {dtype:?}; weights are floats")),
+    }
+}
+
 /// Reads floats as f32; those of F64 are rounded.
 ///
 /// # Errors

@@ -177,6 +177,22 @@ impl ModelFiles {
         Ok(files)
     }
 
+    /// With another name of the file of weights, of which there is one.
+    pub(crate) fn renamed(mut self, name: &str) -> ModelFiles {
+        self.shards.iter_mut().for_each(|shard| shard.name = name.to_owned());
+        self
+    }
+
+    /// Whether it has a place for a weight.
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.locations.contains_key(name)
+    }
+
+    /// Adds a text beside the weights.
+    pub(crate) fn add_text(&mut self, name: &str, text: String) {
+        self.add(name, Content::Text(text));
+    }
+
     /// Adds a file beside the weights.
     pub(crate) fn add(&mut self, name: &str, content: Content) {
         self.rest.insert(name.to_string(), content);
@@ -252,6 +268,11 @@ pub struct ModelWriter {
 }
 
 impl ModelWriter {
+    /// Whether the files have a place for a weight.
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.files.holds(name)
+    }
+
     /// Writes elements of a weight, beginning with `first`; integers are given by their bits.
     ///
     /// # Errors

@@ -42,16 +42,32 @@ pub fn load_for_inference(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    if !dtype.is_float() {
-        return Err(Error::Usage(format!("a model cannot compute in {dtype}; give f32, bf16 or f16")));
-    }
     let config = HfConfig::read(dir)?;
     let n_positions = config.decoder().max_positions.min(n_positions);
     let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
+    load_from(config, decoder, &mut source, device, dtype, n_positions)
+}
+
+/// Gives a decoder, which may hold other layers than those of its settings, the weights of a source, for inference in
+/// `dtype`.
+///
+/// # Errors
+/// A dtype that is no float, what the source reports, or no memory.
+pub fn load_from(
+    config: HfConfig,
+    decoder: Decoder,
+    source: &mut dyn WeightSource,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
+    if !dtype.is_float() {
+        return Err(Error::Usage(format!("a model cannot compute in {dtype}; give f32, bf16 or f16")));
+    }
     for unit in units_of(&decoder) {
         for (dtype, params) in unit.by_dtype(dtype) {
-            fill(&params, &mut source, device, dtype)?;
+            fill(&params, source, device, dtype)?;
         }
     }
     Ok(LoadedModel { config, decoder, dtype, device: device.clone(), n_positions })

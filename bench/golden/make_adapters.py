@@ -1,0 +1,114 @@
+"""Writes golden adapters: what PEFT computes, trains and writes upon the tiny llama of make_trajectory.py.
+
+    python make_adapters.py crates/oarlock/tests/golden            # writes adapters/
+    python make_adapters.py --check BASE ADAPTER IDS.json          # logits of an adapter that another program wrote
+
+Each folder adapters/NAME is an adapter as PEFT saves it, with random values in all of its parameters; logits.json has the
+logits of the base, of the base with each adapter, and after merging it. train.json has the first adapters and the losses of
+30 steps of AdamW for LoRA and DoRA, in f32 on one thread. The version of PEFT is 0.18.1.
+"""
+import json
+import os
+import shutil
+import sys
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+STEPS, LR = 30, 1e-2
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS = {
+    "lora": dict(r=4, lora_alpha=8, target_modules=ALL),
+    "rslora": dict(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], use_rslora=True,
+                   rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 3}),
+    "dora": dict(r=4, lora_alpha=8, target_modules=ALL, use_dora=True),
+}
+
+
+def base(path):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def rows(n, seed):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 300, (n, 24), generator=draw)
+
+
+def numbers(tensor):
+    return [round(x, 6) for x in tensor.flatten().tolist()]
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "README.md"))
+    path = os.path.join(folder, "adapter_config.json")
+    with open(path) as file:
+        config = json.load(file)
+    # Sets have no order, and the folder is that of whoever runs this.
+    config["target_modules"] = sorted(config["target_modules"])
+    config["base_model_name_or_path"] = "train-llama"
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2, sort_keys=True)
+
+
+def main(out):
+    torch.set_num_threads(1)
+    path, folder = os.path.join(out, "train-llama"), os.path.join(out, "adapters")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    ids = rows(2, 1)[:, :9]
+    places = [0, 4, 8]
+    found = {"ids": ids.tolist(), "places": places, "base": numbers(logits(base(path), ids)[:, places])}
+    for name, settings in ADAPTERS.items():
+        torch.manual_seed(7)
+        model = get_peft_model(base(path), LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+        with torch.no_grad():
+            for key, param in model.named_parameters():
+                if "lora_A" in key or "lora_B" in key:
+                    param.normal_(std=0.2)
+                elif "magnitude" in key:
+                    param.mul_(1 + 0.3 * torch.rand_like(param))
+        save(model, os.path.join(folder, name))
+        found[name] = numbers(logits(model, ids)[:, places])
+        found[name + "_merged"] = numbers(logits(model.merge_and_unload(), ids)[:, places])
+    # Two adapters, merged one after the other.
+    model = base(path)
+    for name in ["lora", "dora"]:
+        model = PeftModel.from_pretrained(model, os.path.join(folder, name)).merge_and_unload()
+    found["lora_then_dora"] = numbers(logits(model, ids)[:, places])
+    with open(os.path.join(folder, "logits.json"), "w") as file:
+        json.dump(found, file)
+    train = {"learning_rate": LR, "weight_decay": 0.01, "rows": rows(8, 3).tolist(), "losses": {}}
+    for name in ["lora", "dora"]:
+        torch.manual_seed(11)
+        model = get_peft_model(base(path), LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name])).train()
+        save(model, os.path.join(folder, "first_" + name))
+        params = [param for param in model.parameters() if param.requires_grad]
+        adamw, losses = torch.optim.AdamW(params, lr=LR, weight_decay=0.01), []
+        for step in range(STEPS):
+            batch = torch.tensor(train["rows"])[step % 2 * 4:][:4]
+            loss = model(batch, labels=batch).loss
+            loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+            losses.append(loss.item())
+        train["losses"][name] = losses
+    with open(os.path.join(folder, "train.json"), "w") as file:
+        json.dump(train, file)
+
+
+def check(path, adapter, ids):
+    with open(ids) as file:
+        ids = torch.tensor(json.load(file))
+    model = PeftModel.from_pretrained(base(path), adapter).eval()
+    print(json.dumps(numbers(logits(model, ids))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1]) if len(sys.argv) == 2 else check(*sys.argv[2:])

@@ -1,0 +1,156 @@
+//! What `oarlock export FILE.yaml` writes: the keys of LLaMA-Factory's export.
+
+use std::path::PathBuf;
+
+use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::resolve::{self, Settings};
+use oarlock_tensor::DType;
+
+use super::written::Layer;
+use super::{finetuning, table, unknown};
+
+/// A model to export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportArgs {
+    /// The folder of the base.
+    pub model: PathBuf,
+    /// The adapters that are merged into it.
+    pub adapters: Vec<PathBuf>,
+    /// The folder to write to.
+    pub out: PathBuf,
+    /// The most bytes of weights in one file.
+    pub max_shard_bytes: u64,
+    /// The dtype of the weights; `None` stands for that of the base.
+    pub dtype: Option<DType>,
+}
+
+/// What layers of settings say together.
+///
+/// # Errors
+/// Everything that is wrong, all at once.
+pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
+    let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
+    for layer in layers {
+        resolve::add(layer, &mut settings, &unknown, &mut problems);
+    }
+    for (name, what) in
+        [("model_name_or_path", "the folder of a model"), ("export_dir", "the folder to write to")]
+    {
+        if !settings.get(name).is_written() {
+            let problem = Problem::new(format!("`{name}` is missing"));
+            problems.push(problem.help(format!("write `{name}: …`, {what}")));
+        }
+    }
+    let adapters = finetuning::adapters(&settings);
+    let mut refuse = |message: &str, names: &[&str], help: &str| {
+        settings.report(&mut problems, message, names, help);
+    };
+    // Whoever exports an adapter without a word on its kind means LoRA; the original would take it for full.
+    if !adapters.is_empty()
+        && settings.get("finetuning_type").is_written()
+        && settings.word("finetuning_type") != "lora"
+    {
+        refuse(
+            "an adapter is of finetuning_type lora only",
+            &["adapter_name_or_path", "finetuning_type"],
+            "write `finetuning_type: lora`, or remove adapter_name_or_path",
+        );
+    }
+    if settings.said("export_quantization_bit").is_some() {
+        let (message, help) = match adapters.is_empty() {
+            true => {
+                ("`export_quantization_bit` is not supported: weights are not quantized here", "remove it")
+            }
+            false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
+        };
+        refuse(message, &["export_quantization_bit"], help);
+    }
+    if settings.said("quantization_bit").is_some() && !adapters.is_empty() {
+        refuse("Cannot merge adapters to a quantized model.", &["quantization_bit"], "remove it");
+    }
+    if settings.bool("export_legacy_format") {
+        refuse(
+            "`export_legacy_format: true` asks for a pickle, which runs code when it is read; only safetensors are written",
+            &["export_legacy_format"],
+            "remove it",
+        );
+    }
+    if settings.said("export_hub_model_id").is_some() {
+        refuse(
+            "`export_hub_model_id` is not supported: nothing is sent to a hub",
+            &["export_hub_model_id"],
+            "remove it",
+        );
+    }
+    let dtype = match settings.word("infer_dtype") {
+        "auto" => None,
+        "float32" => Some(DType::F32),
+        "bfloat16" => Some(DType::BF16),
+        "float16" => Some(DType::F16),
+        other => {
+            let message = format!("`infer_dtype` is {other}");
+            refuse(&message, &["infer_dtype"], "write auto, float32, bfloat16 or float16");
+            None
+        }
+    };
+    let gigabytes = settings.int("export_size").unsigned_abs();
+    let args = ExportArgs {
+        model: PathBuf::from(settings.word("model_name_or_path")),
+        out: PathBuf::from(settings.word("export_dir")),
+        adapters,
+        max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
+        dtype,
+    };
+    problems.into_result(|| args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Words, written};
+    use super::*;
+
+    fn read(line: &str) -> Result<ExportArgs, Problems> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        export(&written::arguments(&Words::new(&words)).unwrap().layers().unwrap())
+    }
+
+    #[test]
+    fn a_file_of_llama_factory_is_read() {
+        let args = read(
+            "model_name_or_path=m adapter_name_or_path=a,b template=llama3 finetuning_type=lora export_dir=o \
+             export_size=2 export_device=cpu export_legacy_format=false trust_remote_code=true infer_dtype=bfloat16",
+        );
+        let expected = ExportArgs {
+            model: "m".into(),
+            adapters: vec!["a".into(), "b".into()],
+            out: "o".into(),
+            max_shard_bytes: 2_000_000_000,
+            dtype: Some(DType::BF16),
+        };
+        assert_eq!(args.unwrap(), expected);
+        assert_eq!(read("model_name_or_path=m export_dir=o").unwrap().max_shard_bytes, 5_000_000_000);
+    }
+
+    #[test]
+    fn what_cannot_be_exported_is_refused_all_at_once() {
+        let told = |line: &str| read(line).unwrap_err().to_string();
+        let all = told(
+            "export_legacy_format=true export_hub_model_id=x export_quantization_bit=4 infer_dtype=int8",
+        );
+        for part in [
+            "`model_name_or_path` is missing",
+            "`export_dir` is missing",
+            "pickle",
+            "hub",
+            "quantized",
+            "int8",
+        ] {
+            assert!(all.contains(part), "{part}: {all}");
+        }
+        let both = told(
+            "model_name_or_path=m export_dir=o adapter_name_or_path=a export_quantization_bit=4 finetuning_type=full",
+        );
+        assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
+        assert!(both.contains("finetuning_type lora only"), "{both}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Methods of fine-tuning and their keys.
+
+use oarlock::config::{Finetuning, FreezeArgs, LoraArgs, LoraConfig, LoraPlus, Targets, TrainedLayers};
+
+use super::good;
+
+#[test]
+fn methods_of_fine_tuning_are_those_of_llama_factory() {
+    let read = |text: &str| good(text).train.finetuning.clone();
+    assert_eq!(read(""), Finetuning::Full);
+    let plain = LoraArgs::default();
+    assert_eq!(read("finetuning_type: lora\nlora_alpha: 0"), Finetuning::Lora(plain));
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let lora = LoraArgs {
+        config: LoraConfig {
+            rank: 4,
+            alpha: Some(16.0),
+            dropout: 0.25,
+            targets: Targets::Named(named(&["q_proj", "v_proj"])),
+            modules_to_save: named(&["lm_head"]),
+            use_rslora: true,
+            use_dora: true,
+            ..LoraConfig::default()
+        },
+        adapters: vec!["a/sub".into(), "b/sub".into()],
+        create_new: true,
+        plus: Some(LoraPlus { lr_ratio: 16.0 }),
+    };
+    let text = "finetuning_type: lora\nlora_rank: 4\nlora_alpha: 16\nlora_dropout: 0.25\nlora_target: q_proj,v_proj\n\
+        additional_target: lm_head\nuse_rslora: true\nuse_dora: true\nadapter_name_or_path: a,b\nadapter_folder: sub\n\
+        create_new_adapter: true\nloraplus_lr_ratio: 16";
+    assert_eq!(read(text), Finetuning::Lora(lora));
+    for (text, layers, modules) in [
+        ("", TrainedLayers::Last(2), &[][..]),
+        (
+            "freeze_trainable_layers: -3\nfreeze_trainable_modules: mlp,self_attn",
+            TrainedLayers::First(3),
+            &["mlp", "self_attn"],
+        ),
+        ("freeze_trainable_layers: 4\nuse_llama_pro: true", TrainedLayers::Spread(4), &[]),
+    ] {
+        let expected = FreezeArgs { layers, modules: named(modules), extra: named(&["norm"]) };
+        let read = read(&format!("finetuning_type: freeze\nfreeze_extra_modules: norm\n{text}"));
+        assert_eq!(read, Finetuning::Freeze(expected));
+    }
+}

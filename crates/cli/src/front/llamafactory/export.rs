@@ -1,0 +1,40 @@
+//! The export of LLaMA-Factory: a base with its adapters as one model.
+
+use oarlock::adapters::{self, ExportOptions};
+use oarlock_comm::available_cores;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{Device, Par};
+
+use crate::config::export::{self, ExportArgs};
+use crate::config::{Problems, Words, written};
+use crate::console::{Outcome, print};
+
+/// Exports what a file, flags and `key=value` say.
+pub(crate) fn export(words: &[String]) -> Outcome {
+    let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
+    let ExportArgs { model, adapters, out, max_shard_bytes, dtype } = export::export(&layers)?;
+    let options = ExportOptions { model: &model, adapters: &adapters, out: &out, max_shard_bytes, dtype };
+    let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
+    let exported = adapters::export(&options, &Device::cpu(Isa::detect(), par))?;
+    let compared = exported.compared;
+    let merged = match adapters.len() {
+        0 => String::new(),
+        1 => " with one adapter merged".to_owned(),
+        n => format!(" with {n} adapters merged"),
+    };
+    print(&format!(
+        "wrote {:.2} M parameters of {}{merged} in {} to {}: {}\n\
+         compared with what was read, on {} tokens: the largest difference of a logit is {:.2e} (the largest logit {:.2}); \
+         the likeliest token is the same at {} of {} places\n",
+        exported.n_elems as f64 / 1e6,
+        model.display(),
+        exported.dtype,
+        out.display(),
+        exported.files.join(", "),
+        compared.positions,
+        compared.difference,
+        compared.largest,
+        compared.same,
+        compared.positions,
+    ))
+}

@@ -1,0 +1,156 @@
+//! Trainings of adapters and of some layers, from a configuration file to the folder that PEFT loads, and their export.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::common::{Site, run, start, until};
+use oarlock::checkpoint::Manifest;
+use rustix::process::{Pid, Signal, kill_process};
+
+const LORA: [&str; 4] = ["finetuning_type=lora", "lora_rank=4", "lora_dropout=0.1", "learning_rate=1e-2"];
+
+fn adapter(site: &Site, output: &str) -> Vec<u8> {
+    site.read(&format!("{output}/adapter_model.safetensors"))
+}
+
+fn names(bytes: &[u8]) -> BTreeSet<String> {
+    safetensors::SafeTensors::deserialize(bytes).unwrap().names().into_iter().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
+    let site = Site::new();
+    let said = site.train("out", &[&LORA[..], &["save_strategy=steps", "save_steps=5"]].concat());
+    for line in
+        ["Fine-tuning method: LoRA", "trainable params: 10,816 || all params: 42,560 || trainable%: 25.4135"]
+    {
+        assert!(said.stdout.contains(line), "{line}: {said:?}");
+    }
+    let written = adapter(&site, "out");
+    let written = names(&written);
+    assert_eq!(written.len(), 28);
+    assert!(written.contains("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"));
+    for name in ["adapter_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        assert!(site.path("out").join(name).is_file(), "{name}");
+    }
+    assert!(!site.path("out/model.safetensors").exists());
+    let checkpoint = site.path("out/checkpoint-5");
+    assert_eq!(names(&adapter(&site, "out/checkpoint-5")), written);
+    let manifest = Manifest::open(&checkpoint).unwrap();
+    assert!(
+        manifest.parameters.keys().all(|name| name.contains(".lora_")),
+        "{:?}",
+        manifest.parameters.keys()
+    );
+    assert_eq!((manifest.parameters.len(), manifest.frozen.len()), (28, 19 + 1));
+    // The adapter is small beside its model, and so are its optimizer states.
+    let bytes: u64 =
+        fs::read_dir(checkpoint.join("state")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes < 3 * 4 * 10_816 + 60_000, "{bytes}");
+}
+
+#[test]
+fn a_killed_run_goes_on_to_the_bit_and_other_ranks_and_placements_can_take_it_over() {
+    let site = Site::new();
+    for (method, precision) in [("use_dora=false", "bf16=false"), ("use_dora=true", "bf16=true")] {
+        let words =
+            [&LORA[..], &[method, precision, "max_steps=20", "save_strategy=steps", "save_steps=5"]].concat();
+        let whole = format!("whole {method}");
+        site.train(&whole, &words);
+        let output = format!("killed {method}");
+        let running = start(site.training(&output, &words));
+        let ranks = running.ranks(2);
+        until("the step", || (site.log(&output).len() >= 7).then_some(()));
+        kill_process(Pid::from_raw(ranks[1] as i32).unwrap(), Signal::KILL).unwrap();
+        assert_ne!(running.wait().code, Some(0));
+        site.train(&output, &words);
+        assert_eq!(site.losses(&output), site.losses(&whole));
+        assert!(adapter(&site, &output) == adapter(&site, &whole), "{method}");
+
+        let from = format!("resume_from_checkpoint={whole}/checkpoint-10");
+        let zero3 = "deepspeed={zero_optimization: {stage: 3}}";
+        let other = format!("zero3 {method}");
+        site.train(&other, &[&words[..], &[&from, zero3, "gradient_checkpointing=true"]].concat());
+        let last =
+            |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
+        assert!((last(&other) - last(&whole)).abs() < 1e-3, "{method}: {} {}", last(&other), last(&whole));
+    }
+}
+
+#[test]
+fn an_adapter_is_continued_or_merged_and_exported() {
+    let site = Site::new();
+    let short = [&LORA[..], &["max_steps=6", "save_strategy=no"]].concat();
+    site.train("first", &short);
+    let continued = site.train("second", &[&short[..], &["adapter_name_or_path=first"]].concat());
+    assert!(continued.stdout.contains("trainable params: 10,816"), "{continued:?}");
+    let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
+    let last = |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
+    assert!(last("first") < first("first") && first("second") < first("first"));
+    let new = [
+        "adapter_name_or_path=first,second",
+        "create_new_adapter=true",
+        "lora_target=q_proj",
+        "lora_dropout=0",
+    ];
+    site.train("third", &[&short[..], &new].concat());
+    assert_eq!(names(&adapter(&site, "third")).len(), 4);
+    assert!(first("third") < first("first"));
+
+    site.write(
+        "merge.yaml",
+        "model_name_or_path: model\nadapter_name_or_path: first,second,third\ntemplate: default\n\
+         finetuning_type: lora\nexport_dir: merged\nexport_size: 5\nexport_device: cpu\nexport_legacy_format: false\n",
+    );
+    for words in [&["export", "merge.yaml"][..], &["llamafactory-cli", "export", "merge.yaml"]] {
+        let said = run(site.oarlock(words));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(said.stdout.contains("with 3 adapters merged in f32 to merged"), "{said:?}");
+        assert!(said.stdout.contains("the largest difference of a logit is"), "{said:?}");
+        assert!(site.path("merged/model.safetensors").is_file() && site.path("merged/Modelfile").is_file());
+        fs::remove_file(site.path("merged/model.safetensors")).unwrap();
+    }
+    run(site.oarlock(&["export", "merge.yaml"]));
+    let text = |words: &[&str]| {
+        let said =
+            run(site.oarlock(&[&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat()));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    let adapted = text(&["--model", "model", "--adapter", "first,second,third"]);
+    assert_eq!(adapted, text(&["--model", "merged"]));
+    assert_ne!(adapted, text(&["--model", "model"]));
+}
+
+#[test]
+fn other_methods_and_what_they_refuse() {
+    let site = Site::new();
+    let short = ["max_steps=2", "save_strategy=no"];
+    let frozen = site
+        .train("freeze", &[&short[..], &["finetuning_type=freeze", "freeze_trainable_layers=1"]].concat());
+    assert!(frozen.stdout.contains("Fine-tuning method: Freeze"), "{frozen:?}");
+    let (before, after) = (site.read("model/model.safetensors"), site.model("freeze"));
+    let [before, after] =
+        [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap());
+    for name in before.names() {
+        let changed = before.tensor(name).unwrap().data() != after.tensor(name).unwrap().data();
+        assert_eq!(changed, name.starts_with("model.layers.1."), "{name}");
+    }
+    let plus =
+        ["finetuning_type=lora", "loraplus_lr_ratio=16", "use_rslora=true", "additional_target=lm_head"];
+    let said = site.train("plus", &[&short[..], &plus].concat());
+    assert!(said.stdout.contains("trainable params: 31,232"), "{said:?}");
+    assert!(names(&adapter(&site, "plus")).contains("base_model.model.model.embed_tokens.weight"));
+    for (words, told) in [
+        (&["finetuning_type=lora", "lora_target=query"][..], "no linear layer query"),
+        (&["finetuning_type=freeze", "freeze_trainable_modules=attn"], "Module attn is not found"),
+        (&["finetuning_type=oft"], "OFT"),
+        (&["adapter_name_or_path=plus"], "finetuning_type lora only"),
+        (&["finetuning_type=lora", "adapter_name_or_path=freeze"], "holds no adapter_config.json"),
+        (&["finetuning_type=lora", "pissa_init=true"], "singular vectors"),
+    ] {
+        let said = run(site.training("refused", &[&short[..], words].concat()));
+        assert_ne!(said.code, Some(0), "{words:?}");
+        assert!(said.stderr.contains(told), "{told}: {said:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Which layers of a decoder get an adapter, and putting it there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::folder::Adapter;
+use super::lora::{Lora, LoraLayer};
+use crate::config::{LoraConfig, Targets};
+use crate::error::{Error, Result};
+use crate::model::{Decoder, HfConfig};
+use crate::nn::{self, Layer, Linear, names_of};
+
+/// The output weights, which `Targets::All` leaves out.
+const LM_HEAD: &str = "lm_head";
+
+/// What an adapter does with a decoder: the layers that it goes around, and the modules that are trained as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adaptation {
+    /// The settings as they are written into `adapter_config.json`.
+    pub config: LoraConfig,
+    /// The layers by their paths.
+    pub modules: BTreeMap<String, AdaptedModule>,
+    /// The paths of the modules that are trained as a whole.
+    pub whole: BTreeSet<String>,
+}
+
+/// The adapter of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptedModule {
+    /// The rank of its update.
+    pub rank: usize,
+    /// What its update is multiplied with.
+    pub scale: f32,
+}
+
+impl Adaptation {
+    /// A new adapter of these settings for a decoder.
+    ///
+    /// # Errors
+    /// Names that the model does not have, or nothing to train.
+    pub fn new(model: &mut Decoder, hf: &HfConfig, config: &LoraConfig) -> Result<Adaptation> {
+        let linears = linears(model)?;
+        let is_target = |path: &str| match &config.targets {
+            Targets::All => path != LM_HEAD,
+            Targets::Named(names) => names.iter().any(|name| ends_with(path, name)),
+        };
+        if let Targets::Named(names) = &config.targets
+            && let Some(name) = names.iter().find(|name| !linears.iter().any(|path| ends_with(path, name)))
+        {
+            let mut known: Vec<&str> =
+                linears.iter().map(|path| path.rsplit('.').next().unwrap_or(path)).collect();
+            known.sort_unstable();
+            known.dedup();
+            let told = match name.contains("embed_tokens") {
+                true => {
+                    "an embedding has no update of low rank here; train it as a whole with additional_target"
+                        .into()
+                }
+                false => format!("choose from {}", known.join(", ")),
+            };
+            return Err(Error::Model(format!("lora_target: the model has no linear layer {name}; {told}")));
+        }
+        let module = |path: &str| {
+            let found = |pattern: &str| ends_with(path, pattern);
+            let rank =
+                config.rank_pattern.iter().find(|(key, _)| found(key)).map_or(config.rank, |(_, rank)| *rank);
+            let alpha = config.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
+            AdaptedModule { rank, scale: scale(config, rank, alpha) }
+        };
+        let whole = whole_modules(model, &config.modules_to_save)?;
+        let modules: BTreeMap<String, AdaptedModule> = linears
+            .iter()
+            .filter(|path| is_target(path) && !whole.contains(*path))
+            .map(|path| (path.clone(), module(path)))
+            .collect();
+        refuse_fused(hf, modules.keys())?;
+        Ok(Adaptation { config: config.clone(), modules, whole })
+    }
+
+    /// One that continues an adapter that was read.
+    pub fn of(adapter: &Adapter) -> Adaptation {
+        Adaptation { config: adapter.config().clone(), modules: adapter.modules(), whole: adapter.whole() }
+    }
+}
+
+/// Puts adapters into a decoder that is not prepared yet, and freezes all that is not of them.
+///
+/// # Errors
+/// A model that is in use.
+pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
+    let is_whole =
+        |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| adaptation.whole.contains(module));
+    let kept: BTreeSet<usize> =
+        names_of(model).iter().filter(|named| is_whole(&named.name)).map(|named| named.param.id()).collect();
+    for named in nn::parameters(model).iter().filter(|named| !kept.contains(&named.param.id())) {
+        named.param.freeze();
+    }
+    let around = |path: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
+        let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else {
+            return Ok(None);
+        };
+        let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
+        let lora = Lora::around(linear, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
+        Ok(Some(Box::new(lora)))
+    };
+    model.map_linears(around)?;
+    if adaptation.modules.contains_key(LM_HEAD) {
+        model.map_lm_head(|linear| {
+            let layer = around(LM_HEAD, linear)?;
+            Ok(layer.unwrap_or_else(|| Box::new(linear.clone())))
+        })?;
+    }
+    Ok(())
+}
+
+/// What an update is multiplied with.
+pub(super) fn scale(config: &LoraConfig, rank: usize, alpha: Option<f64>) -> f32 {
+    let alpha = alpha.or(config.alpha).unwrap_or(2.0 * config.rank as f64);
+    let rank = rank as f64;
+    (alpha / if config.use_rslora { rank.sqrt() } else { rank }) as f32
+}
+
+/// Whether a path is `name`, or ends with it after a dot.
+pub(super) fn ends_with(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The paths of all linear layers of a decoder.
+pub(super) fn linears(model: &mut Decoder) -> Result<Vec<String>> {
+    let mut paths = Vec::new();
+    model.map_linears(|path, _| {
+        paths.push(path.to_owned());
+        Ok(None)
+    })?;
+    paths.push(LM_HEAD.to_owned());
+    Ok(paths)
+}
+
+/// The paths of modules with parameters that end with one of these names. Of shared weights all names are there.
+fn whole_modules(model: &Decoder, names: &[String]) -> Result<BTreeSet<String>> {
+    let all = names_of(model);
+    let module = |name: &str| name.rsplit_once('.').map_or(String::new(), |(module, _)| module.to_owned());
+    let mut found = BTreeSet::new();
+    for name in names {
+        let ids: Vec<usize> = all
+            .iter()
+            .filter(|named| ends_with(&module(&named.name), name))
+            .map(|named| named.param.id())
+            .collect();
+        if ids.is_empty() {
+            return Err(Error::Model(format!(
+                "additional_target: the model has no module {name}; name one such as embed_tokens, lm_head or norm"
+            )));
+        }
+        found.extend(
+            all.iter().filter(|named| ids.contains(&named.param.id())).map(|named| module(&named.name)),
+        );
+    }
+    Ok(found)
+}
+
+/// Layers whose weights lie in one tensor of the family's files: PEFT's adapters of them are others.
+fn refuse_fused<'p>(hf: &HfConfig, mut paths: impl Iterator<Item = &'p String>) -> Result<()> {
+    let stored = |path: &str| hf.stored(&format!("{path}.weight"));
+    match paths.find(|path| stored(path).rows.is_some()) {
+        Some(path) => Err(Error::Model(format!(
+            "an adapter of {path} could not be read by PEFT: the files of this family hold its weight as a part of {}; \
+             leave it out of lora_target",
+            stored(path).tensor
+        ))),
+        None => Ok(()),
+    }
+}

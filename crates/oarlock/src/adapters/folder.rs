@@ -1,0 +1,276 @@
+//! Folders of adapters: `adapter_config.json` and `adapter_model.safetensors` in and out, under PEFT's names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use oarlock_comm::MappedFile;
+use oarlock_tensor::DType;
+use safetensors::SafeTensors;
+
+use super::adapt::{Adaptation, AdaptedModule, ends_with, linears, scale};
+use super::peft_config;
+use crate::config::LoraConfig;
+use crate::error::{Error, Result};
+use crate::model::hf::{ModelFiles, Weight, floats};
+use crate::model::{Decoder, HfConfig, Stored};
+use crate::nn::{names_of, parameters};
+
+/// The settings of an adapter.
+pub(super) const CONFIG: &str = "adapter_config.json";
+/// Its weights.
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// What PEFT writes before the names of a model.
+const PREFIX: &str = "base_model.model.";
+
+/// The parameters of an update.
+pub(super) const PARTS: [&str; 3] = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
+
+/// An adapter in memory.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    config: LoraConfig,
+    /// By the names that an adapted model shows: its shape and its values.
+    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl Adapter {
+    /// Reads the folder of an adapter for a decoder that has none yet.
+    ///
+    /// # Errors
+    /// A folder without an adapter, a setting of PEFT that is not supported, and weights that do not fit the model.
+    pub fn open(dir: &Path, hf: &HfConfig, model: &mut Decoder) -> Result<Adapter> {
+        if !dir.join(CONFIG).is_file() {
+            return Err(Error::bad_file(dir, format!("holds no {CONFIG}; name the folder of an adapter")));
+        }
+        let config = peft_config::read(&dir.join(CONFIG))?;
+        let path = dir.join(WEIGHTS);
+        if !path.is_file() {
+            let problem = match dir.join("adapter_model.bin").is_file() {
+                true => format!(
+                    "holds adapter_model.bin, but only {WEIGHTS} is read; save the adapter again with PEFT"
+                ),
+                false => format!("holds no {WEIGHTS}"),
+            };
+            return Err(Error::bad_file(dir, problem));
+        }
+        let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
+        let bad = |problem: String| Error::bad_file(&path, problem);
+        let file = SafeTensors::deserialize(&map)
+            .map_err(|e| bad(format!("{e}: the file is damaged or cut off; copy it again")))?;
+        let known = Names::of(hf, model)?;
+        let mut tensors = BTreeMap::new();
+        for (key, view) in file.tensors() {
+            let name = known.ours(&key).map_err(&bad)?;
+            let mut values = vec![0.0; view.shape().iter().product()];
+            floats(&key, view.dtype(), view.data(), &mut values).map_err(&bad)?;
+            tensors.insert(name, (view.shape().to_vec(), values));
+        }
+        let adapter = Adapter { config, tensors };
+        adapter.check(&known).map_err(&bad)?;
+        Ok(adapter)
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// The layers that it is around.
+    pub(super) fn modules(&self) -> BTreeMap<String, AdaptedModule> {
+        let module = |name: &String| name.strip_suffix(".lora_A.weight").map(str::to_owned);
+        let modules = self.tensors.keys().filter_map(module);
+        modules.map(|path| (path.clone(), self.module(&path))).collect()
+    }
+
+    /// The adapter of a layer that it is around.
+    pub(super) fn module(&self, path: &str) -> AdaptedModule {
+        let rank = self.values(path, PARTS[0]).map_or(1, |(shape, _)| shape[0]);
+        let alpha =
+            self.config.alpha_pattern.iter().find(|(key, _)| ends_with(path, key)).map(|(_, alpha)| *alpha);
+        AdaptedModule { rank, scale: scale(&self.config, rank, alpha) }
+    }
+
+    /// The modules of which it has a trained copy.
+    pub(super) fn whole(&self) -> BTreeSet<String> {
+        let is_part = |name: &str| PARTS.iter().any(|part| ends_with(name, part));
+        let whole = self.tensors.keys().filter(|name| !is_part(name));
+        whole.filter_map(|name| Some(name.rsplit_once('.')?.0.to_owned())).collect()
+    }
+
+    /// A parameter below a layer, with its shape.
+    pub(super) fn values(&self, path: &str, part: &str) -> Option<(&[usize], &[f32])> {
+        self.tensor(&format!("{path}.{part}"))
+    }
+
+    /// A parameter, with its shape.
+    pub(super) fn tensor(&self, name: &str) -> Option<(&[usize], &[f32])> {
+        self.tensors.get(name).map(|(shape, values)| (shape.as_slice(), values.as_slice()))
+    }
+
+    /// Whether all of its weights are there and have the shapes of the model's.
+    fn check(&self, known: &Names) -> std::result::Result<(), String> {
+        let paths: BTreeSet<&str> = (self.tensors.keys())
+            .filter_map(|name| PARTS.iter().find_map(|part| name.strip_suffix(part)?.strip_suffix('.')))
+            .collect();
+        if paths.is_empty() && self.tensors.is_empty() {
+            return Err("holds no weights".to_owned());
+        }
+        for path in paths {
+            let [n_out, n_in] = known.sizes(path);
+            let rank =
+                self.values(path, PARTS[0]).map_or(0, |(shape, _)| shape.first().copied().unwrap_or(0));
+            let mut expected = vec![(PARTS[0], vec![rank, n_in]), (PARTS[1], vec![n_out, rank])];
+            if self.config.use_dora {
+                expected.push((PARTS[2], vec![n_out]));
+            }
+            for (part, shape) in expected {
+                match self.values(path, part) {
+                    Some((found, _)) if found == shape.as_slice() && rank > 0 => {}
+                    Some((found, _)) => {
+                        return Err(format!(
+                            "{path}.{part} has the shape {found:?}, the model needs {shape:?}; it is an adapter of \
+                             another model"
+                        ));
+                    }
+                    None => return Err(format!("lacks {path}.{part}")),
+                }
+            }
+        }
+        for (name, (shape, _)) in &self.tensors {
+            if let Some(expected) = known.shapes.get(name)
+                && expected != shape
+            {
+                return Err(format!("{name} has the shape {shape:?}, the model needs {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The names of a decoder in PEFT's files.
+struct Names {
+    /// Paths of linear layers by their names in the family's files.
+    linears: BTreeMap<String, String>,
+    /// Parameters by their names in the family's files.
+    params: BTreeMap<String, String>,
+    /// The shapes of parameters by our names.
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+impl Names {
+    fn of(hf: &HfConfig, model: &mut Decoder) -> Result<Names> {
+        let stored = |name: &str| hf.stored(name).tensor;
+        let path =
+            |path: String| (stored(&format!("{path}.weight")).trim_end_matches(".weight").to_owned(), path);
+        let linears = linears(model)?.into_iter().map(path).collect();
+        let all = names_of(model);
+        Ok(Names {
+            linears,
+            params: all.iter().map(|named| (stored(&named.name), named.name.clone())).collect(),
+            shapes: all.iter().map(|n| (n.name.clone(), n.param.shape().sizes().to_vec())).collect(),
+        })
+    }
+
+    /// Our name of a tensor.
+    fn ours(&self, key: &str) -> std::result::Result<String, String> {
+        let unknown = || {
+            format!(
+                "has \"{key}\", for which the model has no place; it is an adapter of another model or of another kind"
+            )
+        };
+        let name = key.strip_prefix(PREFIX).ok_or_else(unknown)?;
+        if name.contains("lora_embedding_") || name.ends_with("lora_B.bias") {
+            return Err(format!(
+                "has \"{key}\"; updates of embeddings and biases of lora_B are not supported"
+            ));
+        }
+        // Older versions of PEFT have `.weight` behind the magnitudes.
+        let name = name
+            .strip_suffix("lora_magnitude_vector.weight")
+            .map_or(name.to_owned(), |path| format!("{path}lora_magnitude_vector"));
+        for part in PARTS {
+            if let Some(path) = name.strip_suffix(part).and_then(|path| path.strip_suffix('.')) {
+                return self.linears.get(path).map(|path| format!("{path}.{part}")).ok_or_else(unknown);
+            }
+        }
+        let name = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".");
+        self.params.get(&name).cloned().ok_or_else(unknown)
+    }
+
+    /// Outputs and inputs of a linear layer.
+    fn sizes(&self, path: &str) -> [usize; 2] {
+        match self.shapes.get(&format!("{path}.weight")).map(Vec::as_slice) {
+            Some(&[n_out, n_in]) => [n_out, n_in],
+            _ => [0, 0],
+        }
+    }
+}
+
+/// The files of the adapter of an adapted model: what is trained, in f32, and its settings. `base` is what the model is
+/// called, `tokenizer` the folder whose tokenizer is copied.
+///
+/// # Errors
+/// Weights that cannot be laid out.
+pub fn adapter_files(
+    hf: &HfConfig,
+    model: &Decoder,
+    adaptation: &Adaptation,
+    base: &str,
+    tokenizer: Option<&Path>,
+) -> Result<ModelFiles> {
+    let peft = |name: &str| {
+        let part = PARTS.iter().find(|part| ends_with(name, part));
+        match part.and_then(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, part))) {
+            Some((path, part)) => {
+                let stored = hf.stored(&format!("{path}.weight")).tensor;
+                format!("{PREFIX}{}.{part}", stored.trim_end_matches(".weight"))
+            }
+            None => format!("{PREFIX}{}", hf.stored(name).tensor),
+        }
+    };
+    let trained = parameters(model).into_iter().filter(|named| !named.param.is_frozen());
+    let weights: Vec<Weight> = trained
+        .map(|named| Weight {
+            stored: Stored::whole(peft(&named.name)),
+            shape: named.param.shape().sizes().to_vec(),
+            dtype: DType::F32,
+            name: named.name,
+        })
+        .collect();
+    let mut files = ModelFiles::new(&weights, u64::MAX)?.renamed(WEIGHTS);
+    let path =
+        |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
+    let modules: Vec<String> = adaptation.modules.keys().map(path).collect();
+    let all: Vec<String> = model_linears(model).iter().map(path).collect();
+    let is_whole = |name: &str| adaptation.whole.contains(name);
+    let tied = hf.decoder().tie_embeddings && (is_whole("lm_head") || is_whole("model.embed_tokens"));
+    let mut whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());
+    // The weights are there once, under the name of the embedding, and PEFT ties the copies again.
+    whole.retain(|name| !tied || name != "lm_head");
+    let text = peft_config::write(&adaptation.config, base, &targets(&modules, &all), &whole, tied);
+    files.add_text(CONFIG, text);
+    if let Some(tokenizer) = tokenizer {
+        files.take_over(tokenizer, &[]);
+    }
+    Ok(files)
+}
+
+/// The paths of the linear layers of a model that may be adapted.
+fn model_linears(model: &Decoder) -> Vec<String> {
+    let is_projection = |name: &str| name.ends_with("_proj.weight") || name == "lm_head.weight";
+    let names = names_of(model).into_iter().map(|named| named.name).filter(|name| is_projection(name));
+    names.filter_map(|name| name.strip_suffix(".weight").map(str::to_owned)).collect()
+}
+
+/// The last words of paths, each once, in order.
+fn short(paths: &[String]) -> Vec<String> {
+    let last = paths.iter().map(|path| path.rsplit('.').next().unwrap_or(path).to_owned());
+    last.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Names that select these layers among all, and no others.
+fn targets(modules: &[String], all: &[String]) -> Vec<String> {
+    let names = short(modules);
+    let selected = all.iter().filter(|path| names.iter().any(|name| ends_with(path, name))).count();
+    if selected == modules.len() { names } else { modules.to_vec() }
+}

@@ -1,0 +1,23 @@
+//! Adapters: a model whose own weights stay, with small trained updates beside them (LoRA, DoRA), in PEFT's folders.
+//!
+//! [`adapt`] puts [`Lora`] layers into a decoder, [`AdaptedSource`] gives all of its parameters their first values, and
+//! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes [`Lora`] as a layer.
+
+mod adapt;
+mod compare;
+mod export;
+mod folder;
+mod freeze;
+mod lora;
+mod modelfile;
+mod peft_config;
+mod source;
+
+pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
+pub use adapt::{Adaptation, AdaptedModule, adapt};
+pub use compare::{Compared, PROMPTS};
+pub use export::{ExportOptions, Exported, export, load_for_inference};
+pub use folder::{Adapter, adapter_files};
+pub use freeze::freeze;
+pub use lora::{Lora, LoraLayer};
+pub use source::AdaptedSource;

@@ -1,0 +1,174 @@
+//! `adapter_config.json` as PEFT reads and writes it.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{LoraConfig, LoraInit, Targets};
+use crate::error::{Error, Result};
+
+/// The version of PEFT whose files these are.
+const PEFT_VERSION: &str = "0.18.1";
+
+/// Settings that change what an adapter computes and that are not there, with the values at which they change nothing.
+const PLAIN: [(&str, &[&str]); 13] = [
+    ("peft_type", &["\"LORA\""]),
+    ("bias", &["\"none\""]),
+    ("lora_bias", &["false"]),
+    ("fan_in_fan_out", &["false"]),
+    ("use_qalora", &["false"]),
+    ("layer_replication", &["null"]),
+    ("trainable_token_indices", &["null", "[]", "{}"]),
+    ("target_parameters", &["null", "[]"]),
+    ("alora_invocation_tokens", &["null"]),
+    ("arrow_config", &["null"]),
+    ("megatron_config", &["null"]),
+    ("use_bdlora", &["null", "false"]),
+    ("monteclora_config", &["null"]),
+];
+
+/// Reads the file. PEFT's defaults stand for what is not written.
+///
+/// # Errors
+/// A broken file, another kind of adapter, or a setting that is not supported.
+pub(super) fn read(path: &Path) -> Result<LoraConfig> {
+    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let fields: Map<String, Value> = serde_json::from_str(&text)
+        .map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;
+    for (name, plain) in PLAIN {
+        if let Some(value) = fields.get(name)
+            && !plain.contains(&value.to_string().as_str())
+        {
+            return Err(bad(format!("\"{name}\" is {value}; only {} is supported", plain[0])));
+        }
+    }
+    if !fields.contains_key("peft_type") {
+        return Err(bad("\"peft_type\" is missing; expected \"LORA\"".to_owned()));
+    }
+    let wrong = |name: &str, expected: &str| {
+        bad(format!("\"{name}\" is {}; expected {expected}", fields.get(name).unwrap_or(&Value::Null)))
+    };
+    let flag = |name: &str| match fields.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(wrong(name, "true or false")),
+    };
+    let number = |name: &str, default: f64| match fields.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(value) => {
+            value.as_f64().filter(|n| n.is_finite() && *n >= 0.0).ok_or_else(|| wrong(name, "a number"))
+        }
+    };
+    let names = |name: &str| match fields.get(name) {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::String(one)) => Ok(vec![one.clone()]),
+        Some(Value::Array(list)) => list
+            .iter()
+            .map(|one| one.as_str().map(str::to_owned).ok_or_else(|| wrong(name, "a list of names")))
+            .collect(),
+        Some(_) => Err(wrong(name, "a list of names")),
+    };
+    let pattern = |name: &str| -> Result<Vec<(String, f64)>> {
+        let Some(Value::Object(patterns)) = fields.get(name) else {
+            return match fields.get(name) {
+                None | Some(Value::Null) => Ok(Vec::new()),
+                Some(_) => Err(wrong(name, "an object of names and numbers")),
+            };
+        };
+        patterns
+            .iter()
+            .map(|(key, value)| match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
+                Some(_) if key.contains(['^', '$', '*', '+', '?', '(', '[', '{', '|', '\\']) => Err(bad(
+                    format!("\"{name}\" has the regular expression {key:?}; only names are supported"),
+                )),
+                Some(number) => Ok((key.clone(), number)),
+                None => Err(wrong(name, "an object of names and numbers above 0")),
+            })
+            .collect()
+    };
+    let rank = number("r", 8.0)?;
+    if rank < 1.0 || rank.fract() != 0.0 {
+        return Err(wrong("r", "a whole number from 1 on"));
+    }
+    let dropout = number("lora_dropout", 0.0)?;
+    if dropout >= 1.0 {
+        return Err(wrong("lora_dropout", "a number below 1"));
+    }
+    Ok(LoraConfig {
+        rank: rank as usize,
+        alpha: Some(number("lora_alpha", 8.0)?),
+        dropout: dropout as f32,
+        // Which layers these are the weights say.
+        targets: Targets::Named(names("target_modules")?),
+        modules_to_save: names("modules_to_save")?,
+        rank_pattern: pattern("rank_pattern")?.into_iter().map(|(key, rank)| (key, rank as usize)).collect(),
+        alpha_pattern: pattern("alpha_pattern")?,
+        use_rslora: flag("use_rslora")?,
+        use_dora: flag("use_dora")?,
+        init: LoraInit::Kaiming,
+    })
+}
+
+/// The text of the file. `targets` are the names of the layers, `modules_to_save` those of the modules that are trained as
+/// a whole, `tied` says whether two of these share their weights.
+pub(super) fn write(
+    config: &LoraConfig,
+    base: &str,
+    targets: &[String],
+    modules_to_save: &[String],
+    tied: bool,
+) -> String {
+    // PEFT writes whole numbers as such.
+    let number = |x: f64| if x.fract() == 0.0 { json!(x as i64) } else { json!(x) };
+    let alpha = config.alpha.unwrap_or(2.0 * config.rank as f64);
+    let ranks: Map<String, Value> =
+        config.rank_pattern.iter().map(|(key, rank)| (key.clone(), json!(rank))).collect();
+    let alphas: Map<String, Value> =
+        config.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha))).collect();
+    let to_save = if modules_to_save.is_empty() { Value::Null } else { json!(modules_to_save) };
+    // Through text, so that 0.1 stays 0.1.
+    let dropout: f64 = config.dropout.to_string().parse().unwrap_or(f64::from(config.dropout));
+    let fields = json!({
+        "alora_invocation_tokens": null,
+        "alpha_pattern": alphas,
+        "arrow_config": null,
+        "auto_mapping": null,
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "corda_config": null,
+        "ensure_weight_tying": tied,
+        "eva_config": null,
+        "exclude_modules": null,
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": match config.init {
+            LoraInit::Kaiming => json!(true),
+            LoraInit::Gaussian => json!("gaussian"),
+        },
+        "layer_replication": null,
+        "layers_pattern": null,
+        "layers_to_transform": null,
+        "loftq_config": {},
+        "lora_alpha": number(alpha),
+        "lora_bias": false,
+        "lora_dropout": dropout,
+        "megatron_config": null,
+        "megatron_core": "megatron.core",
+        "modules_to_save": to_save,
+        "peft_type": "LORA",
+        "peft_version": PEFT_VERSION,
+        "qalora_group_size": 16,
+        "r": config.rank,
+        "rank_pattern": ranks,
+        "revision": null,
+        "target_modules": targets,
+        "target_parameters": null,
+        "task_type": "CAUSAL_LM",
+        "trainable_token_indices": null,
+        "use_dora": config.use_dora,
+        "use_qalora": false,
+        "use_rslora": config.use_rslora,
+    });
+    format!("{fields:#}\n")
+}

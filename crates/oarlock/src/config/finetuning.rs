@@ -1,0 +1,131 @@
+//! Which parameters a training changes: all, those of some layers, or adapters beside the others.
+
+use std::path::PathBuf;
+
+/// What is trained.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Finetuning {
+    /// Every parameter.
+    #[default]
+    Full,
+    /// The parameters of some layers.
+    Freeze(FreezeArgs),
+    /// Adapters of low rank; the model itself stays as it is.
+    Lora(LoraArgs),
+}
+
+impl Finetuning {
+    /// As LLaMA-Factory writes the method into its log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Finetuning::Full => "Full",
+            Finetuning::Freeze(_) => "Freeze",
+            Finetuning::Lora(args) if args.config.use_dora => "DoRA",
+            Finetuning::Lora(_) => "LoRA",
+        }
+    }
+}
+
+/// Which layers the method `freeze` trains.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FreezeArgs {
+    /// The layers.
+    pub layers: TrainedLayers,
+    /// The modules of these layers, such as `mlp`; empty for all of them.
+    pub modules: Vec<String>,
+    /// Modules outside of the layers, such as `norm`, `embed_tokens`, `lm_head`.
+    pub extra: Vec<String>,
+}
+
+/// Layers counted from one end, or spread over the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainedLayers {
+    /// The first so many.
+    First(usize),
+    /// The last so many.
+    Last(usize),
+    /// The last of each of so many equal parts: what LLaMA-Pro adds to a model.
+    Spread(usize),
+}
+
+/// The method `lora`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoraArgs {
+    /// A new adapter.
+    pub config: LoraConfig,
+    /// Adapters to begin with, as PEFT or Oarlock has written them.
+    pub adapters: Vec<PathBuf>,
+    /// Merge all of these and begin a new adapter, instead of continuing the last.
+    pub create_new: bool,
+    /// The learning rates of LoRA+.
+    pub plus: Option<LoraPlus>,
+}
+
+/// LoRA+ (Hayou et al. 2024): `lora_B` and vectors learn faster.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoraPlus {
+    /// Their learning rate divided by that of the others.
+    pub lr_ratio: f64,
+}
+
+/// The settings of a LoRA adapter, with the defaults of LLaMA-Factory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// The rank of an update.
+    pub rank: usize,
+    /// An update counts `alpha / rank`; `None` stands for twice the rank.
+    pub alpha: Option<f64>,
+    /// The probability with which an element of what an adapter gets is dropped in training.
+    pub dropout: f32,
+    /// The linear layers with an adapter.
+    pub targets: Targets,
+    /// Modules of which the adapter has a trained copy, such as `lm_head`: PEFT's `modules_to_save`.
+    pub modules_to_save: Vec<String>,
+    /// Ranks of the layers whose path ends so.
+    pub rank_pattern: Vec<(String, usize)>,
+    /// The same for alpha.
+    pub alpha_pattern: Vec<(String, f64)>,
+    /// An update counts `alpha / √rank` (rank-stabilised LoRA).
+    pub use_rslora: bool,
+    /// The length of each row of a weight is trained apart from its direction (DoRA).
+    pub use_dora: bool,
+    /// How `lora_A` begins; `lora_B` begins at zero.
+    pub init: LoraInit,
+}
+
+impl Default for LoraConfig {
+    fn default() -> LoraConfig {
+        LoraConfig {
+            rank: 8,
+            alpha: None,
+            dropout: 0.0,
+            targets: Targets::All,
+            modules_to_save: Vec::new(),
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
+            use_rslora: false,
+            use_dora: false,
+            init: LoraInit::Kaiming,
+        }
+    }
+}
+
+/// Which linear layers get an adapter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Targets {
+    /// All but the output weights `lm_head`.
+    #[default]
+    All,
+    /// Those whose path is one of these, or ends with one after a dot, such as `q_proj`.
+    Named(Vec<String>),
+}
+
+/// How `lora_A` begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoraInit {
+    /// Uniform up to 1 / √inputs.
+    #[default]
+    Kaiming,
+    /// Normal with standard deviation 1 / rank.
+    Gaussian,
+}

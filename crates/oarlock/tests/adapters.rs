@@ -1,0 +1,269 @@
+//! Adapters against PEFT: the golden folders and numbers of `tests/golden/adapters`, written by
+//! bench/golden/make_adapters.py upon the model of `tests/golden/train-llama`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use oarlock::adapters::{
+    Adaptation, AdaptedSource, Adapter, ExportOptions, LoraConfig, Targets, adapt, adapter_files, export,
+    load_for_inference,
+};
+use oarlock::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource};
+use oarlock::nn::{self, Mask};
+use oarlock::shard::Placements;
+use oarlock::{
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, Reduction, Result,
+    Tensor, optim,
+};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{Device, Par};
+use serde_json::Value;
+
+use crate::ranks::on_ranks;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn numbers(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(golden("adapters").join(name)).unwrap()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn rows(value: &Value) -> Vec<Vec<i32>> {
+    let row = |row: &Value| floats(row).into_iter().map(|id| id as i32).collect();
+    value.as_array().unwrap().iter().map(row).collect()
+}
+
+fn device() -> Device {
+    Device::cpu(Isa::detect(), Par::solo())
+}
+
+/// The base with an adapter beside it, in f32.
+fn beside(name: &str) -> LoadedModel {
+    let base = golden("train-llama");
+    let hf = HfConfig::read(&base).unwrap();
+    let mut decoder = Decoder::new(hf.decoder().clone(), 64).unwrap();
+    let adapter = Adapter::open(&golden("adapters").join(name), &hf, &mut decoder).unwrap();
+    let weights = SafetensorsSource::open(&base, &hf, &decoder).unwrap();
+    let mut source = AdaptedSource::new(Box::new(weights), &decoder, 0, &device());
+    let adaptation = Adaptation::of(&adapter);
+    adapt(&mut decoder, &adaptation).unwrap();
+    source = source.continuing(Some(adapter));
+    oarlock::model::hf::load_from(hf, decoder, &mut source, &device(), DType::F32, 64).unwrap()
+}
+
+fn check(model: &LoadedModel, expected: &str) {
+    let golden = numbers("logits.json");
+    let ids = rows(&golden["ids"]);
+    let places = floats(&golden["places"]);
+    let shape = [ids.len(), ids[0].len()];
+    let ids = Tensor::from_slice(&ids.concat(), shape, &model.device).unwrap();
+    let logits = model.decoder.logits(&ids, &Mask::Causal).unwrap().to_vec::<f32>().unwrap();
+    let vocab = model.config.decoder().vocab_size;
+    let found = logits.chunks(shape[1] * vocab).flat_map(|row| {
+        places.iter().flat_map(|place| row[*place as usize * vocab..][..vocab].to_vec()).collect::<Vec<f32>>()
+    });
+    let expected_values = floats(&golden[expected]);
+    let mut n = 0;
+    for (found, expected) in found.zip(&expected_values) {
+        assert!((f64::from(found) - expected).abs() < 1e-4, "{n}: {found} {expected}");
+        n += 1;
+    }
+    assert_eq!(n, expected_values.len());
+}
+
+#[test]
+fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
+    let merged = |names: &[&str]| {
+        let dirs: Vec<PathBuf> = names.iter().map(|name| golden("adapters").join(name)).collect();
+        load_for_inference(&golden("train-llama"), &dirs, &device(), DType::F32, 64).unwrap()
+    };
+    check(&merged(&[]), "base");
+    for name in ["lora", "rslora", "dora"] {
+        check(&beside(name), name);
+        check(&merged(&[name]), &format!("{name}_merged"));
+    }
+    check(&merged(&["lora", "dora"]), "lora_then_dora");
+}
+
+fn placement(name: &str) -> Options {
+    Options {
+        placements: match name {
+            "DDP" => Placements::WHOLE,
+            "ZeRO-2" => Placements::GRADIENTS,
+            _ => Placements::PARAMETERS,
+        },
+        ..Options::default()
+    }
+}
+
+/// 30 losses of a model that continues an adapter.
+fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Vec<f64>> {
+    let golden_numbers = numbers("train.json");
+    let base = golden("train-llama");
+    let hf = HfConfig::read(&base)?;
+    let mut decoder = Decoder::new(hf.decoder().clone(), 24)?;
+    let adapter = Adapter::open(&golden("adapters").join(format!("first_{name}")), &hf, &mut decoder)?;
+    let weights = SafetensorsSource::open(&base, &hf, &decoder)?;
+    let source = AdaptedSource::new(Box::new(weights), &decoder, 0, accelerator.device());
+    let adaptation = Adaptation::of(&adapter);
+    adapt(&mut decoder, &adaptation)?;
+    let lr = golden_numbers["learning_rate"].as_f64().unwrap();
+    let decay = golden_numbers["weight_decay"].as_f64().unwrap();
+    let adamw = optim::adamw(&decoder).lr(lr).weight_decay(decay);
+    let source = Box::new(source.continuing(Some(adapter)));
+    let (model, optimizer): (Prepared<Decoder>, _) =
+        accelerator.prepare_with_weights((decoder, adamw), source)?;
+    let rows = rows(&golden_numbers["rows"]);
+    let mut losses = Vec::new();
+    for step in 0..30 {
+        let batch = &rows[step % 2 * 4..][..4];
+        let share = 4 / accelerator.num_processes();
+        let own = &batch[share * accelerator.process_index()..][..share];
+        let tokens =
+            |from: usize| -> Vec<i32> { own.iter().flat_map(|row| row[from..from + 23].to_vec()).collect() };
+        let ids = Tensor::from_slice(&tokens(0), [share, 23], accelerator.device())?;
+        let next = Tensor::from_slice(&tokens(1), [share, 23], accelerator.device())?;
+        let logits = model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
+        let loss = nn::cross_entropy(&logits, &next)?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        losses.push(f64::from(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item::<f32>()?));
+    }
+    if let Some(out) = out {
+        let files = adapter_files(&hf, model.module(), &adaptation, "train-llama", None)?;
+        accelerator.save_pretrained(&model, out, files)?;
+    }
+    Ok(losses)
+}
+
+fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBuf>) -> Vec<f64> {
+    let config = AcceleratorConfig {
+        shard: options,
+        threads: Some(1),
+        dataloader: DataLoaderConfiguration::default(),
+        ..AcceleratorConfig::default()
+    };
+    let all = on_ranks(world, config, move |accelerator| train(accelerator, name, out.as_deref()));
+    all.into_iter().map(|losses| losses.unwrap()).next().unwrap()
+}
+
+#[test]
+fn losses_are_those_of_peft_on_any_ranks_and_in_any_placement() {
+    for name in ["lora", "dora"] {
+        let expected = floats(&numbers("train.json")["losses"][name]);
+        for (world, way) in [(1, "DDP"), (2, "DDP"), (2, "ZeRO-2"), (2, "ZeRO-3")] {
+            let found = losses(world, placement(way), name, None);
+            assert_eq!(found.len(), expected.len());
+            for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!((found - expected).abs() < 1e-4, "{name} {way} {step}: {found} {expected}");
+            }
+        }
+    }
+}
+
+fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, String)> {
+    let bytes = std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let one = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        (name, (view.shape().to_vec(), format!("{:?}", view.dtype())))
+    };
+    file.tensors().into_iter().map(one).collect()
+}
+
+#[test]
+fn what_is_written_has_the_keys_the_shapes_and_the_settings_of_peft() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["lora", "dora"] {
+        let out = folder.path().join(name);
+        losses(2, placement("ZeRO-3"), name, Some(out.clone()));
+        let first = golden("adapters").join(format!("first_{name}"));
+        assert_eq!(tensors(&out), tensors(&first), "{name}");
+        let config = |dir: &Path| -> Value {
+            serde_json::from_str(&std::fs::read_to_string(dir.join("adapter_config.json")).unwrap()).unwrap()
+        };
+        assert_eq!(config(&out), config(&first), "{name}");
+        // And it is read again.
+        let hf = HfConfig::read(&golden("train-llama")).unwrap();
+        let mut decoder = Decoder::new(hf.decoder().clone(), 24).unwrap();
+        Adapter::open(&out, &hf, &mut decoder).unwrap();
+    }
+}
+
+#[test]
+fn an_export_is_one_model_that_says_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapters = [golden("adapters").join("lora"), golden("adapters").join("dora")];
+    let base = golden("train-llama");
+    for (dtype, bound) in [(DType::F32, 1e-4), (DType::BF16, 0.5)] {
+        let out = folder.path().join(dtype.to_string());
+        let options = ExportOptions {
+            model: &base,
+            adapters: &adapters,
+            out: &out,
+            max_shard_bytes: 60_000,
+            dtype: Some(dtype),
+        };
+        let exported = export(&options, &device()).unwrap();
+        assert!(exported.compared.difference < bound, "{:?}", exported.compared);
+        assert!(exported.compared.positions > 0 && exported.n_elems > 30_000);
+        for name in ["config.json", "tokenizer.json", "Modelfile", "generation_config.json"] {
+            assert!(exported.files.iter().any(|file| file == name) && out.join(name).is_file(), "{name}");
+        }
+        assert!(out.join("model.safetensors.index.json").is_file());
+        if dtype == DType::F32 {
+            check(&load_for_inference(&out, &[], &device(), DType::F32, 64).unwrap(), "lora_then_dora");
+        }
+    }
+    let same = ExportOptions { model: &base, adapters: &[], out: &base, max_shard_bytes: 1, dtype: None };
+    assert!(export(&same, &device()).unwrap_err().to_string().contains("name another folder"));
+}
+
+#[test]
+fn targets_are_names_or_all() {
+    let hf = HfConfig::read(&golden("train-llama")).unwrap();
+    let mut decoder = Decoder::new(hf.decoder().clone(), 24).unwrap();
+    let mut new = |config: LoraConfig| Adaptation::new(&mut decoder, &hf, &config);
+    let all = new(LoraConfig::default()).unwrap();
+    assert_eq!(all.modules.len(), 14);
+    assert!(all.modules.values().all(|module| module.rank == 8 && module.scale == 2.0));
+    let named = |names: &[&str]| Targets::Named(names.iter().map(|name| (*name).to_owned()).collect());
+    let some = LoraConfig {
+        targets: named(&["q_proj", "layers.1.mlp.up_proj", "lm_head"]),
+        rank_pattern: vec![("q_proj".to_owned(), 4)],
+        alpha_pattern: vec![("layers.1.self_attn.q_proj".to_owned(), 6.0)],
+        use_rslora: true,
+        ..LoraConfig::default()
+    };
+    let some = new(some).unwrap();
+    let paths: Vec<&str> = some.modules.keys().map(String::as_str).collect();
+    let expected = [
+        "lm_head",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.mlp.up_proj",
+        "model.layers.1.self_attn.q_proj",
+    ];
+    assert_eq!(paths, expected);
+    assert_eq!(some.modules[expected[1]].scale, 8.0);
+    assert_eq!((some.modules[expected[3]].rank, some.modules[expected[3]].scale), (4, 3.0));
+    let whole = LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() };
+    // The embedding is the output weights, too.
+    assert_eq!(new(whole).unwrap().whole.into_iter().collect::<Vec<_>>(), ["lm_head", "model.embed_tokens"]);
+    for (config, told) in [
+        (
+            LoraConfig { targets: named(&["query"]), ..LoraConfig::default() },
+            "choose from down_proj, gate_proj",
+        ),
+        (LoraConfig { targets: named(&["embed_tokens"]), ..LoraConfig::default() }, "additional_target"),
+        (
+            LoraConfig { modules_to_save: vec!["score".to_owned()], ..LoraConfig::default() },
+            "no module score",
+        ),
+    ] {
+        assert!(new(config).unwrap_err().to_string().contains(told), "{told}");
+    }
+}
