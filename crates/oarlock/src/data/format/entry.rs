@@ -8,6 +8,9 @@ use super::{Columns, Format, Kind, Tags};
 /// What is wrong with an entry, and what to do.
 type Wrong = (String, &'static str);
 
+/// Names as an object of the entry gives them: what is named, and the name or none.
+type Names<'e> = Vec<(&'e str, Option<String>)>;
+
 impl Format {
     /// Reads `formatting`, `ranking`, `columns` and `tags`.
     pub(in super::super) fn of_entry(entry: &Map<String, Value>) -> Result<Format, Wrong> {
@@ -79,10 +82,7 @@ impl Format {
 }
 
 /// The names that an object of the entry gives; null for none.
-fn texts<'e>(
-    entry: &'e Map<String, Value>,
-    key: &str,
-) -> Result<Option<Vec<(&'e str, Option<String>)>>, Wrong> {
+fn texts<'e>(entry: &'e Map<String, Value>, key: &str) -> Result<Option<Names<'e>>, Wrong> {
     let object = match entry.get(key) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Object(object)) => object,
