@@ -21,7 +21,9 @@ fn names(bytes: &[u8]) -> BTreeSet<String> {
 fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
     let site = Site::new();
     let said = site.train("out", &[&LORA[..], &["save_strategy=steps", "save_steps=5"]].concat());
-    for line in ["Fine-tuning method: LoRA", "trainable params: 4,480 || all params: 35,744 || trainable%: 12.5336"] {
+    for line in
+        ["Fine-tuning method: LoRA", "trainable params: 4,480 || all params: 35,744 || trainable%: 12.5336"]
+    {
         assert!(said.stdout.contains(line), "{line}: {said:?}");
     }
     let written = adapter(&site, "out");
@@ -35,10 +37,15 @@ fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
     let checkpoint = site.path("out/checkpoint-5");
     assert_eq!(names(&adapter(&site, "out/checkpoint-5")), written);
     let manifest = Manifest::open(&checkpoint).unwrap();
-    assert!(manifest.parameters.keys().all(|name| name.contains(".lora_")), "{:?}", manifest.parameters.keys());
+    assert!(
+        manifest.parameters.keys().all(|name| name.contains(".lora_")),
+        "{:?}",
+        manifest.parameters.keys()
+    );
     assert_eq!((manifest.parameters.len(), manifest.frozen.len()), (28, 19 + 1));
     // The adapter is small beside its model, and so are its optimizer states.
-    let bytes: u64 = fs::read_dir(checkpoint.join("state")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
+    let bytes: u64 =
+        fs::read_dir(checkpoint.join("state")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
     assert!(bytes < 3 * 4 * 4_480 + 60_000, "{bytes}");
 }
 
@@ -46,7 +53,8 @@ fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
 fn a_killed_run_goes_on_to_the_bit_and_other_ranks_and_placements_can_take_it_over() {
     let site = Site::new();
     for (method, precision) in [("use_dora=false", "bf16=false"), ("use_dora=true", "bf16=true")] {
-        let words = [&LORA[..], &[method, precision, "max_steps=20", "save_strategy=steps", "save_steps=5"]].concat();
+        let words =
+            [&LORA[..], &[method, precision, "max_steps=20", "save_strategy=steps", "save_steps=5"]].concat();
         let whole = format!("whole {method}");
         site.train(&whole, &words);
         let output = format!("killed {method}");
@@ -63,7 +71,8 @@ fn a_killed_run_goes_on_to_the_bit_and_other_ranks_and_placements_can_take_it_ov
         let zero3 = "deepspeed={zero_optimization: {stage: 3}}";
         let other = format!("zero3 {method}");
         site.train(&other, &[&words[..], &[&from, zero3, "gradient_checkpointing=true"]].concat());
-        let last = |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
+        let last =
+            |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
         assert!((last(&other) - last(&whole)).abs() < 1e-3, "{method}: {} {}", last(&other), last(&whole));
     }
 }
@@ -78,7 +87,12 @@ fn an_adapter_is_continued_or_merged_and_exported() {
     let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
     let last = |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
     assert!(last("first") < first("first") && first("second") < first("first"));
-    let new = ["adapter_name_or_path=first,second", "create_new_adapter=true", "lora_target=q_proj", "lora_dropout=0"];
+    let new = [
+        "adapter_name_or_path=first,second",
+        "create_new_adapter=true",
+        "lora_target=q_proj",
+        "lora_dropout=0",
+    ];
     site.train("third", &[&short[..], &new].concat());
     assert_eq!(names(&adapter(&site, "third")).len(), 4);
     assert!(first("third") < first("first"));
@@ -98,7 +112,8 @@ fn an_adapter_is_continued_or_merged_and_exported() {
     }
     run(site.oarlock(&["export", "merge.yaml"]));
     let text = |words: &[&str]| {
-        let said = run(site.oarlock(&[&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat()));
+        let said =
+            run(site.oarlock(&[&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat()));
         assert_eq!(said.code, Some(0), "{said:?}");
         said.stdout
     };
@@ -111,10 +126,12 @@ fn an_adapter_is_continued_or_merged_and_exported() {
 fn other_methods_and_what_they_refuse() {
     let site = Site::new();
     let short = ["max_steps=2", "save_strategy=no"];
-    let frozen = site.train("freeze", &[&short[..], &["finetuning_type=freeze", "freeze_trainable_layers=1"]].concat());
+    let frozen = site
+        .train("freeze", &[&short[..], &["finetuning_type=freeze", "freeze_trainable_layers=1"]].concat());
     assert!(frozen.stdout.contains("Fine-tuning method: Freeze"), "{frozen:?}");
     let (before, after) = (site.read("model/model.safetensors"), site.model("freeze"));
-    let [before, after] = [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap());
+    let [before, after] =
+        [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap());
     for name in before.names() {
         let changed = before.tensor(name).unwrap().data() != after.tensor(name).unwrap().data();
         assert_eq!(changed, name.starts_with("model.layers.1."), "{name}");

@@ -102,11 +102,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
 #[test]
 fn what_else_they_answer() {
     let site = Site::new();
-    assert_refused(
-        &said(&site, &["lmf", "export"], &[], &[]),
-        2,
-        &["`export_dir` is missing"],
-    );
+    assert_refused(&said(&site, &["lmf", "export"], &[], &[]), 2, &["`export_dir` is missing"]);
     assert_refused(
         &said(&site, &["deepspeed", "--hostfiles", "x", "y.py"], &[], &[]),
         2,

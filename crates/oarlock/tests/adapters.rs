@@ -12,8 +12,8 @@ use oarlock::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::Placements;
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, Reduction, Result, Tensor,
-    optim,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, Reduction, Result,
+    Tensor, optim,
 };
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
@@ -124,7 +124,8 @@ fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Ve
         let batch = &rows[step % 2 * 4..][..4];
         let share = 4 / accelerator.num_processes();
         let own = &batch[share * accelerator.process_index()..][..share];
-        let tokens = |from: usize| -> Vec<i32> { own.iter().flat_map(|row| row[from..from + 23].to_vec()).collect() };
+        let tokens =
+            |from: usize| -> Vec<i32> { own.iter().flat_map(|row| row[from..from + 23].to_vec()).collect() };
         let ids = Tensor::from_slice(&tokens(0), [share, 23], accelerator.device())?;
         let next = Tensor::from_slice(&tokens(1), [share, 23], accelerator.device())?;
         let logits = model.call(&ids, |model, ids| model.logits(ids, &Mask::Causal))?;
@@ -240,23 +241,29 @@ fn targets_are_names_or_all() {
     };
     let some = new(some).unwrap();
     let paths: Vec<&str> = some.modules.keys().map(String::as_str).collect();
-    let expected = [
-        "model.layers.0.self_attn.q_proj",
-        "model.layers.1.mlp.up_proj",
-        "model.layers.1.self_attn.q_proj",
-    ];
+    let expected =
+        ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.q_proj"];
     assert_eq!(paths, expected);
     assert_eq!(some.modules[expected[0]].scale, 8.0);
     assert_eq!((some.modules[expected[2]].rank, some.modules[expected[2]].scale), (4, 3.0));
     let whole = LoraConfig { modules_to_save: vec!["norm".to_owned()], ..LoraConfig::default() };
     assert_eq!(new(whole).unwrap().whole.into_iter().collect::<Vec<_>>(), ["model.norm"]);
     for (config, told) in [
-        (LoraConfig { targets: named(&["query"]), ..LoraConfig::default() }, "choose from down_proj, gate_proj"),
+        (
+            LoraConfig { targets: named(&["query"]), ..LoraConfig::default() },
+            "choose from down_proj, gate_proj",
+        ),
         (LoraConfig { targets: named(&["embed_tokens"]), ..LoraConfig::default() }, "additional_target"),
         // The embedding is the output weights, too.
         (LoraConfig { targets: named(&["lm_head"]), ..LoraConfig::default() }, "would untie them"),
-        (LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() }, "would untie them"),
-        (LoraConfig { modules_to_save: vec!["score".to_owned()], ..LoraConfig::default() }, "no module score"),
+        (
+            LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() },
+            "would untie them",
+        ),
+        (
+            LoraConfig { modules_to_save: vec!["score".to_owned()], ..LoraConfig::default() },
+            "no module score",
+        ),
     ] {
         assert!(new(config).unwrap_err().to_string().contains(told), "{told}");
     }

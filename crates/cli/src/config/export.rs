@@ -33,7 +33,9 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     for layer in layers {
         resolve::add(layer, &mut settings, &unknown, &mut problems);
     }
-    for (name, what) in [("model_name_or_path", "the folder of a model"), ("export_dir", "the folder to write to")] {
+    for (name, what) in
+        [("model_name_or_path", "the folder of a model"), ("export_dir", "the folder to write to")]
+    {
         if !settings.get(name).is_written() {
             let problem = Problem::new(format!("`{name}` is missing"));
             problems.push(problem.help(format!("write `{name}: …`, {what}")));
@@ -44,7 +46,10 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         settings.report(&mut problems, message, names, help);
     };
     // Whoever exports an adapter without a word on its kind means LoRA; the original would take it for full.
-    if !adapters.is_empty() && settings.get("finetuning_type").is_written() && settings.word("finetuning_type") != "lora" {
+    if !adapters.is_empty()
+        && settings.get("finetuning_type").is_written()
+        && settings.word("finetuning_type") != "lora"
+    {
         refuse(
             "an adapter is of finetuning_type lora only",
             &["adapter_name_or_path", "finetuning_type"],
@@ -53,7 +58,9 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     }
     if settings.said("export_quantization_bit").is_some() {
         let (message, help) = match adapters.is_empty() {
-            true => ("`export_quantization_bit` is not supported: weights are not quantized here", "remove it"),
+            true => {
+                ("`export_quantization_bit` is not supported: weights are not quantized here", "remove it")
+            }
             false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
         };
         refuse(message, &["export_quantization_bit"], help);
@@ -69,7 +76,11 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         );
     }
     if settings.said("export_hub_model_id").is_some() {
-        refuse("`export_hub_model_id` is not supported: nothing is sent to a hub", &["export_hub_model_id"], "remove it");
+        refuse(
+            "`export_hub_model_id` is not supported: nothing is sent to a hub",
+            &["export_hub_model_id"],
+            "remove it",
+        );
     }
     let dtype = match settings.word("infer_dtype") {
         "auto" => None,
@@ -123,11 +134,22 @@ mod tests {
     #[test]
     fn what_cannot_be_exported_is_refused_all_at_once() {
         let told = |line: &str| read(line).unwrap_err().to_string();
-        let all = told("export_legacy_format=true export_hub_model_id=x export_quantization_bit=4 infer_dtype=int8");
-        for part in ["`model_name_or_path` is missing", "`export_dir` is missing", "pickle", "hub", "quantized", "int8"] {
+        let all = told(
+            "export_legacy_format=true export_hub_model_id=x export_quantization_bit=4 infer_dtype=int8",
+        );
+        for part in [
+            "`model_name_or_path` is missing",
+            "`export_dir` is missing",
+            "pickle",
+            "hub",
+            "quantized",
+            "int8",
+        ] {
             assert!(all.contains(part), "{part}: {all}");
         }
-        let both = told("model_name_or_path=m export_dir=o adapter_name_or_path=a export_quantization_bit=4 finetuning_type=full");
+        let both = told(
+            "model_name_or_path=m export_dir=o adapter_name_or_path=a export_quantization_bit=4 finetuning_type=full",
+        );
         assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
         assert!(both.contains("finetuning_type lora only"), "{both}");
     }

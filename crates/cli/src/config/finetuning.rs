@@ -58,7 +58,9 @@ fn lora(settings: &Settings) -> LoraArgs {
         },
         adapters: adapters(settings),
         create_new: settings.bool("create_new_adapter"),
-        plus: settings.said("loraplus_lr_ratio").map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),
+        plus: settings
+            .said("loraplus_lr_ratio")
+            .map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),
     }
 }
 

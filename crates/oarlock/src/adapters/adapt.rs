@@ -51,14 +51,18 @@ impl Adaptation {
             known.sort_unstable();
             known.dedup();
             let told = match name.contains("embed_tokens") {
-                true => "an embedding has no update of low rank here; train it as a whole with additional_target".into(),
+                true => {
+                    "an embedding has no update of low rank here; train it as a whole with additional_target"
+                        .into()
+                }
                 false => format!("choose from {}", known.join(", ")),
             };
             return Err(Error::Model(format!("lora_target: the model has no linear layer {name}; {told}")));
         }
         let module = |path: &str| {
             let found = |pattern: &str| ends_with(path, pattern);
-            let rank = config.rank_pattern.iter().find(|(key, _)| found(key)).map_or(config.rank, |(_, rank)| *rank);
+            let rank =
+                config.rank_pattern.iter().find(|(key, _)| found(key)).map_or(config.rank, |(_, rank)| *rank);
             let alpha = config.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
             AdaptedModule { rank, scale: scale(config, rank, alpha) }
         };
@@ -86,16 +90,17 @@ impl Adaptation {
 /// # Errors
 /// A model that is in use.
 pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
-    let is_whole = |name: &str| {
-        name.rsplit_once('.').is_some_and(|(module, _)| adaptation.whole.contains(module))
-    };
+    let is_whole =
+        |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| adaptation.whole.contains(module));
     let kept: BTreeSet<usize> =
         names_of(model).iter().filter(|named| is_whole(&named.name)).map(|named| named.param.id()).collect();
     for named in nn::parameters(model).iter().filter(|named| !kept.contains(&named.param.id())) {
         named.param.freeze();
     }
     let around = |path: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
-        let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else { return Ok(None) };
+        let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else {
+            return Ok(None);
+        };
         let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
         let lora = Lora::around(linear, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
         Ok(Some(Box::new(lora)))

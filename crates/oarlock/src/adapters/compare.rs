@@ -8,11 +8,8 @@ use crate::error::Result;
 use crate::model::LoadedModel;
 
 /// What both models are asked.
-pub const PROMPTS: [&str; 3] = [
-    "The capital of France is",
-    "Question: what is 12 times 7? Answer:",
-    "def add(a, b):\n    return",
-];
+pub const PROMPTS: [&str; 3] =
+    ["The capital of France is", "Question: what is 12 times 7? Answer:", "def add(a, b):\n    return"];
 
 /// How far the logits of two models are apart on the same prompts.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -52,8 +52,11 @@ pub struct Exported {
 /// What is wrong with the folders; `out` is then as it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
     let ExportOptions { model: dir, adapters, out, max_shard_bytes, dtype } = *options;
-    let same = |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
-    if let Some(path) = std::iter::once(dir).chain(adapters.iter().map(PathBuf::as_path)).find(|path| same(path)) {
+    let same =
+        |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
+    if let Some(path) =
+        std::iter::once(dir).chain(adapters.iter().map(PathBuf::as_path)).find(|path| same(path))
+    {
         return Err(Error::Usage(format!(
             "export_dir is {}, whose weights are read; name another folder",
             path.display()
@@ -110,7 +113,12 @@ pub fn load_for_inference(
 }
 
 /// The same in f32 with the last adapter beside the model, as it was trained.
-fn with_adapters(dir: &Path, adapters: &[PathBuf], device: &Device, n_positions: usize) -> Result<LoadedModel> {
+fn with_adapters(
+    dir: &Path,
+    adapters: &[PathBuf],
+    device: &Device,
+    n_positions: usize,
+) -> Result<LoadedModel> {
     let config = HfConfig::read(dir)?;
     let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let Some((last, merged)) = adapters.split_last() else {

@@ -7,7 +7,7 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
-use super::adapt::{AdaptedModule, Adaptation, ends_with, linears, refuse_tied, scale};
+use super::adapt::{Adaptation, AdaptedModule, ends_with, linears, refuse_tied, scale};
 use super::peft_config;
 use crate::config::LoraConfig;
 use crate::error::{Error, Result};
@@ -46,7 +46,9 @@ impl Adapter {
         let path = dir.join(WEIGHTS);
         if !path.is_file() {
             let problem = match dir.join("adapter_model.bin").is_file() {
-                true => format!("holds adapter_model.bin, but only {WEIGHTS} is read; save the adapter again with PEFT"),
+                true => format!(
+                    "holds adapter_model.bin, but only {WEIGHTS} is read; save the adapter again with PEFT"
+                ),
                 false => format!("holds no {WEIGHTS}"),
             };
             return Err(Error::bad_file(dir, problem));
@@ -64,7 +66,8 @@ impl Adapter {
             tensors.insert(name, (view.shape().to_vec(), values));
         }
         let adapter = Adapter { config, tensors };
-        let is_output = |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");
+        let is_output =
+            |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");
         if adapter.tensors.keys().any(is_output) {
             refuse_tied(hf)?;
         }
@@ -87,7 +90,8 @@ impl Adapter {
     /// The adapter of a layer that it is around.
     pub(super) fn module(&self, path: &str) -> AdaptedModule {
         let rank = self.values(path, PARTS[0]).map_or(1, |(shape, _)| shape[0]);
-        let alpha = self.config.alpha_pattern.iter().find(|(key, _)| ends_with(path, key)).map(|(_, alpha)| *alpha);
+        let alpha =
+            self.config.alpha_pattern.iter().find(|(key, _)| ends_with(path, key)).map(|(_, alpha)| *alpha);
         AdaptedModule { rank, scale: scale(&self.config, rank, alpha) }
     }
 
@@ -118,7 +122,8 @@ impl Adapter {
         }
         for path in paths {
             let [n_out, n_in] = known.sizes(path);
-            let rank = self.values(path, PARTS[0]).map_or(0, |(shape, _)| shape.first().copied().unwrap_or(0));
+            let rank =
+                self.values(path, PARTS[0]).map_or(0, |(shape, _)| shape.first().copied().unwrap_or(0));
             let mut expected = vec![(PARTS[0], vec![rank, n_in]), (PARTS[1], vec![n_out, rank])];
             if self.config.use_dora {
                 expected.push((PARTS[2], vec![n_out]));
@@ -160,7 +165,8 @@ struct Names {
 impl Names {
     fn of(hf: &HfConfig, model: &mut Decoder) -> Result<Names> {
         let stored = |name: &str| hf.stored(name).tensor;
-        let path = |path: String| (stored(&format!("{path}.weight")).trim_end_matches(".weight").to_owned(), path);
+        let path =
+            |path: String| (stored(&format!("{path}.weight")).trim_end_matches(".weight").to_owned(), path);
         let linears = linears(model)?.into_iter().map(path).collect();
         let all = names_of(model);
         Ok(Names {
@@ -173,16 +179,20 @@ impl Names {
     /// Our name of a tensor.
     fn ours(&self, key: &str) -> std::result::Result<String, String> {
         let unknown = || {
-            format!("has \"{key}\", for which the model has no place; it is an adapter of another model or of another kind")
+            format!(
+                "has \"{key}\", for which the model has no place; it is an adapter of another model or of another kind"
+            )
         };
         let name = key.strip_prefix(PREFIX).ok_or_else(unknown)?;
         if name.contains("lora_embedding_") || name.ends_with("lora_B.bias") {
-            return Err(format!("has \"{key}\"; updates of embeddings and biases of lora_B are not supported"));
+            return Err(format!(
+                "has \"{key}\"; updates of embeddings and biases of lora_B are not supported"
+            ));
         }
         // Older versions of PEFT have `.weight` behind the magnitudes.
-        let name = name.strip_suffix("lora_magnitude_vector.weight").map_or(name.to_owned(), |path| {
-            format!("{path}lora_magnitude_vector")
-        });
+        let name = name
+            .strip_suffix("lora_magnitude_vector.weight")
+            .map_or(name.to_owned(), |path| format!("{path}lora_magnitude_vector"));
         for part in PARTS {
             if let Some(path) = name.strip_suffix(part).and_then(|path| path.strip_suffix('.')) {
                 return self.linears.get(path).map(|path| format!("{path}.{part}")).ok_or_else(unknown);
@@ -233,9 +243,8 @@ pub fn adapter_files(
         })
         .collect();
     let mut files = ModelFiles::new(&weights, u64::MAX)?.renamed(WEIGHTS);
-    let path = |path: &String| {
-        hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned()
-    };
+    let path =
+        |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
     let modules: Vec<String> = adaptation.modules.keys().map(path).collect();
     let all: Vec<String> = model_linears(model).iter().map(path).collect();
     let whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());

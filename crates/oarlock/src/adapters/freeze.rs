@@ -105,7 +105,9 @@ mod tests {
     #[test]
     fn layers_and_modules_are_those_of_llama_factory() {
         let all = trained(&args(TrainedLayers::Last(2), &[], &[])).unwrap();
-        assert!(all.iter().all(|name| name.starts_with("model.layers.2.") || name.starts_with("model.layers.3.")));
+        assert!(
+            all.iter().all(|name| name.starts_with("model.layers.2.") || name.starts_with("model.layers.3."))
+        );
         assert_eq!(all.len(), 18);
         let mlp = trained(&args(TrainedLayers::First(1), &["mlp"], &["norm"])).unwrap();
         assert_eq!(

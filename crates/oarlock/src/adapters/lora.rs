@@ -66,7 +66,9 @@ impl Lora {
     pub fn around(base: &Linear, settings: LoraLayer) -> Result<Lora> {
         let LoraLayer { rank, scale, dropout, dora, init } = settings;
         let &[n_out, n_in] = base.weight.shape().sizes() else {
-            return Err(oarlock_tensor::Error::Usage("Lora: the weight of a linear layer has two dims".into()));
+            return Err(oarlock_tensor::Error::Usage(
+                "Lora: the weight of a linear layer has two dims".into(),
+            ));
         };
         if rank == 0 {
             return Err(oarlock_tensor::Error::Usage("Lora: the rank is 0; give at least 1".into()));

@@ -14,7 +14,7 @@ mod peft_config;
 mod source;
 
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
-pub use adapt::{AdaptedModule, Adaptation, adapt};
+pub use adapt::{Adaptation, AdaptedModule, adapt};
 pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, export, load_for_inference};
 pub use folder::{Adapter, adapter_files};

@@ -34,8 +34,8 @@ const PLAIN: [(&str, &[&str]); 13] = [
 pub(super) fn read(path: &Path) -> Result<LoraConfig> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
     let bad = |problem: String| Error::bad_file(path, problem);
-    let fields: Map<String, Value> =
-        serde_json::from_str(&text).map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;
+    let fields: Map<String, Value> = serde_json::from_str(&text)
+        .map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;
     for (name, plain) in PLAIN {
         if let Some(value) = fields.get(name)
             && !plain.contains(&value.to_string().as_str())
@@ -79,9 +79,9 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig> {
         patterns
             .iter()
             .map(|(key, value)| match value.as_f64().filter(|n| n.is_finite() && *n > 0.0) {
-                Some(_) if key.contains(['^', '$', '*', '+', '?', '(', '[', '{', '|', '\\']) => {
-                    Err(bad(format!("\"{name}\" has the regular expression {key:?}; only names are supported")))
-                }
+                Some(_) if key.contains(['^', '$', '*', '+', '?', '(', '[', '{', '|', '\\']) => Err(bad(
+                    format!("\"{name}\" has the regular expression {key:?}; only names are supported"),
+                )),
                 Some(number) => Ok((key.clone(), number)),
                 None => Err(wrong(name, "an object of names and numbers above 0")),
             })

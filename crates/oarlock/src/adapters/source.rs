@@ -54,10 +54,20 @@ impl AdaptedSource {
     }
 
     /// A weight of the base with all adapters merged into it.
-    fn merged(&mut self, name: &str, shape: &Shape, init: Init, elements: Range<usize>, out: &mut [f32]) -> Result<()> {
+    fn merged(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
         let names = self.names.get(name).cloned().unwrap_or_default();
         let whole = |adapter: &Adapter| {
-            names.iter().find_map(|name| adapter.tensor(name)).map(|(_, values)| values[elements.clone()].to_vec())
+            names
+                .iter()
+                .find_map(|name| adapter.tensor(name))
+                .map(|(_, values)| values[elements.clone()].to_vec())
         };
         let from = self.merged.iter().rposition(|adapter| whole(adapter).is_some());
         match from.and_then(|index| whole(&self.merged[index])) {

@@ -21,7 +21,14 @@ pub fn flops_per_token(parameters: u64, attention_width: u64) -> f64 {
 pub fn flops_per_token_of(params: impl Iterator<Item = (u64, bool, bool)>, attention_width: u64) -> f64 {
     let mut flops = 6.0 * attention_width as f64;
     for (n_elems, is_trained, is_behind) in params {
-        flops += n_elems as f64 * if is_trained { 6.0 } else if is_behind { 4.0 } else { 2.0 };
+        flops += n_elems as f64
+            * if is_trained {
+                6.0
+            } else if is_behind {
+                4.0
+            } else {
+                2.0
+            };
     }
     flops
 }

@@ -32,7 +32,11 @@ fn methods_of_fine_tuning_are_those_of_llama_factory() {
     assert_eq!(read(text), Finetuning::Lora(lora));
     for (text, layers, modules) in [
         ("", TrainedLayers::Last(2), &[][..]),
-        ("freeze_trainable_layers: -3\nfreeze_trainable_modules: mlp,self_attn", TrainedLayers::First(3), &["mlp", "self_attn"]),
+        (
+            "freeze_trainable_layers: -3\nfreeze_trainable_modules: mlp,self_attn",
+            TrainedLayers::First(3),
+            &["mlp", "self_attn"],
+        ),
         ("freeze_trainable_layers: 4\nuse_llama_pro: true", TrainedLayers::Spread(4), &[]),
     ] {
         let expected = FreezeArgs { layers, modules: named(modules), extra: named(&["norm"]) };

@@ -135,10 +135,10 @@ mod tests {
             "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
         ));
         assert_eq!(said.unwrap(), ["chat", "--model", model, "--temperature", "0.5"]);
-        let refused =
-            words("model_name_or_path=nowhere finetuning_type=oft infer_backend=vllm").unwrap_err();
+        let refused = words("model_name_or_path=nowhere finetuning_type=oft infer_backend=vllm").unwrap_err();
         assert_eq!(refused.len(), 3, "{refused}");
-        let adapted = words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
+        let adapted =
+            words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
         assert_eq!(adapted.unwrap(), ["chat", "--model", model, "--adapter", "a,b"]);
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")

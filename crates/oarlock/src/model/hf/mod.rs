@@ -10,8 +10,8 @@ mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
-pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub(crate) use elements::floats;
+pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
