@@ -233,7 +233,7 @@ fn targets_are_names_or_all() {
     assert!(all.modules.values().all(|module| module.rank == 8 && module.scale == 2.0));
     let named = |names: &[&str]| Targets::Named(names.iter().map(|name| (*name).to_owned()).collect());
     let some = LoraConfig {
-        targets: named(&["q_proj", "layers.1.mlp.up_proj", "lm_head"]),
+        targets: named(&["q_proj", "layers.1.mlp.up_proj"]),
         rank_pattern: vec![("q_proj".to_owned(), 4)],
         alpha_pattern: vec![("layers.1.self_attn.q_proj".to_owned(), 6.0)],
         use_rslora: true,
@@ -241,24 +241,25 @@ fn targets_are_names_or_all() {
     };
     let some = new(some).unwrap();
     let paths: Vec<&str> = some.modules.keys().map(String::as_str).collect();
-    let expected = [
-        "lm_head",
-        "model.layers.0.self_attn.q_proj",
-        "model.layers.1.mlp.up_proj",
-        "model.layers.1.self_attn.q_proj",
-    ];
+    let expected =
+        ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.q_proj"];
     assert_eq!(paths, expected);
-    assert_eq!(some.modules[expected[1]].scale, 8.0);
-    assert_eq!((some.modules[expected[3]].rank, some.modules[expected[3]].scale), (4, 3.0));
-    let whole = LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() };
-    // The embedding is the output weights, too.
-    assert_eq!(new(whole).unwrap().whole.into_iter().collect::<Vec<_>>(), ["lm_head", "model.embed_tokens"]);
+    assert_eq!(some.modules[expected[0]].scale, 8.0);
+    assert_eq!((some.modules[expected[2]].rank, some.modules[expected[2]].scale), (4, 3.0));
+    let whole = LoraConfig { modules_to_save: vec!["norm".to_owned()], ..LoraConfig::default() };
+    assert_eq!(new(whole).unwrap().whole.into_iter().collect::<Vec<_>>(), ["model.norm"]);
     for (config, told) in [
         (
             LoraConfig { targets: named(&["query"]), ..LoraConfig::default() },
             "choose from down_proj, gate_proj",
         ),
         (LoraConfig { targets: named(&["embed_tokens"]), ..LoraConfig::default() }, "additional_target"),
+        // The embedding is the output weights, too.
+        (LoraConfig { targets: named(&["lm_head"]), ..LoraConfig::default() }, "would untie them"),
+        (
+            LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() },
+            "would untie them",
+        ),
         (
             LoraConfig { modules_to_save: vec!["score".to_owned()], ..LoraConfig::default() },
             "no module score",

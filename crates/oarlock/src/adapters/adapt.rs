@@ -73,6 +73,9 @@ impl Adaptation {
             .map(|path| (path.clone(), module(path)))
             .collect();
         refuse_fused(hf, modules.keys())?;
+        if modules.contains_key(LM_HEAD) || whole.contains(LM_HEAD) {
+            refuse_tied(hf)?;
+        }
         Ok(Adaptation { config: config.clone(), modules, whole })
     }
 
@@ -156,6 +159,19 @@ fn whole_modules(model: &Decoder, names: &[String]) -> Result<BTreeSet<String>> 
         );
     }
     Ok(found)
+}
+
+/// Output weights that are the embedding's: an adapter of one of the two unties them in PEFT, and merging it would change
+/// the other one.
+pub(super) fn refuse_tied(hf: &HfConfig) -> Result<()> {
+    match hf.decoder().tie_embeddings {
+        true => Err(Error::Model(
+            "the output weights of this model are its embedding (tie_word_embeddings), and an adapter of lm_head or \
+             embed_tokens would untie them; leave them out of lora_target and additional_target"
+                .to_owned(),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Layers whose weights lie in one tensor of the family's files: PEFT's adapters of them are others.

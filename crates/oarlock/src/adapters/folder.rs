@@ -7,7 +7,7 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
-use super::adapt::{Adaptation, AdaptedModule, ends_with, linears, scale};
+use super::adapt::{Adaptation, AdaptedModule, ends_with, linears, refuse_tied, scale};
 use super::peft_config;
 use crate::config::LoraConfig;
 use crate::error::{Error, Result};
@@ -66,6 +66,11 @@ impl Adapter {
             tensors.insert(name, (view.shape().to_vec(), values));
         }
         let adapter = Adapter { config, tensors };
+        let is_output =
+            |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");
+        if adapter.tensors.keys().any(is_output) {
+            refuse_tied(hf)?;
+        }
         adapter.check(&known).map_err(&bad)?;
         Ok(adapter)
     }
@@ -242,12 +247,8 @@ pub fn adapter_files(
         |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
     let modules: Vec<String> = adaptation.modules.keys().map(path).collect();
     let all: Vec<String> = model_linears(model).iter().map(path).collect();
-    let is_whole = |name: &str| adaptation.whole.contains(name);
-    let tied = hf.decoder().tie_embeddings && (is_whole("lm_head") || is_whole("model.embed_tokens"));
-    let mut whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());
-    // The weights are there once, under the name of the embedding, and PEFT ties the copies again.
-    whole.retain(|name| !tied || name != "lm_head");
-    let text = peft_config::write(&adaptation.config, base, &targets(&modules, &all), &whole, tied);
+    let whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());
+    let text = peft_config::write(&adaptation.config, base, &targets(&modules, &all), &whole);
     files.add_text(CONFIG, text);
     if let Some(tokenizer) = tokenizer {
         files.take_over(tokenizer, &[]);

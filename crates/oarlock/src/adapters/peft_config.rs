@@ -111,13 +111,12 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig> {
 }
 
 /// The text of the file. `targets` are the names of the layers, `modules_to_save` those of the modules that are trained as
-/// a whole, `tied` says whether two of these share their weights.
+/// a whole.
 pub(super) fn write(
     config: &LoraConfig,
     base: &str,
     targets: &[String],
     modules_to_save: &[String],
-    tied: bool,
 ) -> String {
     // PEFT writes whole numbers as such.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as i64) } else { json!(x) };
@@ -137,7 +136,7 @@ pub(super) fn write(
         "base_model_name_or_path": base,
         "bias": "none",
         "corda_config": null,
-        "ensure_weight_tying": tied,
+        "ensure_weight_tying": false,
         "eva_config": null,
         "exclude_modules": null,
         "fan_in_fan_out": false,
