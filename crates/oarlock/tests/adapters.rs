@@ -12,7 +12,7 @@ use oarlock::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::Placements;
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, Reduction, Result,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, ReduceOp, Result,
     Tensor, optim,
 };
 use oarlock_tensor::cpu::Isa;
@@ -132,7 +132,7 @@ fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Ve
         let loss = nn::cross_entropy(&logits, &next)?;
         accelerator.backward(&loss)?;
         optimizer.step()?;
-        losses.push(f64::from(accelerator.reduce(&loss, Reduction::Mean, 1.0)?.item::<f32>()?));
+        losses.push(f64::from(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item::<f32>()?));
     }
     if let Some(out) = out {
         let files = adapter_files(&hf, model.module(), &adaptation, "train-llama", None)?;

@@ -4,7 +4,7 @@
 use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
 use oarlock::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
-use oarlock::settings::keys::Status::{Among, Later, NoEffect, Only, Used};
+use oarlock::settings::keys::Status::{Among, Later, NoEffect, Used};
 use oarlock::settings::keys::ValueType::{
     Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
 };
