@@ -43,10 +43,10 @@ fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
         manifest.parameters.keys()
     );
     assert_eq!((manifest.parameters.len(), manifest.frozen.len()), (28, 19 + 1));
-    // The adapter is small beside its model, and so are its optimizer states.
+    // The adapter is small beside its model, and so are its optimizer states; each of their parts begins a page.
     let bytes: u64 =
         fs::read_dir(checkpoint.join("state")).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
-    assert!(bytes < 3 * 4 * 4_480 + 60_000, "{bytes}");
+    assert!(bytes < 3 * (4 * 4_480 + 28 * 4096) + 10_000, "{bytes}");
 }
 
 #[test]
@@ -87,12 +87,7 @@ fn an_adapter_is_continued_or_merged_and_exported() {
     let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
     let last = |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
     assert!(last("first") < first("first") && first("second") < first("first"));
-    let new = [
-        "adapter_name_or_path=first,second",
-        "create_new_adapter=true",
-        "lora_target=q_proj",
-        "lora_dropout=0",
-    ];
+    let new = ["adapter_name_or_path=first,second", "create_new_adapter=true", "lora_target=q_proj"];
     site.train("third", &[&short[..], &new].concat());
     assert_eq!(names(&adapter(&site, "third")).len(), 4);
     assert!(first("third") < first("first"));

@@ -7,7 +7,7 @@ use oarlock::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;
 
 use super::written::Layer;
-use super::{finetuning, table, unknown};
+use super::{finetuning, table};
 
 /// A model to export.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub struct ExportArgs {
 pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
     for layer in layers {
-        resolve::add(layer, &mut settings, &unknown, &mut problems);
+        resolve::add(layer, &mut settings, &table::unknown, &mut problems);
     }
     for (name, what) in
         [("model_name_or_path", "the folder of a model"), ("export_dir", "the folder to write to")]

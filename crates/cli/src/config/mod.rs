@@ -69,7 +69,7 @@ pub fn train_config_of(
     };
     let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
     for layer in &layers {
-        resolve::add(layer, &mut settings, &unknown, &mut problems);
+        resolve::add(layer, &mut settings, &table::unknown, &mut problems);
     }
     problems.append(refused);
     let dialects = dialect::read(&mut settings, &yaml::file, &mut problems);
@@ -77,13 +77,4 @@ pub fn train_config_of(
     auto::describe(&mut config);
     config.values.description = config.description();
     Ok(config)
-}
-
-fn unknown(entry: &written::Entry) -> Problem {
-    let name = entry.key.split('.').next().unwrap_or_default();
-    let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
-    match table::nearest(name) {
-        Some(near) => problem.help(format!("did you mean `{near}`?")),
-        None => problem.help("`oarlock train --help` lists every key"),
-    }
 }

@@ -9,6 +9,8 @@ use oarlock::settings::keys::ValueType::{
     Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
 };
 use oarlock::settings::keys::{Key, key, row};
+use oarlock::settings::node::Entry;
+use oarlock::settings::problem::Problem;
 use oarlock::settings::table::TRAINING;
 
 /// What other programs call a key.
@@ -424,6 +426,16 @@ pub fn nearest(name: &str) -> Option<&'static str> {
         return Some(key);
     }
     nearest_of(name, KEYS.iter().map(|key| key.name))
+}
+
+/// What to say of an entry under a key that is not in the table.
+pub fn unknown(entry: &Entry) -> Problem {
+    let name = entry.key.split('.').next().unwrap_or_default();
+    let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
+    match nearest(name) {
+        Some(near) => problem.help(format!("did you mean `{near}`?")),
+        None => problem.help("`oarlock train --help` lists every key"),
+    }
 }
 
 #[cfg(test)]
