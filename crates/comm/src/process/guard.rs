@@ -1,14 +1,13 @@
 //! A small process beside the launcher that ends the process groups of ranks when the launcher is killed. The kernel ends
 //! the ranks themselves, but not what they started.
 
-use std::fs::File;
-use std::io::Write;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal};
 
 use crate::error::{Error, Result};
@@ -16,21 +15,26 @@ use crate::error::{Error, Result};
 /// The most groups that it can remember; it must not allocate.
 const MAX_GROUPS: usize = 4096;
 
-/// The launcher's end of the pipe to the guard. The guard ends with it.
+/// The launcher's end of the connection to the guard. The guard ends with it.
 pub(super) struct Guard {
     child: Child,
-    pipe: Option<File>,
+    connection: Option<OwnedFd>,
 }
 
 impl Guard {
-    /// Starts the process: a copy of this one that only reads a pipe.
+    /// Starts the process: a copy of this one that only reads its end of a connection.
     ///
     /// # Errors
     /// When the system refuses.
     pub(super) fn start() -> Result<Guard> {
-        let failed = |e| Error::system("start the guard of the ranks", e);
-        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(|e| Error::system("make a pipe to the guard of the ranks", e))?;
+        // Of sockets, because writing to one whose reader was killed raises no signal. Each message is whole.
+        let (reader, writer) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| Error::system("connect to the guard of the ranks", e))?;
         // The program is never executed: the forked copy is the guard.
         let mut command = Command::new("/proc/self/exe");
         command.stdin(Stdio::from(reader)).stdout(Stdio::null()).stderr(Stdio::null());
@@ -39,30 +43,46 @@ impl Guard {
         unsafe {
             command.pre_exec(|| watch());
         }
-        Ok(Guard { child: command.spawn().map_err(failed)?, pipe: Some(File::from(writer)) })
+        let child = command.spawn().map_err(|e| Error::system("start the guard of the ranks", e))?;
+        Ok(Guard { child, connection: Some(writer) })
     }
 
-    /// Ends this group with the launcher.
-    pub(super) fn add(&mut self, group: Pid) {
-        self.send(group.as_raw_nonzero().get());
+    /// The child of this command, which leads a process group, tells the guard of its group before it is executed: what
+    /// it starts cannot be there before the guard knows of it. The command keeps the guard alive: drop it first.
+    ///
+    /// # Errors
+    /// When the system refuses another file.
+    pub(super) fn watches(&self, command: &mut Command) -> Result<()> {
+        let Some(connection) = &self.connection else { return Ok(()) };
+        let connection =
+            connection.try_clone().map_err(|e| Error::system("connect a rank to its guard", e))?;
+        // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                tell(connection.as_fd(), rustix::process::getpid().as_raw_nonzero().get());
+                Ok(())
+            });
+        }
+        Ok(())
     }
 
     /// This group has ended; its number can be used again.
     pub(super) fn remove(&mut self, group: Pid) {
-        self.send(-group.as_raw_nonzero().get());
-    }
-
-    fn send(&mut self, word: i32) {
-        if let Some(pipe) = &mut self.pipe {
-            // It fails only if the guard was killed; the run goes on without it.
-            let _ = pipe.write_all(&word.to_ne_bytes());
+        if let Some(connection) = &self.connection {
+            tell(connection.as_fd(), -group.as_raw_nonzero().get());
         }
     }
 }
 
+/// Adds a group to the list of the guard, or takes the group of the negative number from it.
+fn tell(connection: BorrowedFd, word: i32) {
+    // It fails only if the guard was killed; the run goes on without it.
+    let _ = rustix::net::send(connection, &word.to_ne_bytes(), SendFlags::NOSIGNAL);
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.pipe = None;
+        self.connection = None;
         // It may have been stopped by a signal.
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, Signal::CONT);
@@ -139,6 +159,17 @@ fn close(file: RawFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_that_nobody_else_knows_of_ends_with_the_launcher() {
+        let guard = Guard::start().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("600").process_group(0);
+        guard.watches(&mut command).unwrap();
+        let mut child = command.spawn().unwrap();
+        drop((command, guard));
+        assert_eq!(Some(9), std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()));
+    }
 
     #[test]
     fn a_stopped_guard_delays_nothing() {

@@ -70,13 +70,13 @@ impl Supervisor {
             }
             command.process_group(0);
             die_with_parent(&mut command);
+            self.guard.watches(&mut command)?;
             let mut child = command.spawn().map_err(|e| {
                 let program = command.get_program();
                 let what = format!("start rank {rank} ({})", program.to_string_lossy());
                 Error::system(what, start_error(program, &e))
             })?;
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-                self.guard.add(pid);
                 self.ranks.push(Rank { pid, end: None, gone: false, guarded: true, resident: None });
             }
             started.push((child.id(), (child.stdout.take(), child.stderr.take())));
