@@ -32,6 +32,7 @@ mod param_groups;
 mod parity;
 mod placements;
 mod ranks;
+mod quantized_folders;
 mod recompute;
 mod recurrent;
 mod reshard;

@@ -22,9 +22,9 @@ pub use config::{
 };
 pub use decoder::{Decoder, Head};
 pub use family::{Family, Stored, StoredRows};
-pub use four_bit::{FourBitSource, FourBitWeights};
+pub use four_bit::{FourBitLayers, FourBitSource, FourBitWeights};
 pub use hf::{
-    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
+    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies, load_for_inference,
     save_pretrained,
 };
 pub use matching::{Differences, Strict};
