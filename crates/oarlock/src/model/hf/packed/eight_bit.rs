@@ -18,7 +18,7 @@ pub(in crate::model::hf) struct EightBit {
 }
 
 impl EightBit {
-    pub fn take(parts: &mut Parts<'_>) -> Result<EightBit, Problem> {
+    pub(super) fn take(parts: &mut Parts<'_>) -> Result<EightBit, Problem> {
         let values = parts.take(".weight")?;
         let (&[rows, cols], Dtype::I8) = (values.shape.as_slice(), values.dtype) else {
             return Err(parts.wrong(&format!("{:?} of {:?}; expected two sizes of I8", values.shape, values.dtype)));

@@ -22,7 +22,7 @@ pub(in crate::model::hf) struct FourBit {
 }
 
 impl FourBit {
-    pub fn take(parts: &mut Parts<'_>, mark: &str) -> Result<FourBit, Problem> {
+    pub(super) fn take(parts: &mut Parts<'_>, mark: &str) -> Result<FourBit, Problem> {
         let state = parts.take(mark)?;
         let state: Value = serde_json::from_slice(parts.bytes(&state))
             .map_err(|error| parts.wrong(&format!("whose state is no JSON: {error}")))?;

@@ -48,7 +48,7 @@ impl Order {
 }
 
 impl Grouped {
-    pub fn take(parts: &mut Parts<'_>, order: Order, group_size: usize) -> Result<Grouped, Problem> {
+    pub(super) fn take(parts: &mut Parts<'_>, order: Order, group_size: usize) -> Result<Grouped, Problem> {
         let per_word = (32 / order.bits()) as usize;
         let values = parts.take(".qweight")?;
         let (&[first, second], Dtype::I32) = (values.shape.as_slice(), values.dtype) else {
