@@ -1,7 +1,7 @@
 //! What a run would take of memory, without starting it.
 
-use oarlock_tensor::cpu::{Isa, Par};
-use oarlock_tensor::Device;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{Device, Par};
 
 use super::model::{Start, settings};
 use super::objective::{Pretrain, dry_pass};
