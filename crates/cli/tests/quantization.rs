@@ -76,7 +76,11 @@ fn a_killed_run_goes_on_to_the_bit_from_checkpoints_that_hold_the_adapter_alone(
     let words = with(&["bf16=true", "use_dora=true", "max_steps=16", "save_strategy=steps", "save_steps=5"]);
     site.train("whole", &words);
     let manifest = Manifest::open(&site.path("whole/checkpoint-5")).unwrap();
-    assert!(manifest.parameters.keys().all(|name| name.contains(".lora_")), "{:?}", manifest.parameters.keys());
+    assert!(
+        manifest.parameters.keys().all(|name| name.contains(".lora_")),
+        "{:?}",
+        manifest.parameters.keys()
+    );
     // Embedding, norms and projections; those have fingerprints of their words.
     assert_eq!(manifest.frozen.len(), 1 + 5 + 14);
     let running = start(site.training("killed", &words));
@@ -89,7 +93,8 @@ fn a_killed_run_goes_on_to_the_bit_from_checkpoints_that_hold_the_adapter_alone(
     assert!(adapter(&site, "killed") == adapter(&site, "whole"));
 
     // Another format is another base.
-    let other = [&words[..], &["resume_from_checkpoint=whole/checkpoint-10", "quantization_type=fp4"]].concat();
+    let other =
+        [&words[..], &["resume_from_checkpoint=whole/checkpoint-10", "quantization_type=fp4"]].concat();
     let said = run(site.training("other", &other));
     assert_ne!(said.code, Some(0));
     assert!(said.stderr.contains("this model holds others"), "{said:?}");
@@ -147,13 +152,15 @@ fn the_forecast_knows_the_weights_of_4_bits() {
     config["intermediate_size"] = Value::from(8_000);
     site.write("model/config.json", &config.to_string());
     let megabytes = |bits: &[&str], placement: &str| {
-        let words = ["max_steps=3", "train_from_scratch=true", "overwrite_output_dir=true", "bf16=true", placement];
+        let words =
+            ["max_steps=3", "train_from_scratch=true", "overwrite_output_dir=true", "bf16=true", placement];
         site.train("out", &[&QLORA[..4], &words, bits].concat());
         let log = String::from_utf8(site.read("out/running_log.txt")).unwrap();
         let line = log.lines().rfind(|line| line.contains("(working weights ")).unwrap().to_owned();
         let weights = line.split_once("(working weights ").unwrap().1.split(' ').next().unwrap().to_owned();
         let compared = log.lines().rfind(|line| line.contains("a rank, measured peak")).unwrap().to_owned();
-        let percent = compared.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
+        let percent =
+            compared.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
         assert!((85.0..115.0).contains(&percent.unwrap()), "{placement} {bits:?}: {compared}");
         weights.parse::<f64>().unwrap()
     };

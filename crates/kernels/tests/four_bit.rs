@@ -171,7 +171,11 @@ fn parts_that_begin_anywhere_are_those_of_the_whole() {
                 dequantize(&cpu, weight, 0..rows, first..last, &mut out);
                 for (i, x) in out.iter().enumerate() {
                     let (row, col) = (i / (last - first), first + i % (last - first));
-                    assert_eq!(x.to_f32().to_bits(), expected(row * cols + col), "{first}..{last}, {i}, {cpu:?}");
+                    assert_eq!(
+                        x.to_f32().to_bits(),
+                        expected(row * cols + col),
+                        "{first}..{last}, {i}, {cpu:?}"
+                    );
                 }
             }
         }

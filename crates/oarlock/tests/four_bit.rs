@@ -91,11 +91,10 @@ fn train(accelerator: &Accelerator, four_bit: bool, dtype: DType) -> Result<Run>
     if four_bit {
         let mut quantized = Decoder::new(config.decoder().clone(), 16)?;
         let layouts = quantized.quantize_four_bit(FORMAT, dtype)?;
-        weights =
-            Box::new(layouts.source(
-                Rounded { full: SafetensorsSource::open(&folder(), &config, &model)?, rounds: false },
-                accelerator.device(),
-            ));
+        weights = Box::new(layouts.source(
+            Rounded { full: SafetensorsSource::open(&folder(), &config, &model)?, rounds: false },
+            accelerator.device(),
+        ));
     }
     model.map_linears(|_, linear| {
         let base: Box<dyn Layer> = match four_bit {

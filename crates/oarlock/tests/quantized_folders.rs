@@ -205,7 +205,8 @@ fn gptq_is_unpacked_along_the_inputs_with_zero_points_less_one() {
                 (format!("{path}.qzeros"), words([groups, n_out / per_word], zeros.collect())),
                 (format!("{path}.scales"), scales(groups, n_out)),
                 (format!("{path}.g_idx"), {
-                    let (dtype, _, bytes) = words([1, n_in], (0..n_in).map(|input| group(input) as u32).collect());
+                    let (dtype, _, bytes) =
+                        words([1, n_in], (0..n_in).map(|input| group(input) as u32).collect());
                     (dtype, vec![n_in], bytes)
                 }),
             ]
@@ -217,7 +218,8 @@ fn gptq_is_unpacked_along_the_inputs_with_zero_points_less_one() {
 #[test]
 fn awq_is_unpacked_in_its_order() {
     const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-    let settings = json!({ "quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": true, "version": "GEMM" });
+    let settings =
+        json!({ "quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": true, "version": "GEMM" });
     let dir = folder(settings, |path, [n_out, n_in]| {
         let groups = n_in / 16;
         let pack = |of: &dyn Fn(usize) -> u32| -> Vec<u32> {

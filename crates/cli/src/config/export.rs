@@ -61,12 +61,10 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     }
     if settings.said("export_quantization_bit").is_some() {
         let (message, help) = match adapters.is_empty() {
-            true => {
-                (
-                    "`export_quantization_bit` is not supported: it asks for weights of GPTQ, which need data",
-                    "write `quantization_bit: 4` for weights of 4 bits of bitsandbytes",
-                )
-            }
+            true => (
+                "`export_quantization_bit` is not supported: it asks for weights of GPTQ, which need data",
+                "write `quantization_bit: 4` for weights of 4 bits of bitsandbytes",
+            ),
             false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
         };
         refuse(message, &["export_quantization_bit"], help);

@@ -25,7 +25,7 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
             "write `quantization_bit: 4`",
         );
     }
-    if settings.bool("do_train") && settings.said("quantization_device_map").is_some() {
+    if settings.bool("do_train") && settings.get("quantization_device_map").is_written() {
         report(
             "`quantization_device_map` does not go with training",
             &["quantization_device_map"],

@@ -76,7 +76,9 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
     let tokenizer = Tokenizer::open(dir)?;
     let four_bit = match four_bit {
-        Some(FourBit::Packed(format)) => return export_packed(options, &hf, (&tokenizer, dtype), format, device),
+        Some(FourBit::Packed(format)) => {
+            return export_packed(options, &hf, (&tokenizer, dtype), format, device);
+        }
         Some(FourBit::Dequantized(format)) => Some(format),
         None => None,
     };
@@ -114,10 +116,16 @@ fn export_packed(
 ) -> Result<Exported> {
     let ExportOptions { model: dir, adapters, out, max_shard_bytes, .. } = *options;
     if let Some(kind) = hf.quantization() {
-        return Err(Error::Usage(format!("the weights of {} are quantized already ({})", dir.display(), kind.name())));
+        return Err(Error::Usage(format!(
+            "the weights of {} are quantized already ({})",
+            dir.display(),
+            kind.name()
+        )));
     }
     if !adapters.is_empty() {
-        return Err(Error::Usage("adapters are merged into a model before its weights are quantized".to_owned()));
+        return Err(Error::Usage(
+            "adapters are merged into a model before its weights are quantized".to_owned(),
+        ));
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = FourBitFiles::new(hf, format, &save)?;
@@ -125,7 +133,8 @@ fn export_packed(
         files.add_text(name, text);
     }
     let names: Vec<String> = files.names().map(str::to_owned).collect();
-    let (plain, mut quantized) = (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
+    let (plain, mut quantized) =
+        (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
     let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
     let full = SafetensorsSource::open(dir, hf, &plain)?;
     let mut source = quantized.quantize_four_bit(format, DType::F32)?.source(full, device);

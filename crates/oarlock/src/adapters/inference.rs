@@ -50,7 +50,8 @@ pub fn load_four_bit_for_inference(
 ) -> Result<LoadedModel> {
     if adapters.len() > 1 {
         return Err(Error::Usage(
-            "a quantized model takes a single adapter; merge the adapters into the unquantized model first".to_owned(),
+            "a quantized model takes a single adapter; merge the adapters into the unquantized model first"
+                .to_owned(),
         ));
     }
     beside(dir, adapters, Some(format), device, dtype, n_positions)

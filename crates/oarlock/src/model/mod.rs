@@ -24,8 +24,8 @@ pub use decoder::{Decoder, Head};
 pub use family::{Family, Stored, StoredRows};
 pub use four_bit::{FourBitLayers, FourBitSource, FourBitWeights};
 pub use hf::{
-    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies, load_for_inference,
-    save_pretrained,
+    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies,
+    load_for_inference, save_pretrained,
 };
 pub use matching::{Differences, Strict};
 pub use recompute::Recompute;

@@ -53,7 +53,8 @@ impl LinearFourBit {
     /// # Errors
     /// Before the model is prepared, or while the weight is not gathered.
     pub fn dequantized(&self) -> Result<Tensor> {
-        let whole = ops::dequantize_four_bit(&self.weight, self.layout, self.weight.compute_dtype(DType::F32))?;
+        let whole =
+            ops::dequantize_four_bit(&self.weight, self.layout, self.weight.compute_dtype(DType::F32))?;
         if whole.dtype() == DType::F32 { Ok(whole) } else { whole.cast(DType::F32) }
     }
 }

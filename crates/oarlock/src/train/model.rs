@@ -9,8 +9,8 @@ use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit,
 use crate::config::{Finetuning, ModelArgs, ModelSource, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
+use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization};
 use crate::nn::{NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
@@ -88,11 +88,20 @@ impl Start {
             told.push(format!("the weights of the linear layers have 4 bits ({format}); {others}"));
         }
         let stored = match &config.model.source {
-            ModelSource::Folder(dir) if !config.model.from_scratch => hf.quantization().map(|kind| (kind, dir)),
+            ModelSource::Folder(dir) if !config.model.from_scratch => {
+                hf.quantization().map(|kind| (kind, dir))
+            }
             _ => None,
         };
         let Some((kind, dir)) = stored else {
-            return Ok(Start { merged: Vec::new(), trained: None, adaptation: None, four_bit, is_stored: false, told });
+            return Ok(Start {
+                merged: Vec::new(),
+                trained: None,
+                adaptation: None,
+                four_bit,
+                is_stored: false,
+                told,
+            });
         };
         if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Lora(_)) {
             return Err(Error::Model(format!(
@@ -103,7 +112,10 @@ impl Start {
         }
         told.clear();
         if four_bit.is_some() {
-            told.push("`quantization_bit` changes nothing: the weights of this model are quantized already".to_owned());
+            told.push(
+                "`quantization_bit` changes nothing: the weights of this model are quantized already"
+                    .to_owned(),
+            );
         }
         let is_stored = kind == StoredQuantization::FourBit;
         four_bit = match is_stored {

@@ -145,7 +145,8 @@ mod tests {
         let adapted =
             words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
         assert_eq!(adapted.unwrap(), ["chat", "--model", model, "--adapter", "a,b"]);
-        let quantized = words(&format!("model_name_or_path={model} quantization_bit=4 double_quantization=false"));
+        let quantized =
+            words(&format!("model_name_or_path={model} quantization_bit=4 double_quantization=false"));
         let expected =
             ["chat", "--model", model, "--quantization-bit", "4", "--double-quantization", "false"];
         assert_eq!(quantized.unwrap(), expected);

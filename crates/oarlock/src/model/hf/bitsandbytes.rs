@@ -73,14 +73,22 @@ impl FourBitFiles {
             for part in Part::of(format) {
                 let name = format!("{}{}", stored.tensor, part.ending(format.code));
                 let (sizes, dtype) = part.described(layout, options.dtype);
-                weights.push(Weight { name: name.clone(), stored: Stored::whole(&*name), shape: sizes, dtype });
+                weights.push(Weight {
+                    name: name.clone(),
+                    stored: Stored::whole(&*name),
+                    shape: sizes,
+                    dtype,
+                });
                 let part = Some((layout, part));
                 tensors.insert(name, Tensor { name: named.name.clone(), shape, init, part });
             }
         }
         let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
         files.settle(config, options.dtype, options.side_files_from);
-        files.add_text("config.json", config.to_quantized_json(options.dtype, quantization::four_bit_json(format)));
+        files.add_text(
+            "config.json",
+            config.to_quantized_json(options.dtype, quantization::four_bit_json(format)),
+        );
         Ok(FourBitFiles { files, tensors })
     }
 

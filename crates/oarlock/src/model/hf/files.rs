@@ -278,7 +278,13 @@ impl ModelFiles {
 
     /// Something to write weights with, into files that were created.
     pub fn writer(self: Arc<Self>, path_of: impl Fn(&str) -> PathBuf + Send + 'static) -> ModelWriter {
-        ModelWriter { files: self, path_of: Box::new(path_of), open: BTreeMap::new(), halves: Vec::new(), bytes: Vec::new() }
+        ModelWriter {
+            files: self,
+            path_of: Box::new(path_of),
+            open: BTreeMap::new(),
+            halves: Vec::new(),
+            bytes: Vec::new(),
+        }
     }
 }
 

@@ -64,13 +64,17 @@ impl StoredQuantization {
             Some("gptq") => {
                 let bits = bits.unwrap_or(4);
                 if ![2, 4, 8].contains(&bits) {
-                    return Err(refused(format!("GPTQ weights of {bits} bits are not supported, only of 2, 4 and 8")));
+                    return Err(refused(format!(
+                        "GPTQ weights of {bits} bits are not supported, only of 2, 4 and 8"
+                    )));
                 }
                 let zeros_less_one = match inner.text("checkpoint_format")?.unwrap_or("gptq") {
                     "gptq" => true,
                     "gptq_v2" => false,
                     other => {
-                        let told = format!("its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2");
+                        let told = format!(
+                            "its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2"
+                        );
                         return Err(refused(told));
                     }
                 };
@@ -81,13 +85,15 @@ impl StoredQuantization {
                 let plain = bits.unwrap_or(4) == 4 && version.eq_ignore_ascii_case("gemm");
                 if !plain || !inner.flag_or("zero_point", true)? {
                     return Err(refused(
-                        "of AWQ, weights of 4 bits with zero points of the version gemm are supported".to_owned(),
+                        "of AWQ, weights of 4 bits with zero points of the version gemm are supported"
+                            .to_owned(),
                     ));
                 }
                 Ok(Some(StoredQuantization::Awq { group_size: group()? }))
             }
             _ => Err(refused(
-                "supported are quantized weights of bitsandbytes, GPTQ and AWQ; else take the original model".to_owned(),
+                "supported are quantized weights of bitsandbytes, GPTQ and AWQ; else take the original model"
+                    .to_owned(),
             )),
         }
     }

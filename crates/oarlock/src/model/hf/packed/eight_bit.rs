@@ -21,14 +21,18 @@ impl EightBit {
     pub(super) fn take(parts: &mut Parts<'_>) -> Result<EightBit, Problem> {
         let values = parts.take(".weight")?;
         let (&[rows, cols], Dtype::I8) = (values.shape.as_slice(), values.dtype) else {
-            return Err(parts.wrong(&format!("{:?} of {:?}; expected two sizes of I8", values.shape, values.dtype)));
+            return Err(
+                parts.wrong(&format!("{:?} of {:?}; expected two sizes of I8", values.shape, values.dtype))
+            );
         };
         let largest = parts.take_as(".SCB", &[Dtype::F32], rows)?;
         let largest = f32s(parts.bytes(&largest)).collect();
         if let Some(format) = parts.take_if_there(".weight_format")
             && parts.bytes(&format).iter().any(|&byte| byte != 0)
         {
-            return Err(parts.wrong("in the order of a GPU's tiles; only weight_format 0 (rows) is supported"));
+            return Err(
+                parts.wrong("in the order of a GPU's tiles; only weight_format 0 (rows) is supported")
+            );
         }
         Ok(EightBit { shape: [rows, cols], values, largest })
     }

@@ -39,7 +39,11 @@ impl FourBit {
         let code = match state["quant_type"].as_str() {
             Some("nf4") => Code::Nf4,
             Some("fp4") => Code::Fp4,
-            _ => return Err(parts.wrong(&format!("of the type {}; supported are nf4 and fp4", state["quant_type"]))),
+            _ => {
+                return Err(
+                    parts.wrong(&format!("of the type {}; supported are nf4 and fp4", state["quant_type"]))
+                );
+            }
         };
         if count("blocksize") != Some(BLOCK) {
             let told = format!("in blocks of {}; only blocks of {BLOCK} are supported", state["blocksize"]);
@@ -47,7 +51,10 @@ impl FourBit {
         }
         let nested = state.get("nested_blocksize").is_some();
         if nested && count("nested_blocksize") != Some(NESTED_BLOCK) {
-            let told = format!("whose scales are in blocks of {}; only of {NESTED_BLOCK}", state["nested_blocksize"]);
+            let told = format!(
+                "whose scales are in blocks of {}; only of {NESTED_BLOCK}",
+                state["nested_blocksize"]
+            );
             return Err(parts.wrong(&told));
         }
         let layout = Layout { rows, cols, format: Format { code, nested } };
@@ -69,7 +76,8 @@ impl FourBit {
                 let map = parts.take_as(".nested_quant_map", &[Dtype::F32], 256)?;
                 check_map(parts, &map, dynamic_map())?;
                 let scales = parts.take_as(".nested_absmax", &[Dtype::F32], blocks.div_ceil(NESTED_BLOCK))?;
-                let offset = state["nested_offset"].as_f64().ok_or_else(|| parts.wrong("without a nested_offset"))?;
+                let offset =
+                    state["nested_offset"].as_f64().ok_or_else(|| parts.wrong("without a nested_offset"))?;
                 Some((scales, offset as f32))
             }
         };

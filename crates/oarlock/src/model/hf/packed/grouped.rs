@@ -52,7 +52,9 @@ impl Grouped {
         let per_word = (32 / order.bits()) as usize;
         let values = parts.take(".qweight")?;
         let (&[first, second], Dtype::I32) = (values.shape.as_slice(), values.dtype) else {
-            return Err(parts.wrong(&format!("{:?} of {:?}; expected two sizes of I32", values.shape, values.dtype)));
+            return Err(
+                parts.wrong(&format!("{:?} of {:?}; expected two sizes of I32", values.shape, values.dtype))
+            );
         };
         let [n_in, n_out] = match order {
             Order::Gptq { .. } => [first * per_word, second],
@@ -61,8 +63,7 @@ impl Grouped {
         let group_size = group_size.min(n_in).max(1);
         let n_groups = n_in.div_ceil(group_size);
         let zeros = parts.take_as(".qzeros", &[Dtype::I32], n_groups * n_out.div_ceil(per_word))?;
-        let scales =
-            parts.take_as(".scales", &[Dtype::F16, Dtype::BF16, Dtype::F32], n_groups * n_out)?;
+        let scales = parts.take_as(".scales", &[Dtype::F16, Dtype::BF16, Dtype::F32], n_groups * n_out)?;
         let groups: Vec<usize> = match parts.take_if_there(".g_idx") {
             None => (0..n_in).map(|input| input / group_size).collect(),
             Some(part) => words(parts.bytes(&part)).map(|group| group as usize).collect(),
@@ -110,7 +111,8 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
 }
 
 fn floats(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    let halves = |of: fn(u16) -> f32| bytes.as_chunks().0.iter().map(|chunk| of(u16::from_le_bytes(*chunk))).collect();
+    let halves =
+        |of: fn(u16) -> f32| bytes.as_chunks().0.iter().map(|chunk| of(u16::from_le_bytes(*chunk))).collect();
     match dtype {
         Dtype::F16 => halves(|bits| f16::from_bits(bits).to_f32()),
         Dtype::BF16 => halves(|bits| half::bf16::from_bits(bits).to_f32()),

@@ -35,9 +35,7 @@ pub(super) fn gather(
     files: &[MappedFile],
 ) -> Result<(), Problem> {
     let marks: &[&str] = match quantization {
-        StoredQuantization::FourBit => {
-            &[".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"]
-        }
+        StoredQuantization::FourBit => &[".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"],
         StoredQuantization::EightBit => &[".SCB"],
         StoredQuantization::Gptq { .. } | StoredQuantization::Awq { .. } => &[".qweight"],
     };
@@ -56,12 +54,16 @@ pub(super) fn gather(
                 let order = Order::Gptq { bits, zeros_less_one };
                 (format!("{path}.weight"), Packed::Grouped(Grouped::take(&mut parts, order, group_size)?))
             }
-            StoredQuantization::Awq { group_size } => {
-                (format!("{path}.weight"), Packed::Grouped(Grouped::take(&mut parts, Order::Awq, group_size)?))
-            }
+            StoredQuantization::Awq { group_size } => (
+                format!("{path}.weight"),
+                Packed::Grouped(Grouped::take(&mut parts, Order::Awq, group_size)?),
+            ),
         };
         let shape = packed.shape().to_vec();
-        found.insert(name, Located { file: 0, bytes: 0..0, shape, dtype: Dtype::F32, packed: Some(packed.into()) });
+        found.insert(
+            name,
+            Located { file: 0, bytes: 0..0, shape, dtype: Dtype::F32, packed: Some(packed.into()) },
+        );
     }
     Ok(())
 }
@@ -111,7 +113,8 @@ struct Parts<'a> {
 impl Parts<'_> {
     /// Takes the tensor with this ending out.
     fn take(&mut self, ending: &str) -> Result<Located, Problem> {
-        self.take_if_there(ending).ok_or_else(|| format!("lacks {}{ending}, a part of a quantized weight", self.path))
+        self.take_if_there(ending)
+            .ok_or_else(|| format!("lacks {}{ending}, a part of a quantized weight", self.path))
     }
 
     fn take_if_there(&mut self, ending: &str) -> Option<Located> {
