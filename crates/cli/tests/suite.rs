@@ -22,6 +22,7 @@ mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod pretrain_loop;
+mod quantization;
 mod recipes;
 mod restart;
 mod transcripts;

@@ -32,6 +32,18 @@ fn weight(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + i / 64 * 31) % 4001) as f32).map(|x| (x - 2000.0) / 512.0).collect()
 }
 
+/// The words of a weight, which are the same on every CPU path and with any threads.
+fn quantized_everywhere(layout: Layout, x: &[f32]) -> Vec<i32> {
+    let on = |cpu: &Cpu| {
+        let mut words = vec![0; layout.n_words()];
+        layout.quantize(cpu, x, &mut words);
+        words
+    };
+    let words = on(&cpus()[0]);
+    cpus().iter().for_each(|cpu| assert!(on(cpu) == words, "{layout:?}, {cpu:?}"));
+    words
+}
+
 /// torch rounds the values in ways that depend on the CPU: the last bit may differ.
 #[test]
 fn the_map_of_nested_scales_is_that_of_bitsandbytes() {
@@ -51,8 +63,7 @@ fn codes_and_scales_are_those_of_bitsandbytes() {
         let x = weight(rows * cols);
         for nested in [false, true] {
             let layout = Layout { rows, cols, format: Format { code, nested } };
-            let mut words = vec![0; layout.n_words()];
-            layout.quantize(&x, &mut words);
+            let words = quantized_everywhere(layout, &x);
             let quantized = layout.weight(&words);
             assert_eq!(quantized.codes, bytes(&case["codes"]), "{layout:?}");
             let dequantized = match quantized.scales {
@@ -80,8 +91,7 @@ fn codes_and_scales_are_those_of_bitsandbytes() {
 #[test]
 fn a_weight_is_a_code_times_a_scale() {
     let layout = Layout { rows: 1, cols: 4, format: Format { code: Code::Nf4, nested: false } };
-    let mut words = vec![0; layout.n_words()];
-    layout.quantize(&[2.0, 0.5, -2.0, 0.0], &mut words);
+    let words = quantized_everywhere(layout, &[2.0, 0.5, -2.0, 0.0]);
     let mut back = [0f32; 4];
     dequantize(&cpus()[0], layout.weight(&words), 0..1, 0..4, &mut back);
     assert_eq!(back, [2.0, 0.492_224_6, -2.0, 0.0]);
@@ -90,10 +100,9 @@ fn a_weight_is_a_code_times_a_scale() {
 #[test]
 fn zeros_stay_zeros_and_what_is_not_finite_is_seen() {
     let layout = Layout { rows: 2, cols: 64, format: Format { code: Code::Nf4, nested: false } };
-    let mut words = vec![0; layout.n_words()];
     let mut x = vec![0f32; 128];
     x[70] = f32::NAN;
-    layout.quantize(&x, &mut words);
+    let words = quantized_everywhere(layout, &x);
     let mut back = vec![1f32; 128];
     dequantize(&cpus()[0], layout.weight(&words), 0..2, 0..64, &mut back);
     assert!(back[..64].iter().all(|&x| x == 0.0) && back[64..].iter().all(|x| x.is_nan()));
@@ -124,8 +133,7 @@ fn products_agree<T: Float>() {
     // The last has several parts in both directions; columns of the second split blocks and bytes.
     for (rows, cols, m) in [(64, 64, 3), (33, 37, 20), (1100, 1000, 9)] {
         let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
-        let mut words = vec![0; layout.n_words()];
-        layout.quantize(&values(5, rows * cols), &mut words);
+        let words = quantized_everywhere(layout, &values(5, rows * cols));
         for cpu in cpus() {
             for side in [Side::Forward, Side::Backward] {
                 let [ours, theirs] = products::<T>(&cpu, side, layout, &words, m);
@@ -142,4 +150,39 @@ fn products_have_the_bits_of_those_with_the_dequantized_weight() {
     products_agree::<f32>();
     products_agree::<bf16>();
     products_agree::<f16>();
+}
+
+#[test]
+fn parts_that_begin_anywhere_are_those_of_the_whole() {
+    fn check<T: Float>(code: Code) {
+        let (rows, cols) = (9, 331);
+        let layout = Layout { rows, cols, format: Format { code, nested: false } };
+        let words = quantized_everywhere(layout, &values(6, rows * cols));
+        let weight = layout.weight(&words);
+        let Scales::Plain(absmax) = weight.scales else { unreachable!("not nested") };
+        let expected = |i: usize| {
+            let byte = weight.codes[i / 2];
+            let code = if i.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+            T::from_f32(layout.format.code.values()[usize::from(code)] * absmax[i / 64]).to_f32().to_bits()
+        };
+        for cpu in cpus() {
+            for (first, last) in [(0, cols), (1, 2), (5, 329), (64, 128), (63, 130), (66, 299), (330, 331)] {
+                let mut out = vec![T::from_f32(9.0); rows * (last - first)];
+                dequantize(&cpu, weight, 0..rows, first..last, &mut out);
+                for (i, x) in out.iter().enumerate() {
+                    let (row, col) = (i / (last - first), first + i % (last - first));
+                    assert_eq!(
+                        x.to_f32().to_bits(),
+                        expected(row * cols + col),
+                        "{first}..{last}, {i}, {cpu:?}"
+                    );
+                }
+            }
+        }
+    }
+    for code in [Code::Nf4, Code::Fp4] {
+        check::<f32>(code);
+        check::<bf16>(code);
+        check::<f16>(code);
+    }
 }

@@ -204,6 +204,7 @@ fn an_export_is_one_model_that_says_the_same() {
         let options = ExportOptions {
             model: &base,
             adapters: &adapters,
+            four_bit: None,
             out: &out,
             max_shard_bytes: 60_000,
             dtype: Some(dtype),
@@ -219,7 +220,14 @@ fn an_export_is_one_model_that_says_the_same() {
             check(&load_for_inference(&out, &[], &device(), DType::F32, 64).unwrap(), "lora_then_dora");
         }
     }
-    let same = ExportOptions { model: &base, adapters: &[], out: &base, max_shard_bytes: 1, dtype: None };
+    let same = ExportOptions {
+        model: &base,
+        adapters: &[],
+        four_bit: None,
+        out: &base,
+        max_shard_bytes: 1,
+        dtype: None,
+    };
     assert!(export(&same, &device()).unwrap_err().to_string().contains("name another folder"));
 }
 

@@ -60,8 +60,8 @@ impl WeightSource for Rounded {
         self.full.read(name, shape, init, 0..rows * cols, &mut whole)?;
         let layout = Layout { rows, cols, format: FORMAT };
         let mut words = vec![0; layout.n_words()];
-        layout.quantize(&whole, &mut words);
         let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
+        layout.quantize(&cpu, &whole, &mut words);
         dequantize(&cpu, layout.weight(&words), 0..rows, 0..cols, &mut whole);
         out.copy_from_slice(&whole[elements]);
         Ok(())
@@ -91,11 +91,10 @@ fn train(accelerator: &Accelerator, four_bit: bool, dtype: DType) -> Result<Run>
     if four_bit {
         let mut quantized = Decoder::new(config.decoder().clone(), 16)?;
         let layouts = quantized.quantize_four_bit(FORMAT, dtype)?;
-        weights =
-            Box::new(layouts.source(Rounded {
-                full: SafetensorsSource::open(&folder(), &config, &model)?,
-                rounds: false,
-            }));
+        weights = Box::new(layouts.source(
+            Rounded { full: SafetensorsSource::open(&folder(), &config, &model)?, rounds: false },
+            accelerator.device(),
+        ));
     }
     model.map_linears(|_, linear| {
         let base: Box<dyn Layer> = match four_bit {

@@ -25,10 +25,18 @@ struct Inner {
     init: Init,
     /// The dtype of its working copy, where that is not the model's.
     dtype: Option<DType>,
-    /// What ops compute in with a parameter of words.
-    computes_in: Option<DType>,
+    /// Of a parameter of words, what they hold.
+    words: Option<Words>,
     frozen: AtomicBool,
     slot: RwLock<Option<Slot>>,
+}
+
+/// What the words of a parameter hold.
+#[derive(Clone, Copy)]
+struct Words {
+    n_weights: usize,
+    /// What ops compute in with them.
+    computes_in: DType,
 }
 
 #[derive(Clone)]
@@ -112,23 +120,24 @@ impl Param {
         Param::with(shape, init, Some(DType::F32), None)
     }
 
-    /// A frozen parameter of so many 32-bit words, such as a weight of 4 bits, with which ops compute in a dtype. Where elements of parameters are moved as
-    /// f32, its words are moved as the f32 with the same bits.
+    /// A frozen parameter of so many 32-bit words that hold so many weights, of 4 bits for example, with which ops compute
+    /// in a dtype. Where elements of parameters are moved as f32, its words are moved as the f32 with the same bits.
     ///
     /// # Errors
     /// An impossible size.
-    pub fn of_words(n_words: usize, computes_in: DType) -> Result<Param> {
-        let param = Param::with(Shape::new(&[n_words])?, Init::Zeros, Some(DType::I32), Some(computes_in));
+    pub fn of_words(n_words: usize, n_weights: usize, computes_in: DType) -> Result<Param> {
+        let words = Some(Words { n_weights, computes_in });
+        let param = Param::with(Shape::new(&[n_words])?, Init::Zeros, Some(DType::I32), words);
         param.freeze();
         Ok(param)
     }
 
-    fn with(shape: Shape, init: Init, dtype: Option<DType>, computes_in: Option<DType>) -> Param {
+    fn with(shape: Shape, init: Init, dtype: Option<DType>, words: Option<Words>) -> Param {
         Param(Arc::new(Inner {
             shape,
             init,
             dtype,
-            computes_in,
+            words,
             frozen: AtomicBool::new(false),
             slot: RwLock::new(None),
         }))
@@ -152,7 +161,12 @@ impl Param {
 
     /// The dtype that ops compute in with it, in a model that computes in `dtype`.
     pub fn compute_dtype(&self, dtype: DType) -> DType {
-        self.0.computes_in.unwrap_or_else(|| self.working_dtype(dtype))
+        self.0.words.map_or_else(|| self.working_dtype(dtype), |words| words.computes_in)
+    }
+
+    /// How many weights of a model it holds: its elements, or what its words hold.
+    pub fn n_weights(&self) -> usize {
+        self.0.words.map_or_else(|| self.0.shape.n_elems(), |words| words.n_weights)
     }
 
     /// Its shape.

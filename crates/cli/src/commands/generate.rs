@@ -5,14 +5,15 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::four_bit::{Code, Format};
 use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
 use crate::console::{Outcome, eprint};
-use oarlock::adapters::load_for_inference;
+use oarlock::adapters::{load_for_inference, load_four_bit_for_inference};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
 use oarlock::{Error, Result};
@@ -26,6 +27,15 @@ struct ModelArgs {
     /// Folders of adapters that are merged into it, in order
     #[arg(long, value_delimiter = ',')]
     adapter: Vec<PathBuf>,
+    /// Keep the weights in 4 bits, and an adapter beside them instead of merged into them
+    #[arg(long, value_parser = ["4"])]
+    quantization_bit: Option<String>,
+    /// The values of these bits
+    #[arg(long, value_parser = ["nf4", "fp4"], default_value = "nf4", requires = "quantization_bit")]
+    quantization_type: String,
+    /// Quantize their scales, too
+    #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
+    double_quantization: bool,
     /// The most tokens of an answer
     #[arg(long, default_value_t = 256)]
     max_new_tokens: usize,
@@ -70,12 +80,22 @@ pub(super) struct ChatArgs {
     system: Option<String>,
 }
 
+/// The format of weights of 4 bits, where they are asked for.
+fn format(args: &ModelArgs) -> Option<Format> {
+    let code = if args.quantization_type == "fp4" { Code::Fp4 } else { Code::Nf4 };
+    args.quantization_bit.is_some().then_some(Format { code, nested: args.double_quantization })
+}
+
 /// A loaded model with its tokenizer.
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
     let device = Device::cpu(Isa::detect(), par);
     let tokenizer = Tokenizer::open(&args.model)?;
-    let model = load_for_inference(&args.model, &args.adapter, &device, args.dtype, usize::MAX)?;
+    let (dir, adapters) = (&args.model, &args.adapter);
+    let model = match format(args) {
+        None => load_for_inference(dir, adapters, &device, args.dtype, usize::MAX)?,
+        Some(format) => load_four_bit_for_inference(dir, adapters, format, &device, args.dtype, usize::MAX)?,
+    };
     let generator = Generator::new(model);
     let options = GenerateOptions {
         sampling: Sampling {

@@ -86,6 +86,14 @@ const RULES: &[Rule] = &[
         help: "remove create_new_adapter, or merge the first adapter into the model",
     },
     Rule {
+        keys: &["adapter_name_or_path", "quantization_bit"],
+        broken: |choices| {
+            choices.said("quantization_bit") && choices.settings.list("adapter_name_or_path").len() > 1
+        },
+        message: "a quantized model takes a single adapter: nothing can be merged into its weights",
+        help: "merge them into the unquantized model first (`oarlock export`)",
+    },
+    Rule {
         keys: &["fp8", "quantization_bit"],
         broken: |choices| choices.said("quantization_bit") && choices.on("fp8"),
         message: "`fp8` and `quantization_bit` exclude each other",
@@ -248,6 +256,10 @@ mod tests {
             (
                 "quantization_bit: 4\nfinetuning_type: lora\nadapter_name_or_path: a\ncreate_new_adapter: true",
                 &["create_new_adapter"],
+            ),
+            (
+                "quantization_bit: 4\nfinetuning_type: lora\nadapter_name_or_path: [a, b]",
+                &["adapter_name_or_path"],
             ),
             ("quantization_bit: 4\nfinetuning_type: lora\nfp8: true", &["fp8"]),
             ("eval_dataset: e\npredict_with_generate: true", &["predict_with_generate"]),

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use oarlock::adapters::FourBit;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;
 
 use super::written::Layer;
-use super::{finetuning, table};
+use super::{finetuning, quantization, table};
 
 /// A model to export.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,8 @@ pub struct ExportArgs {
     pub model: PathBuf,
     /// The adapters that are merged into it.
     pub adapters: Vec<PathBuf>,
+    /// What is done with the base in 4 bits.
+    pub four_bit: Option<FourBit>,
     /// The folder to write to.
     pub out: PathBuf,
     /// The most bytes of weights in one file.
@@ -58,16 +61,53 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     }
     if settings.said("export_quantization_bit").is_some() {
         let (message, help) = match adapters.is_empty() {
-            true => {
-                ("`export_quantization_bit` is not supported: weights are not quantized here", "remove it")
-            }
+            true => (
+                "`export_quantization_bit` is not supported: it asks for weights of GPTQ, which need data",
+                "write `quantization_bit: 4` for weights of 4 bits of bitsandbytes",
+            ),
             false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
         };
         refuse(message, &["export_quantization_bit"], help);
     }
-    if settings.said("quantization_bit").is_some() && !adapters.is_empty() {
-        refuse("Cannot merge adapters to a quantized model.", &["quantization_bit"], "remove it");
+    let dequantizes = settings.bool("export_dequantized");
+    let bits = settings.count("quantization_bit");
+    if dequantizes && bits.is_none() {
+        refuse(
+            "`export_dequantized` needs `quantization_bit: 4`",
+            &["export_dequantized"],
+            "write the format of the weights that the adapter was trained against",
+        );
     }
+    if let (Some(_), false, false) = (bits, adapters.is_empty(), dequantizes) {
+        refuse(
+            "Cannot merge adapters to a quantized model.",
+            &["quantization_bit"],
+            "remove it to merge into the unquantized weights, or write `export_dequantized: true` to merge into what the \
+             weights of 4 bits stand for, which is what the adapter was trained against",
+        );
+    }
+    if bits.is_some() && adapters.len() > 1 {
+        refuse(
+            "a quantized model takes a single adapter",
+            &["adapter_name_or_path", "quantization_bit"],
+            "merge them into the unquantized model, one after the other",
+        );
+    }
+    let four_bit = match bits {
+        Some(4) if settings.word("quantization_method") == "bnb" => {
+            let format = quantization::format(&settings);
+            Some(if dequantizes { FourBit::Dequantized(format) } else { FourBit::Packed(format) })
+        }
+        Some(_) => {
+            refuse(
+                "only `quantization_bit: 4` with `quantization_method: bnb` is there",
+                &["quantization_bit", "quantization_method"],
+                "write `quantization_bit: 4`, or remove it",
+            );
+            None
+        }
+        None => None,
+    };
     if settings.bool("export_legacy_format") {
         refuse(
             "`export_legacy_format: true` asks for a pickle, which runs code when it is read; only safetensors are written",
@@ -98,6 +138,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         model: PathBuf::from(settings.word("model_name_or_path")),
         out: PathBuf::from(settings.word("export_dir")),
         adapters,
+        four_bit,
         max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
         dtype,
     };
@@ -123,6 +164,7 @@ mod tests {
         let expected = ExportArgs {
             model: "m".into(),
             adapters: vec!["a".into(), "b".into()],
+            four_bit: None,
             out: "o".into(),
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),

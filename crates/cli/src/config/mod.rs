@@ -17,6 +17,7 @@ pub mod flags;
 mod model;
 pub mod monitor;
 pub mod paths;
+mod quantization;
 mod recompute;
 pub mod render;
 pub mod resolved;

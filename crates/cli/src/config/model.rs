@@ -11,6 +11,8 @@ use oarlock::settings::resolve::Settings;
 use oarlock::settings::value::Value;
 use serde_json::{Map, Value as Json, json};
 
+use super::quantization::quantization;
+
 const SIZES: [&str; 8] = [
     "vocab_size",
     "hidden_size",
@@ -26,6 +28,7 @@ const NUMBERS: [&str; 3] = ["rms_norm_eps", "rope_theta", "initializer_range"];
 
 /// The model; what is wrong with it goes to `problems`.
 pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
+    let quantization = quantization(settings, problems);
     let [folder, config, tokenizer, scratch] =
         ["model_name_or_path", "model_config", "tokenizer_path", "train_from_scratch"]
             .map(|name| settings.get(name));
@@ -42,7 +45,12 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
         }
         let path = PathBuf::from(settings.word("model_name_or_path"));
         let from_scratch = matches!(scratch.value, Value::Bool(true));
-        return ModelArgs { tokenizer: path.clone(), source: ModelSource::Folder(path), from_scratch };
+        return ModelArgs {
+            tokenizer: path.clone(),
+            source: ModelSource::Folder(path),
+            from_scratch,
+            quantization,
+        };
     }
     if folder.is_written() {
         report(
@@ -69,6 +77,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
         source: ModelSource::Fields(fields(settings, problems)),
         tokenizer: folder_of(Path::new(settings.word("tokenizer_path"))),
         from_scratch: true,
+        quantization,
     }
 }
 

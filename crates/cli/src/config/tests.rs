@@ -51,7 +51,10 @@ pub(super) fn bad(text: &str, words: &[&str], environment: &[(&str, &str)]) -> S
 fn defaults_are_those_of_the_originals() {
     let config = good("");
     let source = ModelSource::Folder("m".into());
-    assert_eq!(config.model, ModelArgs { source, tokenizer: "m".into(), from_scratch: false });
+    assert_eq!(
+        config.model,
+        ModelArgs { source, tokenizer: "m".into(), from_scratch: false, quantization: None }
+    );
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
     assert!(config.data.packing == Packing::Concat && config.data.shuffle);

@@ -146,7 +146,7 @@ impl Job {
             print(&self.outline())?;
         }
         if !examined? {
-            return Ok(());
+            return self.dry_run.then(|| self.forecast()).map_or(Ok(()), |line| print(&line));
         }
         match &self.program {
             Program::Training(config) if is_rank || self.is_alone() => {
@@ -188,6 +188,15 @@ impl Job {
             missing.push(problem.help("write one of these, or leave the classes out"));
         }
         missing
+    }
+
+    /// What a training would take of memory, if it can be run here.
+    fn forecast(&self) -> String {
+        let line = match &self.program {
+            Program::Training(config) if self.missing(config).is_empty() => train::forecast(config).ok(),
+            _ => None,
+        };
+        line.map_or(String::new(), |line| line + "\n")
     }
 
     /// What would be started.

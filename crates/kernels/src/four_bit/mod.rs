@@ -5,10 +5,12 @@
 //! bits in blocks of 256. All parts of a weight lie behind each other in 32-bit words, which move and are sharded like the
 //! elements of any other parameter.
 
+mod expand;
 mod nested;
 mod product;
+mod quantize;
 
-pub use nested::dynamic_map;
+pub use nested::{BLOCK as NESTED_BLOCK, dynamic_map};
 pub use product::{Side, dequantize, product, product_scratch_bytes};
 
 /// Elements that share a scale.
@@ -65,15 +67,6 @@ impl Code {
             ],
         }
     }
-
-    /// The indices in the order of their values, and the midpoints between neighbours.
-    fn sorted(self) -> ([u8; 16], [f32; 15]) {
-        let values = self.values();
-        let mut order: [u8; 16] = std::array::from_fn(|i| i as u8);
-        order.sort_by(|&a, &b| values[usize::from(a)].total_cmp(&values[usize::from(b)]));
-        let value = |i: usize| values[usize::from(order[i])];
-        (order, std::array::from_fn(|i| (value(i) + value(i + 1)) / 2.0))
-    }
 }
 
 /// How a weight is quantized.
@@ -83,6 +76,17 @@ pub struct Format {
     pub code: Code,
     /// Whether the scales are quantized as well (double quantization).
     pub nested: bool,
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let code = match self.code {
+            Code::Nf4 => "nf4",
+            Code::Fp4 => "fp4",
+        };
+        f.write_str(code)?;
+        if self.nested { f.write_str(" with double quantization") } else { Ok(()) }
+    }
 }
 
 /// The size and format of a quantized weight, and with them where its parts lie.
@@ -174,51 +178,4 @@ impl Layout {
             part
         })
     }
-
-    /// Quantizes a weight of [`Layout::n_elems`] elements into [`Layout::n_words`] words. An element that is not finite
-    /// makes its block so.
-    ///
-    /// # Panics
-    /// On slices of other lengths.
-    pub fn quantize(&self, x: &[f32], words: &mut [i32]) {
-        assert_eq!(x.len(), self.n_elems(), "a weight of {} x {}", self.rows, self.cols);
-        assert_eq!(words.len(), self.n_words(), "a quantized weight of {} x {}", self.rows, self.cols);
-        words.fill(0);
-        let (codes, rest) = words.split_at_mut(self.parts()[0]);
-        let mut absmax = vec![0.0; self.n_blocks()];
-        self.quantize_blocks(x, bytemuck::cast_slice_mut(codes), &mut absmax);
-        match self.format.nested {
-            false => rest.copy_from_slice(bytemuck::cast_slice(&absmax)),
-            true => {
-                let (scales, rest) = rest.split_at_mut(self.parts()[1]);
-                let (nested, offset) = rest.split_at_mut(self.parts()[2]);
-                let codes = &mut bytemuck::cast_slice_mut(scales)[..absmax.len()];
-                let mean = nested::quantize(&absmax, codes, bytemuck::cast_slice_mut(nested));
-                offset[0] = mean.to_bits() as i32;
-            }
-        }
-    }
-
-    fn quantize_blocks(&self, x: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
-        let (order, midpoints) = self.format.code.sorted();
-        for ((x, codes), absmax) in x.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 2)).zip(absmax) {
-            *absmax = largest(x);
-            let at_least = absmax.max(1e-38);
-            let inverse = 1.0 / at_least;
-            // As bitsandbytes, which divides only the elements of a block that is cut off.
-            let is_whole = x.len() == BLOCK;
-            let index = |x: f32| {
-                let scaled = if is_whole { x * inverse } else { x / at_least };
-                order[midpoints.iter().filter(|&&midpoint| scaled > midpoint).count()]
-            };
-            for (pair, byte) in x.chunks(2).zip(codes) {
-                *byte = index(pair[0]) << 4 | pair.get(1).map_or(0, |&x| index(x));
-            }
-        }
-    }
-}
-
-/// The largest magnitude, or NaN where there is one.
-fn largest(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |most: f32, x| if x.is_nan() || most.is_nan() { f32::NAN } else { most.max(x.abs()) })
 }

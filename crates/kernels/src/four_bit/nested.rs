@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use super::largest;
+use super::quantize::largest;
 
 /// Scales that share a scale.
-pub(super) const BLOCK: usize = 256;
+pub const BLOCK: usize = 256;
 
 /// The 256 values of the signed dynamic data type (Dettmers 2016), ascending: the nearer to 0, the more exponents and the
 /// fewer fractions.

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use super::expand::expand;
 use super::{BLOCK, Scales, Weight, dynamic_map};
 use crate::dtype::{DType, Float};
 use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use crate::instances::instances;
-use crate::isa::multiversion;
+use crate::isa::{Isa, multiversion};
 use crate::pieces::TASK_ELEMS;
 use crate::{Cpu, Store};
 
@@ -101,7 +102,7 @@ instances! {
         let n_rows = (TASK_ELEMS / cols.len()).max(1);
         cpu.par.chunks_mut(out, n_rows * cols.len(), |task, out| {
             for (row, out) in (rows.start + task * n_rows..).zip(out.chunks_mut(cols.len())) {
-                run(cpu.isa, weight, row * weight.layout.cols + cols.start, out);
+                run(cpu.isa, cpu.isa, weight, row * weight.layout.cols + cols.start, out);
             }
         });
     }
@@ -120,7 +121,7 @@ fn scale(scales: Scales, block: usize, map: &[f32; 256]) -> f32 {
 
 multiversion! {
     /// Elements from `first` on.
-    fn run[T: Float](weight: Weight, first: usize, out: &mut [T]) {
+    fn run[T: Float](proof: Isa, weight: Weight, first: usize, out: &mut [T]) {
         let (values, map) = (weight.layout.format.code.values(), dynamic_map());
         let mut at = first;
         let mut rest = out;
@@ -139,13 +140,7 @@ multiversion! {
             for x in head {
                 *x = table[usize::from(weight.codes[at / 2] & 15)];
             }
-            let codes = &weight.codes[(at + odd) / 2..];
-            for (pair, code) in body.chunks_mut(2).zip(codes) {
-                pair[0] = table[usize::from(code >> 4)];
-                if let [_, second] = pair {
-                    *second = table[usize::from(code & 15)];
-                }
-            }
+            expand(proof, &table, &weight.codes[(at + odd) / 2..], body);
             at += n;
             rest = later;
         }

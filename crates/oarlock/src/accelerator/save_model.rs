@@ -92,7 +92,7 @@ impl Accelerator {
             stored: Stored::whole(&named.name),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
-            dtype,
+            dtype: dtype.into(),
         };
         let mut params = parameters(model.module());
         params.retain(|named| !left_out.contains(&named.name));
@@ -104,8 +104,8 @@ impl Accelerator {
             shape: buffer.shape().sizes().to_vec(),
             name: name.clone(),
             dtype: match buffer.values() {
-                BufferValues::Floats(_) => DType::F32,
-                BufferValues::Ints(_) => DType::I32,
+                BufferValues::Floats(_) => DType::F32.into(),
+                BufferValues::Ints(_) => DType::I32.into(),
             },
         }));
         let base = checkpoint::describe_base(&self.comm, optimizer.engine(), &left_out)?;

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oarlock_tensor::DType;
+
+use super::base::Base;
 use super::folder::Adapter;
 use super::lora::{Lora, LoraLayer};
 use crate::config::{LoraConfig, Targets};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, HfConfig};
+use crate::model::{Decoder, FourBitLayers, FourBitWeights, HfConfig};
 use crate::nn::{self, Layer, Linear, names_of};
 
 /// The output weights, which `Targets::All` leaves out.
@@ -90,6 +93,37 @@ impl Adaptation {
 /// # Errors
 /// A model that is in use.
 pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
+    put(model, adaptation, &mut |_, linear| Ok(Base::from(linear)))
+}
+
+/// As [`adapt`], around weights of 4 bits (QLoRA, Dettmers et al. 2023): the layers that `layers` names are quantized, with
+/// an adapter or without, but for those that are trained as a whole. `dtype` is what the model will compute in; its
+/// weights then come from [`FourBitWeights::source`].
+///
+/// # Errors
+/// A model that is in use.
+pub fn adapt_four_bit(
+    model: &mut Decoder,
+    adaptation: &Adaptation,
+    layers: &FourBitLayers,
+    dtype: DType,
+) -> Result<FourBitWeights> {
+    let mut weights = FourBitWeights::default();
+    put(model, adaptation, &mut |path, linear| match layers.format(path) {
+        Some(format) if path != LM_HEAD && !adaptation.whole.contains(path) => {
+            Ok(weights.layer(path, linear, format, dtype)?.into())
+        }
+        _ => Ok(linear.into()),
+    })?;
+    Ok(weights)
+}
+
+/// Puts adapters around what `base_of` makes of linear layers, which takes their place without an adapter as well.
+fn put(
+    model: &mut Decoder,
+    adaptation: &Adaptation,
+    base_of: &mut dyn FnMut(&str, &Linear) -> nn::Result<Base>,
+) -> Result<()> {
     let is_whole =
         |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| adaptation.whole.contains(module));
     let kept: BTreeSet<usize> =
@@ -97,15 +131,19 @@ pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
     for named in nn::parameters(model).iter().filter(|named| !kept.contains(&named.param.id())) {
         named.param.freeze();
     }
-    let around = |path: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
+    let mut around = |path: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
+        let base = base_of(path, linear)?;
         let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else {
-            return Ok(None);
+            return Ok(match base {
+                Base::Linear(_) => None,
+                Base::FourBit(layer) => Some(Box::new(layer)),
+            });
         };
         let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
-        let lora = Lora::around(linear, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
+        let lora = Lora::around(base, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
         Ok(Some(Box::new(lora)))
     };
-    model.map_linears(around)?;
+    model.map_linears(&mut around)?;
     if adaptation.modules.contains_key(LM_HEAD) {
         model.map_lm_head(|linear| {
             let layer = around(LM_HEAD, linear)?;

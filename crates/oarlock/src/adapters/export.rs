@@ -1,19 +1,18 @@
-//! A base with its adapters as one model: in memory for inference, and as a Hugging Face folder.
+//! A base with its adapters as one model in a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 
+use oarlock_tensor::cpu::four_bit::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
-use super::adapt::{Adaptation, adapt};
 use super::compare::{Compared, compared, logits, prompts};
-use super::folder::Adapter;
+use super::inference::{beside, load_for_inference, merging};
 use super::modelfile::modelfile;
-use super::source::AdaptedSource;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, load_from};
-use crate::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource, SaveOptions};
+use crate::model::hf::{FourBitFiles, ModelFiles};
+use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
 use crate::shard::WeightSource;
 
@@ -24,12 +23,23 @@ pub struct ExportOptions<'a> {
     pub model: &'a Path,
     /// The adapters that are merged into it, in order; there may be none.
     pub adapters: &'a [PathBuf],
+    /// What is done with the base in 4 bits.
+    pub four_bit: Option<FourBit>,
     /// The folder to write to.
     pub out: &'a Path,
     /// The most bytes of weights in one file.
     pub max_shard_bytes: u64,
     /// The dtype of the weights; `None` stands for that of the base.
     pub dtype: Option<DType>,
+}
+
+/// What an export does with a base in 4 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FourBit {
+    /// Adapters are merged into what its weights in this format stand for: what an adapter of QLoRA was trained against.
+    Dequantized(Format),
+    /// Its weights are written in this format, in the files of bitsandbytes. There are no adapters.
+    Packed(Format),
 }
 
 /// What [`export`] has written.
@@ -51,7 +61,7 @@ pub struct Exported {
 /// # Errors
 /// What is wrong with the folders; `out` is then as it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, out, max_shard_bytes, dtype } = *options;
+    let ExportOptions { model: dir, adapters, four_bit, out, max_shard_bytes, dtype } = *options;
     let same =
         |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
     if let Some(path) =
@@ -65,18 +75,20 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let hf = HfConfig::read(dir)?;
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
     let tokenizer = Tokenizer::open(dir)?;
+    let four_bit = match four_bit {
+        Some(FourBit::Packed(format)) => {
+            return export_packed(options, &hf, (&tokenizer, dtype), format, device);
+        }
+        Some(FourBit::Dequantized(format)) => Some(format),
+        None => None,
+    };
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let n_positions = hf.decoder().max_positions.min(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
-    let mut source = merging(dir, &hf, &mut decoder, adapters, device)?;
+    let mut source = merging(dir, &hf, &mut decoder, adapters, four_bit, device)?;
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
-    let mut stops = hf.special().eos.clone();
-    stops.extend(tokenizer.special().eos);
-    stops.sort_unstable();
-    stops.dedup();
-    files.add_text("Modelfile", modelfile(dir, &tokenizer, &stops));
-    if let Some(text) = padding_left(dir) {
-        files.add_text("tokenizer_config.json", text);
+    for (name, text) in beside_weights(dir, &hf, &tokenizer) {
+        files.add_text(name, text);
     }
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let params = parameters(&decoder);
@@ -88,60 +100,63 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     drop(source);
 
     let prompts = prompts(&tokenizer, n_positions)?;
-    let before = logits(&with_adapters(dir, adapters, device, n_positions)?, &prompts)?;
+    let before = logits(&beside(dir, adapters, four_bit, device, DType::F32, n_positions)?, &prompts)?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size);
     Ok(Exported { n_elems, dtype, files: names, compared })
 }
 
-/// Loads a Hugging Face folder for inference with adapters merged into it, in order.
-///
-/// # Errors
-/// What is wrong with one of the folders, or no memory.
-pub fn load_for_inference(
-    dir: &Path,
-    adapters: &[PathBuf],
-    device: &Device,
-    dtype: DType,
-    n_positions: usize,
-) -> Result<LoadedModel> {
-    let config = HfConfig::read(dir)?;
-    let n_positions = config.decoder().max_positions.min(n_positions);
-    let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
-    let mut source = merging(dir, &config, &mut decoder, adapters, device)?;
-    load_from(config, decoder, &mut source, device, dtype, n_positions)
-}
-
-/// The same in f32 with the last adapter beside the model, as it was trained.
-fn with_adapters(
-    dir: &Path,
-    adapters: &[PathBuf],
-    device: &Device,
-    n_positions: usize,
-) -> Result<LoadedModel> {
-    let config = HfConfig::read(dir)?;
-    let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
-    let Some((last, merged)) = adapters.split_last() else {
-        return load_for_inference(dir, adapters, device, DType::F32, n_positions);
-    };
-    let source = merging(dir, &config, &mut decoder, merged, device)?;
-    let last = Adapter::open(last, &config, &mut decoder)?;
-    adapt(&mut decoder, &Adaptation::of(&last))?;
-    let mut source = source.continuing(Some(last));
-    load_from(config, decoder, &mut source, device, DType::F32, n_positions)
-}
-
-/// The weights of a folder with adapters merged into them.
-fn merging(
-    dir: &Path,
+/// Writes a base in 4 bits, and compares it with the base.
+fn export_packed(
+    options: &ExportOptions<'_>,
     hf: &HfConfig,
-    decoder: &mut Decoder,
-    adapters: &[PathBuf],
+    (tokenizer, dtype): (&Tokenizer, DType),
+    format: Format,
     device: &Device,
-) -> Result<AdaptedSource> {
-    let base = SafetensorsSource::open(dir, hf, decoder)?;
-    let merged = adapters.iter().map(|dir| Adapter::open(dir, hf, decoder)).collect::<Result<_>>()?;
-    Ok(AdaptedSource::new(Box::new(base), decoder, 0, device).merging(merged))
+) -> Result<Exported> {
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, .. } = *options;
+    if let Some(kind) = hf.quantization() {
+        return Err(Error::Usage(format!(
+            "the weights of {} are quantized already ({})",
+            dir.display(),
+            kind.name()
+        )));
+    }
+    if !adapters.is_empty() {
+        return Err(Error::Usage(
+            "adapters are merged into a model before its weights are quantized".to_owned(),
+        ));
+    }
+    let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
+    let mut files = FourBitFiles::new(hf, format, &save)?;
+    for (name, text) in beside_weights(dir, hf, tokenizer) {
+        files.add_text(name, text);
+    }
+    let names: Vec<String> = files.names().map(str::to_owned).collect();
+    let (plain, mut quantized) =
+        (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
+    let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
+    let full = SafetensorsSource::open(dir, hf, &plain)?;
+    let mut source = quantized.quantize_four_bit(format, DType::F32)?.source(full, device);
+    files.save(out, &mut source, dtype)?;
+    drop(source);
+
+    let n_positions = hf.decoder().max_positions.min(256);
+    let prompts = prompts(tokenizer, n_positions)?;
+    let of = |dir: &Path| logits(&load_for_inference(dir, &[], device, DType::F32, n_positions)?, &prompts);
+    let compared = compared(&of(dir)?, &of(out)?, hf.decoder().vocab_size);
+    Ok(Exported { n_elems, dtype, files: names, compared })
+}
+
+/// Texts beside the weights: a `Modelfile`, and the settings of the tokenizer.
+fn beside_weights(dir: &Path, hf: &HfConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
+    let mut stops = hf.special().eos.clone();
+    stops.extend(tokenizer.special().eos);
+    stops.sort_unstable();
+    stops.dedup();
+    let mut texts = vec![("Modelfile", modelfile(dir, tokenizer, &stops))];
+    texts.extend(padding_left(dir).map(|text| ("tokenizer_config.json", text)));
+    texts
 }
 
 /// The dtype that `config.json` gives the weights.

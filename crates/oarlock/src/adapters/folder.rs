@@ -238,7 +238,7 @@ pub fn adapter_files(
         .map(|named| Weight {
             stored: Stored::whole(peft(&named.name)),
             shape: named.param.shape().sizes().to_vec(),
-            dtype: DType::F32,
+            dtype: DType::F32.into(),
             name: named.name,
         })
         .collect();

@@ -3,8 +3,9 @@
 
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
+use super::base::Base;
 use crate::config::LoraInit;
-use crate::nn::{self, Dropout, Forward, Linear, Module, parameter};
+use crate::nn::{Dropout, Forward, Linear, Module, parameter};
 
 /// What the adapter of one layer is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +22,7 @@ pub struct LoraLayer {
     pub init: LoraInit,
 }
 
-/// A linear layer with an adapter: `y = W·x + b + s·B·A·dropout(x)`. W and b are frozen.
+/// A linear layer with an adapter: `y = W·x + b + s·B·A·dropout(x)`. W and b are frozen, and W may be of 4 bits.
 ///
 /// With DoRA, `y = (m / n)·(W·x + s·B·A·x) + b`, where n are the lengths of the rows of `W + s·B·A`, which count as
 /// constants in the backward pass, and m are trained; m begins as the lengths of the rows of W, which is what an
@@ -45,7 +46,7 @@ pub struct LoraLayer {
 #[derive(Debug, Module)]
 pub struct Lora {
     #[module(name = "")]
-    base: Linear,
+    base: Base,
     #[module(name = "lora_A")]
     lora_a: Linear,
     #[module(name = "lora_B")]
@@ -63,17 +64,14 @@ impl Lora {
     ///
     /// # Errors
     /// A rank of 0.
-    pub fn around(base: &Linear, settings: LoraLayer) -> Result<Lora> {
+    pub fn around(base: impl Into<Base>, settings: LoraLayer) -> Result<Lora> {
+        let base = base.into();
         let LoraLayer { rank, scale, dropout, dora, init } = settings;
-        let &[n_out, n_in] = base.weight.shape().sizes() else {
-            return Err(oarlock_tensor::Error::Usage(
-                "Lora: the weight of a linear layer has two dims".into(),
-            ));
-        };
+        let [n_out, n_in] = base.sizes()?;
         if rank == 0 {
             return Err(oarlock_tensor::Error::Usage("Lora: the rank is 0; give at least 1".into()));
         }
-        nn::freeze(base);
+        base.freeze();
         let lora_a = Linear::new(n_in, rank)?.no_bias();
         let lora_a = match init {
             LoraInit::Kaiming => lora_a,
@@ -81,7 +79,7 @@ impl Lora {
         };
         let magnitude = || Ok(Param::in_f32(Shape::new(&[n_out])?, Init::Ones));
         Ok(Lora {
-            base: base.clone(),
+            base,
             lora_a,
             lora_b: Linear::new(rank, n_out)?.no_bias().init(Init::Zeros),
             magnitude: dora.then(magnitude).transpose()?,
@@ -97,7 +95,7 @@ impl Lora {
     }
 
     fn with_direction(&self, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
-        let weight = Linear::with_weight(self.base.weight.clone());
+        let weight = self.base.without_bias();
         let dropped = self.dropout.forward(x)?;
         let product = weight.forward(&dropped)?;
         let update = self.update(&dropped, product.dtype())?;
@@ -110,7 +108,7 @@ impl Lora {
             // The layer itself sees all of its input.
             false => weight.forward(x)?.add(&update)?.add(&directed.mul(&more)?)?,
         };
-        match &self.base.bias {
+        match self.base.bias() {
             Some(bias) => y.add(&bias.weight()?),
             None => Ok(y),
         }
@@ -118,11 +116,8 @@ impl Lora {
 
     /// The lengths of the rows of W + s·B·A in f32, on no tape.
     fn lengths(&self) -> Result<Tensor> {
-        let [w, a, b] = [&self.base, &self.lora_a, &self.lora_b].map(|linear| {
-            let weight = linear.weight.weight()?;
-            if weight.dtype() == DType::F32 { Ok(weight) } else { weight.cast(DType::F32) }
-        });
-        let whole = w?.add(&b?.matmul(&a?)?.scale(self.scale)?)?;
+        let [a, b] = [&self.lora_a, &self.lora_b].map(|linear| Base::from(linear).weight());
+        let whole = self.base.weight()?.add(&b?.matmul(&a?)?.scale(self.scale)?)?;
         whole.square()?.sum(-1)?.sqrt()
     }
 }

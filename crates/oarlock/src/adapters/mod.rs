@@ -4,20 +4,24 @@
 //! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes [`Lora`] as a layer.
 
 mod adapt;
+mod base;
 mod compare;
 mod export;
 mod folder;
 mod freeze;
+mod inference;
 mod lora;
 mod modelfile;
 mod peft_config;
 mod source;
 
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
-pub use adapt::{Adaptation, AdaptedModule, adapt};
+pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_four_bit};
+pub use base::Base;
 pub use compare::{Compared, PROMPTS};
-pub use export::{ExportOptions, Exported, export, load_for_inference};
+pub use export::{ExportOptions, Exported, FourBit, export};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
+pub use inference::{load_for_inference, load_four_bit_for_inference};
 pub use lora::{Lora, LoraLayer};
 pub use source::AdaptedSource;

@@ -156,7 +156,7 @@ pub fn lay_out<'a>(
             name: name.to_owned(),
             stored: stored(name),
             shape: shape.to_vec(),
-            dtype,
+            dtype: dtype.into(),
         })
         .collect();
     let mut files = ModelFiles::new(&weights, max_shard_bytes)?;

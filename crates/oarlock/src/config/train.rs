@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::four_bit::Format;
 use oarlock_tensor::ops::optimizer::Rule;
 
 use super::data::{ChatArgs, Packing, ValSize};
@@ -61,6 +62,8 @@ pub struct ModelArgs {
     pub tokenizer: PathBuf,
     /// Begin with seeded random weights.
     pub from_scratch: bool,
+    /// Keep the weights of all linear layers but the output weights in this format; they are not trained then.
+    pub quantization: Option<Format>,
 }
 
 /// Where the settings of a model come from.

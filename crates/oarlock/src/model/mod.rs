@@ -22,10 +22,10 @@ pub use config::{
 };
 pub use decoder::{Decoder, Head};
 pub use family::{Family, Stored, StoredRows};
-pub use four_bit::{FourBitSource, FourBitWeights};
+pub use four_bit::{FourBitLayers, FourBitSource, FourBitWeights};
 pub use hf::{
-    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, WorkingCopies, load_for_inference,
-    save_pretrained,
+    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies,
+    load_for_inference, save_pretrained,
 };
 pub use matching::{Differences, Strict};
 pub use recompute::Recompute;

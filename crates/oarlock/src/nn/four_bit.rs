@@ -31,7 +31,7 @@ impl LinearFourBit {
             bias.freeze();
         }
         Ok(LinearFourBit {
-            weight: Param::of_words(layout.n_words(), dtype)?,
+            weight: Param::of_words(layout.n_words(), layout.n_elems(), dtype)?,
             bias: linear.bias.clone(),
             layout,
         })
@@ -40,6 +40,22 @@ impl LinearFourBit {
     /// The size and format of the weight.
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// The same weight without the bias.
+    #[must_use]
+    pub fn no_bias(self) -> LinearFourBit {
+        LinearFourBit { bias: None, ..self }
+    }
+
+    /// The weight that it computes with, in f32 and on no tape.
+    ///
+    /// # Errors
+    /// Before the model is prepared, or while the weight is not gathered.
+    pub fn dequantized(&self) -> Result<Tensor> {
+        let whole =
+            ops::dequantize_four_bit(&self.weight, self.layout, self.weight.compute_dtype(DType::F32))?;
+        if whole.dtype() == DType::F32 { Ok(whole) } else { whole.cast(DType::F32) }
     }
 }
 

@@ -28,6 +28,23 @@ pub trait WeightSource {
     }
 }
 
+impl<S: WeightSource + ?Sized> WeightSource for Box<S> {
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        (**self).read(name, shape, init, elements, out)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        (**self).has(name)
+    }
+}
+
 /// Weights drawn at random, each element addressed by (seed, parameter, element): the same for every number of ranks.
 #[derive(Clone, Debug)]
 pub struct SeededInit {

@@ -4,6 +4,7 @@
 
 mod data;
 mod flops;
+mod forecast;
 mod journal;
 mod lock;
 mod model;
@@ -15,6 +16,7 @@ mod run;
 mod step;
 mod trim;
 
+pub use forecast::forecast;
 pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};

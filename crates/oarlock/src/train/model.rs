@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use oarlock_tensor::{Device, Param};
 
-use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, freeze};
+use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit, freeze};
 use crate::config::{Finetuning, ModelArgs, ModelSource, TrainConfig};
 use crate::data::Tokenizer;
-use crate::error::Result;
-use crate::model::Decoder;
+use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
+use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization};
 use crate::nn::{NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
@@ -32,14 +32,20 @@ pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
     }
 }
 
-/// What a run makes of its model before the first step: adapters, frozen layers.
+/// What a run makes of its model before the first step: adapters, frozen layers, weights of 4 bits.
 pub struct Start {
     /// Adapters that are merged into the base, in order.
     merged: Vec<Adapter>,
     /// The adapter that is continued.
     trained: Option<Adapter>,
-    /// The adapter that is trained.
+    /// The adapter that stays beside the model: the one that is trained, or the one of a quantized base.
     pub adaptation: Option<Adaptation>,
+    /// The layers with weights of 4 bits.
+    four_bit: Option<FourBitLayers>,
+    /// Whether the files hold them so.
+    is_stored: bool,
+    /// What the log says about quantized weights.
+    pub told: Vec<String>,
 }
 
 impl Start {
@@ -48,20 +54,79 @@ impl Start {
     /// # Errors
     /// What is wrong with them, or names that the model does not have.
     pub fn new(config: &TrainConfig, hf: &HfConfig) -> Result<Start> {
-        let mut start = Start { merged: Vec::new(), trained: None, adaptation: None };
-        let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
         let mut plain = plain(config, hf)?;
+        let mut start = Start::quantized(config, hf, &plain)?;
+        let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
-        if !config.train.enabled {
+        let is_quantized = start.four_bit.is_some();
+        if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
+            return Err(Error::Model(
+                "a quantized model takes one adapter, which is continued: nothing can be merged into weights of 4 bits; \
+                 merge the adapters into the unquantized model first (`oarlock export`)"
+                    .to_owned(),
+            ));
+        }
+        if !config.train.enabled && !is_quantized {
             return Ok(start);
         }
         start.trained = start.merged.pop_if(|_| !args.create_new);
-        start.adaptation = Some(match &start.trained {
-            Some(adapter) => Adaptation::of(adapter),
-            None => Adaptation::new(&mut plain, hf, &args.config)?,
-        });
+        start.adaptation = match &start.trained {
+            Some(adapter) => Some(Adaptation::of(adapter)),
+            None if config.train.enabled => Some(Adaptation::new(&mut plain, hf, &args.config)?),
+            None => None,
+        };
         Ok(start)
+    }
+
+    /// A start without adapters: which weights are quantized, by the files or as the configuration asks for.
+    fn quantized(config: &TrainConfig, hf: &HfConfig, plain: &Decoder) -> Result<Start> {
+        let (mut four_bit, mut told) = (config.model.quantization.map(FourBitLayers::All), Vec::new());
+        let dtype = config.train.dtype;
+        let others = format!("embedding, norms and output weights are in {dtype}");
+        if let Some(format) = config.model.quantization {
+            told.push(format!("the weights of the linear layers have 4 bits ({format}); {others}"));
+        }
+        let stored = match &config.model.source {
+            ModelSource::Folder(dir) if !config.model.from_scratch => {
+                hf.quantization().map(|kind| (kind, dir))
+            }
+            _ => None,
+        };
+        let Some((kind, dir)) = stored else {
+            return Ok(Start {
+                merged: Vec::new(),
+                trained: None,
+                adaptation: None,
+                four_bit,
+                is_stored: false,
+                told,
+            });
+        };
+        if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Lora(_)) {
+            return Err(Error::Model(format!(
+                "the weights of this model are quantized ({}), and quantized weights can only be trained through adapters; \
+                 write `finetuning_type: lora`, or take the original model",
+                kind.name()
+            )));
+        }
+        told.clear();
+        if four_bit.is_some() {
+            told.push(
+                "`quantization_bit` changes nothing: the weights of this model are quantized already"
+                    .to_owned(),
+            );
+        }
+        let is_stored = kind == StoredQuantization::FourBit;
+        four_bit = match is_stored {
+            true => Some(SafetensorsSource::open(dir, hf, plain)?.four_bit_layers()),
+            false => None,
+        };
+        told.push(match is_stored {
+            true => format!("the weights of the linear layers have 4 bits, as the files hold them; {others}"),
+            false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
+        });
+        Ok(Start { merged: Vec::new(), trained: None, adaptation: None, four_bit, is_stored, told })
     }
 
     /// The model, not prepared yet.
@@ -69,14 +134,25 @@ impl Start {
     /// # Errors
     /// A method that does not fit the model.
     pub fn decoder(&self, config: &TrainConfig, hf: &HfConfig) -> Result<Decoder> {
-        let mut decoder = plain(config, hf)?;
+        Ok(self.build(config, hf)?.0)
+    }
+
+    /// The model, and those of its weights that have 4 bits.
+    fn build(&self, config: &TrainConfig, hf: &HfConfig) -> Result<(Decoder, FourBitWeights)> {
+        let (mut decoder, dtype) = (plain(config, hf)?, config.train.dtype);
         if let Finetuning::Freeze(args) = &config.train.finetuning {
             freeze(&decoder, args)?;
         }
-        if let Some(adaptation) = &self.adaptation {
-            adapt(&mut decoder, adaptation)?;
-        }
-        Ok(decoder)
+        let weights = match (&self.adaptation, &self.four_bit) {
+            (Some(adaptation), Some(layers)) => adapt_four_bit(&mut decoder, adaptation, layers, dtype)?,
+            (Some(adaptation), None) => {
+                adapt(&mut decoder, adaptation)?;
+                FourBitWeights::default()
+            }
+            (None, Some(layers)) => decoder.quantize_four_bit(layers.clone(), dtype)?,
+            (None, None) => FourBitWeights::default(),
+        };
+        Ok((decoder, weights))
     }
 
     /// The weights that a run begins with; those of a checkpoint replace what is trained.
@@ -93,12 +169,16 @@ impl Start {
         let (plain, seed) = (plain(config, hf)?, config.train.seed);
         // A checkpoint with adapters has no base.
         let resumes = resumes && self.adaptation.is_none();
-        let base: Box<dyn WeightSource> = match &config.model.source {
+        let mut base: Box<dyn WeightSource> = match &config.model.source {
             ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
                 Box::new(SafetensorsSource::open(dir, hf, &plain)?)
             }
             _ => Box::new(SeededInit::new(seed, device)),
         };
+        if self.four_bit.is_some() && !self.is_stored {
+            let (_, quantized) = self.build(config, hf)?;
+            base = Box::new(quantized.source(base, device));
+        }
         if self.adaptation.is_none() && self.merged.is_empty() {
             return Ok(base);
         }
@@ -112,11 +192,11 @@ fn plain(config: &TrainConfig, hf: &HfConfig) -> Result<Decoder> {
     Decoder::for_rows(hf.decoder().clone(), config.data.cutoff_len, RunData::longest_row(config))
 }
 
-/// The parameters of a model that are trained, and all of them, as elements.
+/// The parameters of a model that are trained, and all of them, each weight counted once whatever its bits.
 pub fn sizes(model: &Decoder) -> (usize, usize) {
     let params = parameters(model);
     let count = |keep: &dyn Fn(&NamedParam) -> bool| {
-        params.iter().filter(|named| keep(named)).map(|named| named.param.shape().n_elems()).sum()
+        params.iter().filter(|named| keep(named)).map(|named| named.param.n_weights()).sum()
     };
     (count(&|named| !named.param.is_frozen()), count(&|_| true))
 }
@@ -129,7 +209,7 @@ pub fn flops(model: &Decoder, attention_width: u64) -> f64 {
     let last_use = |param: &Param| names.iter().rposition(|named| named.param.id() == param.id());
     let of = |named: NamedParam| {
         let param = named.param;
-        (param.shape().n_elems() as u64, !param.is_frozen(), last_use(&param) > Some(first))
+        (param.n_weights() as u64, !param.is_frozen(), last_use(&param) > Some(first))
     };
     flops_per_token_of(parameters(model).into_iter().map(of), attention_width)
 }

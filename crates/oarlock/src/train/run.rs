@@ -130,7 +130,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let adaptation = start.adaptation.clone();
+        let (adaptation, told) = (start.adaptation.clone(), start.told.clone());
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
         let counts = model::sizes(&model);
         let flops = model::flops(&model, hf.decoder().attention_width(data.train.row_len()));
@@ -160,7 +160,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(journal) = &mut journal {
             let sizes = (counts, data.train.n_rows(), data.train.row_len());
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
-            data.told.iter().try_for_each(|line| journal.message(line))?;
+            told.iter().chain(&data.told).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
                 journal.example(plain, colored)?;
             }

@@ -34,6 +34,29 @@ pub fn linear_four_bit(x: &Tensor, weight: &Param, layout: Layout) -> Result<Ten
     Ok(Recorder::record(recorder, y, |_| LinearBackward { weight: weight.clone(), layout }))
 }
 
+/// The weight `[O, I]` that such words stand for, in a float dtype and on no tape.
+///
+/// # Errors
+/// Another number of words than the layout has.
+pub fn dequantize_four_bit(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor> {
+    const OP: &str = "dequantize_four_bit";
+    let words = weight.weight()?;
+    if words.sizes() != [layout.n_words()] {
+        return Err(wrong_shape(OP, format!("a weight of {} words", layout.n_words()), &words));
+    }
+    let device = words.device();
+    let mut whole = Tensor::uninit([layout.rows, layout.cols], dtype, device, "tensor")?;
+    let mut launch = device.launch(OP, 0, 0);
+    with_float!(dtype, OP, T => {
+        let (words, out) = (launch.read::<i32>(&words)?, launch.write::<T>(&mut whole)?);
+        launch.run(move |cpu| {
+            let weight = layout.weight(words.slice(cpu));
+            four_bit::dequantize(cpu, weight, 0..layout.rows, 0..layout.cols, out.slice(cpu));
+        })
+    })?;
+    Ok(whole)
+}
+
 struct LinearBackward {
     weight: Param,
     layout: Layout,

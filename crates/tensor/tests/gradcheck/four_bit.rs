@@ -40,7 +40,7 @@ fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
             let layout = Layout { rows, cols, format: Format { code, nested: true } };
             let full: Vec<f32> = values(3, rows * cols).iter().map(|x| *x as f32).collect();
             let mut words = vec![0; layout.n_words()];
-            layout.quantize(&full, &mut words);
+            layout.quantize(&cpu, &full, &mut words);
             let mut weight = vec![0f32; rows * cols];
             dequantize(&cpu, layout.weight(&words), 0..rows, 0..cols, &mut weight);
             let weight = Array { shape: vec![rows, cols], data: weight.into_iter().map(f64::from).collect() };
@@ -54,6 +54,8 @@ fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
                         ops::linear(x, &params[0], None, WeightLayout::OutIn).unwrap()
                     });
                     assert_eq!(ours, theirs, "{layout:?}, {dtype}");
+                    let whole = ops::dequantize_four_bit(&words, layout, dtype).unwrap();
+                    assert_eq!(f64s(&whole), f64s(&params[0].weight().unwrap()));
                 }
             }
         }

@@ -17,6 +17,9 @@ use crate::launch::devices::Devices;
 const CHAT: &[(&str, &str)] = &[
     ("model_name_or_path", "--model"),
     ("adapter_name_or_path", "--adapter"),
+    ("quantization_bit", "--quantization-bit"),
+    ("quantization_type", "--quantization-type"),
+    ("double_quantization", "--double-quantization"),
     ("default_system", "--system"),
     ("max_new_tokens", "--max-new-tokens"),
     ("temperature", "--temperature"),
@@ -34,6 +37,8 @@ const IDLE: &[(&str, &[&str])] = &[
     ("infer_dtype", &["auto", "float32"]),
     ("infer_backend", &["huggingface"]),
     ("finetuning_type", &["full", "lora"]),
+    ("quantization_method", &["bnb"]),
+    ("quantization_device_map", &[]),
 ];
 
 /// Talks to a model of ours.
@@ -140,6 +145,11 @@ mod tests {
         let adapted =
             words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
         assert_eq!(adapted.unwrap(), ["chat", "--model", model, "--adapter", "a,b"]);
+        let quantized =
+            words(&format!("model_name_or_path={model} quantization_bit=4 double_quantization=false"));
+        let expected =
+            ["chat", "--model", model, "--quantization-bit", "4", "--double-quantization", "false"];
+        assert_eq!(quantized.unwrap(), expected);
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
         );

@@ -247,10 +247,6 @@ pub(super) fn write_windows(config: &DecoderConfig, fields: &mut FieldWriter) {
 
 /// Refuses settings that make a model that no decoder here computes, whatever its family.
 pub(in crate::model) fn refuse_unsupported(fields: &Fields<'_>) -> Result<()> {
-    if fields.value("quantization_config").is_some() {
-        return Err(fields
-            .wrong("quantization_config", "quantized weights are not supported: take the original model"));
-    }
     // MiniMind writes the numbers of its experts also where it has none.
     if fields.flag_or("use_moe", false)? {
         return Err(fields.wrong("use_moe", "mixtures of experts are not supported, only dense models"));

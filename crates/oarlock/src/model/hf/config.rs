@@ -7,6 +7,7 @@ use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 
 use super::fields::{FieldWriter, Fields};
+use super::quantization::{self, StoredQuantization};
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family, Stored};
@@ -16,6 +17,7 @@ use crate::model::family::{self, Family, Stored};
 pub struct HfConfig {
     decoder: DecoderConfig,
     special: SpecialTokens,
+    quantization: Option<StoredQuantization>,
     /// The file as it was read: what is not understood here is written back as it came.
     fields: Map<String, Value>,
 }
@@ -67,7 +69,8 @@ impl HfConfig {
             eos,
             pad: first("pad_token_id", family.pad)?,
         };
-        Ok(HfConfig { decoder, special, fields: map })
+        let quantization = StoredQuantization::read(&fields)?;
+        Ok(HfConfig { decoder, special, quantization, fields: map })
     }
 
     /// A new model from fields of a config.json that stand in no folder; `of` is where, for messages. `model_type` is one
@@ -86,7 +89,7 @@ impl HfConfig {
 
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
-        HfConfig { decoder, special, fields: Map::new() }
+        HfConfig { decoder, special, quantization: None, fields: Map::new() }
     }
 
     /// The decoder that it describes.
@@ -97,6 +100,11 @@ impl HfConfig {
     /// Where the folder's files hold a parameter.
     pub fn stored(&self, name: &str) -> Stored {
         self.decoder.family.stored(&self.decoder, name)
+    }
+
+    /// How the files of the folder hold quantized weights, where they do.
+    pub fn quantization(&self) -> Option<StoredQuantization> {
+        self.quantization
     }
 
     /// The token ids with a meaning.
@@ -127,8 +135,20 @@ impl HfConfig {
         files
     }
 
-    /// `config.json` for weights of `dtype`: everything that was read, and every setting written out.
+    /// `config.json` for weights of `dtype`: everything that was read but how weights were quantized, and every setting
+    /// written out.
     pub fn to_json(&self, dtype: DType) -> String {
+        pretty(&self.written(dtype))
+    }
+
+    /// The same for weights that are quantized, as `quantization` says.
+    pub(super) fn to_quantized_json(&self, dtype: DType, quantization: Value) -> String {
+        let mut fields = self.written(dtype);
+        fields.insert(quantization::FIELD.to_owned(), quantization);
+        pretty(&fields)
+    }
+
+    fn written(&self, dtype: DType) -> Map<String, Value> {
         let mut writer = FieldWriter::new(self.fields.clone());
         let family = self.decoder.family;
         writer.set("model_type", json!(family.model_type));
@@ -139,8 +159,9 @@ impl HfConfig {
         family.write(&self.decoder, &mut writer);
         writer.set_where_absent("architectures", json!([family.class]));
         writer.remove("torch_dtype");
+        writer.remove(quantization::FIELD);
         writer.set("dtype", json!(dtype_name(dtype)));
-        pretty(&writer.finish())
+        writer.finish()
     }
 
     /// `generation_config.json` where none can be taken over.
@@ -184,7 +205,7 @@ fn json_ids(ids: &[u32]) -> Value {
 }
 
 /// The name of a dtype in `config.json`.
-fn dtype_name(dtype: DType) -> &'static str {
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
         DType::BF16 => "bfloat16",

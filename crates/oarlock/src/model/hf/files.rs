@@ -33,7 +33,31 @@ pub struct Weight {
     /// Its sizes.
     pub shape: Vec<usize>,
     /// What it is written in.
-    pub dtype: DType,
+    pub dtype: FileDType,
+}
+
+/// The dtype of a tensor of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileDType {
+    /// One that tensors have as well.
+    Number(DType),
+    /// Bytes, each given by its value: parts of quantized weights.
+    Byte,
+}
+
+impl From<DType> for FileDType {
+    fn from(dtype: DType) -> FileDType {
+        FileDType::Number(dtype)
+    }
+}
+
+impl FileDType {
+    fn size(self) -> usize {
+        match self {
+            FileDType::Number(dtype) => dtype.size(),
+            FileDType::Byte => 1,
+        }
+    }
 }
 
 /// Whether weights can be written in a dtype.
@@ -51,7 +75,7 @@ pub fn check_weights_dtype(dtype: DType) -> Result<()> {
 struct StoredTensor<'w> {
     name: &'w str,
     shape: Vec<usize>,
-    dtype: DType,
+    dtype: FileDType,
     weights: Vec<&'w Weight>,
 }
 
@@ -111,7 +135,7 @@ struct Location {
     /// In bytes from the beginning of the file.
     offset: u64,
     n_elems: usize,
-    dtype: DType,
+    dtype: FileDType,
 }
 
 /// What a file beside the weights holds.
@@ -254,7 +278,13 @@ impl ModelFiles {
 
     /// Something to write weights with, into files that were created.
     pub fn writer(self: Arc<Self>, path_of: impl Fn(&str) -> PathBuf + Send + 'static) -> ModelWriter {
-        ModelWriter { files: self, path_of: Box::new(path_of), open: BTreeMap::new(), halves: Vec::new() }
+        ModelWriter {
+            files: self,
+            path_of: Box::new(path_of),
+            open: BTreeMap::new(),
+            halves: Vec::new(),
+            bytes: Vec::new(),
+        }
     }
 }
 
@@ -265,6 +295,8 @@ pub struct ModelWriter {
     open: BTreeMap<usize, SummedFile>,
     /// Converted elements, as bits.
     halves: Vec<u16>,
+    /// Converted bytes.
+    bytes: Vec<u8>,
 }
 
 impl ModelWriter {
@@ -292,15 +324,20 @@ impl ModelWriter {
         for chunk in values.chunks(CHUNK_ELEMS) {
             self.halves.resize(chunk.len(), 0);
             let bytes: &[u8] = match dtype {
-                DType::BF16 => {
+                FileDType::Byte => {
+                    self.bytes.clear();
+                    self.bytes.extend(chunk.iter().map(|x| *x as u8));
+                    &self.bytes
+                }
+                FileDType::Number(DType::BF16) => {
                     self.halves.iter_mut().zip(chunk).for_each(|(half, x)| *half = bf16_bits(*x));
                     bytemuck::cast_slice(&self.halves)
                 }
-                DType::F16 => {
+                FileDType::Number(DType::F16) => {
                     bytemuck::cast_slice_mut::<u16, f16>(&mut self.halves).convert_from_f32_slice(chunk);
                     bytemuck::cast_slice(&self.halves)
                 }
-                DType::F32 | DType::I32 => bytemuck::cast_slice(chunk),
+                FileDType::Number(DType::F32 | DType::I32) => bytemuck::cast_slice(chunk),
             };
             file.write_at(at, bytes)?;
             at += bytes.len() as u64;
@@ -370,10 +407,11 @@ fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -
         end += tensor.bytes();
         offsets.push((start, end));
         let dtype = match tensor.dtype {
-            DType::F32 => Dtype::F32,
-            DType::BF16 => Dtype::BF16,
-            DType::F16 => Dtype::F16,
-            DType::I32 => Dtype::I32,
+            FileDType::Number(DType::F32) => Dtype::F32,
+            FileDType::Number(DType::BF16) => Dtype::BF16,
+            FileDType::Number(DType::F16) => Dtype::F16,
+            FileDType::Number(DType::I32) => Dtype::I32,
+            FileDType::Byte => Dtype::U8,
         };
         let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
         infos.push((tensor.name.to_owned(), info));

@@ -1,18 +1,23 @@
 //! Hugging Face folders: `config.json` and safetensors in and out, under the names and settings of each family.
 
+mod bitsandbytes;
 mod config;
 pub(crate) mod elements;
 pub(super) mod fields;
 mod files;
 mod load;
+mod packed;
+mod quantization;
 pub(super) mod rope;
 mod save;
 mod weights;
 
+pub use bitsandbytes::FourBitFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
-pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
+pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference, load_from};
+pub use quantization::StoredQuantization;
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
 

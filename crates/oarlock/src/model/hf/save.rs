@@ -98,7 +98,7 @@ impl ModelFiles {
             .map(|NamedParam { name, param }| Weight {
                 stored: config.stored(&name),
                 shape: param.shape().sizes().to_vec(),
-                dtype: options.dtype,
+                dtype: options.dtype.into(),
                 name,
             })
             .collect();

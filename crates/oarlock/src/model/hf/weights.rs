@@ -3,16 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
-use oarlock_tensor::{Init, Shape};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{Device, Init, Par, Shape};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::config::HfConfig;
 use super::elements;
+use super::packed::{self, Packed};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
+use crate::model::four_bit::{FourBitLayers, words_or_values};
 use crate::model::matching::{Differences, Matched, Named, Place, Strict};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
 use crate::shard::WeightSource;
@@ -26,14 +30,19 @@ pub struct SafetensorsSource {
     buffers: Vec<(Buffer, BufferValues)>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
+    /// The words of the weight of 4 bits that was read last, of which other parts may be asked for next.
+    last: Option<(String, Vec<i32>)>,
 }
 
-#[derive(Clone)]
-struct Located {
-    file: usize,
-    bytes: Range<usize>,
-    shape: Vec<usize>,
-    dtype: Dtype,
+/// A tensor of some files.
+#[derive(Clone, Debug)]
+pub(super) struct Located {
+    pub file: usize,
+    pub bytes: Range<usize>,
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    /// A quantized matrix, of which the files hold several parts.
+    pub packed: Option<Arc<Packed>>,
 }
 
 impl Named for Located {
@@ -54,7 +63,11 @@ impl SafetensorsSource {
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
         let names = weight_files(dir)?;
-        let files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
+        let mut files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
+        if let Some(quantization) = config.quantization() {
+            let gathered = packed::gather(quantization, &mut files.tensors, &files.files);
+            gathered.map_err(|problem| Error::bad_file(dir, problem))?;
+        }
         let found = &files.tensors;
         let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", found);
         let output = config.stored("lm_head.weight").tensor;
@@ -122,11 +135,51 @@ impl SafetensorsSource {
             let tensor = &found[&place.tensor];
             let size = tensor.dtype.bitsize() / 8;
             let start = tensor.bytes.start + place.first * size;
-            let bytes = start..start + place.shape.n_elems() * size;
-            (name, Located { bytes, shape: place.shape.sizes().to_vec(), ..*tensor })
+            let bytes = match tensor.packed {
+                None => start..start + place.shape.n_elems() * size,
+                // Elements, from that of the place on.
+                Some(_) => place.first..place.first + place.shape.n_elems(),
+            };
+            (name, Located { bytes, shape: place.shape.sizes().to_vec(), ..tensor.clone() })
         };
         let tensors = matched.places.into_iter().map(located).collect();
-        Ok((SafetensorsSource { files, tensors, buffers, metadata }, matched.differences))
+        Ok((SafetensorsSource { files, tensors, buffers, metadata, last: None }, matched.differences))
+    }
+
+    /// The linear layers whose weights the files hold in 4 bits, in the format of layers that compute with them.
+    pub fn four_bit_layers(&self) -> FourBitLayers {
+        let layer = |(name, located): (&String, &Located)| {
+            let layout = located.packed.as_ref()?.four_bit()?;
+            // Of several weights in one tensor, none has words of its own.
+            let is_whole = located.bytes == (0..layout.n_elems());
+            is_whole.then_some((name.strip_suffix(".weight")?.to_owned(), layout.format))
+        };
+        FourBitLayers::At(self.tensors.iter().filter_map(layer).collect())
+    }
+
+    /// Elements of a quantized matrix, or the words of one of 4 bits.
+    fn read_packed(
+        &mut self,
+        name: &str,
+        (packed, place): (&Packed, Range<usize>),
+        shape: &Shape,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let Some(layout) = packed.four_bit() else {
+            packed.read(&self.files, place.start + elements.start..place.start + elements.end, out);
+            return Ok(());
+        };
+        let known = self.last.take_if(|(last, _)| last == name).map(|(_, words)| words);
+        let words = known.or_else(|| packed.words(&self.files)).unwrap_or_default();
+        let elements = match shape.sizes() == [layout.n_words()] {
+            true => elements,
+            false => place.start + elements.start..place.start + elements.end,
+        };
+        let device = Device::cpu(Isa::detect(), Par::solo());
+        let read = words_or_values(&device, layout, &words, shape, elements, out);
+        self.last = Some((name.to_owned(), words));
+        read
     }
 
     /// An entry in the metadata of the files.
@@ -182,7 +235,7 @@ impl MappedFiles {
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let bytes = data + start..data + end;
-            let located = Located { file, bytes, shape: info.shape.clone(), dtype: info.dtype };
+            let located = Located { file, bytes, shape: info.shape.clone(), dtype: info.dtype, packed: None };
             if self.tensors.insert(name.clone(), located).is_some() {
                 return Err(Error::bad_file(
                     path,
@@ -209,13 +262,20 @@ impl WeightSource for SafetensorsSource {
         out: &mut [f32],
     ) -> Result<()> {
         let fits = |t: &&Located| {
-            t.shape == shape.sizes() && elements.len() == out.len() && elements.end <= shape.n_elems()
+            let words = t.packed.as_ref().and_then(|packed| packed.four_bit()).map(|layout| layout.n_words());
+            (t.shape == shape.sizes() || words.is_some_and(|n| shape.sizes() == [n]))
+                && elements.len() == out.len()
+                && elements.end <= shape.n_elems()
         };
         let Some(tensor) = self.tensors.get(name).filter(fits) else {
             return Err(Error::Usage(format!(
                 "elements {elements:?} of \"{name}\" {shape:?} are not among the opened weights"
             )));
         };
+        if let Some(packed) = tensor.packed.clone() {
+            let place = tensor.bytes.clone();
+            return self.read_packed(name, (&packed, place), shape, elements, out);
+        }
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;
         Ok(elements::to_f32(name, tensor.dtype, &bytes[elements.start * size..elements.end * size], out)?)

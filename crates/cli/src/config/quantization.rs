@@ -1,0 +1,44 @@
+//! Reads in how many bits the weights of a frozen base are kept.
+
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+use oarlock_tensor::cpu::four_bit::{Code, Format};
+
+/// The format of the weights, if they are quantized; what is wrong with it goes to `problems`.
+pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Format> {
+    let bits = settings.count("quantization_bit")?;
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    let method = settings.word("quantization_method");
+    let possible: &[usize] = match method {
+        "hqq" => &[1, 2, 3, 4, 5, 6, 8],
+        "eetq" => &[8],
+        _ => &[4, 8],
+    };
+    if !possible.contains(&bits) {
+        let listed: Vec<String> = possible.iter().map(usize::to_string).collect();
+        let name = if method == "bnb" { "bitsandbytes" } else { method };
+        report(
+            &format!("`quantization_bit: {bits}` is none of what {name} takes: {}", listed.join(", ")),
+            &["quantization_bit"],
+            "write `quantization_bit: 4`",
+        );
+    }
+    if settings.bool("do_train") && settings.get("quantization_device_map").is_written() {
+        report(
+            "`quantization_device_map` does not go with training",
+            &["quantization_device_map"],
+            "remove it; a training chooses where weights are by its placement",
+        );
+    }
+    (bits == 4).then(|| format(settings))
+}
+
+/// The format of weights of 4 bits.
+pub fn format(settings: &Settings) -> Format {
+    Format {
+        code: if settings.word("quantization_type") == "fp4" { Code::Fp4 } else { Code::Nf4 },
+        nested: settings.bool("double_quantization"),
+    }
+}

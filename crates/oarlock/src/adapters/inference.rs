@@ -1,0 +1,124 @@
+//! A base with its adapters in memory for inference: merged into it, or the last one beside it.
+
+use std::path::{Path, PathBuf};
+
+use oarlock_tensor::cpu::four_bit::Format;
+use oarlock_tensor::{DType, Device};
+
+use super::adapt::{Adaptation, adapt, adapt_four_bit};
+use super::folder::Adapter;
+use super::source::AdaptedSource;
+use crate::error::{Error, Result};
+use crate::model::hf::load_from;
+use crate::model::{Decoder, FourBitLayers, HfConfig, LoadedModel, SafetensorsSource, StoredQuantization};
+use crate::shard::WeightSource;
+
+/// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 bits
+/// stay so, with an adapter beside them, unless there are several.
+///
+/// # Errors
+/// What is wrong with one of the folders, or no memory.
+pub fn load_for_inference(
+    dir: &Path,
+    adapters: &[PathBuf],
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
+    let config = HfConfig::read(dir)?;
+    if config.quantization() == Some(StoredQuantization::FourBit) && adapters.len() < 2 {
+        return beside(dir, adapters, None, device, dtype, n_positions);
+    }
+    let n_positions = config.decoder().max_positions.min(n_positions);
+    let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
+    let mut source = merging(dir, &config, &mut decoder, adapters, None, device)?;
+    load_from(config, decoder, &mut source, device, dtype, n_positions)
+}
+
+/// As [`load_for_inference`] with weights of 4 bits in the linear layers, and at most one adapter, which stays beside them:
+/// what it was trained against, in a fourth of the memory.
+///
+/// # Errors
+/// As [`load_for_inference`], and more than one adapter.
+pub fn load_four_bit_for_inference(
+    dir: &Path,
+    adapters: &[PathBuf],
+    format: Format,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
+    if adapters.len() > 1 {
+        return Err(Error::Usage(
+            "a quantized model takes a single adapter; merge the adapters into the unquantized model first"
+                .to_owned(),
+        ));
+    }
+    beside(dir, adapters, Some(format), device, dtype, n_positions)
+}
+
+/// The model with the last adapter beside it, as it was trained, and the others merged into it, unless its weights have
+/// 4 bits, in this format or as the folder holds them.
+pub(super) fn beside(
+    dir: &Path,
+    adapters: &[PathBuf],
+    format: Option<Format>,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
+    let config = HfConfig::read(dir)?;
+    let n_positions = config.decoder().max_positions.min(n_positions);
+    let new = || Decoder::new(config.decoder().clone(), n_positions);
+    let (mut plain, mut decoder) = (new()?, new()?);
+    let (last, merged) = match adapters.split_last() {
+        Some((last, merged)) => (Some(Adapter::open(last, &config, &mut plain)?), merged),
+        None => (None, adapters),
+    };
+    let adaptation = last.as_ref().map(Adaptation::of);
+    let full = SafetensorsSource::open(dir, &config, &plain)?;
+    let stored = config.quantization() == Some(StoredQuantization::FourBit);
+    let layers = match stored {
+        // What is merged into goes from 4 bits to what they stand for.
+        _ if !merged.is_empty() => None,
+        true => Some(full.four_bit_layers()),
+        false => format.map(FourBitLayers::All),
+    };
+    let weights = match (&adaptation, layers) {
+        (Some(adaptation), Some(layers)) => Some(adapt_four_bit(&mut decoder, adaptation, &layers, dtype)?),
+        (None, Some(layers)) => Some(decoder.quantize_four_bit(layers, dtype)?),
+        (Some(adaptation), None) => {
+            adapt(&mut decoder, adaptation)?;
+            None
+        }
+        (None, None) => None,
+    };
+    let mut source = match weights {
+        Some(_) if stored => AdaptedSource::new(Box::new(full), &plain, 0, device),
+        Some(weights) => AdaptedSource::new(Box::new(weights.source(full, device)), &plain, 0, device),
+        None => merging(dir, &config, &mut plain, merged, format, device)?,
+    };
+    source = source.continuing(last);
+    load_from(config, decoder, &mut source, device, dtype, n_positions)
+}
+
+/// The weights of a folder with adapters merged into them. With a format, into what its 4 bits stand for.
+pub(super) fn merging(
+    dir: &Path,
+    hf: &HfConfig,
+    decoder: &mut Decoder,
+    adapters: &[PathBuf],
+    format: Option<Format>,
+    device: &Device,
+) -> Result<AdaptedSource> {
+    let merged = adapters.iter().map(|dir| Adapter::open(dir, hf, decoder)).collect::<Result<_>>()?;
+    let full = SafetensorsSource::open(dir, hf, decoder)?;
+    let base: Box<dyn WeightSource> = match format {
+        None => Box::new(full),
+        Some(format) => {
+            let mut quantized = Decoder::new(hf.decoder().clone(), 1)?;
+            Box::new(quantized.quantize_four_bit(format, DType::F32)?.source(full, device))
+        }
+    };
+    Ok(AdaptedSource::new(base, decoder, 0, device).merging(merged))
+}

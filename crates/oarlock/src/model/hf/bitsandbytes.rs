@@ -1,0 +1,220 @@
+//! Writing a decoder with weights of 4 bits as transformers and bitsandbytes store it.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, NESTED_BLOCK, Scales, dynamic_map};
+use oarlock_tensor::{DType, Init, Shape};
+use serde_json::json;
+
+use super::config::{HfConfig, dtype_name};
+use super::files::{FileDType, ModelFiles, Weight, check_weights_dtype};
+use super::quantization;
+use super::save::SaveOptions;
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::model::family::Stored;
+use crate::nn::names_of;
+use crate::shard::WeightSource;
+
+/// The files of a decoder whose linear layers, but the output weights, are written in 4 bits.
+pub struct FourBitFiles {
+    files: ModelFiles,
+    /// By the name of each tensor what it holds.
+    tensors: HashMap<String, Tensor>,
+}
+
+/// What a tensor of the files holds.
+struct Tensor {
+    /// The parameter.
+    name: String,
+    shape: Shape,
+    init: Init,
+    /// Where it has 4 bits, its layout, and the part of it that this is.
+    part: Option<(Layout, Part)>,
+}
+
+/// The tensors of a quantized weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Codes,
+    Absmax,
+    Map,
+    NestedAbsmax,
+    NestedMap,
+    State,
+}
+
+impl FourBitFiles {
+    /// The files of the model that a configuration describes; what has no 4 bits is in the dtype of the options.
+    ///
+    /// # Errors
+    /// A dtype in which weights cannot be written, and a family whose files hold several weights in one tensor.
+    pub fn new(config: &HfConfig, format: Format, options: &SaveOptions<'_>) -> Result<FourBitFiles> {
+        check_weights_dtype(options.dtype)?;
+        let mut model = Decoder::new(config.decoder().clone(), 1)?;
+        let (all, quantized) = (names_of(&model), model.quantize_four_bit(format, DType::F32)?);
+        let (mut weights, mut tensors, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
+        for named in all.into_iter().filter(|named| seen.insert(named.param.id())) {
+            let stored = config.stored(&named.name);
+            let (shape, init) = (*named.param.shape(), named.param.init());
+            let Some(layout) = quantized.layout(&named.name) else {
+                let (name, sizes, dtype) = (named.name, shape.sizes().to_vec(), options.dtype.into());
+                tensors.insert(name.clone(), Tensor { name: name.clone(), shape, init, part: None });
+                weights.push(Weight { name, stored, shape: sizes, dtype });
+                continue;
+            };
+            if stored.rows.is_some() {
+                return Err(Error::Model(format!(
+                    "weights of 4 bits cannot be written for this family: its files hold {} as a part of {}",
+                    named.name, stored.tensor
+                )));
+            }
+            for part in Part::of(format) {
+                let name = format!("{}{}", stored.tensor, part.ending(format.code));
+                let (sizes, dtype) = part.described(layout, options.dtype);
+                weights.push(Weight {
+                    name: name.clone(),
+                    stored: Stored::whole(&*name),
+                    shape: sizes,
+                    dtype,
+                });
+                let part = Some((layout, part));
+                tensors.insert(name, Tensor { name: named.name.clone(), shape, init, part });
+            }
+        }
+        let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
+        files.settle(config, options.dtype, options.side_files_from);
+        files.add_text(
+            "config.json",
+            config.to_quantized_json(options.dtype, quantization::four_bit_json(format)),
+        );
+        Ok(FourBitFiles { files, tensors })
+    }
+
+    /// Adds a text beside the weights.
+    pub fn add_text(&mut self, name: &str, text: String) {
+        self.files.add_text(name, text);
+    }
+
+    /// The names of all files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.names()
+    }
+
+    /// Writes all files into the folder `dir`, as [`ModelFiles::save`], with the weights of a source that gives those of 4
+    /// bits as words ([`FourBitSource`](crate::model::FourBitSource)); `dtype` is that of the options.
+    ///
+    /// # Errors
+    /// When a file cannot be written, or a weight cannot be read.
+    pub fn save(self, dir: &Path, weights: &mut dyn WeightSource, dtype: DType) -> Result<()> {
+        let FourBitFiles { files, tensors } = self;
+        // The tensors of a weight follow each other.
+        let mut last: (String, Vec<i32>) = Default::default();
+        let mut values: (String, Vec<f32>) = Default::default();
+        files.save(dir, &mut |name, elements, out| {
+            let Some(tensor) = tensors.get(name) else { return Ok(()) };
+            let Some((layout, part)) = tensor.part else {
+                return weights.read(&tensor.name, &tensor.shape, tensor.init, elements, out);
+            };
+            if last.0 != tensor.name {
+                let mut bits = vec![0.0; layout.n_words()];
+                let shape = Shape::new(&[bits.len()])?;
+                weights.read(&tensor.name, &shape, Init::Zeros, 0..bits.len(), &mut bits)?;
+                last = (tensor.name.clone(), bits.iter().map(|bits| bits.to_bits() as i32).collect());
+            }
+            if values.0 != name {
+                values = (name.to_owned(), part.values(layout, &last.1, dtype));
+            }
+            out.copy_from_slice(&values.1[elements]);
+            Ok(())
+        })
+    }
+}
+
+impl Part {
+    fn of(format: Format) -> Vec<Part> {
+        let mut parts = vec![Part::Codes, Part::Absmax, Part::Map];
+        if format.nested {
+            parts.extend([Part::NestedAbsmax, Part::NestedMap]);
+        }
+        parts.push(Part::State);
+        parts
+    }
+
+    /// What follows the name of the weight.
+    fn ending(self, code: Code) -> &'static str {
+        match (self, code) {
+            (Part::Codes, _) => "",
+            (Part::Absmax, _) => ".absmax",
+            (Part::Map, _) => ".quant_map",
+            (Part::NestedAbsmax, _) => ".nested_absmax",
+            (Part::NestedMap, _) => ".nested_quant_map",
+            (Part::State, Code::Nf4) => ".quant_state.bitsandbytes__nf4",
+            (Part::State, Code::Fp4) => ".quant_state.bitsandbytes__fp4",
+        }
+    }
+
+    /// Its sizes and its dtype, in a model of this dtype.
+    fn described(self, layout: Layout, dtype: DType) -> (Vec<usize>, FileDType) {
+        let (floats, blocks) = (FileDType::Number(DType::F32), layout.n_blocks());
+        match self {
+            Part::Codes => (vec![layout.n_elems().div_ceil(2), 1], FileDType::Byte),
+            Part::Absmax if layout.format.nested => (vec![blocks], FileDType::Byte),
+            Part::Absmax => (vec![blocks], floats),
+            Part::Map => (vec![16], floats),
+            Part::NestedAbsmax => (vec![blocks.div_ceil(NESTED_BLOCK)], floats),
+            Part::NestedMap => (vec![256], floats),
+            Part::State => (vec![state(layout, 0.0, dtype).len()], FileDType::Byte),
+        }
+    }
+
+    /// Its elements: numbers, or bytes by their values.
+    fn values(self, layout: Layout, words: &[i32], dtype: DType) -> Vec<f32> {
+        let weight = layout.weight(words);
+        let bytes = |bytes: &[u8]| bytes.iter().map(|&byte| f32::from(byte)).collect();
+        match (self, weight.scales) {
+            (Part::Codes, _) => bytes(weight.codes),
+            (Part::Absmax, Scales::Nested { codes, .. }) => bytes(codes),
+            (Part::Absmax, Scales::Plain(absmax)) => absmax.to_vec(),
+            (Part::Map, _) => layout.format.code.values().to_vec(),
+            (Part::NestedAbsmax, Scales::Nested { absmax, .. }) => absmax.to_vec(),
+            (Part::NestedAbsmax, Scales::Plain(_)) => Vec::new(),
+            (Part::NestedMap, _) => dynamic_map().to_vec(),
+            (Part::State, Scales::Nested { offset, .. }) => bytes(&state(layout, offset, dtype)),
+            (Part::State, Scales::Plain(_)) => bytes(&state(layout, 0.0, dtype)),
+        }
+    }
+}
+
+/// The state of a weight as JSON, of a length that does not depend on the offset of its scales.
+fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
+    /// Digits of an f32 that has become an f64, with sign and exponent.
+    const LONGEST: usize = 32;
+    let (mut state, mut padding) = (
+        json!({
+            "quant_type": name_of(layout.format.code),
+            "blocksize": oarlock_tensor::cpu::four_bit::BLOCK,
+            "dtype": dtype_name(dtype),
+            "shape": [layout.rows, layout.cols],
+        }),
+        0,
+    );
+    if layout.format.nested {
+        state["nested_blocksize"] = json!(NESTED_BLOCK);
+        state["nested_dtype"] = json!("float32");
+        state["nested_offset"] = json!(f64::from(offset));
+        padding = LONGEST.saturating_sub(state["nested_offset"].to_string().len());
+    }
+    let mut text = state.to_string().into_bytes();
+    text.resize(text.len() + padding, b' ');
+    text
+}
+
+/// What bitsandbytes calls a code.
+pub(super) fn name_of(code: Code) -> &'static str {
+    match code {
+        Code::Nf4 => "nf4",
+        Code::Fp4 => "fp4",
+    }
+}

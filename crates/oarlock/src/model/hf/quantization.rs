@@ -1,0 +1,117 @@
+//! `quantization_config` of `config.json`: how the files of a folder hold quantized weights.
+
+use oarlock_tensor::cpu::four_bit::Format;
+use serde_json::{Value, json};
+
+use super::bitsandbytes::name_of;
+use super::fields::Fields;
+use crate::error::Result;
+
+/// The name of the field.
+pub(super) const FIELD: &str = "quantization_config";
+
+/// How the weights of a folder are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredQuantization {
+    /// bitsandbytes, 4 bits.
+    FourBit,
+    /// bitsandbytes, 8 bits and a scale for each row.
+    EightBit,
+    /// GPTQ: groups along the inputs, zero points.
+    Gptq {
+        /// Bits of a weight: 2, 4 or 8.
+        bits: u32,
+        /// Inputs of a group.
+        group_size: usize,
+        /// Whether zero points are stored less 1, as in all but format 2.
+        zeros_less_one: bool,
+    },
+    /// AWQ, 4 bits in the order of its GEMM kernels.
+    Awq {
+        /// Inputs of a group.
+        group_size: usize,
+    },
+}
+
+impl StoredQuantization {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            StoredQuantization::FourBit => "bitsandbytes (4 bits)",
+            StoredQuantization::EightBit => "bitsandbytes (8 bits)",
+            StoredQuantization::Gptq { .. } => "GPTQ",
+            StoredQuantization::Awq { .. } => "AWQ",
+        }
+    }
+
+    /// What the settings of a model say, if they say anything.
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
+        let Some(inner) = fields.object(FIELD)? else { return Ok(None) };
+        let refused = |told: String| fields.wrong(FIELD, told);
+        let flag = |name: &str| inner.flag_or(name, false);
+        let group = || match inner.value("group_size").and_then(Value::as_i64) {
+            // All inputs are one group.
+            Some(-1) => Ok(usize::MAX),
+            Some(n) if n > 0 => Ok(n as usize),
+            None => Ok(128),
+            Some(n) => Err(refused(format!("a group_size of {n} is none"))),
+        };
+        let method = inner.text("quant_method")?;
+        let bits = inner.count("bits")?;
+        match method {
+            Some("bitsandbytes") | None if flag("load_in_4bit")? => Ok(Some(StoredQuantization::FourBit)),
+            Some("bitsandbytes") | None if flag("load_in_8bit")? => Ok(Some(StoredQuantization::EightBit)),
+            Some("gptq") => {
+                let bits = bits.unwrap_or(4);
+                if ![2, 4, 8].contains(&bits) {
+                    return Err(refused(format!(
+                        "GPTQ weights of {bits} bits are not supported, only of 2, 4 and 8"
+                    )));
+                }
+                let zeros_less_one = match inner.text("checkpoint_format")?.unwrap_or("gptq") {
+                    "gptq" => true,
+                    "gptq_v2" => false,
+                    other => {
+                        let told = format!(
+                            "its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2"
+                        );
+                        return Err(refused(told));
+                    }
+                };
+                Ok(Some(StoredQuantization::Gptq { bits: bits as u32, group_size: group()?, zeros_less_one }))
+            }
+            Some("awq") => {
+                let version = inner.text("version")?.unwrap_or("gemm");
+                let plain = bits.unwrap_or(4) == 4 && version.eq_ignore_ascii_case("gemm");
+                if !plain || !inner.flag_or("zero_point", true)? {
+                    return Err(refused(
+                        "of AWQ, weights of 4 bits with zero points of the version gemm are supported"
+                            .to_owned(),
+                    ));
+                }
+                Ok(Some(StoredQuantization::Awq { group_size: group()? }))
+            }
+            _ => Err(refused(
+                "supported are quantized weights of bitsandbytes, GPTQ and AWQ; else take the original model"
+                    .to_owned(),
+            )),
+        }
+    }
+}
+
+/// What transformers reads of weights of 4 bits of bitsandbytes.
+pub(super) fn four_bit_json(format: Format) -> Value {
+    json!({
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": true,
+        "load_in_8bit": false,
+        "bnb_4bit_quant_type": name_of(format.code),
+        "bnb_4bit_use_double_quant": format.nested,
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_threshold": 6.0,
+        "llm_int8_skip_modules": null,
+        "llm_int8_enable_fp32_cpu_offload": false,
+        "llm_int8_has_fp16_weight": false,
+    })
+}

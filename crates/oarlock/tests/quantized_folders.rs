@@ -1,0 +1,266 @@
+//! Folders with quantized weights: those that transformers and bitsandbytes wrote (`tests/golden/quantized`, by
+//! bench/golden/make_quantized_folders.py), those that are written here, and AWQ and GPTQ by their layouts.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use oarlock::adapters::{ExportOptions, FourBit, export, load_for_inference};
+use oarlock::model::{Decoder, HfConfig, SafetensorsSource, StoredQuantization};
+use oarlock::nn::{Init, Mask, names_of};
+use oarlock::shard::WeightSource;
+use oarlock::{DType, Tensor};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::four_bit::{Code, Format};
+use oarlock_tensor::{Device, Par, Shape};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn device() -> Device {
+    Device::cpu(Isa::detect(), Par::solo())
+}
+
+/// The logits of the last token, and what transformers computed.
+fn logits(dir: &Path) -> Vec<f32> {
+    let text = std::fs::read_to_string(golden("quantized/logits.json")).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    let ids: Vec<i32> =
+        golden["ids"][0].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
+    let model = load_for_inference(dir, &[], &device(), DType::F32, 64).unwrap();
+    let ids = Tensor::from_slice(&ids, [1, ids.len()], &model.device).unwrap();
+    let logits = model.decoder.logits(&ids, &Mask::Causal).unwrap().to_vec::<f32>().unwrap();
+    logits[logits.len() - 300..].to_vec()
+}
+
+fn expected(name: &str) -> Vec<f32> {
+    let text = std::fs::read_to_string(golden("quantized/logits.json")).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    golden[name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn folders_of_bitsandbytes_say_what_they_say_there() {
+    for (name, kind, bound) in [
+        ("nf4", StoredQuantization::FourBit, 1e-4),
+        ("fp4", StoredQuantization::FourBit, 1e-4),
+        ("int8", StoredQuantization::EightBit, 1e-4),
+    ] {
+        let dir = golden("quantized").join(name);
+        assert_eq!(HfConfig::read(&dir).unwrap().quantization(), Some(kind));
+        let found = distance(&logits(&dir), &expected(name));
+        assert!(found < bound, "{name}: {found}");
+    }
+}
+
+#[test]
+fn an_export_in_4_bits_is_such_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = golden("train-llama");
+    for (name, code, nested) in [("nf4", Code::Nf4, true), ("fp4", Code::Fp4, false)] {
+        let out = folder.path().join(name);
+        let options = ExportOptions {
+            model: &base,
+            adapters: &[],
+            four_bit: Some(FourBit::Packed(Format { code, nested })),
+            out: &out,
+            max_shard_bytes: 20_000,
+            dtype: None,
+        };
+        let exported = export(&options, &device()).unwrap();
+        assert!(exported.compared.difference > 0.0 && exported.compared.difference < 3.0, "{exported:?}");
+        assert!(out.join("model.safetensors.index.json").is_file() && out.join("Modelfile").is_file());
+        assert!(distance(&logits(&out), &expected(name)) < 1e-4);
+        assert!(export(&ExportOptions { model: &out, ..options }, &device()).is_err());
+        // Exported again, the weights are what they stand for.
+        let again = folder.path().join(format!("{name} again"));
+        let plain = ExportOptions { model: &out, out: &again, four_bit: None, ..options };
+        let exported = export(&plain, &device()).unwrap();
+        assert!(exported.compared.difference < 1e-4, "{exported:?}");
+        assert_eq!(HfConfig::read(&again).unwrap().quantization(), None);
+        assert!(distance(&logits(&again), &expected(name)) < 1e-4);
+    }
+}
+
+/// A folder of the small llama whose linear layers are these tensors, made of the path and sizes of each layer.
+fn folder(settings: Value, parts: impl Fn(&str, [usize; 2]) -> Vec<(String, Part)>) -> tempfile::TempDir {
+    let (base, folder) = (golden("train-llama"), tempfile::tempdir().unwrap());
+    let mut config: Value =
+        serde_json::from_str(&std::fs::read_to_string(base.join("config.json")).unwrap()).unwrap();
+    config["quantization_config"] = settings;
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(base.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: HashMap<String, Part> = HashMap::new();
+    for (name, view) in file.tensors() {
+        match name.strip_suffix("_proj.weight") {
+            Some(path) => {
+                let &[rows, cols] = view.shape() else { unreachable!("two dims") };
+                tensors.extend(parts(&format!("{path}_proj"), [rows, cols]));
+            }
+            None => drop(tensors.insert(name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))),
+        }
+    }
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    folder
+}
+
+type Part = (Dtype, Vec<usize>, Vec<u8>);
+
+fn words(shape: [usize; 2], words: Vec<u32>) -> Part {
+    (Dtype::I32, shape.to_vec(), words.iter().flat_map(|word| word.to_le_bytes()).collect())
+}
+
+/// A number of a few bits for an element of a weight, a zero point, or a group.
+fn draw(seed: usize, bits: u32) -> u32 {
+    ((seed * 2_654_435_761) >> 7) as u32 & ((1 << bits) - 1)
+}
+
+/// The integers, zero points and scales of a layer: `[outputs, inputs]`, and for each group and output.
+fn integer(output: usize, input: usize, bits: u32) -> u32 {
+    draw(output * 977 + input * 31 + 5, bits)
+}
+
+fn zero(group: usize, output: usize, bits: u32) -> u32 {
+    draw(group * 53 + output * 7 + 1, bits)
+}
+
+fn scale(group: usize, output: usize) -> f16 {
+    f16::from_f32(0.01 + ((group * 3 + output) % 13) as f32 / 512.0)
+}
+
+fn scales(groups: usize, n_out: usize) -> Part {
+    let all = (0..groups).flat_map(|group| (0..n_out).map(move |output| scale(group, output)));
+    (Dtype::F16, vec![groups, n_out], all.flat_map(|scale| scale.to_le_bytes()).collect())
+}
+
+/// Whether every linear weight has the values that its integers stand for; `group` is that of an input.
+fn check(dir: &Path, bits: u32, group: impl Fn(usize) -> usize) {
+    let config = HfConfig::read(dir).unwrap();
+    let model = Decoder::new(config.decoder().clone(), 16).unwrap();
+    let mut source = SafetensorsSource::open(dir, &config, &model).unwrap();
+    let mut n = 0;
+    for named in names_of(&model).iter().filter(|named| named.name.ends_with("_proj.weight")) {
+        let shape: &Shape = named.param.shape();
+        let n_in = shape.last();
+        let mut values = vec![0.0; shape.n_elems()];
+        source.read(&named.name, shape, Init::Zeros, 0..values.len(), &mut values).unwrap();
+        for (at, value) in values.iter().enumerate() {
+            let (output, input) = (at / n_in, at % n_in);
+            let group = group(input);
+            let number = integer(output, input, bits) as f32 - zero(group, output, bits) as f32;
+            assert_eq!(*value, number * scale(group, output).to_f32(), "{} {output} {input}", named.name);
+        }
+        let mut part = vec![0.0; 7];
+        source.read(&named.name, shape, Init::Zeros, 61..68, &mut part).unwrap();
+        assert_eq!(part, values[61..68]);
+        n += 1;
+    }
+    assert_eq!(n, 14);
+}
+
+#[test]
+fn gptq_is_unpacked_along_the_inputs_with_zero_points_less_one() {
+    for (bits, format, less, ordered) in
+        [(4u32, "gptq", 1, true), (4, "gptq_v2", 0, true), (8, "gptq", 1, true), (2, "gptq", 1, false)]
+    {
+        let per_word = (32 / bits) as usize;
+        let mask = (1u32 << bits) - 1;
+        // With desc_act, any input may be of any group.
+        let group = move |input: usize| if ordered { input / 16 } else { (input * 7 + 3) % 2 };
+        let settings = json!({
+            "quant_method": "gptq", "bits": bits, "group_size": 16, "desc_act": !ordered, "checkpoint_format": format,
+        });
+        let dir = folder(settings, |path, [n_out, n_in]| {
+            let groups = n_in / 16;
+            let values = (0..n_in / per_word).flat_map(|row| {
+                (0..n_out).map(move |output| {
+                    (0..per_word).fold(0, |word, i| {
+                        word | integer(output, row * per_word + i, bits) << (bits * i as u32)
+                    })
+                })
+            });
+            let zeros = (0..groups).flat_map(|group| {
+                (0..n_out / per_word).map(move |column| {
+                    (0..per_word).fold(0, |word, i| {
+                        let stored = zero(group, column * per_word + i, bits).wrapping_sub(less) & mask;
+                        word | stored << (bits * i as u32)
+                    })
+                })
+            });
+            vec![
+                (format!("{path}.qweight"), words([n_in / per_word, n_out], values.collect())),
+                (format!("{path}.qzeros"), words([groups, n_out / per_word], zeros.collect())),
+                (format!("{path}.scales"), scales(groups, n_out)),
+                (format!("{path}.g_idx"), {
+                    let (dtype, _, bytes) =
+                        words([1, n_in], (0..n_in).map(|input| group(input) as u32).collect());
+                    (dtype, vec![n_in], bytes)
+                }),
+            ]
+        });
+        check(dir.path(), bits, group);
+    }
+}
+
+#[test]
+fn awq_is_unpacked_in_its_order() {
+    const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    let settings =
+        json!({ "quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": true, "version": "GEMM" });
+    let dir = folder(settings, |path, [n_out, n_in]| {
+        let groups = n_in / 16;
+        let pack = |of: &dyn Fn(usize) -> u32| -> Vec<u32> {
+            let word = |column: usize| {
+                ORDER.iter().enumerate().fold(0, |word, (i, order)| word | of(column * 8 + order) << (4 * i))
+            };
+            (0..n_out / 8).map(word).collect()
+        };
+        let values = (0..n_in).flat_map(|input| pack(&|output| integer(output, input, 4)));
+        let zeros = (0..groups).flat_map(|group| pack(&|output| zero(group, output, 4)));
+        vec![
+            (format!("{path}.qweight"), words([n_in, n_out / 8], values.collect())),
+            (format!("{path}.qzeros"), words([groups, n_out / 8], zeros.collect())),
+            (format!("{path}.scales"), scales(groups, n_out)),
+        ]
+    });
+    check(dir.path(), 4, |input| input / 16);
+}
+
+#[test]
+fn what_is_not_there_or_damaged_is_named() {
+    let told = |settings: Value| {
+        let dir = folder(settings, |_, _| Vec::new());
+        HfConfig::read(dir.path()).unwrap_err().to_string()
+    };
+    for (settings, part) in [
+        (json!({ "quant_method": "hqq" }), "supported are quantized weights of bitsandbytes, GPTQ and AWQ"),
+        (json!({ "quant_method": "gptq", "bits": 3 }), "of 3 bits are not supported"),
+        (json!({ "quant_method": "gptq", "checkpoint_format": "marlin" }), "\"marlin\" is not supported"),
+        (json!({ "quant_method": "awq", "version": "gemv" }), "of the version gemm are supported"),
+        (json!({ "quant_method": "awq", "group_size": 0 }), "a group_size of 0 is none"),
+    ] {
+        let told = told(settings);
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    // A part of another size, and one that is missing.
+    let dir = folder(json!({ "quant_method": "awq" }), |path, [n_out, n_in]| {
+        vec![(format!("{path}.qweight"), words([n_in, n_out / 8], vec![0; n_in * n_out / 8]))]
+    });
+    let config = HfConfig::read(dir.path()).unwrap();
+    let model = Decoder::new(config.decoder().clone(), 16).unwrap();
+    let told = SafetensorsSource::open(dir.path(), &config, &model).err().unwrap().to_string();
+    assert!(told.contains(".qzeros, a part of a quantized weight"), "{told}");
+}
