@@ -30,6 +30,7 @@ mod own_loop;
 mod own_model;
 mod param_groups;
 mod parity;
+mod preference;
 mod placements;
 mod ranks;
 mod recompute;

@@ -21,6 +21,9 @@ pub struct Adaptation {
     pub modules: BTreeMap<String, AdaptedModule>,
     /// The paths of the modules that are trained as a whole.
     pub whole: BTreeSet<String>,
+    /// Whether the layers have a frozen copy of the adapter beside the trained one, which they are
+    /// [`as_reference`](super::as_reference).
+    pub with_reference: bool,
 }
 
 /// The adapter of one layer.
@@ -76,12 +79,13 @@ impl Adaptation {
         if modules.contains_key(LM_HEAD) || whole.contains(LM_HEAD) {
             refuse_tied(hf)?;
         }
-        Ok(Adaptation { config: config.clone(), modules, whole })
+        Ok(Adaptation { config: config.clone(), modules, whole, with_reference: false })
     }
 
     /// One that continues an adapter that was read.
     pub fn of(adapter: &Adapter) -> Adaptation {
-        Adaptation { config: adapter.config().clone(), modules: adapter.modules(), whole: adapter.whole() }
+        let (modules, whole) = (adapter.modules(), adapter.whole());
+        Adaptation { config: adapter.config().clone(), modules, whole, with_reference: false }
     }
 }
 
@@ -102,8 +106,12 @@ pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
             return Ok(None);
         };
         let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
-        let lora = Lora::around(linear, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
-        Ok(Some(Box::new(lora)))
+        let settings = LoraLayer { rank, scale, dropout, dora: use_dora, init };
+        let lora = Lora::around(linear, settings)?;
+        Ok(Some(match adaptation.with_reference {
+            true => Box::new(lora.with_reference(settings)?),
+            false => Box::new(lora),
+        }))
     };
     model.map_linears(around)?;
     if adaptation.modules.contains_key(LM_HEAD) {

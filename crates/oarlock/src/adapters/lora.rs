@@ -1,6 +1,8 @@
 //! The layer: a frozen linear layer and a trained update of low rank (Hu et al. 2021), or one of its direction and its
 //! length (DoRA, Liu et al. 2024).
 
+use std::cell::Cell;
+
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
 use crate::config::LoraInit;
@@ -46,6 +48,19 @@ pub struct LoraLayer {
 pub struct Lora {
     #[module(name = "")]
     base: Linear,
+    #[module(name = "")]
+    update: Update,
+    /// What the layer is to [`as_reference`] where that is not its base alone: a frozen adapter.
+    #[module(name = "reference")]
+    reference: Option<Update>,
+}
+
+/// What stands in the names of the frozen copy of an adapter.
+pub(super) const REFERENCE: &str = ".reference.";
+
+/// An update of low rank.
+#[derive(Debug, Module)]
+struct Update {
     #[module(name = "lora_A")]
     lora_a: Linear,
     #[module(name = "lora_B")]
@@ -58,12 +73,48 @@ pub struct Lora {
     scale: f32,
 }
 
+thread_local! {
+    static IS_REFERENCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs passes of this thread in which every [`Lora`] layer is what it was compared with before the training: the layer
+/// that it is around, or a frozen copy of the adapter that the training continues.
+pub fn as_reference<R>(f: impl FnOnce() -> R) -> R {
+    /// Ends it also where `f` panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_REFERENCE.set(self.0);
+        }
+    }
+    let _before = Before(IS_REFERENCE.replace(true));
+    f()
+}
+
 impl Lora {
     /// Puts an adapter around a layer, which is frozen. It begins as the layer alone.
     ///
     /// # Errors
     /// A rank of 0.
     pub fn around(base: &Linear, settings: LoraLayer) -> Result<Lora> {
+        nn::freeze(base);
+        Ok(Lora { base: base.clone(), update: Update::new(base, settings)?, reference: None })
+    }
+
+    /// With a frozen copy of the adapter, which the layer is [`as_reference`]; its names begin with `reference.`. Its values
+    /// come from where those of the adapter come from.
+    ///
+    /// # Errors
+    /// A rank of 0.
+    pub fn with_reference(self, settings: LoraLayer) -> Result<Lora> {
+        let reference = Update::new(&self.base, settings)?;
+        nn::freeze(&reference);
+        Ok(Lora { reference: Some(reference), ..self })
+    }
+}
+
+impl Update {
+    fn new(base: &Linear, settings: LoraLayer) -> Result<Update> {
         let LoraLayer { rank, scale, dropout, dora, init } = settings;
         let &[n_out, n_in] = base.weight.shape().sizes() else {
             return Err(oarlock_tensor::Error::Usage(
@@ -73,15 +124,13 @@ impl Lora {
         if rank == 0 {
             return Err(oarlock_tensor::Error::Usage("Lora: the rank is 0; give at least 1".into()));
         }
-        nn::freeze(base);
         let lora_a = Linear::new(n_in, rank)?.no_bias();
         let lora_a = match init {
             LoraInit::Kaiming => lora_a,
             LoraInit::Gaussian => lora_a.init(Init::Normal { std: 1.0 / rank as f32 }),
         };
         let magnitude = || Ok(Param::in_f32(Shape::new(&[n_out])?, Init::Ones));
-        Ok(Lora {
-            base: base.clone(),
+        Ok(Update {
             lora_a,
             lora_b: Linear::new(rank, n_out)?.no_bias().init(Init::Zeros),
             magnitude: dora.then(magnitude).transpose()?,
@@ -90,35 +139,45 @@ impl Lora {
         })
     }
 
+    /// The base with this update.
+    fn forward(&self, base: &Linear, x: &Tensor) -> Result<Tensor> {
+        if let Some(magnitude) = &self.magnitude {
+            return self.with_direction(base, x, magnitude);
+        }
+        let y = base.forward(x)?;
+        let update = self.update(&self.dropout.forward(x)?, y.dtype())?;
+        y.add(&update)
+    }
+
     /// s·B·A·x in `dtype`. What has only `rank` columns is scaled, not what has all.
     fn update(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let update = self.lora_b.forward(&self.lora_a.forward(x)?.scale(self.scale)?)?;
         if update.dtype() == dtype { Ok(update) } else { update.cast(dtype) }
     }
 
-    fn with_direction(&self, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
-        let weight = Linear::with_weight(self.base.weight.clone());
+    fn with_direction(&self, base: &Linear, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
+        let weight = Linear::with_weight(base.weight.clone());
         let dropped = self.dropout.forward(x)?;
         let product = weight.forward(&dropped)?;
         let update = self.update(&dropped, product.dtype())?;
         let directed = product.add(&update)?;
         // The change of length, so that 16 bits are enough for it.
-        let more = parameter(magnitude, &directed)?.div(&self.lengths()?)?.add_scalar(-1.0)?;
+        let more = parameter(magnitude, &directed)?.div(&self.lengths(base)?)?.add_scalar(-1.0)?;
         let more = if directed.dtype() == DType::F32 { more } else { more.cast(directed.dtype())? };
         let y = match self.dropout.p == 0.0 {
             true => directed.add(&directed.mul(&more)?)?,
             // The layer itself sees all of its input.
             false => weight.forward(x)?.add(&update)?.add(&directed.mul(&more)?)?,
         };
-        match &self.base.bias {
+        match &base.bias {
             Some(bias) => y.add(&bias.weight()?),
             None => Ok(y),
         }
     }
 
     /// The lengths of the rows of W + s·B·A in f32, on no tape.
-    fn lengths(&self) -> Result<Tensor> {
-        let [w, a, b] = [&self.base, &self.lora_a, &self.lora_b].map(|linear| {
+    fn lengths(&self, base: &Linear) -> Result<Tensor> {
+        let [w, a, b] = [base, &self.lora_a, &self.lora_b].map(|linear| {
             let weight = linear.weight.weight()?;
             if weight.dtype() == DType::F32 { Ok(weight) } else { weight.cast(DType::F32) }
         });
@@ -131,11 +190,10 @@ impl Forward<Tensor> for Lora {
     type Output = Tensor;
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        if let Some(magnitude) = &self.magnitude {
-            return self.with_direction(x, magnitude);
+        match (IS_REFERENCE.get(), &self.reference) {
+            (false, _) => self.update.forward(&self.base, x),
+            (true, Some(reference)) => reference.forward(&self.base, x),
+            (true, None) => self.base.forward(x),
         }
-        let y = self.base.forward(x)?;
-        let update = self.update(&self.dropout.forward(x)?, y.dtype())?;
-        y.add(&update)
     }
 }

@@ -19,5 +19,5 @@ pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, export, load_for_inference};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
-pub use lora::{Lora, LoraLayer};
+pub use lora::{Lora, LoraLayer, as_reference};
 pub use source::AdaptedSource;

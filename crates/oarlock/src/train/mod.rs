@@ -15,7 +15,9 @@ mod run;
 mod step;
 mod trim;
 
-pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
+pub use objective::{
+    Inputs, Judgement, Metric, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
+};
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

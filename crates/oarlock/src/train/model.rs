@@ -1,17 +1,17 @@
 //! The model of a run as a configuration names it: its settings, what is trained of it, and where its first weights come
 //! from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use oarlock_tensor::{Device, Param};
 
 use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, freeze};
-use crate::config::{Finetuning, ModelArgs, ModelSource, TrainConfig};
+use crate::config::{Finetuning, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
 use crate::data::Tokenizer;
-use crate::error::Result;
-use crate::model::Decoder;
+use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
-use crate::nn::{NamedParam, names_of, parameters};
+use crate::model::{Decoder, ValueHeadSource};
+use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::RunData;
@@ -40,7 +40,23 @@ pub struct Start {
     trained: Option<Adapter>,
     /// The adapter that is trained.
     pub adaptation: Option<Adaptation>,
+    /// Where the model is that the loss compares it with.
+    pub reference: ReferenceModel,
 }
+
+/// The frozen model that a loss compares the trained one with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReferenceModel {
+    /// None.
+    Absent,
+    /// The same weights without the adapter that is trained, or with a frozen copy of it.
+    SameWeights,
+    /// A second model.
+    Second,
+}
+
+/// The dropout before the value head of a reward model, as in the original.
+const VALUE_HEAD_DROPOUT: f32 = 0.1;
 
 impl Start {
     /// What a configuration asks for. Reads the adapters that it names.
@@ -48,7 +64,12 @@ impl Start {
     /// # Errors
     /// What is wrong with them, or names that the model does not have.
     pub fn new(config: &TrainConfig, hf: &HfConfig) -> Result<Start> {
-        let mut start = Start { merged: Vec::new(), trained: None, adaptation: None };
+        let objective = &config.train.objective;
+        let reference = match objective.reference() {
+            Some(_) => ReferenceModel::Second,
+            None => ReferenceModel::Absent,
+        };
+        let mut start = Start { merged: Vec::new(), trained: None, adaptation: None, reference };
         let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
         let mut plain = plain(config, hf)?;
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
@@ -57,10 +78,19 @@ impl Start {
             return Ok(start);
         }
         start.trained = start.merged.pop_if(|_| !args.create_new);
-        start.adaptation = Some(match &start.trained {
+        let mut adaptation = match &start.trained {
             Some(adapter) => Adaptation::of(adapter),
             None => Adaptation::new(&mut plain, hf, &args.config)?,
-        });
+        };
+        // Of modules that are trained as a whole nothing is left to compare with.
+        if objective.reference().is_some_and(|args| args.model.is_none()) && adaptation.whole.is_empty() {
+            start.reference = ReferenceModel::SameWeights;
+            adaptation.with_reference = start.trained.is_some();
+        }
+        if objective.is_without_dropout() {
+            adaptation.config.dropout = 0.0;
+        }
+        start.adaptation = Some(adaptation);
         Ok(start)
     }
 
@@ -76,7 +106,55 @@ impl Start {
         if let Some(adaptation) = &self.adaptation {
             adapt(&mut decoder, adaptation)?;
         }
+        if config.train.objective == ObjectiveArgs::Rewards {
+            decoder.add_value_head(VALUE_HEAD_DROPOUT)?;
+        }
         Ok(decoder)
+    }
+
+    /// The second model that the loss compares the trained one with, and its weights: what the run begins with, or a model
+    /// of its own.
+    ///
+    /// # Errors
+    /// What is wrong with its folder or its adapters, and another vocabulary.
+    pub fn second(
+        &self,
+        config: &TrainConfig,
+        hf: &HfConfig,
+        device: &Device,
+    ) -> Result<Option<(Decoder, Box<dyn WeightSource>)>> {
+        let Some(args) =
+            config.train.objective.reference().filter(|_| self.reference == ReferenceModel::Second)
+        else {
+            return Ok(None);
+        };
+        let seed = config.train.seed;
+        let (decoder, base, merged) = match &args.model {
+            Some(dir) => {
+                let own = HfConfig::read(dir)?;
+                if own.decoder().vocab_size != hf.decoder().vocab_size {
+                    return Err(Error::Model(format!(
+                        "ref_model: {} has a vocabulary of {} tokens, the model that is trained one of {}; they must be those \
+                         of one tokenizer",
+                        dir.display(),
+                        own.decoder().vocab_size,
+                        hf.decoder().vocab_size
+                    )));
+                }
+                let mut decoder = plain(config, &own)?;
+                let open = |dir: &PathBuf| Adapter::open(dir, &own, &mut decoder);
+                let merged: Vec<Adapter> = args.adapters.iter().map(open).collect::<Result<_>>()?;
+                let base: Box<dyn WeightSource> = Box::new(SafetensorsSource::open(dir, &own, &decoder)?);
+                (decoder, base, merged)
+            }
+            None => {
+                let merged = self.merged.iter().chain(&self.trained).cloned().collect();
+                (plain(config, hf)?, base(config, hf, false, device)?, merged)
+            }
+        };
+        nn::freeze(&decoder);
+        let source = AdaptedSource::new(base, &decoder, seed, device).merging(merged);
+        Ok(Some((decoder, Box::new(source))))
     }
 
     /// The weights that a run begins with; those of a checkpoint replace what is trained.
@@ -90,20 +168,51 @@ impl Start {
         resumes: bool,
         device: &Device,
     ) -> Result<Box<dyn WeightSource>> {
-        let (plain, seed) = (plain(config, hf)?, config.train.seed);
-        // A checkpoint with adapters has no base.
-        let resumes = resumes && self.adaptation.is_none();
-        let base: Box<dyn WeightSource> = match &config.model.source {
-            ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
-                Box::new(SafetensorsSource::open(dir, hf, &plain)?)
+        let seed = config.train.seed;
+        // A checkpoint with adapters, or beside a second model, has no frozen parameters.
+        let is_whole = self.adaptation.is_none() && self.reference != ReferenceModel::Second;
+        let base = base(config, hf, resumes && is_whole, device)?;
+        let source: Box<dyn WeightSource> = match self.adaptation.is_none() && self.merged.is_empty() {
+            true => base,
+            false => {
+                let source = AdaptedSource::new(base, &plain(config, hf)?, seed, device);
+                Box::new(source.merging(self.merged).continuing(self.trained))
             }
-            _ => Box::new(SeededInit::new(seed, device)),
         };
-        if self.adaptation.is_none() && self.merged.is_empty() {
-            return Ok(base);
+        if config.train.objective != ObjectiveArgs::Rewards {
+            return Ok(source);
         }
-        let source = AdaptedSource::new(base, &plain, seed, device);
-        Ok(Box::new(source.merging(self.merged).continuing(self.trained)))
+        let hidden_size = hf.decoder().hidden_size;
+        let head = ValueHeadSource::new(source, value_head_dir(config), (hidden_size, seed), device)?;
+        Ok(Box::new(head))
+    }
+}
+
+/// The weights of the base: those of the folder, or new ones; new ones, too, where a checkpoint replaces them.
+fn base(
+    config: &TrainConfig,
+    hf: &HfConfig,
+    resumes: bool,
+    device: &Device,
+) -> Result<Box<dyn WeightSource>> {
+    Ok(match &config.model.source {
+        ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
+            Box::new(SafetensorsSource::open(dir, hf, &plain(config, hf)?)?)
+        }
+        _ => Box::new(SeededInit::new(config.train.seed, device)),
+    })
+}
+
+/// The folder whose value head is trained further: that of the last adapter, or of the model.
+fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
+    let adapter = match &config.train.finetuning {
+        Finetuning::Lora(args) => args.adapters.last(),
+        _ => None,
+    };
+    match (adapter, &config.model.source) {
+        (Some(dir), _) => Some(dir),
+        (None, ModelSource::Folder(dir)) => Some(dir),
+        (None, ModelSource::Fields(_)) => None,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::accelerator::{
 };
 use crate::adapters::{Adaptation, adapter_files};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{Finetuning, Length, ModelSource, Placement, Resume, StateDict, TrainConfig, When};
+use crate::config::{Finetuning, Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
@@ -28,9 +28,11 @@ use crate::train::data::{self, RunData};
 use crate::train::flops;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
-use crate::train::model::{self, Start};
+use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
-use crate::train::objective::{Objective, Pretrain, dry_pass};
+use crate::train::objective::{
+    Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass,
+};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::trim::Trimmer;
@@ -46,7 +48,25 @@ pub fn run(
     accelerator: &Accelerator,
     started: SystemTime,
 ) -> Result<Option<TrainerState>> {
-    let mut run = Run::set_up(config, accelerator, Pretrain, started)?;
+    match &config.train.objective {
+        ObjectiveArgs::NextToken => carry_out(config, accelerator, |_| Pretrain, started),
+        ObjectiveArgs::Preferences(args) => {
+            carry_out(config, accelerator, |reference| Preference::new(args.clone(), reference), started)
+        }
+        ObjectiveArgs::Judgements(args) => {
+            carry_out(config, accelerator, |reference| Judgement::new(args.clone(), reference), started)
+        }
+        ObjectiveArgs::Rewards => carry_out(config, accelerator, |_| Reward, started),
+    }
+}
+
+fn carry_out<O: Objective<Model = Decoder>>(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    objective: impl Fn(Reference) -> O,
+    started: SystemTime,
+) -> Result<Option<TrainerState>> {
+    let mut run = Run::set_up(config, accelerator, objective, started)?;
     if config.train.enabled {
         run.train()?;
     }
@@ -61,6 +81,8 @@ struct Run<'a, O> {
     hf: HfConfig,
     /// The adapter that is trained beside the model.
     adaptation: Option<Adaptation>,
+    /// What the loss compares the model with.
+    compared: ReferenceModel,
     model: Prepared<Decoder>,
     optimizer: PreparedOptimizer,
     scheduler: PreparedScheduler,
@@ -87,7 +109,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     fn set_up(
         config: &'a TrainConfig,
         accelerator: &'a Accelerator,
-        objective: O,
+        objective: impl Fn(Reference) -> O,
         started: SystemTime,
     ) -> Result<Run<'a, O>> {
         accelerator.communicator().set_timeout(config.ranks.timeout);
@@ -99,12 +121,16 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let start = Start::new(config, &hf)?;
         let mut model = start.decoder(config, &hf)?;
         model.set_recompute(config.train.recompute);
+        let second = start.second(config, &hf, accelerator.device())?;
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                let pass = dry_pass(&objective);
+                let dry = objective(Reference::Absent);
+                let pass = dry_pass(&dry);
                 let rebuild = || start.decoder(config, &hf);
-                Some(Forecast::new(config, (&model, &rebuild), &config.shard.wrap, device, &pass, apart)?)
+                let second = second.as_ref().map(|(second, _)| second);
+                let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+                Some(Forecast::new(config, models, &config.shard.wrap, device, &pass, apart)?)
             }
             false => None,
         };
@@ -130,7 +156,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let adaptation = start.adaptation.clone();
+        let (adaptation, compared) = (start.adaptation.clone(), start.reference);
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
         let counts = model::sizes(&model);
         let flops = model::flops(&model, hf.decoder().attention_width(data.train.row_len()));
@@ -138,6 +164,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let scheduler = Scheduler::scheduled(&optimizer, schedule);
         let (model, optimizer, scheduler) =
             accelerator.prepare_with_weights((model, optimizer, scheduler), weights)?;
+        let reference = match (compared, second) {
+            (ReferenceModel::SameWeights, _) => Reference::SameWeights,
+            (_, Some((second, weights))) => {
+                Reference::Second(accelerator.prepare_with_weights(second, weights)?)
+            }
+            (_, None) => Reference::Absent,
+        };
+        let objective = objective(reference);
+        objective.register(accelerator);
         let (mut done, mut reseeded) = (0, None);
         let mut state = first_state(config, loader.sampler(), total_steps);
         if let Some(dir) = &mut checkpoint {
@@ -174,6 +209,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             objective,
             hf,
             adaptation,
+            compared,
             model,
             optimizer,
             scheduler,
@@ -219,6 +255,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 max_grad_norm,
                 &mut self.timer,
             )?;
+            if step == 0 {
+                self.check_first_loss(report.loss())?;
+            }
             // A skipped step moves neither the weights nor the learning rate.
             self.scheduler.step();
             if step == first {
@@ -273,6 +312,20 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         self.go_on_without(saved)?;
         self.timer.enter(Phase::Other);
         Ok(())
+    }
+
+    /// Says where the first loss is not the one of a model that still is what it is compared with.
+    fn check_first_loss(&mut self, loss: f64) -> Result<()> {
+        let (Some(expected), Some(journal)) = (self.objective.first_loss(), &mut self.journal) else {
+            return Ok(());
+        };
+        match (loss - expected).abs() > 1e-3 * expected.max(1.0) {
+            false => Ok(()),
+            true => journal.message(&format!(
+                "warning: the loss of the first step is {loss:.6}, and a model that still is its reference has {expected:.6}; \
+                 what it is compared with is another model"
+            )),
+        }
     }
 
     /// The profile of the model, where it is due after `before` steps.
@@ -337,6 +390,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 epoch,
                 loss: totals.loss(),
                 metrics: totals.means(),
+                has_perplexity: self.objective.is_head_loss(),
                 runtime: begin.elapsed(),
                 samples: rows.n_rows(),
                 steps: rows.n_rows().div_ceil(world * micro_batch),
@@ -378,7 +432,11 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 ..ClientState::default()
             },
             state: !self.config.save.only_model,
-            frozen: checkpoint::Frozen::default(),
+            // A second model never changes; fingerprints say whether a resumed run has the same one.
+            frozen: match self.compared {
+                ReferenceModel::Second => checkpoint::Frozen::Exclude,
+                _ => checkpoint::Frozen::default(),
+            },
             model,
             extra: Box::new(move |dir| {
                 beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;
