@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import original_chat
 from make_trajectory import DEEDS, ENDS, PLACES, ROWERS
 
-STEPS, BATCH, N, LR, CLIP, CUTOFF, BETA = 30, 6, 60, 1e-3, 1.0, 56, 0.1
+STEPS, BATCH, N, LR, CLIP, CUTOFF, ROOM, BETA = 30, 6, 60, 1e-3, 1.0, 56, 96, 0.1
 RUNS = {
     "sigmoid": {}, "hinge": {}, "ipo": {}, "orpo": {}, "simpo": {"beta": 2.0, "gamma": 0.5},
     "sigmoid_more": {"loss": "sigmoid", "smoothing": 0.1, "ftx": 0.2},
@@ -50,12 +50,12 @@ def message(role, content):
     return {"role": {"human": "user", "gpt": "assistant"}[role], "content": content}
 
 
-def encoder(module, name, tokenizer):
+def encoder(module, name, tokenizer, cutoff_len):
     import importlib
     processor = importlib.import_module(f"llamafactory.data.processor.{name}")
     kind = {"pairwise": "PairwiseDatasetProcessor", "feedback": "FeedbackDatasetProcessor"}[name]
     self = SimpleNamespace(template=copy.deepcopy(module.TEMPLATES["default"]), tokenizer=tokenizer, processor=None,
-                           data_args=SimpleNamespace(cutoff_len=CUTOFF))
+                           data_args=SimpleNamespace(cutoff_len=cutoff_len))
     encode = getattr(processor, kind)._encode_data_example
     return lambda *args: encode(self, *args, "", "", [], [], [])
 
@@ -194,7 +194,7 @@ def main(source, golden):
     with open(os.path.join(folder, "dataset_info.json"), "w") as out:
         json.dump(entries, out, indent=1)
         out.write("\n")
-    pairwise, feedback = encoder(module, "pairwise", tokenizer), encoder(module, "feedback", tokenizer)
+    pairwise, feedback = encoder(module, "pairwise", tokenizer, CUTOFF), encoder(module, "feedback", tokenizer, ROOM)
     prompts = [[message(*turn) for turn in turns] for turns, *_ in all_rows]
     both = [[message("gpt", good), message("gpt", bad)] for _, good, bad, _ in all_rows]
     pairs = [pairwise(prompt, answers) for prompt, answers in zip(prompts, both)]
@@ -203,8 +203,11 @@ def main(source, golden):
     judged = [feedback(prompt, answers, single[i - 1]) for i, (prompt, answers) in enumerate(zip(prompts, single))]
     cut = sum(max(len(pair[0]), len(pair[2])) == CUTOFF for pair in pairs)
     assert 5 < cut < 40, cut
+    # What is cut here is cut from what is kept of another row, and there from all of it.
+    longest = max(max(len(row[0]), len(row[2])) for row in judged)
+    assert longest < ROOM, longest
     told = {name: train(golden, name, args, pairs, judged) for name, args in RUNS.items()}
-    settings = {"cutoff_len": CUTOFF, "batch": BATCH, "learning_rate": LR, "max_grad_norm": CLIP,
+    settings = {"cutoff_len": CUTOFF, "judged_cutoff_len": ROOM, "batch": BATCH, "learning_rate": LR, "max_grad_norm": CLIP,
                 "tokens": sum(len(pair[0]) + len(pair[2]) for pair in pairs),
                 "trained": sum(label != -100 for pair in pairs for labels in (pair[1], pair[3]) for label in labels)}
     with open(os.path.join(folder, "trajectory.json"), "w") as out:

@@ -55,7 +55,8 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     let chosen = ["rewards/accuracies", "rewards/chosen"].map(|key| (key, state.series(key)));
     if let Some((key, points)) = chosen.iter().find(|(_, points)| !points.is_empty()) {
         let name = format!("training_{}.png", key.replace('/', "_"));
-        let title = if *key == "rewards/chosen" { "Rewards of wanted answers" } else { "Pairs with the right order" };
+        let title =
+            if *key == "rewards/chosen" { "Rewards of wanted answers" } else { "Pairs with the right order" };
         draw(&dir.join(name), title, key, points)?;
     }
     let accuracies = state.series("eval_accuracy");

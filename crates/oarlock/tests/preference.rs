@@ -15,9 +15,7 @@ use oarlock::data::{
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource, ValueHeadSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, WeightSource};
-use oarlock::train::{
-    Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
-};
+use oarlock::train::{Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
 use serde_json::Value;
@@ -60,7 +58,8 @@ fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
         learned,
         ..ChatArgs::default()
     };
-    let cutoff_len = trajectories()["cutoff_len"].as_u64().unwrap() as usize;
+    let key = if learned == Learned::Pairs { "cutoff_len" } else { "judged_cutoff_len" };
+    let cutoff_len = trajectories()[key].as_u64().unwrap() as usize;
     let chat = Chat::new(&tokenizer, &golden(), &args, cutoff_len).unwrap();
     let name = if learned == Learned::Pairs { "pairs" } else { "judged" };
     let source = Source::resolve(name, &folder(), None).unwrap();
@@ -81,8 +80,7 @@ fn train(loss: &Loss, with_adapter: bool, split: &Split) -> Vec<StepReport> {
             let rows = rows.clone();
             scope.spawn(move || rank(comm, loss, with_adapter, split, &rows))
         };
-        let ranks: Vec<_> =
-            oarlock_comm::shm::threads(split.ranks).unwrap().into_iter().map(start).collect();
+        let ranks: Vec<_> = oarlock_comm::shm::threads(split.ranks).unwrap().into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     assert!(reports.iter().all(|of_rank| of_rank == &reports[0]), "the ranks disagree");
@@ -216,9 +214,15 @@ fn apart(ours: &[StepReport], golden: &Value) -> (f64, f64, f64) {
         norm = norm.max((report.grad_norm / number("grad_norm", step) - 1.0).abs());
     }
     for (name, points) in golden["metrics"].as_object().unwrap() {
-        for point in points.as_array().unwrap().iter().filter(|point| (point[0].as_u64().unwrap() as usize) < ours.len()) {
+        for point in points
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|point| (point[0].as_u64().unwrap() as usize) < ours.len())
+        {
             let means = ours[point[0].as_u64().unwrap() as usize].totals.means();
-            let found = means.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no metric {name}"));
+            let found =
+                means.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no metric {name}"));
             let expected = point[1].as_f64().unwrap();
             metric = metric.max((found.1 - expected).abs() / expected.abs().max(1.0));
         }
@@ -251,7 +255,10 @@ fn every_split_and_placement_follows_the_original() {
         for (index, split) in splits.iter().enumerate() {
             let split = Split { steps: 12, ..*split };
             let (loss, norm, metric) = apart(&train(&loss, with_adapter, &split), &golden["runs"][name]);
-            assert!(loss < 1e-4 && norm < 2e-3 && metric < 1e-3, "{name}, split {index}: {loss} {norm} {metric}");
+            assert!(
+                loss < 1e-4 && norm < 2e-3 && metric < 1e-3,
+                "{name}, split {index}: {loss} {norm} {metric}"
+            );
         }
     }
 }
@@ -282,5 +289,10 @@ fn the_report_counts_what_the_original_encodes() {
     assert_eq!((0..rows.n_rows()).map(|row| rows.n_targets(row) as u64).sum::<u64>(), report.trained);
     let (_, report) = data(Learned::Judgements);
     assert!(report.judged == 60 && (20..50).contains(&report.wanted), "{report:?}");
-    assert!(report.lines(48).iter().any(|line| line.ends_with("answers are not wanted") || line.contains("are wanted")));
+    assert!(
+        report
+            .lines(48)
+            .iter()
+            .any(|line| line.ends_with("answers are not wanted") || line.contains("are wanted"))
+    );
 }

@@ -53,7 +53,8 @@ impl Chat {
             Err(reason) => return Ok(Err(reason)),
         };
         let Some(last) = turns.pop() else { return Ok(Err("it has no message".into())) };
-        let mut prompt: Vec<u32> = turns.into_iter().flat_map(|turn| [turn.source, turn.target]).flatten().collect();
+        let mut prompt: Vec<u32> =
+            turns.into_iter().flat_map(|turn| [turn.source, turn.target]).flatten().collect();
         prompt.extend(last.source);
         let mut answer = last.target;
         answer.extend(self.late_end(tokenizer)?);

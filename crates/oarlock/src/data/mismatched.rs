@@ -32,7 +32,8 @@ impl Batch {
             let first = self.input_ids.len();
             starts.resize(first + ids.len(), first as i32);
             // Each token predicts the next one; nothing predicts the first.
-            let label = |at: usize| if at + 1 >= answer.max(1) && at + 1 < ids.len() { ids[at + 1] } else { -100 };
+            let label =
+                |at: usize| if at + 1 >= answer.max(1) && at + 1 < ids.len() { ids[at + 1] } else { -100 };
             self.labels.extend((0..ids.len()).map(label));
             self.n_targets += ids.len() - answer.max(1).min(ids.len());
             self.segments.push(first..first + ids.len());

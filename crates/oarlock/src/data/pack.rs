@@ -316,7 +316,8 @@ impl Rows {
             let begins = self.selection.cache.segments(record);
             let place = |token: u32| (at.start + (token as usize).saturating_sub(from)).min(at.end);
             let mut start = at.start;
-            for end in begins.iter().map(|&begin| place(begin)).chain((!begins.is_empty()).then_some(at.end)) {
+            for end in begins.iter().map(|&begin| place(begin)).chain((!begins.is_empty()).then_some(at.end))
+            {
                 segments.push(start..end);
                 start = end;
             }

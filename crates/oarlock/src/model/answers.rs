@@ -67,7 +67,9 @@ impl Head {
             // The mean of products with the rows of a weight is the product with their mean.
             None => {
                 let weight = linear.weight.weight()?;
-                let &[vocab, dim] = weight.sizes() else { return Ok(LogProbs { mean_logits: of_labels.detach(), of_labels }) };
+                let &[vocab, dim] = weight.sizes() else {
+                    return Ok(LogProbs { mean_logits: of_labels.detach(), of_labels });
+                };
                 let ones = Tensor::ones([1, vocab], weight.dtype(), weight.device())?;
                 let mean = ones.matmul(&weight)?.cast(DType::F32)?.scale(1.0 / vocab as f32)?;
                 let rows = ops::reshape(&normed, [normed.shape().n_rows(), dim])?.cast(DType::F32)?;
@@ -92,7 +94,8 @@ fn log_probs_of(logits: &Tensor, labels: &Labels) -> Result<Tensor> {
     let sizes = logits.sizes();
     let device = logits.device();
     let is_target = |label: &i32| *label != IGNORE_INDEX;
-    let places: Vec<i32> = labels.ids().iter().map(|label| if is_target(label) { *label } else { 0 }).collect();
+    let places: Vec<i32> =
+        labels.ids().iter().map(|label| if is_target(label) { *label } else { 0 }).collect();
     let counts: Vec<f32> = labels.ids().iter().map(|label| f32::from(u8::from(is_target(label)))).collect();
     let n = places.len();
     let places = Tensor::from_slice(&places, [n, 1], device)?;

@@ -71,7 +71,8 @@ impl Decoder {
             false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
         let norm = norm(config.hidden_size, config.final_norm)?;
-        let head = Head { norm, lm_head: Projection::Linear(lm_head), logit_cap: config.logit_cap, value: None };
+        let head =
+            Head { norm, lm_head: Projection::Linear(lm_head), logit_cap: config.logit_cap, value: None };
         Ok(Decoder { body, head: Unit::new(head) })
     }
 
@@ -89,8 +90,9 @@ impl Decoder {
     pub fn add_value_head(&mut self, dropout: f32) -> Result<()> {
         let (hidden_size, tied) = (self.body.config.hidden_size, self.body.config.tie_embeddings);
         let head = self.head.module_mut();
-        let head = head
-            .ok_or_else(|| Error::Usage("add_value_head: the model is in use; call it before `prepare`".to_owned()))?;
+        let head = head.ok_or_else(|| {
+            Error::Usage("add_value_head: the model is in use; call it before `prepare`".to_owned())
+        })?;
         head.value = Some(ValueHead::new(hidden_size, dropout)?);
         if !tied {
             crate::nn::freeze(head.lm_head.module());

@@ -108,7 +108,9 @@ fn cache(
         && let Some(name) = source.with_ranking(!pairs)
     {
         let holds = match pairs {
-            true => "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does",
+            true => {
+                "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
+            }
             false => "holds pairs of answers (ranking: true)",
         };
         return Err(Error::Usage(format!(

@@ -12,7 +12,9 @@ use crate::accelerator::{
 };
 use crate::adapters::{Adaptation, adapter_files};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{Finetuning, Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When};
+use crate::config::{
+    Finetuning, Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When,
+};
 use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
@@ -30,9 +32,7 @@ use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
-use crate::train::objective::{
-    Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass,
-};
+use crate::train::objective::{Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::trim::Trimmer;

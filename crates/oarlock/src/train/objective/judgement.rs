@@ -46,7 +46,8 @@ impl Judgement {
         let (mut rewards, mut log_probs, mut logits) = (Vec::new(), Vec::new(), Vec::new());
         for (first, sign, weight) in [(0, 1.0, args.chosen_weight), (1, -1.0, args.rejected_weight)] {
             // Of each example one of the two is empty.
-            let segments = inputs.segments.iter().skip(first).step_by(2).filter(|segment| !segment.is_empty());
+            let segments =
+                inputs.segments.iter().skip(first).step_by(2).filter(|segment| !segment.is_empty());
             let answers = Answers::new(inputs, segments.cloned().collect());
             if answers.n() == 0 {
                 let nothing = || constant(0.0, 0, device);

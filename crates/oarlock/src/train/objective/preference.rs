@@ -46,7 +46,8 @@ impl Preference {
         let (args, n) = (&self.args, inputs.segments.len() / 2);
         let found = model.log_probs(&inputs.ids, &inputs.labels, &inputs.mask)?;
         let (chosen, rejected) = (Answers::of(inputs, 0), Answers::of(inputs, 1));
-        let of = |answers: &Answers<'_>, others: &Answers<'_>, values: &Tensor| match args.loss.takes_means() {
+        let of = |answers: &Answers<'_>, others: &Answers<'_>, values: &Tensor| match args.loss.takes_means()
+        {
             true => answers.means(values),
             // What the longer answer has beyond the shorter one counts less.
             false => answers.sums(values, |answer, place| match args.ld_alpha {

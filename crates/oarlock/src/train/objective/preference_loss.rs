@@ -109,7 +109,12 @@ mod tests {
     }
 
     /// Loss and rewards of one pair, and the gradients of both log-probabilities.
-    fn pair(args: &PreferenceArgs, own: [f32; 2], reference: [f32; 2], baseline: f32) -> ([f32; 3], [f32; 2]) {
+    fn pair(
+        args: &PreferenceArgs,
+        own: [f32; 2],
+        reference: [f32; 2],
+        baseline: f32,
+    ) -> ([f32; 3], [f32; 2]) {
         let device = device();
         let scalar = |x: f32| Tensor::from_slice(&[x], [1], &device).unwrap();
         let inputs = own.map(|x| scalar(x).with_grad());
@@ -125,7 +130,8 @@ mod tests {
         let numbers = [&loss, &found.chosen_rewards, &found.rejected_rewards]
             .map(|tensor| tensor.detach().sum_all().unwrap().item::<f32>().unwrap());
         let gradients = loss.backward().unwrap();
-        let gradients = [0, 1].map(|i| gradients.of(&inputs[i]).unwrap().sum_all().unwrap().item::<f32>().unwrap());
+        let gradients =
+            [0, 1].map(|i| gradients.of(&inputs[i]).unwrap().sum_all().unwrap().item::<f32>().unwrap());
         (numbers, gradients)
     }
 
@@ -137,7 +143,9 @@ mod tests {
     fn losses_are_those_worked_out_by_hand() {
         let (own, reference) = ([-10.0, -14.0], [-11.0, -13.0]);
         let of = |args: &PreferenceArgs| pair(args, own, reference, 0.0).0;
-        let near = |found: f32, expected: f32| assert!((found - expected).abs() < 2e-5 * expected.abs().max(1.0), "{found} {expected}");
+        let near = |found: f32, expected: f32| {
+            assert!((found - expected).abs() < 2e-5 * expected.abs().max(1.0), "{found} {expected}")
+        };
         let sigmoid = of(&with(PreferenceLoss::Sigmoid));
         near(sigmoid[0], 0.598_139);
         near(sigmoid[1], 0.1);
@@ -146,7 +154,8 @@ mod tests {
         near(of(&smoothed)[0], 0.618_139);
         near(of(&with(PreferenceLoss::Hinge))[0], 0.8);
         // Means over 5 and 7 tokens.
-        let ipo = pair(&with(PreferenceLoss::Ipo), [-10.0 / 5.0, -14.0 / 7.0], [-11.0 / 5.0, -13.0 / 7.0], 0.0).0;
+        let ipo =
+            pair(&with(PreferenceLoss::Ipo), [-10.0 / 5.0, -14.0 / 7.0], [-11.0 / 5.0, -13.0 / 7.0], 0.0).0;
         near(ipo[0], 21.688_98);
         near(pair(&with(PreferenceLoss::Simpo), [-2.0, -2.0], [0.0, 0.0], 0.0).0[0], 0.974_077);
         near(pair(&with(PreferenceLoss::Orpo), [-1.0, -2.0], [0.0, 0.0], 0.0).0[0], 1.023_818);
@@ -177,7 +186,11 @@ mod tests {
                     pair(args, own, reference, 0.02).0[0]
                 };
                 let slope = (shifted(0.01) - shifted(-0.01)) / 0.02;
-                assert!((slope - gradients[i]).abs() < 2e-3 * slope.abs().max(1.0), "{args:?}: {slope} {}", gradients[i]);
+                assert!(
+                    (slope - gradients[i]).abs() < 2e-3 * slope.abs().max(1.0),
+                    "{args:?}: {slope} {}",
+                    gradients[i]
+                );
             }
         }
     }
@@ -192,7 +205,10 @@ mod tests {
         ] {
             let same = [-3.0, -4.5];
             let (found, expected) = (pair(&args, same, same, 0.0).0[0], first_loss(&args).unwrap());
-            assert!((f64::from(found) - expected).abs() < 1e-5 * expected.max(1.0), "{args:?}: {found} {expected}");
+            assert!(
+                (f64::from(found) - expected).abs() < 1e-5 * expected.max(1.0),
+                "{args:?}: {found} {expected}"
+            );
         }
         assert_eq!(first_loss(&with(PreferenceLoss::Orpo)), None);
         assert_eq!(first_loss(&PreferenceArgs { ftx: 0.1, ..PreferenceArgs::default() }), None);
@@ -202,7 +218,10 @@ mod tests {
     fn orpo_stays_finite_for_answers_that_are_certain() {
         for own in [[0.0, -1.0], [-1e-9, -0.0], [-1e-7, -40.0]] {
             let (found, gradients) = pair(&with(PreferenceLoss::Orpo), own, [0.0, 0.0], 0.0);
-            assert!(found[0].is_finite() && gradients.iter().all(|g| g.is_finite()), "{own:?}: {found:?} {gradients:?}");
+            assert!(
+                found[0].is_finite() && gradients.iter().all(|g| g.is_finite()),
+                "{own:?}: {found:?} {gradients:?}"
+            );
         }
     }
 }
