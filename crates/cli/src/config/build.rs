@@ -194,9 +194,15 @@ fn derive(settings: &mut Settings) {
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
     }
-    let stage = settings.word("stage").to_owned();
-    if stage != "pt" && !settings.get("packing").is_written() {
-        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), &format!("stage {stage}"));
+    let stage = match settings.word("stage") {
+        "pt" => None,
+        "dpo" => Some("stage dpo"),
+        "kto" => Some("stage kto"),
+        "rm" => Some("stage rm"),
+        _ => Some("stage sft"),
+    };
+    if let Some(stage) = stage.filter(|_| !settings.get("packing").is_written()) {
+        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), stage);
     }
     let warmup = settings.get("warmup_steps");
     if matches!(warmup.value, Value::Float(steps) if steps > 0.0) && settings.get("warmup_ratio").is_written()
