@@ -74,7 +74,8 @@ impl Chat {
                 encoded.segments.push(first as u32);
             }
             let (kept_prompt, kept) = (prompt.len().min(of_prompt), answer.len().min(of_answer));
-            cuts.questions += u64::from(kept_prompt < prompt.len());
+            // The two answers of a pair have one question.
+            cuts.questions = cuts.questions.max(u64::from(kept_prompt < prompt.len()));
             cuts.answers += u64::from(kept < answer.len());
             encoded.ids.extend_from_slice(&prompt[..kept_prompt]);
             encoded.ids.extend_from_slice(&answer[..kept]);
