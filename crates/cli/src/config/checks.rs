@@ -142,7 +142,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["pref_bco_weight", "pref_loss"],
         broken: |choices| choices.settings.f64("pref_bco_weight") > 0.0 && choices.has_no_reference(),
-        message: "orpo and simpo have no reference model, which `pref_bco_weight` compares with",
+        message: "`pref_bco_weight` compares with a reference, and this loss has none",
         help: "write `pref_loss: sigmoid`, or remove pref_bco_weight",
     },
     Rule {

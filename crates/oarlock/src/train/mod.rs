@@ -4,6 +4,7 @@
 
 mod data;
 mod flops;
+mod introduction;
 mod journal;
 mod lock;
 mod model;

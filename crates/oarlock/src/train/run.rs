@@ -1,7 +1,6 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::{ProcessMemory, Scalar};
@@ -12,9 +11,7 @@ use crate::accelerator::{
 };
 use crate::adapters::{Adaptation, adapter_files};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{
-    Finetuning, Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When,
-};
+use crate::config::{Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
@@ -28,6 +25,7 @@ use crate::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
+use crate::train::introduction::introduce;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
@@ -574,54 +572,6 @@ fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> Tra
         train_batch_size: Some(config.train.batch_size as u64),
         ..TrainerState::default()
     }
-}
-
-fn introduce(
-    journal: &mut Journal,
-    config: &TrainConfig,
-    accelerator: &Accelerator,
-    ((n_trained, n_params), n_rows, row_len): ((usize, usize), u64, usize),
-    total_steps: u64,
-    resumed: Option<&Path>,
-) -> Result<()> {
-    config.description.notes.iter().try_for_each(|note| journal.message(note))?;
-    if let Some(dir) = resumed {
-        journal.message(&format!("Resuming training from {}.", dir.display()))?;
-    }
-    if config.train.finetuning != Finetuning::Full {
-        journal.message(&format!("Fine-tuning method: {}", config.train.finetuning.name()))?;
-        journal.message(&format!(
-            "trainable params: {} || all params: {} || trainable%: {:.4}",
-            grouped(n_trained),
-            grouped(n_params),
-            100.0 * n_trained as f64 / n_params as f64
-        ))?;
-    }
-    let per_step = accelerator
-        .num_processes()
-        .saturating_mul(config.train.batch_size)
-        .saturating_mul(config.train.accumulation);
-    let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
-    journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
-        n_params as f64 / 1e6,
-        accelerator.dtype(),
-        accelerator.num_processes(),
-        accelerator.device().describe(),
-    ))
-}
-
-/// A number with a comma after every third digit from the right.
-fn grouped(n: usize) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// The moment a process began, handed down by the launcher in microseconds since 1970.
