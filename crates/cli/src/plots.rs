@@ -51,6 +51,16 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
     let evals = state.series("eval_loss");
     draw(&dir.join("training_eval_loss.png"), "Evaluation loss", "eval_loss", &evals)?;
+    // Of preferences, judgements and rewards.
+    let chosen = ["rewards/accuracies", "rewards/chosen"].map(|key| (key, state.series(key)));
+    if let Some((key, points)) = chosen.iter().find(|(_, points)| !points.is_empty()) {
+        let name = format!("training_{}.png", key.replace('/', "_"));
+        let title =
+            if *key == "rewards/chosen" { "Rewards of wanted answers" } else { "Pairs with the right order" };
+        draw(&dir.join(name), title, key, points)?;
+    }
+    let accuracies = state.series("eval_accuracy");
+    draw(&dir.join("training_eval_accuracy.png"), "Evaluation accuracy", "eval_accuracy", &accuracies)?;
     Ok(())
 }
 

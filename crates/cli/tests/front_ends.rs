@@ -82,18 +82,18 @@ fn deepspeed_reaches_other_machines_by_a_program_and_ends_as_it_does() {
 fn fine_tuning_is_shown_and_named_when_it_is_started() {
     let site = Site::new();
     let two = [("FORCE_TORCHRUN", "1"), ("NNODES", "2"), ("NPROC_PER_NODE", "2"), ("NODE_RANK", "1")];
-    let dpo = ["--stage", "dpo", "--finetuning_type", "lora", "--template", "llama3"];
-    let arguments = [TRAINING, &dpo].concat();
+    let ppo = ["--stage", "ppo", "--finetuning_type", "lora", "--template", "llama3"];
+    let arguments = [TRAINING, &ppo].concat();
     let shown = said(&site, &["lmf", "train", "--dry-run"], &arguments, &two);
     assert_eq!(shown.code, Some(0), "{shown:?}");
     for expected in ["would start 4 rank(s) on 2 machine(s)", "machine 1, rank 3: RANK=3 LOCAL_RANK=1"] {
         assert!(shown.stdout.contains(expected), "{shown:?}");
     }
-    for expected in ["missing to run it", "`stage: dpo`", "node rank: 1", "Oarlock run on 2 machines"] {
+    for expected in ["missing to run it", "`stage: ppo`", "node rank: 1", "Oarlock run on 2 machines"] {
         assert!(shown.stderr.contains(expected), "{expected}: {shown:?}");
     }
     let started = said(&site, &["lmf", "train"], &arguments, &two);
-    assert_refused(&started, 2, &["`stage: dpo` is not supported yet"]);
+    assert_refused(&started, 2, &["`stage: ppo` is not supported yet"]);
     assert!(!site.path("out").exists());
     let trained = said(&site, &["llamafactory-cli", "train"], TRAINING, &[("NPROC_PER_NODE", "2")]);
     assert_eq!(trained.code, Some(0), "{trained:?}");

@@ -21,6 +21,7 @@ mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod preference;
 mod pretrain_loop;
 mod quantization;
 mod recipes;

@@ -158,6 +158,7 @@ fn main() -> Result<()> {
                 rows: tokens.rows,
                 len: tokens.len,
                 n_targets: n,
+                ..Batch::default()
             };
             timed(&accelerator, &settings, || {
                 let timer = &mut PhaseTimer::new();

@@ -31,6 +31,7 @@ mod own_model;
 mod param_groups;
 mod parity;
 mod placements;
+mod preference;
 mod quantized_folders;
 mod ranks;
 mod recompute;

@@ -19,6 +19,7 @@ use super::checks;
 use super::finetuning;
 use super::model;
 use super::monitor;
+use super::objective;
 use super::recompute;
 use super::resolved::ResolvedConfig;
 
@@ -52,16 +53,17 @@ pub fn build(
         share if share < 1.0 => Some(ValSize::Fraction(share)),
         records => Some(ValSize::Count(records as u64)),
     };
-    let sft = read.word("stage") == "sft";
+    let learned = objective::learned(read);
+    let chats = learned.is_some();
     let data = DataArgs {
         datasets: read.list("dataset").to_vec(),
         eval_datasets: read.list("eval_dataset").to_vec(),
         dataset_dir: PathBuf::from(read.word("dataset_dir")),
         cutoff_len: read.usize("cutoff_len"),
-        chat: sft.then(|| chat(read)),
+        chat: learned.map(|learned| ChatArgs { learned, ..chat(read) }),
         packing: match (read.bool("minimind_rows"), read.bool("neat_packing"), read.bool("packing")) {
-            (_, neat, packing) if sft && (neat || packing) => Packing::Knapsack,
-            _ if sft => Packing::Examples,
+            (_, neat, packing) if chats && (neat || packing) => Packing::Knapsack,
+            _ if chats => Packing::Examples,
             (true, _, _) => Packing::MiniMind,
             (false, true, _) => Packing::ConcatDocuments,
             (false, false, true) => Packing::Concat,
@@ -92,6 +94,7 @@ pub fn build(
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         finetuning,
+        objective: objective::objective(read),
         enabled: read.bool("do_train"),
     };
     let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();
@@ -159,6 +162,7 @@ fn chat(settings: &Settings) -> ChatArgs {
         train_on_prompt: settings.bool("train_on_prompt"),
         mask_history: settings.bool("mask_history"),
         split_special_tokens: settings.bool("split_special_tokens"),
+        ..ChatArgs::default()
     }
 }
 
@@ -190,9 +194,15 @@ fn derive(settings: &mut Settings) {
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
     }
-    let is_sft = settings.word("stage") == "sft";
-    if is_sft && !settings.get("packing").is_written() {
-        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), "stage sft");
+    let stage = match settings.word("stage") {
+        "pt" => None,
+        "dpo" => Some("stage dpo"),
+        "kto" => Some("stage kto"),
+        "rm" => Some("stage rm"),
+        _ => Some("stage sft"),
+    };
+    if let Some(stage) = stage.filter(|_| !settings.get("packing").is_written()) {
+        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), stage);
     }
     let warmup = settings.get("warmup_steps");
     if matches!(warmup.value, Value::Float(steps) if steps > 0.0) && settings.get("warmup_ratio").is_written()
@@ -235,15 +245,15 @@ fn between(settings: &Settings, problems: &mut Problems) {
             "ranks are processes; write a number that the machines can start",
         );
     }
-    let is_sft = settings.word("stage") == "sft";
-    if is_sft && is_true("minimind_rows") {
+    let stage = settings.word("stage");
+    if stage != "pt" && is_true("minimind_rows") {
         report(
             "`minimind_rows` are rows of texts",
             &["minimind_rows", "stage"],
-            "remove it; stage sft has rows of conversations",
+            &format!("remove it; stage {stage} has rows of conversations"),
         );
     }
-    if !is_sft && settings.said("split_special_tokens").is_some() {
+    if stage == "pt" && settings.said("split_special_tokens").is_some() {
         let help = "remove it; in texts special tokens are always read as tokens";
         report("`split_special_tokens` belongs to stage sft", &["split_special_tokens", "stage"], help);
     }

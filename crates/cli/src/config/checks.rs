@@ -43,6 +43,14 @@ impl Choices<'_> {
         self.is("stage", &["sft"])
     }
 
+    fn has_no_reference(&self) -> bool {
+        self.is("stage", &["dpo"]) && self.is("pref_loss", &["orpo", "simpo"])
+    }
+
+    fn compares(&self) -> bool {
+        self.is("stage", &["rm", "dpo", "kto"])
+    }
+
     fn predicts(&self) -> bool {
         self.on("do_predict") || self.on("predict_with_generate")
     }
@@ -122,6 +130,50 @@ const RULES: &[Rule] = &[
         broken: |choices| choices.sft() && choices.on("train_on_prompt") && choices.on("mask_history"),
         message: "`train_on_prompt` and `mask_history` exclude each other",
         help: "keep one of them",
+    },
+    Rule {
+        keys: &["packing", "neat_packing", "stage"],
+        broken: |choices| choices.compares() && (choices.on("packing") || choices.on("neat_packing")),
+        message: "answers that are compared are not packed",
+        help: "remove it; they run without padding as they are",
+    },
+    Rule {
+        keys: &["dpo_label_smoothing", "pref_loss"],
+        broken: |choices| {
+            choices.settings.f64("dpo_label_smoothing") > 0.0
+                && choices.is("stage", &["dpo"])
+                && !choices.is("pref_loss", &["sigmoid"])
+        },
+        message: "`dpo_label_smoothing` is only valid for sigmoid loss function",
+        help: "write `pref_loss: sigmoid`, or remove dpo_label_smoothing",
+    },
+    Rule {
+        keys: &["pref_bco_weight", "pref_loss"],
+        broken: |choices| choices.settings.f64("pref_bco_weight") > 0.0 && choices.has_no_reference(),
+        message: "`pref_bco_weight` compares with a reference, and this loss has none",
+        help: "write `pref_loss: sigmoid`, or remove pref_bco_weight",
+    },
+    Rule {
+        keys: &["ref_model", "pref_loss"],
+        broken: |choices| choices.said("ref_model") && choices.has_no_reference(),
+        message: "orpo and simpo have no reference model",
+        help: "remove ref_model, or write `pref_loss: sigmoid`",
+    },
+    Rule {
+        keys: &["ref_model_adapters", "ref_model"],
+        broken: |choices| choices.said("ref_model_adapters") && !choices.said("ref_model"),
+        message: "`ref_model_adapters` are merged into `ref_model`, which is not there",
+        help: "write `ref_model: …`, too",
+    },
+    Rule {
+        keys: &["ld_alpha", "pref_loss"],
+        broken: |choices| {
+            choices.said("ld_alpha")
+                && choices.is("stage", &["dpo"])
+                && !choices.is("pref_loss", &["sigmoid", "hinge"])
+        },
+        message: "`ld_alpha` weighs sums over tokens, and this loss takes means",
+        help: "write `pref_loss: sigmoid`, or remove ld_alpha",
     },
     Rule {
         keys: &["do_predict"],
@@ -267,6 +319,14 @@ mod tests {
             ("mask_history: true", &["mask_history"]),
             ("stage: sft\nmask_history: true", &[]),
             ("stage: sft\nmask_history: true\ntrain_on_prompt: true", &["train_on_prompt"]),
+            ("stage: rm\npacking: true", &["packing"]),
+            ("stage: dpo\nneat_packing: true", &["packing"]),
+            ("stage: dpo\npref_loss: ipo\ndpo_label_smoothing: 0.1", &["dpo_label_smoothing"]),
+            ("stage: dpo\npref_loss: simpo\npref_bco_weight: 1", &["pref_bco_weight"]),
+            ("stage: dpo\npref_loss: orpo\nref_model: m", &["ref_model"]),
+            ("stage: dpo\nref_model_adapters: a", &["ref_model_adapters"]),
+            ("stage: dpo\npref_loss: ipo\nld_alpha: 0.5", &["ld_alpha"]),
+            ("stage: dpo\ndpo_label_smoothing: 0.1\nld_alpha: 0.5\nref_model: m", &[]),
             (&format!("{eval}do_predict: true"), &["do_predict"]),
             (&format!("{eval}do_predict: true\npredict_with_generate: true"), &[]),
             (

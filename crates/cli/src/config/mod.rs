@@ -16,6 +16,7 @@ pub mod finetuning;
 pub mod flags;
 mod model;
 pub mod monitor;
+mod objective;
 pub mod paths;
 mod quantization;
 mod recompute;

@@ -47,6 +47,14 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             }
         }
     }
+    let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
+    if let Some(model) = reference.filter(|model| !model.join("config.json").is_file()) {
+        report(
+            "ref_model",
+            format!("no model folder `{}`", model.display()),
+            "it is a local folder with config.json and weights, relative to the working directory".to_owned(),
+        );
+    }
     let info = config.data.dataset_dir.join("dataset_info.json");
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
         let dir = &config.data.dataset_dir;

@@ -67,8 +67,23 @@ impl ResolvedConfig {
             {
                 Some((setting, "stage pt uses no chat template"))
             }
+            _ if setting.is_written() && !self.is_read_by_stage(setting.key.name) => {
+                Some((setting, "this stage compares no answers so"))
+            }
             _ => None,
         })
+    }
+
+    /// Whether the value changes anything.
+    fn has_meaning(&self, setting: &Setting) -> bool {
+        setting.key.is_used() && self.is_read_by_stage(setting.key.name)
+    }
+
+    /// Whether the stage reads a key that only some do.
+    fn is_read_by_stage(&self, name: &str) -> bool {
+        let stage = self.settings.word("stage");
+        let stages = table::PREFERENCE_KEYS.iter().find(|(key, _)| *key == name);
+        stages.is_none_or(|(_, stages)| stages.contains(&stage))
     }
 
     /// What the log should say of the configuration, such as older forms and what they mean.
@@ -93,7 +108,7 @@ impl ResolvedConfig {
     pub fn table(&self) -> String {
         let mut parts: Vec<(&str, Vec<Row>)> = Vec::new();
         for group in Group::ALL {
-            let of_group = |setting: &&Setting| setting.key.is_used() && setting.key.group == group;
+            let of_group = |setting: &&Setting| self.has_meaning(setting) && setting.key.group == group;
             parts.push((group.title(), self.settings.iter().filter(of_group).map(Row::of).collect()));
         }
         for block in self.dialects.iter() {
@@ -138,7 +153,7 @@ impl ResolvedConfig {
             Value::Float(x) => (*x).into(),
             other => other.to_string().into(),
         };
-        let used = self.settings.iter().filter(|setting| setting.key.is_used());
+        let used = self.settings.iter().filter(|setting| self.has_meaning(setting));
         used.map(|setting| (setting.key.name.to_owned(), value(setting))).collect()
     }
 

@@ -43,7 +43,22 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("warmup_iters", "warmup_steps"),
 ];
 
-/// The keys that only stage sft reads.
+/// The keys that only stages with pairs or judgements read, each with these stages.
+pub const PREFERENCE_KEYS: &[(&str, &[&str])] = &[
+    ("pref_beta", &["dpo", "kto"]),
+    ("pref_ftx", &["dpo", "kto"]),
+    ("pref_loss", &["dpo"]),
+    ("pref_bco_weight", &["dpo"]),
+    ("dpo_label_smoothing", &["dpo"]),
+    ("simpo_gamma", &["dpo"]),
+    ("ld_alpha", &["dpo"]),
+    ("kto_chosen_weight", &["kto"]),
+    ("kto_rejected_weight", &["kto"]),
+    ("ref_model", &["dpo", "kto"]),
+    ("ref_model_adapters", &["dpo", "kto"]),
+];
+
+/// The keys that only stages with conversations read.
 pub const CHAT_KEYS: &[&str] =
     &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
 
@@ -62,7 +77,7 @@ pub const KEYS: &[Key] = &[
     key(Model, Bool, "trust_remote_code", "false", NoEffect("no code of a model folder is run"), "Run Python code that comes with a model"),
     key(Model, Bool, "use_fast_tokenizer", "true", NoEffect("there is one tokenizer, the fast one"), "Use the fast tokenizer"),
     key(Model, Bool, "resize_vocab", "false", Later("the vocabulary is that of tokenizer.json"), "Resize the embedding to the vocabulary"),
-    key(Model, Bool, "split_special_tokens", "true", Used, "In stage sft, special tokens that stand in messages are text; false: they are read as tokens, as LLaMA-Factory does"),
+    key(Model, Bool, "split_special_tokens", "true", Used, "In conversations, special tokens that stand in messages are text; false: they are read as tokens, as LLaMA-Factory does"),
     key(Model, List, "add_tokens", "", Later("the vocabulary is that of tokenizer.json"), "Tokens to add"),
     key(Model, List, "add_special_tokens", "", Later("the vocabulary is that of tokenizer.json"), "Special tokens to add"),
     key(Model, Path, "new_special_tokens_config", "", Later("the vocabulary is that of tokenizer.json"), "File of special tokens to add"),
@@ -179,7 +194,7 @@ pub const KEYS: &[Key] = &[
     key(Data, Bool, "remove_unused_columns", "true", NoEffect("only the text column is read"), "Drop columns that the model does not take"),
     key(Data, Bool, "group_by_length", "false", Later("sequences are drawn uniformly"), "Batches of similar length"),
     key(Data, Choice(&["random", "sequential", "group_by_length"]), "train_sampling_strategy", "random", Later("use disable_shuffling for the order of the files"), "How sequences are drawn"),
-    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Among(&["pt", "sft"], "only pretraining (stage: pt) and supervised fine-tuning (stage: sft) are there"), "Training stage"),
+    key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Among(&["pt", "sft", "dpo", "kto", "rm"], "pretraining, supervised fine-tuning, preferences (dpo, kto) and reward models (rm) are there"), "What is learned: pt texts, sft the answers of conversations, dpo which of two answers is better, kto whether an answer is wanted, rm a reward for answers"),
     key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Used, "Which parameters are trained: all, adapters of low rank, or those of some layers; oft is not there"),
     key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
     key(Method, Bool, "do_predict", "false", Later("use `oarlock generate`"), "Generate answers"),
@@ -200,23 +215,23 @@ pub const KEYS: &[Key] = &[
     key(Method, Bool, "pissa_init", "false", Later("singular vectors are not computed here; an adapter that begins so elsewhere can be continued"), "Start LoRA from singular vectors"),
     key(Method, Float(NotNegative), "loraplus_lr_ratio", "", Used, "LoRA+: lora_B learns so many times as fast as lora_A"),
     key(Method, Float(NotNegative), "loraplus_lr_embedding", "1e-6", NoEffect("embeddings have no updates of low rank"), "Learning rate of LoRA+ for embeddings"),
-    key(Method, Float(NotNegative), "pref_beta", "0.1", NoEffect("no preferences are trained"), "Beta of preference losses"),
-    key(Method, Float(NotNegative), "pref_ftx", "0", NoEffect("no preferences are trained"), "Weight of the supervised loss in stage dpo"),
-    key(Method, Choice(&["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"]), "pref_loss", "sigmoid", NoEffect("no preferences are trained"), "Loss of stage dpo"),
-    key(Method, Float(NotNegative), "pref_bco_weight", "0", NoEffect("no preferences are trained"), "Weight of the classifier loss in stage dpo"),
-    key(Method, Float(BelowOne), "dpo_label_smoothing", "0", NoEffect("no preferences are trained"), "Label smoothing of stage dpo"),
-    key(Method, Float(NotNegative), "simpo_gamma", "0.5", NoEffect("no preferences are trained"), "Margin of SimPO"),
-    key(Method, Float(NotNegative), "kto_chosen_weight", "1", NoEffect("no preferences are trained"), "Weight of wanted answers in stage kto"),
-    key(Method, Float(NotNegative), "kto_rejected_weight", "1", NoEffect("no preferences are trained"), "Weight of unwanted answers in stage kto"),
+    key(Method, Float(Positive), "pref_beta", "0.1", Used, "Stages dpo and kto: what differences of log-probabilities are multiplied with"),
+    key(Method, Float(NotNegative), "pref_ftx", "0", Used, "Stages dpo and kto: what the mean loss of a token of the better answer counts besides"),
+    key(Method, Choice(&["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"]), "pref_loss", "sigmoid", Among(&["sigmoid", "hinge", "ipo", "orpo", "simpo"], "kto_pair is no longer in TRL; write stage: kto, with judged answers"), "Loss of stage dpo: sigmoid is DPO; orpo and simpo need no reference model"),
+    key(Method, Float(NotNegative), "pref_bco_weight", "0", Used, "Stage dpo: what the loss of a classifier of single answers counts besides"),
+    key(Method, Float(BelowOne), "dpo_label_smoothing", "0", Used, "Stage dpo with pref_loss sigmoid: how probable it is that a pair is the wrong way round"),
+    key(Method, Float(NotNegative), "simpo_gamma", "0.5", Used, "Margin of pref_loss simpo"),
+    key(Method, Float(NotNegative), "kto_chosen_weight", "1", Used, "What wanted answers count in stage kto"),
+    key(Method, Float(NotNegative), "kto_rejected_weight", "1", Used, "What unwanted answers count in stage kto"),
     key(Method, Int(1), "ppo_epochs", "4", NoEffect("no reward is trained on"), "Passes over a buffer in stage ppo"),
     key(Method, Int(1), "ppo_buffer_size", "1", NoEffect("no reward is trained on"), "Size of the buffer in stage ppo"),
     key(Method, Float(NotNegative), "ppo_target", "6", NoEffect("no reward is trained on"), "Target of the divergence in stage ppo"),
     key(Method, Bool, "ppo_score_norm", "false", NoEffect("no reward is trained on"), "Normalise scores in stage ppo"),
     key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("no reward is trained on"), "Whiten rewards in stage ppo"),
-    key(Method, Path, "ref_model", "", NoEffect("no preferences are trained"), "Reference model of stages dpo and ppo"),
-    key(Method, List, "ref_model_adapters", "", NoEffect("no preferences are trained"), "Adapters of the reference model"),
-    key(Method, Int(2), "ref_model_quantization_bit", "", NoEffect("no preferences are trained"), "Bits of the reference model"),
-    key(Method, Float(NotNegative), "ld_alpha", "", NoEffect("no preferences are trained"), "Alpha of LD-DPO"),
+    key(Method, Path, "ref_model", "", Used, "Stages dpo and kto: folder of the reference model; unset: what the training begins with"),
+    key(Method, List, "ref_model_adapters", "", Used, "Adapters that are merged into ref_model"),
+    key(Method, Int(2), "ref_model_quantization_bit", "", Later("the reference model is not quantized"), "Bits of the reference model"),
+    key(Method, Float(NotNegative), "ld_alpha", "", Used, "Stage dpo: what tokens count that the longer answer has beyond the shorter one (LD-DPO); unset: as much as the others"),
     key(Method, Path, "reward_model", "", NoEffect("no reward is trained on"), "Reward model of stage ppo"),
     key(Method, List, "reward_model_adapters", "", NoEffect("no reward is trained on"), "Adapters of the reward model"),
     key(Method, Int(2), "reward_model_quantization_bit", "", NoEffect("no reward is trained on"), "Bits of the reward model"),

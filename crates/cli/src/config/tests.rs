@@ -326,9 +326,9 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:4:16: `eval_strategy` takes one of no, steps, epoch, not `step` (did you mean `steps`?)",
         ),
         (
-            "stage: dpo",
-            "t.yaml:4:8: `stage: dpo` is not supported yet (only pretraining (stage: pt) and supervised fine-tuning (stage: \
-             sft) are there)",
+            "stage: ppo",
+            "t.yaml:4:8: `stage: ppo` is not supported yet (pretraining, supervised fine-tuning, preferences (dpo, kto) and \
+             reward models (rm) are there)",
         ),
         (
             "finetuning_type: oft",

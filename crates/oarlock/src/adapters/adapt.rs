@@ -24,6 +24,9 @@ pub struct Adaptation {
     pub modules: BTreeMap<String, AdaptedModule>,
     /// The paths of the modules that are trained as a whole.
     pub whole: BTreeSet<String>,
+    /// Whether the layers have a frozen copy of the adapter beside the trained one, which they are
+    /// [`as_reference`](super::as_reference).
+    pub with_reference: bool,
 }
 
 /// The adapter of one layer.
@@ -79,12 +82,13 @@ impl Adaptation {
         if modules.contains_key(LM_HEAD) || whole.contains(LM_HEAD) {
             refuse_tied(hf)?;
         }
-        Ok(Adaptation { config: config.clone(), modules, whole })
+        Ok(Adaptation { config: config.clone(), modules, whole, with_reference: false })
     }
 
     /// One that continues an adapter that was read.
     pub fn of(adapter: &Adapter) -> Adaptation {
-        Adaptation { config: adapter.config().clone(), modules: adapter.modules(), whole: adapter.whole() }
+        let (modules, whole) = (adapter.modules(), adapter.whole());
+        Adaptation { config: adapter.config().clone(), modules, whole, with_reference: false }
     }
 }
 
@@ -140,8 +144,12 @@ fn put(
             });
         };
         let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
-        let lora = Lora::around(base, LoraLayer { rank, scale, dropout, dora: use_dora, init })?;
-        Ok(Some(Box::new(lora)))
+        let settings = LoraLayer { rank, scale, dropout, dora: use_dora, init };
+        let lora = Lora::around(base, settings)?;
+        Ok(Some(match adaptation.with_reference {
+            true => Box::new(lora.with_reference(settings)?),
+            false => Box::new(lora),
+        }))
     };
     model.map_linears(&mut around)?;
     if adaptation.modules.contains_key(LM_HEAD) {

@@ -12,8 +12,8 @@ use super::peft_config;
 use crate::config::LoraConfig;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight, floats};
-use crate::model::{Decoder, HfConfig, Stored};
-use crate::nn::{names_of, parameters};
+use crate::model::{Decoder, HfConfig, Stored, is_of_value_head};
+use crate::nn::{NamedParam, names_of, parameters};
 
 /// The settings of an adapter.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -233,7 +233,8 @@ pub fn adapter_files(
             None => format!("{PREFIX}{}", hf.stored(name).tensor),
         }
     };
-    let trained = parameters(model).into_iter().filter(|named| !named.param.is_frozen());
+    let is_of_adapter = |named: &NamedParam| !named.param.is_frozen() && !is_of_value_head(&named.name);
+    let trained = parameters(model).into_iter().filter(is_of_adapter);
     let weights: Vec<Weight> = trained
         .map(|named| Weight {
             stored: Stored::whole(peft(&named.name)),
@@ -242,7 +243,7 @@ pub fn adapter_files(
             name: named.name,
         })
         .collect();
-    let mut files = ModelFiles::new(&weights, u64::MAX)?.renamed(WEIGHTS);
+    let mut files = ModelFiles::new(&weights, u64::MAX)?.renamed(WEIGHTS).with_value_head(model)?;
     let path =
         |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
     let modules: Vec<String> = adaptation.modules.keys().map(path).collect();

@@ -1,11 +1,13 @@
 //! The layer: a frozen linear layer and a trained update of low rank (Hu et al. 2021), or one of its direction and its
 //! length (DoRA, Liu et al. 2024).
 
+use std::cell::Cell;
+
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
 use super::base::Base;
 use crate::config::LoraInit;
-use crate::nn::{Dropout, Forward, Linear, Module, parameter};
+use crate::nn::{self, Dropout, Forward, Linear, Module, parameter};
 
 /// What the adapter of one layer is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +24,7 @@ pub struct LoraLayer {
     pub init: LoraInit,
 }
 
-/// A linear layer with an adapter: `y = W·x + b + s·B·A·dropout(x)`. W and b are frozen, and W may be of 4 bits.
+/// A linear layer with an adapter: `y = W·x + b + s·B·A·dropout(x)`. W and b are frozen.
 ///
 /// With DoRA, `y = (m / n)·(W·x + s·B·A·x) + b`, where n are the lengths of the rows of `W + s·B·A`, which count as
 /// constants in the backward pass, and m are trained; m begins as the lengths of the rows of W, which is what an
@@ -47,6 +49,19 @@ pub struct LoraLayer {
 pub struct Lora {
     #[module(name = "")]
     base: Base,
+    #[module(name = "")]
+    update: Update,
+    /// What the layer is to [`as_reference`] where that is not its base alone: a frozen adapter.
+    #[module(name = "reference")]
+    reference: Option<Update>,
+}
+
+/// What stands in the names of the frozen copy of an adapter.
+pub(super) const REFERENCE: &str = ".reference.";
+
+/// An update of low rank.
+#[derive(Debug, Module)]
+struct Update {
     #[module(name = "lora_A")]
     lora_a: Linear,
     #[module(name = "lora_B")]
@@ -59,6 +74,24 @@ pub struct Lora {
     scale: f32,
 }
 
+thread_local! {
+    static IS_REFERENCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs passes of this thread in which every [`Lora`] layer is what it was compared with before the training: the layer
+/// that it is around, or a frozen copy of the adapter that the training continues.
+pub fn as_reference<R>(f: impl FnOnce() -> R) -> R {
+    /// Ends it also where `f` panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_REFERENCE.set(self.0);
+        }
+    }
+    let _before = Before(IS_REFERENCE.replace(true));
+    f()
+}
+
 impl Lora {
     /// Puts an adapter around a layer, which is frozen. It begins as the layer alone.
     ///
@@ -66,20 +99,36 @@ impl Lora {
     /// A rank of 0.
     pub fn around(base: impl Into<Base>, settings: LoraLayer) -> Result<Lora> {
         let base = base.into();
+        base.freeze();
+        Ok(Lora { update: Update::new(&base, settings)?, base, reference: None })
+    }
+
+    /// With a frozen copy of the adapter, which the layer is [`as_reference`]; its names begin with `reference.`. Its values
+    /// come from where those of the adapter come from.
+    ///
+    /// # Errors
+    /// A rank of 0.
+    pub fn with_reference(self, settings: LoraLayer) -> Result<Lora> {
+        let reference = Update::new(&self.base, settings)?;
+        nn::freeze(&reference);
+        Ok(Lora { reference: Some(reference), ..self })
+    }
+}
+
+impl Update {
+    fn new(base: &Base, settings: LoraLayer) -> Result<Update> {
         let LoraLayer { rank, scale, dropout, dora, init } = settings;
         let [n_out, n_in] = base.sizes()?;
         if rank == 0 {
             return Err(oarlock_tensor::Error::Usage("Lora: the rank is 0; give at least 1".into()));
         }
-        base.freeze();
         let lora_a = Linear::new(n_in, rank)?.no_bias();
         let lora_a = match init {
             LoraInit::Kaiming => lora_a,
             LoraInit::Gaussian => lora_a.init(Init::Normal { std: 1.0 / rank as f32 }),
         };
         let magnitude = || Ok(Param::in_f32(Shape::new(&[n_out])?, Init::Ones));
-        Ok(Lora {
-            base,
+        Ok(Update {
             lora_a,
             lora_b: Linear::new(rank, n_out)?.no_bias().init(Init::Zeros),
             magnitude: dora.then(magnitude).transpose()?,
@@ -88,36 +137,46 @@ impl Lora {
         })
     }
 
+    /// The base with this update.
+    fn forward(&self, base: &Base, x: &Tensor) -> Result<Tensor> {
+        if let Some(magnitude) = &self.magnitude {
+            return self.with_direction(base, x, magnitude);
+        }
+        let y = base.forward(x)?;
+        let update = self.update(&self.dropout.forward(x)?, y.dtype())?;
+        y.add(&update)
+    }
+
     /// s·B·A·x in `dtype`. What has only `rank` columns is scaled, not what has all.
     fn update(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let update = self.lora_b.forward(&self.lora_a.forward(x)?.scale(self.scale)?)?;
         if update.dtype() == dtype { Ok(update) } else { update.cast(dtype) }
     }
 
-    fn with_direction(&self, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
-        let weight = self.base.without_bias();
+    fn with_direction(&self, base: &Base, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
+        let weight = base.without_bias();
         let dropped = self.dropout.forward(x)?;
         let product = weight.forward(&dropped)?;
         let update = self.update(&dropped, product.dtype())?;
         let directed = product.add(&update)?;
         // The change of length, so that 16 bits are enough for it.
-        let more = parameter(magnitude, &directed)?.div(&self.lengths()?)?.add_scalar(-1.0)?;
+        let more = parameter(magnitude, &directed)?.div(&self.lengths(base)?)?.add_scalar(-1.0)?;
         let more = if directed.dtype() == DType::F32 { more } else { more.cast(directed.dtype())? };
         let y = match self.dropout.p == 0.0 {
             true => directed.add(&directed.mul(&more)?)?,
             // The layer itself sees all of its input.
             false => weight.forward(x)?.add(&update)?.add(&directed.mul(&more)?)?,
         };
-        match self.base.bias() {
+        match base.bias() {
             Some(bias) => y.add(&bias.weight()?),
             None => Ok(y),
         }
     }
 
     /// The lengths of the rows of W + s·B·A in f32, on no tape.
-    fn lengths(&self) -> Result<Tensor> {
+    fn lengths(&self, base: &Base) -> Result<Tensor> {
         let [a, b] = [&self.lora_a, &self.lora_b].map(|linear| Base::from(linear).weight());
-        let whole = self.base.weight()?.add(&b?.matmul(&a?)?.scale(self.scale)?)?;
+        let whole = base.weight()?.add(&b?.matmul(&a?)?.scale(self.scale)?)?;
         whole.square()?.sum(-1)?.sqrt()
     }
 }
@@ -126,11 +185,10 @@ impl Forward<Tensor> for Lora {
     type Output = Tensor;
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        if let Some(magnitude) = &self.magnitude {
-            return self.with_direction(x, magnitude);
+        match (IS_REFERENCE.get(), &self.reference) {
+            (false, _) => self.update.forward(&self.base, x),
+            (true, Some(reference)) => reference.forward(&self.base, x),
+            (true, None) => self.base.forward(x),
         }
-        let y = self.base.forward(x)?;
-        let update = self.update(&self.dropout.forward(x)?, y.dtype())?;
-        y.add(&update)
     }
 }

@@ -23,5 +23,5 @@ pub use export::{ExportOptions, Exported, FourBit, export};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
 pub use inference::{load_for_inference, load_four_bit_for_inference};
-pub use lora::{Lora, LoraLayer};
+pub use lora::{Lora, LoraLayer, as_reference};
 pub use source::AdaptedSource;

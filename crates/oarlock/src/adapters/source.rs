@@ -6,6 +6,7 @@ use std::ops::Range;
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::folder::{Adapter, PARTS};
+use super::lora::REFERENCE;
 use crate::error::Result;
 use crate::nn::{Module, names_of};
 use crate::shard::{SeededInit, WeightSource};
@@ -115,6 +116,8 @@ impl WeightSource for AdaptedSource {
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
+        // A reference begins as what is trained, and stays so.
+        let name = &*name.replace(REFERENCE, ".");
         // The names of the adapter itself are none of the base.
         let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
         let of = |own: &'_ Adapter| {

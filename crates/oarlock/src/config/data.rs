@@ -60,4 +60,29 @@ pub struct ChatArgs {
     pub mask_history: bool,
     /// Special tokens that stand in messages stay text.
     pub split_special_tokens: bool,
+    /// What of the rows is learned.
+    pub learned: Learned,
+}
+
+/// What of rows is learned, and so which rows are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Learned {
+    /// The answers of conversations (`stage: sft`).
+    #[default]
+    Answers,
+    /// Which of two answers to a conversation is better (`stage: dpo` and `rm`).
+    Pairs,
+    /// Whether the last answer of a conversation is wanted (`stage: kto`).
+    Judgements,
+}
+
+impl Learned {
+    /// What these rows are called in messages.
+    pub fn stages(self) -> &'static str {
+        match self {
+            Learned::Answers => "stage sft",
+            Learned::Pairs => "stages dpo and rm",
+            Learned::Judgements => "stage kto",
+        }
+    }
 }

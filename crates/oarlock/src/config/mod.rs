@@ -5,6 +5,7 @@
 mod data;
 mod finetuning;
 mod monitor;
+mod preference;
 mod schedule;
 mod shard;
 mod train;
@@ -12,6 +13,7 @@ mod train;
 pub use data::*;
 pub use finetuning::*;
 pub use monitor::*;
+pub use preference::*;
 pub use schedule::*;
 pub use shard::*;
 pub use train::*;

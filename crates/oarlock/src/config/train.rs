@@ -7,9 +7,10 @@ use oarlock_tensor::DType;
 use oarlock_tensor::cpu::four_bit::Format;
 use oarlock_tensor::ops::optimizer::Rule;
 
-use super::data::{ChatArgs, Packing, ValSize};
+use super::data::{ChatArgs, Learned, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
+use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
 
@@ -88,7 +89,7 @@ pub struct DataArgs {
     pub cutoff_len: usize,
     /// How texts become sequences.
     pub packing: Packing,
-    /// How conversations become tokens (`stage: sft`); `None` trains on texts.
+    /// How conversations become tokens; `None` trains on texts.
     pub chat: Option<ChatArgs>,
     /// Draw the sequences in a seeded random order.
     pub shuffle: bool,
@@ -98,6 +99,16 @@ pub struct DataArgs {
     pub val_size: Option<ValSize>,
     /// Build the token cache again.
     pub overwrite_cache: bool,
+}
+
+impl DataArgs {
+    /// The sequences of an example: two answers to one prompt are two.
+    pub fn n_segments(&self) -> usize {
+        match &self.chat {
+            Some(chat) if chat.learned == Learned::Pairs => 2,
+            _ => 1,
+        }
+    }
 }
 
 /// The training itself.
@@ -127,6 +138,8 @@ pub struct TrainArgs {
     pub schedule: ScheduleArgs,
     /// Which parameters are trained.
     pub finetuning: Finetuning,
+    /// What a step optimises.
+    pub objective: ObjectiveArgs,
     /// Train at all; else only evaluate.
     pub enabled: bool,
 }

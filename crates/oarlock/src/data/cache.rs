@@ -332,6 +332,12 @@ impl TokenCache {
         self.layout.segments.is_some()
     }
 
+    /// Whether records are single answers with a judgement: pairs of which one is empty.
+    pub(super) fn holds_judgements(&self) -> bool {
+        let len = self.offsets().get(1).copied().unwrap_or(0);
+        self.n_records() > 0 && matches!(self.segments(0), [at] if *at == 0 || u64::from(*at) == len)
+    }
+
     /// The runs of targets of a record, counted from its first token; `None` where all tokens are targets.
     pub(super) fn targets(&self, record: u64) -> Option<impl Iterator<Item = Range<usize>> + '_> {
         let runs = self.list(self.layout.labels.as_ref()?, record).chunks_exact(2);

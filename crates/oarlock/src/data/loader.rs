@@ -1,5 +1,6 @@
 //! Batches, prepared ahead of time by one thread, from any position on.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -24,6 +25,11 @@ pub struct Batch {
     pub len: usize,
     /// Targets that are not -100.
     pub n_targets: usize,
+    /// Where the segments of each example stand among the tokens, where examples have several: of a pair the better
+    /// answer with its prompt and the worse one with its. Of a judged answer the one that it is not is empty.
+    pub segments: Vec<Range<usize>>,
+    /// Of judged answers: their prompts with the answers of other rows.
+    pub mismatched: Option<Box<Batch>>,
 }
 
 impl Batch {
@@ -64,9 +70,12 @@ impl Batch {
         self.labels.resize(len, 0);
         let mut starts = self.doc_start.take().unwrap_or_default();
         starts.resize(len, 0);
+        self.segments.clear();
         let mut begin = 0;
         for (row, n) in rows.iter().zip(lens()) {
             let Some(row) = row else { continue };
+            let segments = data.segments(*row).into_iter();
+            self.segments.extend(segments.map(|segment| begin + segment.start..begin + segment.end));
             let at = begin..begin + n;
             let (ids, labels) = (&mut self.input_ids[at.clone()], &mut self.labels[at.clone()]);
             self.n_targets += data.write(*row, ids, labels, Some(&mut starts[at.clone()]));
@@ -77,6 +86,9 @@ impl Batch {
             data.write_filler(&mut self.input_ids, &mut self.labels, Some(&mut starts));
         }
         self.doc_start = Some(starts);
+        if data.is_judged() {
+            self.mismatched.get_or_insert_default().fill_mismatched(data, rows);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! as text), `tokenizer` and `encode` (tokens, and which of them are learned), `cache` (all tokens, memory-mapped),
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
+mod answers;
 mod cache;
 mod cut;
 mod encode;
@@ -18,6 +19,7 @@ mod hash;
 mod knapsack;
 mod layout;
 mod loader;
+mod mismatched;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;

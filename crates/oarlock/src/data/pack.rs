@@ -309,6 +309,45 @@ impl Rows {
         n_targets + self.for_each_end(row, |at| labels[at] = self.eos)
     }
 
+    /// Where the segments of a row stand, in order, where its record has several; one of them may be empty.
+    pub(super) fn segments(&self, row: u64) -> Vec<Range<usize>> {
+        let mut segments = Vec::new();
+        for Part { record, from, at, .. } in self.parts(row) {
+            let begins = self.selection.cache.segments(record);
+            let place = |token: u32| (at.start + (token as usize).saturating_sub(from)).min(at.end);
+            let mut start = at.start;
+            for end in begins.iter().map(|&begin| place(begin)).chain((!begins.is_empty()).then_some(at.end))
+            {
+                segments.push(start..end);
+                start = end;
+            }
+        }
+        segments
+    }
+
+    /// Whether rows are single answers that are judged.
+    pub(super) fn is_judged(&self) -> bool {
+        self.selection.cache.holds_judgements()
+    }
+
+    /// The tokens before the answer of a row and those of the answer.
+    pub(super) fn prompt_and_answer(&self, row: u64) -> [Vec<i32>; 2] {
+        let (record, begin, len) = self.selection.record(row);
+        let cache = &self.selection.cache;
+        let answer = cache.targets(record).and_then(|mut runs| runs.next()).unwrap_or(len..len);
+        [0..answer.start, answer].map(|tokens| {
+            let mut ids = vec![0; tokens.len()];
+            cache.copy(begin + tokens.start as u64, &mut ids);
+            ids
+        })
+    }
+
+    /// Adds one fill token without a target.
+    pub(super) fn write_filler_token(&self, ids: &mut Vec<i32>, labels: &mut Vec<i32>) {
+        ids.push(self.pad);
+        labels.push(IGNORED);
+    }
+
     /// A row that is there for the shape only: fill tokens and no target.
     pub fn write_filler(&self, ids: &mut [i32], labels: &mut [i32], doc_start: Option<&mut [i32]>) {
         ids.fill(self.pad);

@@ -28,6 +28,12 @@ pub struct RowReport {
     pub cut_answers: u64,
     /// Turns that were left out.
     pub cut_turns: u64,
+    /// Answers that are judged (`kto_tag`).
+    #[serde(default)]
+    pub judged: u64,
+    /// How many of these are wanted.
+    #[serde(default)]
+    pub wanted: u64,
     /// Rows that are not learned from, by reason, in the order in which the reasons were met.
     pub dropped: Vec<Dropped>,
     /// As which format rows of files without an entry in `dataset_info.json` were read, and how many.
@@ -55,6 +61,12 @@ impl RowReport {
         self.cut_questions += cuts.questions;
         self.cut_answers += cuts.answers;
         self.cut_turns += cuts.turns;
+        if let [other] = encoded.segments[..]
+            && (other == 0 || other as usize == encoded.ids.len())
+        {
+            self.judged += 1;
+            self.wanted += u64::from(other > 0);
+        }
     }
 
     pub(super) fn drop(&mut self, reason: Cow<'static, str>, record: &Record) {
@@ -93,6 +105,14 @@ impl RowReport {
             self.cut,
             self.n_dropped()
         )];
+        if self.judged > 0 {
+            let warning = match self.wanted == 0 || self.wanted == self.judged {
+                true => "warning: Your dataset only has one preference type: ",
+                false => "",
+            };
+            let unwanted = self.judged - self.wanted;
+            lines.push(format!("{warning}{} answers are wanted, {unwanted} are not", self.wanted));
+        }
         for (kind, n) in &self.guessed {
             lines.push(format!(
                 "{n} rows were read as {kind}, which their keys say (no entry in dataset_info.json)"

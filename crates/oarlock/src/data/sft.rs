@@ -1,5 +1,5 @@
-//! Conversations as supervised fine-tuning sees them: through a layout by name or the tokenizer's chat template, cut to
-//! `cutoff_len`, the answers learned.
+//! Conversations as fine-tuning sees them: through a layout by name or the tokenizer's chat template, cut to
+//! `cutoff_len`, the answers learned. What compares answers is in `answers`.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::hash::hash_bytes;
 use super::layout::{Layout, Turn};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use crate::config::ChatArgs;
+use crate::config::{ChatArgs, Learned};
 
-/// How conversations become tokens for `stage: sft`.
+/// How conversations become tokens for fine-tuning.
 pub struct Chat {
     writing: Writing,
     args: ChatArgs,
-    cutoff_len: usize,
+    pub(super) cutoff_len: usize,
 }
 
 /// How a conversation is written.
@@ -56,7 +56,9 @@ impl Chat {
             }
             None => layout("empty")?,
         };
-        Ok(Chat { writing, args: args.clone(), cutoff_len })
+        // Where answers are compared, what comes before them is the prompt as a model sees it when it answers.
+        let mask_history = args.mask_history || args.learned != Learned::Answers;
+        Ok(Chat { writing, args: ChatArgs { mask_history, ..args.clone() }, cutoff_len })
     }
 
     /// What it writes conversations with, for people.
@@ -99,26 +101,59 @@ impl Chat {
 
     /// The tokens of an example.
     pub(super) fn encode(&self, tokenizer: &Tokenizer, example: &Example) -> Result<Outcome> {
-        let conversation = match example {
-            Example::Conversation(conversation) => conversation,
-            Example::Pair(_) => return dropped("it has two answers, which stage sft does not compare"),
-            Example::Judged(_) => {
-                return dropped("its answer is judged (kto_tag), which stage sft does not learn from");
+        match (self.args.learned, example) {
+            (Learned::Answers, Example::Conversation(conversation)) => {
+                self.conversation(tokenizer, conversation)
             }
-            Example::Text(_) => return dropped("it is a text without turns"),
-        };
-        let turns = match &self.writing {
-            Writing::Layout(layout) => layout.turns(tokenizer, conversation, &self.args)?.map_err(Cow::from),
-            Writing::Jinja(template) => self.rendered(tokenizer, template, conversation)?,
-        };
-        let turns = match turns {
+            (Learned::Pairs, Example::Pair(pair)) => self.pair(tokenizer, pair),
+            (Learned::Judgements, Example::Judged(judged)) => self.judged(tokenizer, judged),
+            (Learned::Answers, Example::Pair(_)) => {
+                dropped("it has two answers, which stage sft does not compare")
+            }
+            (Learned::Judgements, Example::Pair(_)) => {
+                dropped("it has two answers, and stage kto learns from single ones")
+            }
+            (Learned::Answers, Example::Judged(_)) => {
+                dropped("its answer is judged (kto_tag), which stage sft does not learn from")
+            }
+            (Learned::Pairs, Example::Conversation(_) | Example::Judged(_)) => {
+                dropped("it has one answer (columns chosen and rejected hold two)")
+            }
+            (Learned::Judgements, Example::Conversation(_)) => {
+                dropped("its answer is not judged (the column kto_tag holds true or false)")
+            }
+            (_, Example::Text(_)) => dropped("it is a text without turns"),
+        }
+    }
+
+    /// The turns of a conversation, or why it has none.
+    pub(super) fn turns(
+        &self,
+        tokenizer: &Tokenizer,
+        conversation: &Conversation,
+    ) -> Result<std::result::Result<Vec<Turn>, Cow<'static, str>>> {
+        match &self.writing {
+            Writing::Layout(layout) => {
+                Ok(layout.turns(tokenizer, conversation, &self.args)?.map_err(Cow::from))
+            }
+            Writing::Jinja(template) => self.rendered(tokenizer, template, conversation),
+        }
+    }
+
+    /// The end token of layouts whose answers have none of their own.
+    pub(super) fn late_end(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+        match &self.writing {
+            Writing::Layout(layout) if layout.ends_late() => layout.end_token(tokenizer),
+            _ => Ok(None),
+        }
+    }
+
+    fn conversation(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<Outcome> {
+        let turns = match self.turns(tokenizer, conversation)? {
             Ok(turns) => turns,
             Err(reason) => return Ok(Outcome::Dropped(reason)),
         };
-        let late_end = match &self.writing {
-            Writing::Layout(layout) if layout.ends_late() => layout.end_token(tokenizer)?,
-            _ => None,
-        };
+        let late_end = self.late_end(tokenizer)?;
         let joining = Joining {
             cutoff_len: self.cutoff_len,
             train_on_prompt: self.args.train_on_prompt,
@@ -176,7 +211,7 @@ impl Chat {
     }
 }
 
-fn dropped(reason: &'static str) -> Result<Outcome> {
+pub(super) fn dropped(reason: &'static str) -> Result<Outcome> {
     Ok(Outcome::Dropped(Cow::Borrowed(reason)))
 }
 

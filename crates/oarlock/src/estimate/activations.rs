@@ -46,6 +46,14 @@ pub struct StepShape {
     pub eval_batch: Option<usize>,
 }
 
+impl StepShape {
+    /// The shape where each of these sequences stands for so many.
+    pub(super) fn of_segments(self, n: usize) -> StepShape {
+        let times = |batch: usize| batch.saturating_mul(n);
+        StepShape { batch: times(self.batch), eval_batch: self.eval_batch.map(times), ..self }
+    }
+}
+
 /// Runs a model on a dry device: its parameters get a home without memory in `dtype`, then `run` does what a step does.
 /// `like` says on which kernels and threads. The model may be prepared for a real device afterwards.
 ///

@@ -40,6 +40,10 @@ pub struct Forecast {
 pub struct Training<'a> {
     /// The model.
     pub model: &'a Decoder,
+    /// A frozen model beside it.
+    pub second: Option<&'a Decoder>,
+    /// Sequences of an example; `shape` counts examples.
+    pub n_segments: usize,
     /// Makes the same model once more, which keeps all of its activations.
     pub rebuild: &'a dyn Fn() -> Result<Decoder>,
     /// What becomes a unit.
@@ -59,7 +63,7 @@ pub struct Training<'a> {
 }
 
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make; `rebuild` makes the model once more, `wrap` says what becomes a unit, `micro_batch`
+    /// The forecast of a configuration on this rank, for rank 0 to make; `rebuild` makes the model once more, `second` is a frozen model beside it, `wrap` says what becomes a unit, `micro_batch`
     /// what is done with one, `apart` how many ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
     /// refused.
     ///
@@ -67,7 +71,7 @@ impl Forecast {
     /// [`Error::Memory`](crate::Error::Memory) with what would fit.
     pub fn new(
         config: &TrainConfig,
-        (model, rebuild): (&Decoder, &dyn Fn() -> Result<Decoder>),
+        (model, rebuild, second): (&Decoder, &dyn Fn() -> Result<Decoder>, Option<&Decoder>),
         wrap: &Wrap,
         device: &Device,
         micro_batch: &MicroBatch<'_>,
@@ -82,10 +86,22 @@ impl Forecast {
             eval_batch: evaluates.then_some(config.eval.batch_size),
         };
         let accumulation = config.train.accumulation;
-        let program = program_bytes(model, shape, accumulation, settings.ranks)?;
+        let n_segments = config.data.n_segments();
+        let program = program_bytes(model, shape.of_segments(n_segments), accumulation, settings.ranks)?;
         let settings = &settings;
-        let training =
-            Training { model, rebuild, wrap, device, shape, accumulation, settings, program, micro_batch };
+        let training = Training {
+            model,
+            second,
+            n_segments,
+            rebuild,
+            wrap,
+            device,
+            shape,
+            accumulation,
+            settings,
+            program,
+            micro_batch,
+        };
         let estimate = training.predict()?;
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
@@ -225,20 +241,30 @@ impl Training<'_> {
     /// # Errors
     /// Sequences longer than the model's, or impossible sizes.
     pub fn predict(&self) -> Result<Estimate> {
-        let size = ModelSize::wrapped(self.model, self.settings.dtype, self.wrap);
+        let size = self.size();
         Ok(estimate(&size, self.settings, Some(&self.step()?), self.program))
+    }
+
+    /// The sizes of the units of all models.
+    fn size(&self) -> ModelSize {
+        let of = |model: &Decoder| ModelSize::wrapped(model, self.settings.dtype, self.wrap);
+        match self.second {
+            Some(second) => of(self.model).and(of(second)),
+            None => of(self.model),
+        }
     }
 
     /// The same with other micro-batches.
     fn with_shape(&self, shape: StepShape) -> Training<'_> {
-        let windows = |shape| windows_bytes(shape, self.accumulation);
+        let windows = |shape: StepShape| windows_bytes(shape.of_segments(self.n_segments), self.accumulation);
         let program = self.program.saturating_sub(windows(self.shape)).saturating_add(windows(shape));
         Training { shape, program, ..*self }
     }
 
     /// A step on a dry device.
     fn step(&self) -> Result<DryRun> {
-        decoder_step(self.model, self.settings.dtype, self.device, self.shape, self.micro_batch)
+        let shape = self.shape.of_segments(self.n_segments);
+        decoder_step(self.model, self.settings.dtype, self.device, shape, self.micro_batch)
     }
 
     /// Changes of the training that make it fit, each with its estimate: the smallest change of each kind, and all
@@ -247,9 +273,9 @@ impl Training<'_> {
     /// # Errors
     /// As [`Training::predict`].
     pub fn proposals(&self, fits: &dyn Fn(&Estimate) -> bool) -> Result<Vec<(String, Estimate)>> {
-        let Training { model, wrap, shape, settings, program, .. } = *self;
+        let Training { shape, settings, program, .. } = *self;
         let mut found = Vec::new();
-        let size = ModelSize::wrapped(model, settings.dtype, wrap);
+        let size = self.size();
         let halved =
             |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
         let batches =

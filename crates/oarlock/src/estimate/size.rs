@@ -66,6 +66,16 @@ impl ModelSize {
         }
     }
 
+    /// With the units of a second model behind its own.
+    pub(super) fn and(mut self, second: ModelSize) -> ModelSize {
+        let first = self.units.len();
+        self.units.extend(second.units);
+        self.frozen.extend(second.frozen);
+        let moved = |homes: Vec<usize>| homes.into_iter().map(|home| first + home).collect();
+        self.shared.extend(second.shared.into_iter().map(moved));
+        self
+    }
+
     /// Of `n_params` parameters of which nothing else is known but perhaps the size of the largest unit.
     ///
     /// # Errors

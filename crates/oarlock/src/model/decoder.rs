@@ -12,6 +12,7 @@ use super::config::DecoderConfig;
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
+use super::value_head::ValueHead;
 use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
 
 /// A decoder-only language model.
@@ -39,12 +40,13 @@ pub(super) struct Body {
     parts: Parts,
 }
 
-/// The final norm and the output weights; those may be the embedding's.
+/// The final norm and the output weights; those may be the embedding's. A reward model has a value head beside them.
 #[derive(Debug)]
 pub struct Head {
-    norm: RmsNorm,
-    lm_head: Projection,
-    logit_cap: Option<f32>,
+    pub(super) norm: RmsNorm,
+    pub(super) lm_head: Projection,
+    pub(super) logit_cap: Option<f32>,
+    pub(super) value: Option<ValueHead>,
 }
 
 impl Decoder {
@@ -69,7 +71,8 @@ impl Decoder {
             false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
         let norm = norm(config.hidden_size, config.final_norm)?;
-        let head = Head { norm, lm_head: Projection::Linear(lm_head), logit_cap: config.logit_cap };
+        let head =
+            Head { norm, lm_head: Projection::Linear(lm_head), logit_cap: config.logit_cap, value: None };
         Ok(Decoder { body, head: Unit::new(head) })
     }
 
@@ -77,6 +80,32 @@ impl Decoder {
     /// weights are the same for every choice, bit by bit.
     pub fn set_recompute(&mut self, recompute: Recompute) {
         self.body.set_recompute(recompute);
+    }
+
+    /// Adds a value head behind this much dropout, which [`Decoder::values`] then computes. To be called before the model is
+    /// prepared. Output weights that are not the embedding's are frozen: nothing of them is trained through values.
+    ///
+    /// # Errors
+    /// A model that is in use.
+    pub fn add_value_head(&mut self, dropout: f32) -> Result<()> {
+        let (hidden_size, tied) = (self.body.config.hidden_size, self.body.config.tie_embeddings);
+        let head = self.head.module_mut();
+        let head = head.ok_or_else(|| {
+            Error::Usage("add_value_head: the model is in use; call it before `prepare`".to_owned())
+        })?;
+        head.value = Some(ValueHead::new(hidden_size, dropout)?);
+        if !tied {
+            crate::nn::freeze(head.lm_head.module());
+        }
+        Ok(())
+    }
+
+    pub(super) fn head(&self) -> &Unit<Head> {
+        &self.head
+    }
+
+    pub(super) fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
+        self.body.hidden(ids, mask)
     }
 
     /// Its settings.
@@ -308,6 +337,9 @@ impl Module for Head {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.child("model.norm", &self.norm);
         visitor.child("lm_head", self.lm_head.module());
+        if let Some(value) = &self.value {
+            visitor.child("v_head", value);
+        }
     }
 }
 
@@ -326,7 +358,7 @@ impl Head {
         self.logits_of(&self.normed(x)?)
     }
 
-    fn logits_of(&self, normed: &Tensor) -> Result<Tensor> {
+    pub(super) fn logits_of(&self, normed: &Tensor) -> Result<Tensor> {
         let logits = self.lm_head.forward(normed)?;
         match self.logit_cap {
             Some(cap) => logits.scale(1.0 / cap)?.tanh()?.scale(cap),
@@ -335,7 +367,7 @@ impl Head {
     }
 
     /// The residual stream after the last norm, in the dtype of the output weights.
-    fn normed(&self, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn normed(&self, x: &Tensor) -> Result<Tensor> {
         self.norm.forward_to(x, self.lm_head.dtype()?)
     }
 }

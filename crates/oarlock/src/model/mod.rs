@@ -1,5 +1,6 @@
 //! Models: the decoder, composed from a description; the families that describe it; and Hugging Face folders.
 
+mod answers;
 mod block;
 mod cache;
 mod classifier;
@@ -13,7 +14,9 @@ mod projection;
 mod recompute;
 mod rope;
 mod state_dict;
+mod value_head;
 
+pub use answers::LogProbs;
 pub use block::Block;
 pub use cache::LayerCache;
 pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, SequenceClassifier};
@@ -30,3 +33,5 @@ pub use hf::{
 pub use matching::{Differences, Strict};
 pub use recompute::Recompute;
 pub use state_dict::StateDictSource;
+pub(crate) use value_head::is_of_value_head;
+pub use value_head::{ValueHead, ValueHeadSource};

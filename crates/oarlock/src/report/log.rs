@@ -49,6 +49,8 @@ pub struct EvalRecord {
     pub loss: f64,
     /// The objective's metrics.
     pub metrics: Metrics,
+    /// Whether the loss is that of the next token, of which there is a perplexity.
+    pub has_perplexity: bool,
     /// How long it took.
     pub runtime: Duration,
     /// Sequences.
@@ -178,7 +180,9 @@ impl RunLog {
         log["step"] = json!(record.step);
         self.history(log);
         let mut results = metrics;
-        results["perplexity"] = json!(record.loss.exp());
+        if record.has_perplexity {
+            results["perplexity"] = json!(record.loss.exp());
+        }
         self.results("eval_results.json", &results)
     }
 
@@ -267,6 +271,9 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
         "total_tokens": record.total_tokens,
     });
     let mut line = with_metrics("", &record.metrics, line);
+    if let Some((_, accuracy)) = record.metrics.iter().find(|(name, _)| *name == "rewards/accuracies") {
+        line["accuracy"] = json!(accuracy);
+    }
     if let Some(bytes) = record.memory_bytes {
         line["memory_gb"] = json!(round(bytes as f64 / f64::from(1 << 30), 3));
     }
@@ -390,6 +397,7 @@ mod tests {
             epoch: 3.0,
             loss: 2.0,
             metrics: Vec::new(),
+            has_perplexity: true,
             runtime: Duration::from_millis(500),
             samples: 10,
             steps: 2,
@@ -420,6 +428,7 @@ mod tests {
             epoch: 0.2,
             loss: 0.0,
             metrics: Vec::new(),
+            has_perplexity: true,
             runtime: Duration::from_secs(2),
             samples: 10,
             steps: 4,

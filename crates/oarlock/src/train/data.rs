@@ -29,7 +29,7 @@ impl RunData {
     pub fn longest_row(config: &TrainConfig) -> usize {
         let batch_size = config.train.batch_size.max(config.eval.batch_size);
         match config.data.packing.is_unpadded() {
-            true => config.data.cutoff_len.saturating_mul(batch_size),
+            true => config.data.cutoff_len.saturating_mul(batch_size * config.data.n_segments()),
             false => config.data.cutoff_len,
         }
     }
@@ -50,7 +50,9 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
         }
         None => Encoder::from(&tokenizer),
     };
-    let settings = RowSettings { packing: config.data.packing, len: config.data.cutoff_len, special };
+    // The two answers of a pair have the room of a sequence each.
+    let len = config.data.cutoff_len.saturating_mul(config.data.n_segments());
+    let settings = RowSettings { packing: config.data.packing, len, special };
     let mut tokenized = false;
     let mut told: Vec<String> =
         chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
@@ -101,12 +103,19 @@ fn cache(
 ) -> Result<(Arc<TokenCache>, bool)> {
     let max_samples = config.data.max_samples.map(|n| n as u64);
     let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
-    if config.data.chat.is_some()
-        && let Some(name) = source.is_ranking()
+    let pairs = config.data.n_segments() > 1;
+    if let Some(chat) = &config.data.chat
+        && let Some(name) = source.with_ranking(!pairs)
     {
+        let holds = match pairs {
+            true => {
+                "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
+            }
+            false => "holds pairs of answers (ranking: true)",
+        };
         return Err(Error::Usage(format!(
-            "The dataset is not applicable in the current training stage: {name} holds pairs of answers (ranking: true), \
-             which stage sft does not compare"
+            "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
+            chat.learned.stages()
         )));
     }
     let dir = config.save.output_dir.join("cache");

@@ -4,24 +4,37 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
 use super::model::{Start, settings};
-use super::objective::{Pretrain, dry_pass};
-use crate::config::{LogArgs, TrainConfig};
+use super::objective::{Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass};
+use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
 use crate::error::Result;
 use crate::estimate::Forecast;
+use crate::model::Decoder;
 
 /// The memory that a configuration would take, as a line of the log says it. Nothing is loaded but settings and adapters.
 ///
 /// # Errors
 /// What is wrong with the model or its adapters, or sizes that are impossible.
 pub fn forecast(config: &TrainConfig) -> Result<String> {
+    match &config.train.objective {
+        ObjectiveArgs::NextToken => of(config, &Pretrain),
+        ObjectiveArgs::Preferences(args) => of(config, &Preference::new(args.clone(), Reference::Absent)),
+        ObjectiveArgs::Judgements(args) => of(config, &Judgement::new(args.clone(), Reference::Absent)),
+        ObjectiveArgs::Rewards => of(config, &Reward),
+    }
+}
+
+fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Result<String> {
     let hf = settings(&config.model)?;
     let start = Start::new(config, &hf)?;
     let mut model = start.decoder(config, &hf)?;
     model.set_recompute(config.train.recompute);
     let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
+    let second = start.second(config, &hf, &device)?;
+    let second = second.as_ref().map(|(second, _)| second);
     // Whether it would fit is for the run itself to say.
     let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log.clone() }, ..config.clone() };
     let rebuild = || start.decoder(&config, &hf);
-    let pass = dry_pass(&Pretrain);
-    Ok(Forecast::new(&config, (&model, &rebuild), &config.shard.wrap, &device, &pass, None)?.line())
+    let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+    let pass = dry_pass(objective);
+    Ok(Forecast::new(&config, models, &config.shard.wrap, &device, &pass, None)?.line())
 }

@@ -220,11 +220,14 @@ impl Journal {
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<()> {
         self.log.evaluation(record)?;
         self.monitor_last()?;
-        let (loss, perplexity) = (record.loss, record.loss.exp());
-        self.message(&format!(
-            "evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}",
-            record.step
-        ))
+        let mut line = format!("evaluation at step {}: loss {:.4}", record.step, record.loss);
+        if record.has_perplexity {
+            line.push_str(&format!(", perplexity {:.3}", record.loss.exp()));
+        }
+        for (name, mean) in &record.metrics {
+            line.push_str(&format!(", {name} {mean:.4}"));
+        }
+        self.message(&line)
     }
 
     /// Takes time off the interval that was not training.

@@ -5,6 +5,7 @@
 mod data;
 mod flops;
 mod forecast;
+mod introduction;
 mod journal;
 mod lock;
 mod model;
@@ -17,7 +18,9 @@ mod step;
 mod trim;
 
 pub use forecast::forecast;
-pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
+pub use objective::{
+    Inputs, Judgement, Metric, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
+};
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

@@ -1,17 +1,17 @@
 //! The model of a run as a configuration names it: its settings, what is trained of it, and where its first weights come
 //! from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use oarlock_tensor::{Device, Param};
 
 use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit, freeze};
-use crate::config::{Finetuning, ModelArgs, ModelSource, TrainConfig};
+use crate::config::{Finetuning, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
-use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization};
-use crate::nn::{NamedParam, names_of, parameters};
+use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization, ValueHeadSource};
+use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::RunData;
@@ -46,7 +46,23 @@ pub struct Start {
     is_stored: bool,
     /// What the log says about quantized weights.
     pub told: Vec<String>,
+    /// Where the model is that the loss compares it with.
+    pub reference: ReferenceModel,
 }
+
+/// The frozen model that a loss compares the trained one with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReferenceModel {
+    /// None.
+    Absent,
+    /// The same weights without the adapter that is trained, or with a frozen copy of it.
+    SameWeights,
+    /// A second model.
+    Second,
+}
+
+/// The dropout before the value head of a reward model, as in the original.
+const VALUE_HEAD_DROPOUT: f32 = 0.1;
 
 impl Start {
     /// What a configuration asks for. Reads the adapters that it names.
@@ -54,8 +70,12 @@ impl Start {
     /// # Errors
     /// What is wrong with them, or names that the model does not have.
     pub fn new(config: &TrainConfig, hf: &HfConfig) -> Result<Start> {
+        let objective = &config.train.objective;
         let mut plain = plain(config, hf)?;
         let mut start = Start::quantized(config, hf, &plain)?;
+        if objective.reference().is_some() {
+            start.reference = ReferenceModel::Second;
+        }
         let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
@@ -71,11 +91,22 @@ impl Start {
             return Ok(start);
         }
         start.trained = start.merged.pop_if(|_| !args.create_new);
-        start.adaptation = match &start.trained {
+        let adaptation = match &start.trained {
             Some(adapter) => Some(Adaptation::of(adapter)),
             None if config.train.enabled => Some(Adaptation::new(&mut plain, hf, &args.config)?),
             None => None,
         };
+        start.adaptation = adaptation.map(|mut adaptation| {
+            // Of modules that are trained as a whole nothing is left to compare with.
+            if objective.reference().is_some_and(|args| args.model.is_none()) && adaptation.whole.is_empty() {
+                start.reference = ReferenceModel::SameWeights;
+                adaptation.with_reference = start.trained.is_some();
+            }
+            if objective.is_without_dropout() {
+                adaptation.config.dropout = 0.0;
+            }
+            adaptation
+        });
         Ok(start)
     }
 
@@ -98,6 +129,7 @@ impl Start {
                 merged: Vec::new(),
                 trained: None,
                 adaptation: None,
+                reference: ReferenceModel::Absent,
                 four_bit,
                 is_stored: false,
                 told,
@@ -126,7 +158,8 @@ impl Start {
             true => format!("the weights of the linear layers have 4 bits, as the files hold them; {others}"),
             false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
         });
-        Ok(Start { merged: Vec::new(), trained: None, adaptation: None, four_bit, is_stored, told })
+        let reference = ReferenceModel::Absent;
+        Ok(Start { merged: Vec::new(), trained: None, adaptation: None, reference, four_bit, is_stored, told })
     }
 
     /// The model, not prepared yet.
@@ -152,7 +185,55 @@ impl Start {
             (None, Some(layers)) => decoder.quantize_four_bit(layers.clone(), dtype)?,
             (None, None) => FourBitWeights::default(),
         };
+        if config.train.objective == ObjectiveArgs::Rewards {
+            decoder.add_value_head(VALUE_HEAD_DROPOUT)?;
+        }
         Ok((decoder, weights))
+    }
+
+    /// The second model that the loss compares the trained one with, and its weights: what the run begins with, or a model
+    /// of its own.
+    ///
+    /// # Errors
+    /// What is wrong with its folder or its adapters, and another vocabulary.
+    pub fn second(
+        &self,
+        config: &TrainConfig,
+        hf: &HfConfig,
+        device: &Device,
+    ) -> Result<Option<(Decoder, Box<dyn WeightSource>)>> {
+        let Some(args) =
+            config.train.objective.reference().filter(|_| self.reference == ReferenceModel::Second)
+        else {
+            return Ok(None);
+        };
+        let seed = config.train.seed;
+        let (decoder, base, merged) = match &args.model {
+            Some(dir) => {
+                let own = HfConfig::read(dir)?;
+                if own.decoder().vocab_size != hf.decoder().vocab_size {
+                    return Err(Error::Model(format!(
+                        "ref_model: {} has a vocabulary of {} tokens, the model that is trained one of {}; they must be those \
+                         of one tokenizer",
+                        dir.display(),
+                        own.decoder().vocab_size,
+                        hf.decoder().vocab_size
+                    )));
+                }
+                let mut decoder = plain(config, &own)?;
+                let open = |dir: &PathBuf| Adapter::open(dir, &own, &mut decoder);
+                let merged: Vec<Adapter> = args.adapters.iter().map(open).collect::<Result<_>>()?;
+                let base: Box<dyn WeightSource> = Box::new(SafetensorsSource::open(dir, &own, &decoder)?);
+                (decoder, base, merged)
+            }
+            None => {
+                let merged = self.merged.iter().chain(&self.trained).cloned().collect();
+                (plain(config, hf)?, base(config, hf, false, device)?, merged)
+            }
+        };
+        nn::freeze(&decoder);
+        let source = AdaptedSource::new(base, &decoder, seed, device).merging(merged);
+        Ok(Some((decoder, Box::new(source))))
     }
 
     /// The weights that a run begins with; those of a checkpoint replace what is trained.
@@ -166,24 +247,55 @@ impl Start {
         resumes: bool,
         device: &Device,
     ) -> Result<Box<dyn WeightSource>> {
-        let (plain, seed) = (plain(config, hf)?, config.train.seed);
-        // A checkpoint with adapters has no base.
-        let resumes = resumes && self.adaptation.is_none();
-        let mut base: Box<dyn WeightSource> = match &config.model.source {
-            ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
-                Box::new(SafetensorsSource::open(dir, hf, &plain)?)
-            }
-            _ => Box::new(SeededInit::new(seed, device)),
-        };
+        let seed = config.train.seed;
+        // A checkpoint with adapters, or beside a second model, has no frozen parameters.
+        let is_whole = self.adaptation.is_none() && self.reference != ReferenceModel::Second;
+        let mut base = base(config, hf, resumes && is_whole, device)?;
         if self.four_bit.is_some() && !self.is_stored {
             let (_, quantized) = self.build(config, hf)?;
             base = Box::new(quantized.source(base, device));
         }
-        if self.adaptation.is_none() && self.merged.is_empty() {
-            return Ok(base);
+        let source: Box<dyn WeightSource> = match self.adaptation.is_none() && self.merged.is_empty() {
+            true => base,
+            false => {
+                let source = AdaptedSource::new(base, &plain(config, hf)?, seed, device);
+                Box::new(source.merging(self.merged).continuing(self.trained))
+            }
+        };
+        if config.train.objective != ObjectiveArgs::Rewards {
+            return Ok(source);
         }
-        let source = AdaptedSource::new(base, &plain, seed, device);
-        Ok(Box::new(source.merging(self.merged).continuing(self.trained)))
+        let hidden_size = hf.decoder().hidden_size;
+        let head = ValueHeadSource::new(source, value_head_dir(config), (hidden_size, seed), device)?;
+        Ok(Box::new(head))
+    }
+}
+
+/// The weights of the base: those of the folder, or new ones; new ones, too, where a checkpoint replaces them.
+fn base(
+    config: &TrainConfig,
+    hf: &HfConfig,
+    resumes: bool,
+    device: &Device,
+) -> Result<Box<dyn WeightSource>> {
+    Ok(match &config.model.source {
+        ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
+            Box::new(SafetensorsSource::open(dir, hf, &plain(config, hf)?)?)
+        }
+        _ => Box::new(SeededInit::new(config.train.seed, device)),
+    })
+}
+
+/// The folder whose value head is trained further: that of the last adapter, or of the model.
+fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
+    let adapter = match &config.train.finetuning {
+        Finetuning::Lora(args) => args.adapters.last(),
+        _ => None,
+    };
+    match (adapter, &config.model.source) {
+        (Some(dir), _) => Some(dir),
+        (None, ModelSource::Folder(dir)) => Some(dir),
+        (None, ModelSource::Fields(_)) => None,
     }
 }
 

@@ -1,7 +1,6 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::{ProcessMemory, Scalar};
@@ -12,7 +11,7 @@ use crate::accelerator::{
 };
 use crate::adapters::{Adaptation, adapter_files};
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{Finetuning, Length, ModelSource, Placement, Resume, StateDict, TrainConfig, When};
+use crate::config::{Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When};
 use crate::data::{Batch, Sampler, eval_batches};
 use crate::error::{Error, Result};
 use crate::estimate::Forecast;
@@ -26,11 +25,12 @@ use crate::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
+use crate::train::introduction::introduce;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
-use crate::train::model::{self, Start};
+use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
-use crate::train::objective::{Objective, Pretrain, dry_pass};
+use crate::train::objective::{Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::trim::Trimmer;
@@ -46,7 +46,25 @@ pub fn run(
     accelerator: &Accelerator,
     started: SystemTime,
 ) -> Result<Option<TrainerState>> {
-    let mut run = Run::set_up(config, accelerator, Pretrain, started)?;
+    match &config.train.objective {
+        ObjectiveArgs::NextToken => carry_out(config, accelerator, |_| Pretrain, started),
+        ObjectiveArgs::Preferences(args) => {
+            carry_out(config, accelerator, |reference| Preference::new(args.clone(), reference), started)
+        }
+        ObjectiveArgs::Judgements(args) => {
+            carry_out(config, accelerator, |reference| Judgement::new(args.clone(), reference), started)
+        }
+        ObjectiveArgs::Rewards => carry_out(config, accelerator, |_| Reward, started),
+    }
+}
+
+fn carry_out<O: Objective<Model = Decoder>>(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    objective: impl Fn(Reference) -> O,
+    started: SystemTime,
+) -> Result<Option<TrainerState>> {
+    let mut run = Run::set_up(config, accelerator, objective, started)?;
     if config.train.enabled {
         run.train()?;
     }
@@ -61,6 +79,8 @@ struct Run<'a, O> {
     hf: HfConfig,
     /// The adapter that is trained beside the model.
     adaptation: Option<Adaptation>,
+    /// What the loss compares the model with.
+    compared: ReferenceModel,
     model: Prepared<Decoder>,
     optimizer: PreparedOptimizer,
     scheduler: PreparedScheduler,
@@ -87,7 +107,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     fn set_up(
         config: &'a TrainConfig,
         accelerator: &'a Accelerator,
-        objective: O,
+        objective: impl Fn(Reference) -> O,
         started: SystemTime,
     ) -> Result<Run<'a, O>> {
         accelerator.communicator().set_timeout(config.ranks.timeout);
@@ -99,12 +119,16 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let start = Start::new(config, &hf)?;
         let mut model = start.decoder(config, &hf)?;
         model.set_recompute(config.train.recompute);
+        let second = start.second(config, &hf, accelerator.device())?;
         let forecast = match accelerator.is_main_process() {
             true => {
                 let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                let pass = dry_pass(&objective);
+                let dry = objective(Reference::Absent);
+                let pass = dry_pass(&dry);
                 let rebuild = || start.decoder(config, &hf);
-                Some(Forecast::new(config, (&model, &rebuild), &config.shard.wrap, device, &pass, apart)?)
+                let second = second.as_ref().map(|(second, _)| second);
+                let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+                Some(Forecast::new(config, models, &config.shard.wrap, device, &pass, apart)?)
             }
             false => None,
         };
@@ -131,6 +155,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
 
         accelerator.communicator().set_phase("loading weights");
         let (adaptation, told) = (start.adaptation.clone(), start.told.clone());
+        let compared = start.reference;
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
         let counts = model::sizes(&model);
         let flops = model::flops(&model, hf.decoder().attention_width(data.train.row_len()));
@@ -138,6 +163,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let scheduler = Scheduler::scheduled(&optimizer, schedule);
         let (model, optimizer, scheduler) =
             accelerator.prepare_with_weights((model, optimizer, scheduler), weights)?;
+        let reference = match (compared, second) {
+            (ReferenceModel::SameWeights, _) => Reference::SameWeights,
+            (_, Some((second, weights))) => {
+                Reference::Second(accelerator.prepare_with_weights(second, weights)?)
+            }
+            (_, None) => Reference::Absent,
+        };
+        let objective = objective(reference);
+        objective.register(accelerator);
         let (mut done, mut reseeded) = (0, None);
         let mut state = first_state(config, loader.sampler(), total_steps);
         if let Some(dir) = &mut checkpoint {
@@ -174,6 +208,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             objective,
             hf,
             adaptation,
+            compared,
             model,
             optimizer,
             scheduler,
@@ -219,6 +254,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 max_grad_norm,
                 &mut self.timer,
             )?;
+            if step == 0 {
+                self.check_first_loss(report.loss())?;
+            }
             // A skipped step moves neither the weights nor the learning rate.
             self.scheduler.step();
             if step == first {
@@ -273,6 +311,20 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         self.go_on_without(saved)?;
         self.timer.enter(Phase::Other);
         Ok(())
+    }
+
+    /// Says where the first loss is not the one of a model that still is what it is compared with.
+    fn check_first_loss(&mut self, loss: f64) -> Result<()> {
+        let (Some(expected), Some(journal)) = (self.objective.first_loss(), &mut self.journal) else {
+            return Ok(());
+        };
+        match (loss - expected).abs() > 1e-3 * expected.max(1.0) {
+            false => Ok(()),
+            true => journal.message(&format!(
+                "warning: the loss of the first step is {loss:.6}, and a model that still is its reference has {expected:.6}; \
+                 what it is compared with is another model"
+            )),
+        }
     }
 
     /// The profile of the model, where it is due after `before` steps.
@@ -337,6 +389,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 epoch,
                 loss: totals.loss(),
                 metrics: totals.means(),
+                has_perplexity: self.objective.is_head_loss(),
                 runtime: begin.elapsed(),
                 samples: rows.n_rows(),
                 steps: rows.n_rows().div_ceil(world * micro_batch),
@@ -378,7 +431,11 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 ..ClientState::default()
             },
             state: !self.config.save.only_model,
-            frozen: checkpoint::Frozen::default(),
+            // A second model never changes; fingerprints say whether a resumed run has the same one.
+            frozen: match self.compared {
+                ReferenceModel::Second => checkpoint::Frozen::Exclude,
+                _ => checkpoint::Frozen::default(),
+            },
             model,
             extra: Box::new(move |dir| {
                 beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;
@@ -516,54 +573,6 @@ fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> Tra
         train_batch_size: Some(config.train.batch_size as u64),
         ..TrainerState::default()
     }
-}
-
-fn introduce(
-    journal: &mut Journal,
-    config: &TrainConfig,
-    accelerator: &Accelerator,
-    ((n_trained, n_params), n_rows, row_len): ((usize, usize), u64, usize),
-    total_steps: u64,
-    resumed: Option<&Path>,
-) -> Result<()> {
-    config.description.notes.iter().try_for_each(|note| journal.message(note))?;
-    if let Some(dir) = resumed {
-        journal.message(&format!("Resuming training from {}.", dir.display()))?;
-    }
-    if config.train.finetuning != Finetuning::Full {
-        journal.message(&format!("Fine-tuning method: {}", config.train.finetuning.name()))?;
-        journal.message(&format!(
-            "trainable params: {} || all params: {} || trainable%: {:.4}",
-            grouped(n_trained),
-            grouped(n_params),
-            100.0 * n_trained as f64 / n_params as f64
-        ))?;
-    }
-    let per_step = accelerator
-        .num_processes()
-        .saturating_mul(config.train.batch_size)
-        .saturating_mul(config.train.accumulation);
-    let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
-    journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
-        n_params as f64 / 1e6,
-        accelerator.dtype(),
-        accelerator.num_processes(),
-        accelerator.device().describe(),
-    ))
-}
-
-/// A number with a comma after every third digit from the right.
-fn grouped(n: usize) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// The moment a process began, handed down by the launcher in microseconds since 1970.

@@ -22,7 +22,7 @@ use crate::data::Batch;
 use crate::error::Result;
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::objective::{Inputs, Objective, Tally, Totals, forward};
+use crate::train::objective::{Inputs, Objective, Tally, Totals};
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,11 +68,13 @@ pub fn train_step<O: Objective>(
     // Gradients add up in the flat buffers of the units, micro-batch by micro-batch.
     phase("forward and backward");
     let mut tally = Tally::default();
+    timer.enter(Phase::Forward);
+    objective.before_step(accelerator, model, batches)?;
     for batch in batches {
         timer.enter(Phase::Forward);
         let inputs = Inputs::new(batch, accelerator.device())?;
         // ZeRO-3: each unit gathers its weights before its forward pass and releases them after it.
-        let loss = forward(objective, model, &inputs)?;
+        let loss = objective.forward(model, &inputs)?;
         timer.enter(Phase::Backward);
         // ZeRO-3: again, in reverse. ZeRO-2 and -3: the gradients of a unit leave for their owners when it is done.
         accelerator.backward(&loss)?;
@@ -94,6 +96,7 @@ pub fn train_step<O: Objective>(
     // The losses are read only now, so that no micro-batch waits for its own.
     timer.enter(Phase::Other);
     let totals = tally.over_ranks(accelerator, objective.metrics(), Some(weight))?;
+    objective.after_step(&totals);
     Ok(StepReport {
         totals,
         grad_norm: grad_norm.unwrap_or_default(),
@@ -114,7 +117,10 @@ pub fn evaluate<O: Objective>(
     let trains = model.is_training();
     model.eval();
     let mut tally = Tally::default();
-    let passes = batches.map(|batch| forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
+    let passes = batches.map(|batch| {
+        objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
+        objective.forward(model, &Inputs::new(&batch, accelerator.device())?)
+    });
     let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
     if trains {
         model.train();

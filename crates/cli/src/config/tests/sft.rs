@@ -1,6 +1,6 @@
 //! `stage: sft` and the keys that belong to it.
 
-use oarlock::config::Packing;
+use oarlock::config::{Learned, ObjectiveArgs, Packing, PreferenceLoss};
 
 use super::*;
 
@@ -39,7 +39,9 @@ fn what_belongs_to_another_stage_is_told() {
     };
     assert_eq!(ignored(&good("template: qwen")), ["template"]);
     assert!(ignored(&good("stage: sft\ntemplate: qwen")).is_empty());
-    assert!(bad("stage: dpo", &[], &[]).contains("`stage: dpo` is not supported yet"));
+    assert!(bad("stage: ppo", &[], &[]).contains("`stage: ppo` is not supported yet"));
+    assert_eq!(ignored(&good("stage: sft\npref_beta: 0.2\nld_alpha: 0.5")), ["pref_beta", "ld_alpha"]);
+    assert_eq!(ignored(&good("stage: kto\npref_beta: 0.2\nsimpo_gamma: 1")), ["simpo_gamma"]);
     assert!(
         bad("split_special_tokens: true", &[], &[]).contains("`split_special_tokens` belongs to stage sft")
     );
@@ -48,4 +50,29 @@ fn what_belongs_to_another_stage_is_told() {
         bad("stage: sft\nstreaming: true\nmax_steps: 3", &[], &[])
             .contains("`streaming: true` is not supported yet")
     );
+}
+
+#[test]
+fn preferences_are_read_with_the_defaults_of_the_original() {
+    let config = good("stage: dpo\npref_loss: ipo\nref_model: m\nref_model_adapters: a,b");
+    let chat = config.data.chat.clone().unwrap();
+    assert_eq!(
+        (chat.learned, config.data.n_segments(), config.data.packing),
+        (Learned::Pairs, 2, Packing::Examples)
+    );
+    let ObjectiveArgs::Preferences(args) = &config.train.objective else {
+        panic!("{:?}", config.train.objective)
+    };
+    assert_eq!((args.loss, args.beta, args.ld_alpha), (PreferenceLoss::Ipo, 0.1, None));
+    assert_eq!(args.reference.model.as_deref(), Some(std::path::Path::new("m")));
+    assert_eq!(args.reference.adapters.len(), 2);
+    let config = good("stage: dpo\npref_loss: orpo\nld_alpha:");
+    assert!(config.train.objective.reference().is_none());
+    let config = good("stage: kto\nkto_chosen_weight: 2");
+    let ObjectiveArgs::Judgements(args) = &config.train.objective else {
+        panic!("{:?}", config.train.objective)
+    };
+    assert_eq!((args.chosen_weight, args.rejected_weight), (2.0, 1.0));
+    assert_eq!(good("stage: rm").train.objective, ObjectiveArgs::Rewards);
+    assert_eq!(good("stage: sft").train.objective, ObjectiveArgs::NextToken);
 }

@@ -131,6 +131,7 @@ impl Columns {
             audios: named("audios"),
             chosen: named("chosen"),
             rejected: named("rejected"),
+            kto_tag: named("kto_tag"),
             ..Columns::default_names()
         }
     }

@@ -201,10 +201,10 @@ impl Source {
         Box::new(until_error(stream))
     }
 
-    /// Whether a data set says that its rows hold pairs of answers.
-    pub(crate) fn is_ranking(&self) -> Option<&str> {
-        let ranking = |part: &&Part| part.format.as_ref().is_some_and(|format| format.is_ranking());
-        self.parts.iter().find(ranking).map(|part| part.name.as_str())
+    /// A data set that says that its rows hold pairs of answers (`ranking`), or that they do not.
+    pub(crate) fn with_ranking(&self, ranking: bool) -> Option<&str> {
+        let is = |part: &&Part| part.format.as_ref().is_some_and(|format| format.is_ranking() == ranking);
+        self.parts.iter().find(is).map(|part| part.name.as_str())
     }
 
     /// What the rows mean, by their entries.

@@ -40,6 +40,7 @@ fn batch(rows: usize, len: usize, documents: bool) -> Batch {
         rows,
         len,
         n_targets: rows * len,
+        ..Batch::default()
     }
 }
 
@@ -384,6 +385,8 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let rebuild = || Decoder::new(model.config().clone(), 128);
     let training = Training {
         model: &model,
+        second: None,
+        n_segments: 1,
         rebuild: &rebuild,
         wrap: &wrap,
         device: &device,

@@ -207,6 +207,17 @@ impl ModelFiles {
         self
     }
 
+    /// With the files of more weights beside its own.
+    pub(crate) fn and(mut self, more: ModelFiles) -> ModelFiles {
+        let first = self.shards.len();
+        self.shards.extend(more.shards);
+        self.order.extend(more.order);
+        let moved = |location: Location| Location { shard: first + location.shard, ..location };
+        self.locations.extend(more.locations.into_iter().map(|(name, location)| (name, moved(location))));
+        self.rest.extend(more.rest);
+        self
+    }
+
     /// Whether it has a place for a weight.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.locations.contains_key(name)

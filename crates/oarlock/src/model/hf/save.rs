@@ -16,6 +16,7 @@ use super::files::{
 };
 use crate::disk::sync_folder;
 use crate::error::{Error, Result};
+use crate::model::is_of_value_head;
 use crate::nn::{Module, NamedParam, names_of};
 use crate::shard::WeightSource;
 
@@ -94,7 +95,7 @@ impl ModelFiles {
         let mut seen = BTreeSet::new();
         let weights: Vec<Weight> = names_of(model)
             .into_iter()
-            .filter(|named| seen.insert(named.param.id()))
+            .filter(|named| seen.insert(named.param.id()) && !is_of_value_head(&named.name))
             .map(|NamedParam { name, param }| Weight {
                 stored: config.stored(&name),
                 shape: param.shape().sizes().to_vec(),
@@ -102,7 +103,7 @@ impl ModelFiles {
                 name,
             })
             .collect();
-        let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
+        let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?.with_value_head(model)?;
         files.settle(config, options.dtype, options.side_files_from);
         Ok(files)
     }

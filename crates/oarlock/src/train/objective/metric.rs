@@ -72,6 +72,9 @@ impl Metric {
     }
 }
 
+/// The distance between the mean rewards of better and worse answers.
+const MARGINS: &str = "rewards/margins";
+
 /// What the micro-batches of a rank came to, unread.
 #[derive(Default)]
 pub struct Tally {
@@ -97,9 +100,18 @@ impl Totals {
         self.loss_sum / self.weight
     }
 
-    /// The means of the metrics with their names.
+    /// The means of the metrics with their names, of those that weigh anything. Where better and worse answers have rewards
+    /// of their own, the margin between the means is one of them.
     pub fn means(&self) -> Vec<(&'static str, f64)> {
-        self.metrics.iter().map(|metric| (metric.name, metric.mean())).collect()
+        let known = self.metrics.iter().filter(|metric| metric.weight != 0.0);
+        let mut means: Vec<(&'static str, f64)> = known.map(|metric| (metric.name, metric.mean())).collect();
+        let mean = |name: &str| means.iter().find(|(own, _)| *own == name).map(|(_, mean)| *mean);
+        if let (Some(chosen), Some(rejected)) = (mean("rewards/chosen"), mean("rewards/rejected"))
+            && mean(MARGINS).is_none()
+        {
+            means.push((MARGINS, chosen - rejected));
+        }
+        means
     }
 }
 

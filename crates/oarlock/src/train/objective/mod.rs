@@ -4,17 +4,28 @@
 //! One objective is one file beside this one. It may hold more than numbers: a second model that is prepared without an
 //! optimizer, and so frozen, whose passes take `ids.detach()` and are not recorded.
 
+mod answers;
 mod dry;
+mod judgement;
 mod metric;
+mod preference;
+mod preference_loss;
 mod pretrain;
+mod reward;
+
+use std::ops::Range;
 
 use oarlock_tensor::ops::{HeadLoss, Labels, Mask};
 use oarlock_tensor::{Device, Tensor};
 
+pub use self::answers::Reference;
 pub use self::dry::dry_pass;
+pub use self::judgement::Judgement;
 pub use self::metric::{Mean, Metric, Sum, Tally, Totals};
+pub use self::preference::Preference;
 pub use self::pretrain::Pretrain;
-use crate::accelerator::{Loss, Prepared};
+pub use self::reward::Reward;
+use crate::accelerator::{Accelerator, Loss, Prepared};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::nn::{self, Module};
@@ -33,6 +44,45 @@ pub trait Objective {
     /// # Errors
     /// What the model reports.
     fn loss(&self, model: &Self::Model, inputs: &Inputs) -> nn::Result<ObjectiveLoss>;
+
+    /// Runs the objective on a micro-batch, recorded while the model trains. An objective that compares the model with
+    /// another one runs that before.
+    ///
+    /// # Errors
+    /// What the models report.
+    fn forward(&self, model: &Prepared<Self::Model>, inputs: &Inputs) -> Result<ObjectiveLoss> {
+        let loss = |model: &Self::Model, ids: &Tensor| {
+            self.loss(model, &Inputs { ids: ids.clone(), ..inputs.clone() })
+        };
+        match self.is_head_loss() {
+            true => model.loss(&inputs.ids, loss),
+            false => model.call(&inputs.ids, loss),
+        }
+    }
+
+    /// Sees all micro-batches of a step before the first is run; of an evaluation each batch. All ranks call it together.
+    ///
+    /// # Errors
+    /// What the models report, and the failure of another rank.
+    fn before_step(
+        &self,
+        _accelerator: &Accelerator,
+        _model: &Prepared<Self::Model>,
+        _batches: &[Batch],
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sees what the micro-batches of a step came to on all ranks.
+    fn after_step(&self, _totals: &Totals) {}
+
+    /// Has checkpoints keep what the objective knows of earlier steps.
+    fn register(&self, _accelerator: &Accelerator) {}
+
+    /// The loss of the first step of a new run, where that is known beforehand.
+    fn first_loss(&self) -> Option<f64> {
+        None
+    }
 
     /// The names of the metrics of each loss, in their order.
     fn metrics(&self) -> &'static [&'static str] {
@@ -55,6 +105,8 @@ pub struct Inputs {
     pub labels: Labels,
     /// Which positions see which.
     pub mask: Mask,
+    /// Where the segments of each example stand among the tokens, as in [`Batch::segments`].
+    pub segments: Vec<Range<usize>>,
 }
 
 impl Inputs {
@@ -72,6 +124,7 @@ impl Inputs {
             ids: Tensor::from_slice(&batch.input_ids, shape, device)?,
             labels: Labels::new(batch.labels.as_slice()),
             mask,
+            segments: batch.segments.clone(),
         })
     }
 }
@@ -103,23 +156,5 @@ impl From<HeadLoss> for ObjectiveLoss {
     fn from(loss: HeadLoss) -> ObjectiveLoss {
         let weight = loss.n_targets as f64;
         ObjectiveLoss { sum: Sum::from(&loss), loss: loss.loss, weight, metrics: Vec::new() }
-    }
-}
-
-/// Runs an objective on a micro-batch, recorded while the model trains.
-///
-/// # Errors
-/// What the objective reports.
-pub fn forward<O: Objective>(
-    objective: &O,
-    model: &Prepared<O::Model>,
-    inputs: &Inputs,
-) -> Result<ObjectiveLoss> {
-    let loss = |model: &O::Model, ids: &Tensor| {
-        objective.loss(model, &Inputs { ids: ids.clone(), ..inputs.clone() })
-    };
-    match objective.is_head_loss() {
-        true => model.loss(&inputs.ids, loss),
-        false => model.call(&inputs.ids, loss),
     }
 }

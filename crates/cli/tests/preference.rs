@@ -1,0 +1,180 @@
+//! Trainings of preferences, judgements and rewards, from a configuration file to their logs, checkpoints and files.
+
+use std::fs;
+
+use crate::common::{Site, golden, run, start, until};
+use oarlock::checkpoint::Manifest;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A site with pairs and judged answers.
+fn site() -> Site {
+    let site = Site::new();
+    for name in ["pairs.jsonl", "judged.jsonl", "dataset_info.json"] {
+        fs::copy(golden().with_file_name("preference").join(name), site.path(name)).unwrap();
+    }
+    site
+}
+
+const DATA: [&str; 6] = [
+    "dataset_dir=.",
+    "template=default",
+    "cutoff_len=56",
+    "per_device_train_batch_size=3",
+    "logging_steps=1",
+    "learning_rate=1e-3",
+];
+
+const DPO: [&str; 2] = ["stage=dpo", "dataset=pairs"];
+
+fn words<'w>(parts: &[&[&'w str]]) -> Vec<&'w str> {
+    [&DATA[..], &parts.concat()].concat()
+}
+
+fn first(site: &Site, output: &str, key: &str) -> f64 {
+    site.log(output)[0][key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{output}: no {key}: {:?}", site.log(output)[0]))
+}
+
+#[test]
+fn a_killed_run_goes_on_to_the_bit_beside_the_same_reference() {
+    let site = site();
+    let bco = "pref_bco_weight=0.5";
+    let first_loss = std::f64::consts::LN_2 * 2.0 / 1.5;
+    for (method, zero) in
+        [("full", "{zero_optimization: {stage: 3}}"), ("lora", "{zero_optimization: {stage: 2}}")]
+    {
+        let (kind, zero) = (format!("finetuning_type={method}"), format!("deepspeed={zero}"));
+        let run_of =
+            words(&[&DPO, &[bco, &kind, &zero, "max_steps=14", "save_strategy=steps", "save_steps=4"]]);
+        let whole = format!("whole {method}");
+        let said = site.train(&whole, &run_of);
+        assert!(!said.stdout.contains("warning: the loss"), "{said:?}");
+        assert!((first(&site, &whole, "loss") - first_loss).abs() < 1e-5, "{}", first(&site, &whole, "loss"));
+        // The reference is in no checkpoint, but for its fingerprints.
+        let manifest = Manifest::open(&site.path(&whole).join("checkpoint-4")).unwrap();
+        assert!(manifest.parameters.keys().all(|name| !name.contains("model_1/")), "{method}");
+        assert!(!manifest.frozen.is_empty(), "{method}");
+        let output = format!("killed {method}");
+        let running = start(site.training(&output, &run_of));
+        let ranks = running.ranks(2);
+        until("the step", || (site.log(&output).len() >= 6).then_some(()));
+        kill_process(Pid::from_raw(ranks[1] as i32).unwrap(), Signal::KILL).unwrap();
+        assert_ne!(running.wait().code, Some(0));
+        site.train(&output, &run_of);
+        assert_eq!(site.losses(&output), site.losses(&whole), "{method}");
+    }
+}
+
+#[test]
+fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
+    let site = site();
+    let more = ["val_size=12", "eval_strategy=steps", "eval_steps=3", "max_steps=6", "plot_loss=true"];
+    let said = site.train("dpo", &words(&[&DPO, &more]));
+    assert!(
+        said.stdout.contains("60 rows: 60 examples of") && said.stdout.contains("memory: predicted"),
+        "{said:?}"
+    );
+    let log = site.log("dpo");
+    for key in [
+        "rewards/chosen",
+        "rewards/margins",
+        "rewards/accuracies",
+        "logps/rejected",
+        "logits/chosen",
+        "accuracy",
+    ] {
+        assert!(log[1][key].is_number(), "{key}: {:?}", log[1]);
+    }
+    let results: Value = serde_json::from_slice(&site.read("dpo/eval_results.json")).unwrap();
+    assert!(results["eval_rewards/accuracies"].is_number() && results["perplexity"].is_null(), "{results}");
+    assert!(site.path("dpo/training_rewards_accuracies.png").is_file());
+
+    let short = ["max_steps=2"];
+    // An adapter that is continued is compared with itself as it was.
+    site.train("adapter", &words(&[&DPO, &short, &["finetuning_type=lora"]]));
+    let continued =
+        words(&[&DPO, &short, &["finetuning_type=lora", "adapter_name_or_path=adapter", "lora_dropout=0.3"]]);
+    site.train("continued", &continued);
+    assert!((first(&site, "continued", "loss") - std::f64::consts::LN_2).abs() < 1e-6);
+    // The model of another run is another reference: the loss begins elsewhere, which nobody expects to be ln 2.
+    let other = site.train("other", &words(&[&DPO, &short, &["ref_model=dpo"]]));
+    assert!((first(&site, "other", "loss") - std::f64::consts::LN_2).abs() > 1e-3, "{other:?}");
+    for (loss, expected) in [("hinge", Some(1.0)), ("ipo", Some(25.0)), ("orpo", None), ("simpo", None)] {
+        let loss_word = format!("pref_loss={loss}");
+        site.train(loss, &words(&[&DPO, &short, &[&loss_word]]));
+        if let Some(expected) = expected {
+            assert!((first(&site, loss, "loss") - expected).abs() < 1e-4, "{loss}");
+        }
+    }
+    assert!(site.log("orpo")[0]["odds_ratio_loss"].is_number());
+}
+
+#[test]
+fn judgements_and_rewards_leave_their_files() {
+    let site = site();
+    let short = ["max_steps=4", "save_strategy=steps", "save_steps=2"];
+    let said = site.train("kto", &words(&[&["stage=kto", "dataset=judged"], &short]));
+    assert!(said.stdout.contains("answers are wanted"), "{said:?}");
+    let log = site.log("kto");
+    assert!((first(&site, "kto", "loss") - 0.5).abs() < 1e-6 && log[3]["kl"].is_number(), "{log:?}");
+    assert!(
+        site.log("kto").iter().all(|line| line["rewards/margins"].is_number() || line.get("loss").is_none())
+    );
+
+    for method in ["full", "lora"] {
+        let kind = format!("finetuning_type={method}");
+        let output = format!("rm {method}");
+        let run_of = words(&[&["stage=rm", "dataset=pairs", "val_size=6"], &short, &[&kind]]);
+        site.train(&output, &run_of);
+        let head = site.read(&format!("{output}/value_head.safetensors"));
+        let head = safetensors::SafeTensors::deserialize(&head).unwrap();
+        let mut names = head.names();
+        names.sort_unstable();
+        assert_eq!(names, ["v_head.summary.bias", "v_head.summary.weight"]);
+        assert_eq!(head.tensor("v_head.summary.weight").unwrap().shape(), [1, 32]);
+        let weights = if method == "full" { "model.safetensors" } else { "adapter_model.safetensors" };
+        let weights = site.read(&format!("{output}/{weights}"));
+        let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
+        assert!(weights.names().iter().all(|name| !name.contains("v_head")), "{method}");
+        let results: Value =
+            serde_json::from_slice(&site.read(&format!("{output}/eval_results.json"))).unwrap();
+        assert!(results["eval_accuracy"].is_number(), "{results}");
+        // It goes on from its folder, and from its checkpoint.
+        let from = match method {
+            "full" => format!("model_name_or_path={output}"),
+            _ => format!("adapter_name_or_path={output}"),
+        };
+        site.train(
+            &format!("{output} again"),
+            &words(&[&["stage=rm", "dataset=pairs", "max_steps=1"], &[&kind, &from]]),
+        );
+        let resumed = format!("resume_from_checkpoint={output}/checkpoint-2");
+        site.train(&format!("{output} resumed"), &[&run_of[..], &[&resumed]].concat());
+        let last = |output: &str| site.losses(output).last().copied();
+        assert_eq!(last(&format!("{output} resumed")), last(&output), "{method}");
+    }
+}
+
+#[test]
+fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
+    let site = site();
+    let short = ["max_steps=1"];
+    for (parts, told) in [
+        (&["stage=dpo", "dataset=judged"][..], "holds no pairs of answers"),
+        (&["stage=sft", "dataset=pairs"], "holds pairs of answers"),
+        (&["stage=kto", "dataset=pairs"], "holds pairs of answers"),
+        (&["stage=dpo", "dataset=pairs", "pref_loss=kto_pair"], "stage: kto"),
+        (
+            &["stage=dpo", "dataset=pairs", "pref_loss=ipo", "dpo_label_smoothing=0.1"],
+            "only valid for sigmoid",
+        ),
+        (&["stage=dpo", "dataset=pairs", "packing=true"], "not packed"),
+        (&["stage=dpo", "dataset=pairs", "ref_model=nowhere"], "no model folder `nowhere`"),
+    ] {
+        let said = run(site.training("refused", &words(&[parts, &short])));
+        assert_ne!(said.code, Some(0), "{parts:?}");
+        assert!(said.stderr.contains(told), "{told}: {said:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! The value head of a reward model: its layer, its file `value_head.safetensors`, and its first values.
+
+use std::ops::Range;
+use std::path::Path;
+
+use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
+
+use super::family::Stored;
+use super::hf::{ModelFiles, SafetensorsSource, Weight};
+use super::matching::Strict;
+use crate::nn::{Dropout, Module, NamedParam, parameters};
+use crate::shard::{SeededInit, WeightSource};
+
+/// The file beside those of a model, as LLaMA-Factory names it.
+const FILE: &str = "value_head.safetensors";
+/// What its parameters begin with.
+const PREFIX: &str = "v_head.";
+
+/// A linear layer from the residual stream to one number, the reward: TRL's value head, whose parameters are
+/// `v_head.summary.weight` `[1, E]` and `v_head.summary.bias` `[1]`, in f32.
+#[derive(Debug, Module)]
+pub struct ValueHead {
+    #[module(name = "")]
+    dropout: Dropout,
+    #[module(name = "summary.weight")]
+    weight: Param,
+    #[module(name = "summary.bias")]
+    bias: Param,
+}
+
+impl ValueHead {
+    /// For a residual stream of this width, behind dropout; it starts as `torch.nn.Linear`.
+    pub(super) fn new(hidden_size: usize, dropout: f32) -> Result<ValueHead> {
+        let init = Init::Uniform { bound: 1.0 / (hidden_size.max(1) as f32).sqrt() };
+        Ok(ValueHead {
+            dropout: Dropout::new(dropout),
+            weight: Param::in_f32(Shape::new(&[1, hidden_size])?, init),
+            bias: Param::in_f32(Shape::new(&[1])?, init),
+        })
+    }
+
+    /// x `[N, E]` in f32 → `[N]`.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = self.dropout.forward(x)?;
+        let values = ops::linear(&x, &self.weight, Some(&self.bias), ops::WeightLayout::OutIn)?;
+        ops::reshape(&values, [x.shape().n_rows()])
+    }
+}
+
+/// Whether a parameter of a model is one of its value head, which no family stores.
+pub(crate) fn is_of_value_head(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+impl ModelFiles {
+    /// With the file of the value head, where `model` has one.
+    ///
+    /// # Errors
+    /// Weights that cannot be laid out.
+    pub(crate) fn with_value_head(self, model: &dyn Module) -> crate::Result<ModelFiles> {
+        let of_head = |named: &NamedParam| is_of_value_head(&named.name);
+        let weights: Vec<Weight> = parameters(model)
+            .into_iter()
+            .filter(of_head)
+            .map(|NamedParam { name, param }| Weight {
+                stored: Stored::whole(&name),
+                shape: param.shape().sizes().to_vec(),
+                dtype: DType::F32.into(),
+                name,
+            })
+            .collect();
+        match weights.is_empty() {
+            true => Ok(self),
+            false => Ok(self.and(ModelFiles::new(&weights, u64::MAX)?.renamed(FILE))),
+        }
+    }
+}
+
+/// The first values of a model with a value head.
+pub struct ValueHeadSource {
+    base: Box<dyn WeightSource>,
+    head: Box<dyn WeightSource>,
+}
+
+impl ValueHeadSource {
+    /// Those of `base`, and for the head those in the folder `dir`, or new ones of a seed where it has none.
+    ///
+    /// # Errors
+    /// A file that is broken, or is that of another model.
+    pub fn new(
+        base: Box<dyn WeightSource>,
+        dir: Option<&Path>,
+        (hidden_size, seed): (usize, u64),
+        device: &Device,
+    ) -> crate::Result<ValueHeadSource> {
+        /// What the file holds.
+        #[derive(Module)]
+        struct Alone {
+            v_head: ValueHead,
+        }
+        let file = dir.map(|dir| dir.join(FILE)).filter(|file| file.is_file());
+        let head: Box<dyn WeightSource> = match file {
+            Some(file) => {
+                let alone = Alone { v_head: ValueHead::new(hidden_size, 0.0)? };
+                Box::new(SafetensorsSource::of_module(&file, &alone, Strict::Yes)?.0)
+            }
+            None => Box::new(SeededInit::new(seed, device)),
+        };
+        Ok(ValueHeadSource { base, head })
+    }
+}
+
+impl WeightSource for ValueHeadSource {
+    fn read(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> crate::Result<()> {
+        let source = if is_of_value_head(name) { &mut self.head } else { &mut self.base };
+        source.read(name, shape, init, elements, out)
+    }
+}

@@ -1,0 +1,141 @@
+//! Preferences: which of two answers is better (DPO, IPO, ORPO, SimPO and others). Every pair weighs the same.
+
+use std::sync::Arc;
+
+use oarlock_tensor::Tensor;
+
+use super::answers::{Answers, Reference, mean_of, no_reference};
+use super::preference_loss::{PairLosses, Pairs, first_loss};
+use super::{Inputs, Objective, ObjectiveLoss, Sum, Totals};
+use crate::accelerator::{Accelerator, Checkpointed, Prepared};
+use crate::config::{PreferenceArgs, PreferenceLoss};
+use crate::data::Batch;
+use crate::error::Result;
+use crate::model::Decoder;
+use crate::nn;
+
+const METRICS: [&str; 9] = [
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+    "logits/chosen",
+    "logits/rejected",
+    // Of ORPO.
+    "sft_loss",
+    "odds_ratio_loss",
+];
+
+/// A loss of pairs of answers.
+pub struct Preference {
+    args: PreferenceArgs,
+    reference: Reference,
+    /// The rewards of earlier steps, summed, and their number: what the classifier of `pref_bco_weight` takes off.
+    rewards: Arc<Checkpointed<(f64, f64)>>,
+}
+
+impl Preference {
+    /// A loss and the model that it compares with.
+    pub fn new(args: PreferenceArgs, reference: Reference) -> Preference {
+        Preference { args, reference, rewards: Arc::new(Checkpointed::new((0.0, 0.0))) }
+    }
+
+    /// The loss of the pairs of a micro-batch, given the reference's log-probabilities of its labels.
+    fn compared(&self, model: &Decoder, inputs: &Inputs, reference: &Tensor) -> nn::Result<ObjectiveLoss> {
+        let (args, n) = (&self.args, inputs.segments.len() / 2);
+        let found = model.log_probs(&inputs.ids, &inputs.labels, &inputs.mask)?;
+        let (chosen, rejected) = (Answers::of(inputs, 0), Answers::of(inputs, 1));
+        let of = |answers: &Answers<'_>, others: &Answers<'_>, values: &Tensor| match args.loss.takes_means()
+        {
+            true => answers.means(values),
+            // What the longer answer has beyond the shorter one counts less.
+            false => answers.sums(values, |answer, place| match args.ld_alpha {
+                Some(alpha) if place >= others.lens()[answer] => alpha,
+                _ => 1.0,
+            }),
+        };
+        let own = [of(&chosen, &rejected, &found.of_labels)?, of(&rejected, &chosen, &found.of_labels)?];
+        let theirs = [of(&chosen, &rejected, reference)?, of(&rejected, &chosen, reference)?];
+        let pairs = Pairs {
+            chosen: &own[0],
+            rejected: &own[1],
+            reference_chosen: &theirs[0],
+            reference_rejected: &theirs[1],
+        };
+        let baseline = {
+            let (sum, count) = *self.rewards.lock();
+            if count > 0.0 { (sum / count) as f32 } else { 0.0 }
+        };
+        let PairLosses { losses, chosen_rewards, rejected_rewards, odds } = pairs.losses(args, baseline)?;
+        let negative_means = chosen.means(&found.of_labels)?.neg()?;
+        let losses = match args.ftx > 0.0 {
+            true => losses.add(&negative_means.scale(args.ftx)?)?,
+            false => losses,
+        };
+        let loss = match n {
+            // A rank without a pair takes part with a loss of 0.
+            0 => found.of_labels.sum_all()?.scale(0.0)?,
+            _ => losses.sum_all()?,
+        };
+        let [chosen_rewards, rejected_rewards] = [chosen_rewards.detach(), rejected_rewards.detach()];
+        let is_right = chosen_rewards.gt(&rejected_rewards)?.cast(oarlock_tensor::DType::F32)?;
+        let mut metrics = vec![
+            mean_of(&chosen_rewards, n)?,
+            mean_of(&rejected_rewards, n)?,
+            mean_of(&is_right, n)?,
+            mean_of(&own[0], n)?,
+            mean_of(&own[1], n)?,
+            chosen.mean_logit(&found)?,
+            rejected.mean_logit(&found)?,
+        ];
+        if let Some(odds) = &odds {
+            metrics.extend([mean_of(&negative_means, n)?, mean_of(odds, n)?]);
+        }
+        Ok(ObjectiveLoss { sum: Sum::from(&loss), loss, weight: n as f64, metrics })
+    }
+}
+
+impl Objective for Preference {
+    type Model = Decoder;
+
+    fn weight(&self, batch: &Batch) -> f64 {
+        (batch.segments.len() / 2) as f64
+    }
+
+    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        self.compared(model, inputs, &no_reference(inputs)?)
+    }
+
+    fn forward(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<ObjectiveLoss> {
+        let reference = self.reference.log_probs(model, inputs)?;
+        model.call(&inputs.ids, |model, ids| {
+            self.compared(model, &Inputs { ids: ids.clone(), ..inputs.clone() }, &reference)
+        })
+    }
+
+    fn metrics(&self) -> &'static [&'static str] {
+        match self.args.loss {
+            PreferenceLoss::Orpo => &METRICS,
+            _ => &METRICS[..7],
+        }
+    }
+
+    fn register(&self, accelerator: &Accelerator) {
+        if self.args.bco_weight > 0.0 {
+            accelerator.register_for_checkpointing(self.rewards.clone());
+        }
+    }
+
+    fn after_step(&self, totals: &Totals) {
+        let mut rewards = self.rewards.lock();
+        for metric in &totals.metrics[..2] {
+            rewards.0 += metric.sum;
+            rewards.1 += metric.weight;
+        }
+    }
+
+    fn first_loss(&self) -> Option<f64> {
+        first_loss(&self.args)
+    }
+}
