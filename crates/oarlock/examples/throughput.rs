@@ -83,6 +83,7 @@ fn rank(
         rows: batch,
         len: seq,
         n_targets: batch * (seq - 1),
+        samples: Vec::new(),
     };
     let mut times = Vec::new();
     let main = accelerator.is_main_process();

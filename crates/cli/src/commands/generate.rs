@@ -12,9 +12,10 @@ use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
 use crate::console::{Outcome, eprint};
-use oarlock::adapters::load_for_inference;
+use oarlock::adapters::{load_for_inference, tokenizer_folder};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
+use oarlock::model::hf::generation_stops;
 use oarlock::{Error, Result};
 
 /// What both commands take.
@@ -74,9 +75,12 @@ pub(super) struct ChatArgs {
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
     let device = Device::cpu(Isa::detect(), par);
-    let tokenizer = Tokenizer::open(&args.model)?;
+    let side = tokenizer_folder(&args.model, &args.adapter);
+    let tokenizer = Tokenizer::open(side)?;
     let model = load_for_inference(&args.model, &args.adapter, &device, args.dtype, usize::MAX)?;
     let generator = Generator::new(model);
+    let mut stop_ids = generator.stop_ids(&tokenizer);
+    stop_ids.extend(generation_stops(side)?);
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,
@@ -86,7 +90,7 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
             seed: args.seed,
         },
         max_new_tokens: args.max_new_tokens,
-        stop_ids: generator.stop_ids(&tokenizer),
+        stop_ids,
     };
     Ok((generator, tokenizer, options))
 }
@@ -112,7 +116,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
 
 pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
-    let template = ChatTemplate::read(&args.model.model)?;
+    let template = ChatTemplate::read(tokenizer_folder(&args.model.model, &args.model.adapter))?;
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
     Ok(())

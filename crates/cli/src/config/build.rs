@@ -17,8 +17,10 @@ use oarlock_tensor::DType;
 
 use super::checks;
 use super::finetuning;
+use super::learning;
 use super::model;
 use super::monitor;
+use super::predicting;
 use super::recompute;
 use super::resolved::ResolvedConfig;
 
@@ -53,6 +55,7 @@ pub fn build(
         records => Some(ValSize::Count(records as u64)),
     };
     let sft = read.word("stage") == "sft";
+    let (shuffle, group_by_length) = learning::order(read, found);
     let data = DataArgs {
         datasets: read.list("dataset").to_vec(),
         eval_datasets: read.list("eval_dataset").to_vec(),
@@ -67,10 +70,15 @@ pub fn build(
             (false, false, true) => Packing::Concat,
             (false, false, false) => Packing::Truncate,
         },
-        shuffle: !read.bool("disable_shuffling"),
+        shuffle,
         max_samples: read.count("max_samples"),
         val_size,
         overwrite_cache: read.bool("overwrite_cache"),
+        mix: learning::mix(read, found),
+        group_by_length,
+        eval_each: read.bool("eval_on_each_dataset"),
+        workers: read.count("preprocessing_num_workers"),
+        tokenized: learning::tokenized(read),
     };
     let train = TrainArgs {
         batch_size: read.usize("per_device_train_batch_size"),
@@ -91,6 +99,7 @@ pub fn build(
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
+        loss: learning::token_loss(read, found),
         finetuning,
         enabled: read.bool("do_train"),
     };
@@ -102,6 +111,7 @@ pub fn build(
         at_end: has_eval && read.bool("do_eval"),
         batch_size: read.usize("per_device_eval_batch_size"),
     };
+    let predict = predicting::predict(read, &shard, found);
     let overwrite = read.bool("overwrite_output_dir");
     let save = SaveArgs {
         output_dir: PathBuf::from(read.word("output_dir")),
@@ -137,7 +147,7 @@ pub fn build(
         problems.append(dialects.missing());
     }
     let description = RunDescription::default();
-    let values = TrainConfig { model, data, train, eval, save, log, monitor, shard, ranks, description };
+    let values = TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
 }
 
@@ -207,7 +217,11 @@ fn required(settings: &Settings, problems: &mut Problems) {
         ("dataset", "a file such as corpus.jsonl, or a name in dataset_info.json"),
         ("output_dir", "the folder to write to"),
     ] {
-        let elsewhere = name == "model_name_or_path" && settings.get("model_config").is_written();
+        let elsewhere = match name {
+            "model_name_or_path" => settings.get("model_config").is_written(),
+            "dataset" => settings.get("tokenized_path").is_written(),
+            _ => false,
+        };
         if !elsewhere && !settings.get(name).is_written() {
             problems.push(
                 Problem::new(format!("`{name}` is missing")).help(format!("write `{name}: …`, {example}")),

@@ -12,7 +12,7 @@ use super::modelfile::modelfile;
 use super::source::AdaptedSource;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, load_from};
+use crate::model::hf::{ModelFiles, generation_stops, load_from};
 use crate::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
 use crate::shard::WeightSource;
@@ -64,18 +64,23 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     }
     let hf = HfConfig::read(dir)?;
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
-    let tokenizer = Tokenizer::open(dir)?;
+    let side = tokenizer_folder(dir, adapters);
+    let tokenizer = Tokenizer::open(side)?;
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let n_positions = hf.decoder().max_positions.min(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, device)?;
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
+    if side != dir {
+        files.take_over(side, &[]);
+    }
     let mut stops = hf.special().eos.clone();
+    stops.extend(generation_stops(side)?);
     stops.extend(tokenizer.special().eos);
     stops.sort_unstable();
     stops.dedup();
-    files.add_text("Modelfile", modelfile(dir, &tokenizer, &stops));
-    if let Some(text) = padding_left(dir) {
+    files.add_text("Modelfile", modelfile(side, &tokenizer, &stops));
+    if let Some(text) = padding_left(side) {
         files.add_text("tokenizer_config.json", text);
     }
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -92,6 +97,13 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size);
     Ok(Exported { n_elems, dtype, files: names, compared })
+}
+
+/// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
+/// last adapter that has one, else in that of the model.
+pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
+    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
+    adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
 }
 
 /// Loads a Hugging Face folder for inference with adapters merged into it, in order.

@@ -16,7 +16,7 @@ mod source;
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
 pub use adapt::{Adaptation, AdaptedModule, adapt};
 pub use compare::{Compared, PROMPTS};
-pub use export::{ExportOptions, Exported, export, load_for_inference};
+pub use export::{ExportOptions, Exported, export, load_for_inference, tokenizer_folder};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
 pub use lora::{Lora, LoraLayer};

@@ -11,11 +11,12 @@ use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::report::engine::EngineStep;
 use crate::report::flops;
-use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
+use crate::report::log::{EvalRecord, PredictRecord, RunLog, StepRecord, Summary};
 use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
 use crate::report::state::TrainerState;
+use crate::text_metrics::TextScores;
 use crate::train::StepReport;
 use crate::train::monitors::{Monitors, Resumed};
 use crate::train::objective::Totals;
@@ -221,9 +222,21 @@ impl Journal {
         self.log.evaluation(record)?;
         self.monitor_last()?;
         let (loss, perplexity) = (record.loss, record.loss.exp());
+        let of = record.name.as_ref().map_or(String::new(), |name| format!(" of {name}"));
         self.message(&format!(
-            "evaluation at step {}: loss {loss:.4}, perplexity {perplexity:.3}",
+            "evaluation{of} at step {}: loss {loss:.4}, perplexity {perplexity:.3}",
             record.step
+        ))
+    }
+
+    /// After answers were generated.
+    pub fn prediction(&mut self, record: &PredictRecord) -> Result<()> {
+        self.log.prediction(record)?;
+        let TextScores { bleu4, rouge1, rouge2, rouge_l } = record.scores;
+        self.message(&format!(
+            "{} answers generated: BLEU-4 {bleu4:.2}, ROUGE-1 {rouge1:.2}, ROUGE-2 {rouge2:.2}, ROUGE-L {rouge_l:.2}; they \
+             are in generated_predictions.jsonl",
+            record.samples
         ))
     }
 

@@ -13,9 +13,10 @@ mod options;
 mod resume;
 mod run;
 mod step;
+mod template_files;
 mod trim;
 
-pub use objective::{Inputs, Metric, Objective, ObjectiveLoss, Pretrain};
+pub use objective::{Inputs, Metric, NextToken, Objective, ObjectiveLoss, Pretrain};
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

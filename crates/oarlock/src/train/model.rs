@@ -107,9 +107,19 @@ impl Start {
     }
 }
 
+/// The longest sequence of a run: a row, or a prompt with its answer.
+pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
+    let len = config.data.cutoff_len;
+    match &config.predict {
+        Some(args) => len.max(len.saturating_add(args.max_new_tokens).min(hf.decoder().max_positions)),
+        None => len,
+    }
+}
+
 /// The model as its settings describe it.
 fn plain(config: &TrainConfig, hf: &HfConfig) -> Result<Decoder> {
-    Decoder::for_rows(hf.decoder().clone(), config.data.cutoff_len, RunData::longest_row(config))
+    let n_positions = positions(config, hf);
+    Decoder::for_rows(hf.decoder().clone(), n_positions, RunData::longest_row(config).max(n_positions))
 }
 
 /// The parameters of a model that are trained, and all of them, as elements.

@@ -40,6 +40,7 @@ fn batch(rows: usize, len: usize, documents: bool) -> Batch {
         rows,
         len,
         n_targets: rows * len,
+        samples: Vec::new(),
     }
 }
 

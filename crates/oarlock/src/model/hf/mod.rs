@@ -4,12 +4,14 @@ mod config;
 pub(crate) mod elements;
 pub(super) mod fields;
 mod files;
+mod generation;
 mod load;
 pub(super) mod rope;
 mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
+pub use generation::generation_stops;
 pub(crate) use elements::floats;
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference, load_from};

@@ -18,7 +18,7 @@ pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass
         // Every token has a label.
         let (ids, labels) = (tensor()?, Labels::new(vec![0; pass.rows * pass.len]));
         let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
-        let inputs = Inputs { ids, labels, mask };
+        let inputs = Inputs { ids, labels, mask, documents: Vec::new() };
         if !pass.trains {
             waiting.replace(None);
             objective.loss(model, &inputs)?;

@@ -6,16 +6,20 @@
 
 mod dry;
 mod metric;
+mod next_token;
 mod pretrain;
+
+use std::ops::Range;
 
 use oarlock_tensor::ops::{HeadLoss, Labels, Mask};
 use oarlock_tensor::{Device, Tensor};
 
 pub use self::dry::dry_pass;
 pub use self::metric::{Mean, Metric, Sum, Tally, Totals};
+pub use self::next_token::NextToken;
 pub use self::pretrain::Pretrain;
 use crate::accelerator::{Loss, Prepared};
-use crate::data::Batch;
+use crate::data::{Batch, Sample};
 use crate::error::Result;
 use crate::nn::{self, Module};
 
@@ -55,6 +59,19 @@ pub struct Inputs {
     pub labels: Labels,
     /// Which positions see which.
     pub mask: Mask,
+    /// The examples of the training that it holds.
+    pub documents: Vec<Document>,
+}
+
+/// An example in a micro-batch: a sample, or one of several that share its row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// The samples of the training before its own.
+    pub position: u64,
+    /// The tokens of the sample before it.
+    pub first: usize,
+    /// Its tokens in the micro-batch, row after row.
+    pub tokens: Range<usize>,
 }
 
 impl Inputs {
@@ -72,8 +89,27 @@ impl Inputs {
             ids: Tensor::from_slice(&batch.input_ids, shape, device)?,
             labels: Labels::new(batch.labels.as_slice()),
             mask,
+            documents: documents(batch),
         })
     }
+}
+
+/// The samples of a batch, each divided where another document begins.
+fn documents(batch: &Batch) -> Vec<Document> {
+    let mut documents = Vec::with_capacity(batch.samples.len());
+    for Sample { position, tokens } in &batch.samples {
+        let starts = batch.doc_start.as_ref().map_or(&[][..], |starts| &starts[tokens.clone()]);
+        let mut first = 0;
+        for part in starts.chunk_by(|a, b| a == b) {
+            let begin = tokens.start + first;
+            documents.push(Document { position: *position, first, tokens: begin..begin + part.len() });
+            first += part.len();
+        }
+        if starts.is_empty() {
+            documents.push(Document { position: *position, first: 0, tokens: tokens.clone() });
+        }
+    }
+    documents
 }
 
 /// The loss of a micro-batch.

@@ -1,0 +1,85 @@
+//! What a run says of itself at its beginning.
+
+use std::path::Path;
+use std::time::Duration;
+
+use oarlock_tensor::ops::update;
+
+use super::Run;
+use crate::accelerator::Accelerator;
+use crate::config::{Finetuning, TrainConfig};
+use crate::error::Result;
+use crate::model::Decoder;
+use crate::train::journal::Journal;
+use crate::train::objective::Objective;
+
+impl<O: Objective<Model = Decoder>> Run<'_, O> {
+    /// The time since the command began, in running_log.txt.
+    pub(super) fn note_startup(&mut self, what: &str) -> Result<()> {
+        let time = self.started.elapsed().unwrap_or(Duration::ZERO);
+        match &mut self.journal {
+            Some(journal) => journal.note(&format!("startup: {what} after {:.3} s", time.as_secs_f64())),
+            None => Ok(()),
+        }
+    }
+
+    /// What the cores of all ranks can do at the same time, for the utilisation.
+    pub(super) fn measure_peak(&mut self) -> Result<()> {
+        self.accelerator.wait_for_everyone()?;
+        let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
+        self.accelerator.reduce_sum(&mut peak)?;
+        if let Some(journal) = &mut self.journal {
+            journal.set_peak_flops(peak[0]);
+        }
+        Ok(())
+    }
+}
+
+/// What is told before the first step.
+pub(super) fn introduce(
+    journal: &mut Journal,
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    ((n_trained, n_params), n_rows, row_len): ((usize, usize), u64, usize),
+    total_steps: u64,
+    resumed: Option<&Path>,
+) -> Result<()> {
+    config.description.notes.iter().try_for_each(|note| journal.message(note))?;
+    if let Some(dir) = resumed {
+        journal.message(&format!("Resuming training from {}.", dir.display()))?;
+    }
+    if config.train.finetuning != Finetuning::Full {
+        journal.message(&format!("Fine-tuning method: {}", config.train.finetuning.name()))?;
+        journal.message(&format!(
+            "trainable params: {} || all params: {} || trainable%: {:.4}",
+            grouped(n_trained),
+            grouped(n_params),
+            100.0 * n_trained as f64 / n_params as f64
+        ))?;
+    }
+    let per_step = accelerator
+        .num_processes()
+        .saturating_mul(config.train.batch_size)
+        .saturating_mul(config.train.accumulation);
+    let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
+    journal.message(&format!(
+        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
+        n_params as f64 / 1e6,
+        accelerator.dtype(),
+        accelerator.num_processes(),
+        accelerator.device().describe(),
+    ))
+}
+
+/// A number with a comma after every third digit from the right.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
