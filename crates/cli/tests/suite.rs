@@ -24,4 +24,5 @@ mod mpi;
 mod pretrain_loop;
 mod recipes;
 mod restart;
+mod sft;
 mod transcripts;

@@ -275,7 +275,7 @@ impl Decoder {
                 caches.iter_mut().filter_map(|cache| cache.get_mut(index)).collect();
             x = layer.module().forward_cached_each(&x, ropes, &mut of_layer)?;
         }
-        self.head.module().logits(&ops::last_position(&x)?)
+        self.head.module().logits(&x.reshape([caches.len(), x.shape().last()])?)
     }
 }
 
