@@ -51,6 +51,8 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
     let evals = state.series("eval_loss");
     draw(&dir.join("training_eval_loss.png"), "Evaluation loss", "eval_loss", &evals)?;
+    let evals = state.series("eval_accuracy");
+    draw(&dir.join("training_eval_accuracy.png"), "Evaluation accuracy", "eval_accuracy", &evals)?;
     Ok(())
 }
 

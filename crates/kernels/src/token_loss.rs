@@ -97,6 +97,24 @@ instances! {
     }
 }
 
+/// 1 for each row of which the label is the likeliest token, the first of equals; 0 for the others and where the label is
+/// [`IGNORE`].
+///
+/// # Errors
+/// A label outside the vocabulary; then nothing was written.
+pub fn hits(cpu: &Cpu, logits: &[f32], labels: &[i32], vocab: usize, out: &mut [f32]) -> Result<()> {
+    check(labels, vocab, logits.len(), out.len())?;
+    let task = task_rows(vocab);
+    cpu.par.chunks_mut(out, task, |i, out| {
+        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+        for ((logits, &label), out) in rows.zip(out) {
+            let is_hit = label != IGNORE && is_likeliest(cpu.isa, logits, label as usize);
+            *out = f32::from(u8::from(is_hit));
+        }
+    });
+    Ok(())
+}
+
 /// What a row comes to.
 struct Row {
     max: f32,
@@ -157,6 +175,13 @@ fn entropy(logits: &[f32]) -> f32 {
     });
     // Rounding may leave a certain row a little below 0, of which there is no root.
     (-parts.sum::<f32>()).max(0.0)
+}
+
+multiversion! {
+    fn is_likeliest(logits: &[f32], label: usize) -> bool {
+        let own = logits[label];
+        logits[..label].iter().all(|x| *x < own) && logits[label..].iter().all(|x| *x <= own)
+    }
 }
 
 multiversion! {

@@ -2,7 +2,7 @@
 
 use oarlock_kernels::bf16;
 use oarlock_kernels::cross_entropy::{IGNORE, RowScale, soft_cap};
-use oarlock_kernels::token_loss::{N_LIKELIEST, TokenLoss, token_loss, token_loss_grad};
+use oarlock_kernels::token_loss::{N_LIKELIEST, TokenLoss, hits, token_loss, token_loss_grad};
 
 use crate::everywhere::{assert_close, f64s, same_everywhere, values};
 
@@ -113,6 +113,17 @@ fn a_certain_row_weighs_nothing_and_is_finite() {
     });
     assert_eq!(losses, [0.0]);
     assert!(d.iter().all(|d| *d == 0.0), "{d:?}");
+}
+
+#[test]
+fn a_hit_is_the_first_of_the_likeliest() {
+    let logits = [1.0, 3.0, 3.0, -1.0, -1.0, -2.0, 5.0, 0.0, 1.0, 2.0, 2.0, 2.0];
+    let out = same_everywhere(|cpu| {
+        let mut out = [9.0; 4];
+        hits(cpu, &logits, &[1, 0, IGNORE, 2], 3, &mut out).unwrap();
+        out
+    });
+    assert_eq!(out, [1.0, 1.0, 0.0, 0.0]);
 }
 
 #[test]

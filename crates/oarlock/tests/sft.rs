@@ -43,7 +43,7 @@ const GOLDEN: Run = Run {
     accumulation: 1,
     placements: Placements::WHOLE,
     steps: 30,
-    loss: TokenLossArgs { kind: TokenLoss::CrossEntropy, neftune_alpha: None },
+    loss: TokenLossArgs { kind: TokenLoss::CrossEntropy, neftune_alpha: None, accuracy: false },
 };
 
 fn settings() -> Value {
@@ -164,7 +164,7 @@ fn losses_of_tokens_follow_the_originals() {
         let numbers = |key: &str| -> Vec<f64> {
             originals[name][key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
         };
-        let loss = TokenLossArgs { kind, neftune_alpha: None };
+        let loss = TokenLossArgs { kind, ..TokenLossArgs::default() };
         let split = Run { ranks: 2, rows: 1, accumulation: 2, placements: Placements::PARAMETERS, ..GOLDEN };
         for (what, run) in [("one rank", GOLDEN), ("two ranks, ZeRO-3", split)] {
             let (loss, norm) = apart(&train(&Run { loss, ..run }), &numbers("loss"), &numbers("grad_norm"));

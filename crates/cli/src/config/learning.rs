@@ -42,6 +42,7 @@ pub fn token_loss(settings: &Settings, problems: &mut Problems) -> TokenLossArgs
             .said("neftune_noise_alpha")
             .map(|_| settings.f64("neftune_noise_alpha"))
             .filter(|alpha| *alpha > 0.0),
+        accuracy: settings.bool("compute_accuracy"),
     }
 }
 
@@ -143,10 +144,11 @@ mod tests {
     #[test]
     fn mixes_are_read_and_checked() {
         assert_eq!(good("").data.mix, Mix::Concat);
-        let drawn = good("dataset: a,b\nmix_strategy: interleave_under\ninterleave_probs: 0.7,0.3").data.mix.clone();
+        let mix = |words: &[&str]| train(MINIMUM, &[&["dataset=a,b"][..], words].concat(), &[]).unwrap().data.mix.clone();
+        let drawn = mix(&["mix_strategy=interleave_under", "interleave_probs=0.7,0.3"]);
         let probabilities = Some(vec![0.7, 0.3]);
         assert_eq!(drawn, Mix::Interleave { end: MixEnd::FirstExhausted, probabilities });
-        let turns = good("dataset: a,b\nmix_strategy: interleave_once").data.mix.clone();
+        let turns = mix(&["mix_strategy=interleave_once"]);
         assert_eq!(turns, Mix::Interleave { end: MixEnd::Once, probabilities: None });
         for (text, expected) in [
             ("interleave_probs: 0.7,0.3", "only valid for interleaved mixing"),

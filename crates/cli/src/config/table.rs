@@ -337,7 +337,7 @@ pub const KEYS: &[Key] = &[
     key(Eval, Int(1), "eval_accumulation_steps", "", NoEffect("nothing but the loss is kept"), "Steps before predictions leave the device"),
     key(Eval, Int(1), "eval_num_beams", "", NoEffect("there is no beam search"), "Beams of generation"),
     key(Eval, Bool, "prediction_loss_only", "false", NoEffect("evaluation gives loss and perplexity"), "Evaluate the loss only"),
-    key(Eval, Bool, "compute_accuracy", "false", Later("evaluation gives loss and perplexity"), "Token accuracy"),
+    key(Eval, Bool, "compute_accuracy", "false", Used, "Evaluate the share of learned tokens that are the most probable, too, as eval_accuracy: the mean over examples"),
     key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
     key(Save, Bool, "overwrite_output_dir", "false", Used, "Start from the beginning even if the folder contains checkpoints; later ones are removed with the first save"),
     key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),

@@ -9,4 +9,6 @@ pub struct TokenLossArgs {
     pub kind: TokenLoss,
     /// How strong the noise on the embeddings is (NEFTune); `None` for none.
     pub neftune_alpha: Option<f64>,
+    /// Evaluate the share of targets that are the likeliest tokens, too.
+    pub accuracy: bool,
 }

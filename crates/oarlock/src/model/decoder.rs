@@ -119,6 +119,23 @@ impl Decoder {
         })
     }
 
+    /// As [`Decoder::loss_with`], with whether each label is the likeliest token (f32 `[B, S]`, 1 or 0).
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_and_hits(
+        &self,
+        ids: &Tensor,
+        labels: &Labels,
+        mask: &Mask,
+        options: &LossOptions<'_>,
+    ) -> Result<(HeadLoss, Tensor)> {
+        in_scope(self, ids.device(), || {
+            let x = self.body.hidden_with(ids, mask, options.noise, |_| ())?;
+            self.head.run(&x, |head| Ok((head.loss(&x, labels, options.kind)?, head.hits(&x, labels)?)))
+        })
+    }
+
     /// ids `[B, S]` → logits `[B, S, V]`.
     ///
     /// # Errors
@@ -381,6 +398,16 @@ impl Head {
         in_scope(linear, normed.device(), || {
             ops::head_token_loss(&normed, &linear.weight, labels, options, kind)
         })
+    }
+
+    /// Whether each label is the likeliest token.
+    fn hits(&self, x: &Tensor, labels: &Labels) -> Result<Tensor> {
+        let normed = self.normed(x)?;
+        let Projection::Linear(linear) = &self.lm_head else {
+            return Err(Error::Usage("the accuracy needs the output weights as they are, and they were replaced".into()));
+        };
+        let options = HeadOptions { logit_cap: self.logit_cap };
+        in_scope(linear, normed.device(), || ops::head_hits(&normed, &linear.weight, labels, options))
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {

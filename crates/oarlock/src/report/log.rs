@@ -11,7 +11,6 @@ use super::files::{self, LineFile};
 use super::speed::Clock;
 use super::state::TrainerState;
 use super::{Result, io_error};
-use crate::text_metrics::TextScores;
 
 /// Means of metrics, each with its name.
 pub type Metrics = Vec<(&'static str, f64)>;
@@ -61,12 +60,12 @@ pub struct EvalRecord {
 }
 
 /// What is logged about generated answers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PredictRecord {
     /// Mean loss over the tokens of the expected answers.
     pub loss: f64,
     /// How near the answers are to those that were expected, from 0 to 100.
-    pub scores: TextScores,
+    pub scores: Metrics,
     /// How long it took.
     pub runtime: Duration,
     /// Answers.
@@ -214,15 +213,15 @@ impl RunLog {
         let seconds = record.runtime.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { round(count as f64 / seconds, 3) } else { 0.0 };
         let results = json!({
-            "predict_bleu-4": record.scores.bleu4,
             "predict_loss": record.loss,
-            "predict_rouge-1": record.scores.rouge1,
-            "predict_rouge-2": record.scores.rouge2,
-            "predict_rouge-l": record.scores.rouge_l,
             "predict_runtime": round(seconds, 4),
             "predict_samples_per_second": rate(record.samples),
             "predict_steps_per_second": rate(record.steps),
         });
+        let mut results = with_metrics("predict_", &record.scores, results);
+        if let Value::Object(results) = &mut results {
+            results.sort_keys();
+        }
         self.results("predict_results.json", &results)
     }
 

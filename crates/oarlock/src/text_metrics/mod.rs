@@ -55,6 +55,12 @@ impl TextMetrics {
 }
 
 impl TextScores {
+    /// The scores with the names that LLaMA-Factory gives them.
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        let TextScores { bleu4, rouge1, rouge2, rouge_l } = *self;
+        vec![("bleu-4", bleu4), ("rouge-1", rouge1), ("rouge-2", rouge2), ("rouge-l", rouge_l)]
+    }
+
     /// The mean of each score; 0 of none.
     pub fn mean(scores: &[TextScores]) -> TextScores {
         let n = scores.len().max(1) as f64;

@@ -16,7 +16,6 @@ use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
 use crate::report::state::TrainerState;
-use crate::text_metrics::TextScores;
 use crate::train::StepReport;
 use crate::train::monitors::{Monitors, Resumed};
 use crate::train::objective::Totals;
@@ -232,11 +231,12 @@ impl Journal {
     /// After answers were generated.
     pub fn prediction(&mut self, record: &PredictRecord) -> Result<()> {
         self.log.prediction(record)?;
-        let TextScores { bleu4, rouge1, rouge2, rouge_l } = record.scores;
+        let scores: Vec<String> =
+            record.scores.iter().map(|(name, score)| format!("{} {score:.2}", name.to_uppercase())).collect();
         self.message(&format!(
-            "{} answers generated: BLEU-4 {bleu4:.2}, ROUGE-1 {rouge1:.2}, ROUGE-2 {rouge2:.2}, ROUGE-L {rouge_l:.2}; they \
-             are in generated_predictions.jsonl",
-            record.samples
+            "{} answers generated: {}; they are in generated_predictions.jsonl",
+            record.samples,
+            scores.join(", ")
         ))
     }
 

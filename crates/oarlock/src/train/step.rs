@@ -22,7 +22,7 @@ use crate::data::Batch;
 use crate::error::Result;
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::objective::{Inputs, Objective, Tally, Totals, forward};
+use crate::train::objective::{Inputs, Objective, Tally, Totals, eval_forward, forward};
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,11 +114,11 @@ pub fn evaluate<O: Objective>(
     let trains = model.is_training();
     model.eval();
     let mut tally = Tally::default();
-    let passes = batches.map(|batch| forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
+    let passes = batches.map(|batch| eval_forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
     let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
     if trains {
         model.train();
     }
     evaluated?;
-    tally.over_ranks(accelerator, objective.metrics(), None)
+    tally.over_ranks(accelerator, objective.eval_metrics(), None)
 }

@@ -36,6 +36,8 @@ pub(super) struct Head<'a> {
     pub(super) labels: &'a Labels,
     pub(super) options: HeadOptions,
     pub(super) loss: TokenLoss,
+    /// Whether the label is the likeliest token, 1 or 0, in the place of each loss. Goes without a gradient.
+    pub(super) hits: bool,
 }
 
 /// The gradient that comes from above.
@@ -126,6 +128,7 @@ fn passes<T: Float>(
     mut slot: Option<GradSlot>,
 ) -> Result<Tensor> {
     let (x, device, cap, loss) = (head.x, head.x.device(), head.options.logit_cap, head.loss);
+    let hits = head.hits;
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     let mut losses = Tensor::zeros([n_rows], DType::F32, device)?;
     let chunk = chunk_rows(n_rows, vocab);
@@ -225,13 +228,16 @@ fn passes<T: Float>(
                 Some(grad) => Some(RowScale::Uniform(grad[0])),
             };
             match (scale, d_rows) {
-                (None, _) => token_loss::token_loss(cpu, loss, x, labels, vocab, losses)?,
+                (None, _) if hits => token_loss::hits(cpu, x, labels, vocab, losses)?,
+                (None, _) => {
+                    token_loss::token_loss(cpu, loss, x, labels, vocab, losses)?;
+                }
                 (Some(scale), None) => {
-                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, cap, losses)?
+                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, cap, losses)?;
                 }
                 (Some(scale), Some(d)) => {
                     let d = d.slice(cpu);
-                    token_loss::token_loss_grad(cpu, loss, x, labels, vocab, scale, cap, losses, d)?
+                    token_loss::token_loss_grad(cpu, loss, x, labels, vocab, scale, cap, losses, d)?;
                 }
             };
             place_rows(losses, 1, to, all_losses.slice(cpu))

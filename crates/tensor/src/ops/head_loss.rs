@@ -99,7 +99,7 @@ pub fn head_token_loss(
         }
         _ => None,
     };
-    let head = Head { x, weight, labels, options, loss: kind };
+    let head = Head { x, weight, labels, options, loss: kind, hits: false };
     let losses = head_chunks::run(&head, seed.map(Upstream::Seed), dx.as_mut())?;
     let (exact, mut loss) =
         (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
@@ -127,7 +127,7 @@ pub fn head_token_loss(
 pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
     check("head_log_probs", x, weight, labels, options)?;
     let recorder = Recorder::new(&[x], &[weight])?;
-    let losses = head_chunks::run(&Head { x, weight, labels, options, loss: TokenLoss::CrossEntropy }, None, None)?;
+    let losses = head_chunks::run(&Head { x, weight, labels, options, loss: TokenLoss::CrossEntropy, hits: false }, None, None)?;
     let sizes = x.sizes();
     let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
     let mut launch = x.device().quiet_launch("head_log_probs");
@@ -142,6 +142,19 @@ pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: Head
         x: recorder.save(x),
         labels: labels.clone(),
     }))
+}
+
+/// Whether each label is the likeliest token, the first of equals: f32, 1 or 0, of x's shape without its last dim; 0 where
+/// the label is ignored. Not recorded.
+///
+/// # Errors
+/// As [`head_loss`].
+pub fn head_hits(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
+    check("head_hits", x, weight, labels, options)?;
+    let loss = TokenLoss::CrossEntropy;
+    let hits = head_chunks::run(&Head { x, weight, labels, options, loss, hits: true }, None, None)?;
+    let sizes = x.sizes();
+    hits.reshape(&sizes[..sizes.len() - 1])
 }
 
 /// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`, not capped; for generation and for custom losses.
@@ -232,7 +245,7 @@ impl Again<'_> {
             true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
             false => None,
         };
-        head_chunks::run(&Head { x: &x, weight, labels, options, loss }, Some(upstream), dx.as_mut())?;
+        head_chunks::run(&Head { x: &x, weight, labels, options, loss, hits: false }, Some(upstream), dx.as_mut())?;
         dx.map_or(Ok(()), |dx| cx.give(0, dx))
     }
 }

@@ -82,7 +82,7 @@ pub use custom::{CustomOp, CustomOps, custom, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::{gated, glu};
-pub use head_loss::{HeadLoss, HeadOptions, head_log_probs, head_loss, head_token_loss, logits};
+pub use head_loss::{HeadLoss, HeadOptions, head_hits, head_log_probs, head_loss, head_token_loss, logits};
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};

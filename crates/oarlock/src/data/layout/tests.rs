@@ -249,7 +249,7 @@ fn the_template_of_every_layout_writes_its_prompts() {
             let template = layout.jinja(&tokenizer, &args).unwrap();
             std::fs::write(dir.path().join("chat_template.jinja"), &template).unwrap();
             let template = super::super::template::ChatTemplate::read(dir.path()).unwrap();
-            let mut check = |mut conversation: Conversation, n_asked: usize, what: &str| {
+            let check = |mut conversation: Conversation, n_asked: usize, what: &str| {
                 let turns = layout.turns(&tokenizer, &conversation, &args).unwrap().unwrap();
                 let (last, before) = turns[..n_asked].split_last().unwrap();
                 let mut expected: Vec<u32> =

@@ -43,6 +43,19 @@ pub trait Objective {
         &[]
     }
 
+    /// The loss of a micro-batch of an evaluation, with the metrics of [`Objective::eval_metrics`].
+    ///
+    /// # Errors
+    /// As [`Objective::loss`].
+    fn eval_loss(&self, model: &Self::Model, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        self.loss(model, inputs)
+    }
+
+    /// The names of the metrics of each loss of an evaluation, in their order.
+    fn eval_metrics(&self) -> &'static [&'static str] {
+        self.metrics()
+    }
+
     /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
     /// gradient in the forward pass, as [`Prepared::loss`] says.
     fn is_head_loss(&self) -> bool {
@@ -158,4 +171,18 @@ pub fn forward<O: Objective>(
         true => model.loss(&inputs.ids, loss),
         false => model.call(&inputs.ids, loss),
     }
+}
+
+/// Runs an objective on a micro-batch of an evaluation.
+///
+/// # Errors
+/// What the objective reports.
+pub fn eval_forward<O: Objective>(
+    objective: &O,
+    model: &Prepared<O::Model>,
+    inputs: &Inputs,
+) -> Result<ObjectiveLoss> {
+    model.call(&inputs.ids, |model: &O::Model, ids: &Tensor| {
+        objective.eval_loss(model, &Inputs { ids: ids.clone(), ..inputs.clone() })
+    })
 }

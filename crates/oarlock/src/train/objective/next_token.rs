@@ -3,9 +3,9 @@
 
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::random::Stream;
-use oarlock_tensor::ops::{NoisePart, uniform_noise};
+use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, uniform_noise};
 
-use super::{Document, Inputs, Objective, ObjectiveLoss};
+use super::{Document, Inputs, Mean, Objective, ObjectiveLoss, Sum};
 use crate::config::TokenLossArgs;
 use crate::data::Batch;
 use crate::model::{Decoder, LossOptions};
@@ -57,7 +57,36 @@ impl Objective for NextToken {
         Ok(model.loss_with(&inputs.ids, &inputs.labels, &inputs.mask, &options)?.into())
     }
 
+    fn eval_loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        if !self.args.accuracy {
+            return self.loss(model, inputs);
+        }
+        let options = LossOptions { kind: self.args.kind, noise: None };
+        let (loss, hits) = model.loss_and_hits(&inputs.ids, &inputs.labels, &inputs.mask, &options)?;
+        let mut loss = ObjectiveLoss::from(loss);
+        loss.metrics.push(accuracy(inputs, &hits)?);
+        Ok(loss)
+    }
+
+    fn eval_metrics(&self) -> &'static [&'static str] {
+        if self.args.accuracy { &["accuracy"] } else { &[] }
+    }
+
     fn is_head_loss(&self) -> bool {
         true
     }
+}
+
+/// The share of the targets of each example that are the likeliest tokens; every example weighs the same.
+fn accuracy(inputs: &Inputs, hits: &Tensor) -> nn::Result<Mean> {
+    let (hits, labels) = (hits.to_vec::<f32>()?, inputs.labels.ids());
+    let (mut sum, mut weight) = (0.0, 0.0);
+    for Document { tokens, .. } in &inputs.documents {
+        let n_targets = labels[tokens.clone()].iter().filter(|&&label| label != IGNORE_INDEX).count();
+        if n_targets > 0 {
+            sum += hits[tokens.clone()].iter().sum::<f32>() / n_targets as f32;
+            weight += 1.0;
+        }
+    }
+    Ok(Mean { sum: Sum::Tensor(Tensor::from_slice(&[sum], [1], inputs.ids.device())?), weight })
 }

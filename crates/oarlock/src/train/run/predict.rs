@@ -76,7 +76,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let n_rows = all.len() as u64;
         journal.prediction(&PredictRecord {
             loss,
-            scores: TextScores::mean(&scores),
+            scores: TextScores::mean(&scores).named(),
             runtime,
             samples: n_rows,
             steps: n_rows.div_ceil(world * batch as u64),
