@@ -26,4 +26,5 @@ mod pretrain_loop;
 mod quantization;
 mod recipes;
 mod restart;
+mod sft;
 mod transcripts;

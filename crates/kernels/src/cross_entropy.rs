@@ -32,7 +32,7 @@ pub enum RowScale<'a> {
 }
 
 impl RowScale<'_> {
-    fn of(&self, row: usize) -> f32 {
+    pub(crate) fn of(&self, row: usize) -> f32 {
         match self {
             RowScale::Uniform(scale) => *scale,
             RowScale::PerRow(scales) => scales[row],
@@ -133,7 +133,7 @@ pub fn cross_entropy_grad_in_place(
 }
 
 /// The number of rows that count, once all lengths and labels are known to be good.
-fn check(labels: &[i32], vocab: usize, n_logits: usize, n_losses: usize) -> Result<usize> {
+pub(crate) fn check(labels: &[i32], vocab: usize, n_logits: usize, n_losses: usize) -> Result<usize> {
     assert!(
         vocab > 0 && n_logits == labels.len() * vocab && n_losses == labels.len(),
         "cross_entropy: lengths"
@@ -154,13 +154,13 @@ pub(super) fn statistics(logits: &[f32]) -> (f32, f32) {
 }
 
 #[inline(always)]
-fn loss((max, sum): (f32, f32), logit: f32) -> f32 {
+pub(crate) fn loss((max, sum): (f32, f32), logit: f32) -> f32 {
     (f64::from(sum).ln() + (f64::from(max) - f64::from(logit))) as f32
 }
 
 /// The derivative of [`soft_cap`] where its output is `x`.
 #[inline(always)]
-fn cap_slope(x: f32, cap: f32) -> f32 {
+pub(crate) fn cap_slope(x: f32, cap: f32) -> f32 {
     let t = x / cap;
     1.0 - t * t
 }

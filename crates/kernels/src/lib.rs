@@ -40,6 +40,7 @@ pub mod scan;
 pub mod softmax;
 pub mod sort;
 pub mod sums;
+pub mod token_loss;
 pub mod unary;
 pub mod walk;
 

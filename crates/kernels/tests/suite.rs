@@ -29,5 +29,6 @@ mod scan;
 mod softmax;
 mod sort;
 mod sums;
+mod token_loss;
 mod unary;
 mod walk;

@@ -176,6 +176,7 @@ pub mod rank;
 pub mod report;
 pub mod settings;
 pub mod shard;
+pub mod text_metrics;
 pub mod train;
 
 pub use accelerator::{

@@ -97,6 +97,7 @@ impl Golden {
             rank: comm.rank() as u64,
             micro_batch: rows,
             accumulation,
+            lengths: None,
         };
         let mut loader = Loader::new(self.rows.clone(), sampler, 0)?;
         let max_grad_norm = self.number("max_grad_norm");

@@ -161,6 +161,7 @@ fn steps<O: Objective<Model = Decoder>>(
         rank,
         micro_batch: split.rows,
         accumulation: split.accumulation,
+        lengths: None,
     };
     let mut loader = Loader::new(rows.clone(), sampler, 0).unwrap();
     let mut timer = PhaseTimer::new();

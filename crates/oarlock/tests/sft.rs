@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::common::golden;
-use oarlock::config::ChatArgs;
+use oarlock::config::{ChatArgs, TokenLossArgs};
 use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
 };
@@ -13,9 +13,10 @@ use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::optim;
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements};
-use oarlock::train::{Pretrain, StepReport, train_step};
+use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::{Accelerator, AcceleratorConfig};
 use oarlock_comm::Communicator;
+use oarlock_tensor::ops::TokenLoss;
 use serde_json::Value;
 
 /// How the records become rows, and how a step takes them.
@@ -29,6 +30,7 @@ struct Run {
     accumulation: u64,
     placements: Placements,
     steps: usize,
+    loss: TokenLossArgs,
 }
 
 /// As the golden trajectory: four conversations a step on one rank.
@@ -41,6 +43,7 @@ const GOLDEN: Run = Run {
     accumulation: 1,
     placements: Placements::WHOLE,
     steps: 30,
+    loss: TokenLossArgs { kind: TokenLoss::CrossEntropy, neftune_alpha: None, accuracy: false },
 };
 
 fn settings() -> Value {
@@ -102,13 +105,15 @@ fn rank(comm: Communicator, run: &Run, rows: &Arc<Rows>) -> Vec<StepReport> {
         rank: comm.rank() as u64,
         micro_batch: run.rows,
         accumulation: run.accumulation,
+        lengths: None,
     };
     let mut loader = Loader::new(rows.clone(), sampler, 0).unwrap();
     let mut timer = PhaseTimer::new();
+    let objective = NextToken { args: run.loss, seed: 42 };
     let mut step = || {
         let window = loader.next_step().unwrap();
         let clip = number("max_grad_norm");
-        train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, clip, &mut timer).unwrap()
+        train_step(&accelerator, &objective, &model, &optimizer, &window.batches, clip, &mut timer).unwrap()
     };
     let reports = (0..run.steps).map(|_| step()).collect();
     comm.finish();
@@ -143,6 +148,48 @@ fn every_split_and_placement_follows_the_original() {
         let (loss, norm) = apart(&train(&run), &losses, &norms);
         println!("{what}: losses within {loss:.1e}, norms within {norm:.1e}");
         assert!(loss < 1e-4 && norm < 1e-3, "{what}: losses within {loss}, norms within {norm}");
+    }
+}
+
+/// transformers' label smoothing, and LLaMA-Factory's DFT and EAFT (bench/golden/make_sft_losses.py).
+#[test]
+fn losses_of_tokens_follow_the_originals() {
+    let file = golden().with_file_name("sft-llama").join("losses.json");
+    let originals: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    for (name, kind) in [
+        ("smoothed", TokenLoss::Smoothed(0.1)),
+        ("dft", TokenLoss::ByProbability),
+        ("eaft", TokenLoss::ByEntropy { alpha: 1.0 }),
+    ] {
+        let numbers = |key: &str| -> Vec<f64> {
+            originals[name][key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        };
+        let loss = TokenLossArgs { kind, ..TokenLossArgs::default() };
+        let split = Run { ranks: 2, rows: 1, accumulation: 2, placements: Placements::PARAMETERS, ..GOLDEN };
+        for (what, run) in [("one rank", GOLDEN), ("two ranks, ZeRO-3", split)] {
+            let (loss, norm) = apart(&train(&Run { loss, ..run }), &numbers("loss"), &numbers("grad_norm"));
+            println!("{name}, {what}: losses within {loss:.1e}, norms within {norm:.1e}");
+            assert!(loss < 1e-4 && norm < 1e-3, "{name}, {what}: {loss} {norm}");
+        }
+    }
+}
+
+/// The noise of an example depends on its place in the training alone, and on its own length, not on what shares its batch.
+#[test]
+fn noise_is_the_same_however_a_step_is_split() {
+    let loss = TokenLossArgs { neftune_alpha: Some(5.0), ..TokenLossArgs::default() };
+    let run = Run { loss, steps: 8, ..GOLDEN };
+    let plain = train(&Run { steps: 8, ..GOLDEN });
+    let noisy = train(&run);
+    let (losses, norms): (Vec<f64>, Vec<f64>) = noisy.iter().map(|r| (r.loss(), r.grad_norm)).unzip();
+    let (apart_from_plain, _) = apart(&plain, &losses, &norms);
+    assert!(apart_from_plain > 1e-4, "{apart_from_plain}");
+    for run in [
+        Run { rows: 2, accumulation: 2, ..run },
+        Run { rows: 1, accumulation: 2, ranks: 2, placements: Placements::PARAMETERS, ..run },
+    ] {
+        let (loss, norm) = apart(&train(&run), &losses, &norms);
+        assert!(loss < 1e-5 && norm < 1e-4, "{loss} {norm}");
     }
 }
 

@@ -13,9 +13,10 @@ use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
 use crate::console::{Outcome, eprint};
-use oarlock::adapters::{load_for_inference, load_four_bit_for_inference};
+use oarlock::adapters::{load_for_inference, load_four_bit_for_inference, tokenizer_folder};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
+use oarlock::model::hf::generation_stops;
 use oarlock::{Error, Result};
 
 /// What both commands take.
@@ -90,13 +91,16 @@ fn format(args: &ModelArgs) -> Option<Format> {
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
     let device = Device::cpu(Isa::detect(), par);
-    let tokenizer = Tokenizer::open(&args.model)?;
     let (dir, adapters) = (&args.model, &args.adapter);
+    let side = tokenizer_folder(dir, adapters);
+    let tokenizer = Tokenizer::open(side)?;
     let model = match format(args) {
         None => load_for_inference(dir, adapters, &device, args.dtype, usize::MAX)?,
         Some(format) => load_four_bit_for_inference(dir, adapters, format, &device, args.dtype, usize::MAX)?,
     };
     let generator = Generator::new(model);
+    let mut stop_ids = generator.stop_ids(&tokenizer);
+    stop_ids.extend(generation_stops(side)?);
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,
@@ -106,7 +110,7 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
             seed: args.seed,
         },
         max_new_tokens: args.max_new_tokens,
-        stop_ids: generator.stop_ids(&tokenizer),
+        stop_ids,
     };
     Ok((generator, tokenizer, options))
 }
@@ -132,7 +136,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
 
 pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
-    let template = ChatTemplate::read(&args.model.model)?;
+    let template = ChatTemplate::read(tokenizer_folder(&args.model.model, &args.model.adapter))?;
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
     Ok(())

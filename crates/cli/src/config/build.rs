@@ -17,9 +17,11 @@ use oarlock_tensor::DType;
 
 use super::checks;
 use super::finetuning;
+use super::learning;
 use super::model;
 use super::monitor;
 use super::objective;
+use super::predicting;
 use super::recompute;
 use super::resolved::ResolvedConfig;
 
@@ -55,6 +57,7 @@ pub fn build(
     };
     let learned = objective::learned(read);
     let chats = learned.is_some();
+    let (shuffle, group_by_length) = learning::order(read, found);
     let data = DataArgs {
         datasets: read.list("dataset").to_vec(),
         eval_datasets: read.list("eval_dataset").to_vec(),
@@ -69,10 +72,15 @@ pub fn build(
             (false, false, true) => Packing::Concat,
             (false, false, false) => Packing::Truncate,
         },
-        shuffle: !read.bool("disable_shuffling"),
+        shuffle,
         max_samples: read.count("max_samples"),
         val_size,
         overwrite_cache: read.bool("overwrite_cache"),
+        mix: learning::mix(read, found),
+        group_by_length,
+        eval_each: read.bool("eval_on_each_dataset"),
+        workers: read.count("preprocessing_num_workers"),
+        tokenized: learning::tokenized(read),
     };
     let train = TrainArgs {
         batch_size: read.usize("per_device_train_batch_size"),
@@ -93,6 +101,7 @@ pub fn build(
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
+        loss: learning::token_loss(read, found),
         finetuning,
         objective: objective::objective(read),
         enabled: read.bool("do_train"),
@@ -105,6 +114,7 @@ pub fn build(
         at_end: has_eval && read.bool("do_eval"),
         batch_size: read.usize("per_device_eval_batch_size"),
     };
+    let predict = predicting::predict(read, &shard, found);
     let overwrite = read.bool("overwrite_output_dir");
     let save = SaveArgs {
         output_dir: PathBuf::from(read.word("output_dir")),
@@ -140,7 +150,8 @@ pub fn build(
         problems.append(dialects.missing());
     }
     let description = RunDescription::default();
-    let values = TrainConfig { model, data, train, eval, save, log, monitor, shard, ranks, description };
+    let values =
+        TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
 }
 
@@ -217,7 +228,11 @@ fn required(settings: &Settings, problems: &mut Problems) {
         ("dataset", "a file such as corpus.jsonl, or a name in dataset_info.json"),
         ("output_dir", "the folder to write to"),
     ] {
-        let elsewhere = name == "model_name_or_path" && settings.get("model_config").is_written();
+        let elsewhere = match name {
+            "model_name_or_path" => settings.get("model_config").is_written(),
+            "dataset" => settings.get("tokenized_path").is_written(),
+            _ => false,
+        };
         if !elsewhere && !settings.get(name).is_written() {
             problems.push(
                 Problem::new(format!("`{name}` is missing")).help(format!("write `{name}: …`, {example}")),

@@ -58,6 +58,10 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let info = config.data.dataset_dir.join("dataset_info.json");
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
         let dir = &config.data.dataset_dir;
+        // What is tokenized already is read without its sources.
+        if config.data.tokenized.as_ref().is_some_and(|tokens| tokens.join("train.tokens").is_file()) {
+            continue;
+        }
         let is_found = |name: &str| Path::new(name).exists() || dir.join(name).exists();
         for name in names.iter().filter(|name| !is_found(name)) {
             if !info.is_file() {

@@ -109,8 +109,7 @@ fn a_llama_factory_file_is_read_as_it_stands() {
     assert_eq!(config.ranks.timeout, Duration::from_secs(180_000_000));
     assert_eq!(
         config.without_effect_line().unwrap(),
-        "accepted without effect: trust_remote_code, flash_attn, preprocessing_num_workers \
-         (--print-config says why)"
+        "accepted without effect: trust_remote_code, flash_attn (--print-config says why)"
     );
 }
 

@@ -28,13 +28,9 @@ impl Guard {
     /// When the system refuses.
     pub(super) fn start() -> Result<Guard> {
         // Of sockets, because writing to one whose reader was killed raises no signal. Each message is whole.
-        let (reader, writer) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| Error::system("connect to the guard of the ranks", e))?;
+        let (reader, writer) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| Error::system("connect to the guard of the ranks", e))?;
         // The program is never executed: the forked copy is the guard.
         let mut command = Command::new("/proc/self/exe");
         command.stdin(Stdio::from(reader)).stdout(Stdio::null()).stderr(Stdio::null());

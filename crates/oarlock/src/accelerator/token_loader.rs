@@ -114,6 +114,7 @@ impl Prepare for TokenLoader {
             rank: accelerator.process_index() as u64,
             micro_batch: self.micro_batch,
             accumulation: self.accumulation,
+            lengths: self.rows.lengths().cloned(),
         };
         sampler.check()?;
         let position = Position::default();

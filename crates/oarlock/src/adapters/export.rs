@@ -11,7 +11,7 @@ use super::inference::{beside, load_for_inference, merging};
 use super::modelfile::modelfile;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{FourBitFiles, ModelFiles};
+use crate::model::hf::{FourBitFiles, ModelFiles, generation_stops};
 use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
 use crate::shard::WeightSource;
@@ -74,7 +74,8 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     }
     let hf = HfConfig::read(dir)?;
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
-    let tokenizer = Tokenizer::open(dir)?;
+    let side = tokenizer_folder(dir, adapters);
+    let tokenizer = Tokenizer::open(side)?;
     let four_bit = match four_bit {
         Some(FourBit::Packed(format)) => {
             return export_packed(options, &hf, (&tokenizer, dtype), format, device);
@@ -87,7 +88,10 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, four_bit, device)?;
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
-    for (name, text) in beside_weights(dir, &hf, &tokenizer) {
+    if side != dir {
+        files.take_over(side, &[]);
+    }
+    for (name, text) in beside_weights(side, &hf, &tokenizer)? {
         files.add_text(name, text);
     }
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -104,6 +108,13 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size);
     Ok(Exported { n_elems, dtype, files: names, compared })
+}
+
+/// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
+/// last adapter that has one, else in that of the model.
+pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
+    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
+    adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
 }
 
 /// Writes a base in 4 bits, and compares it with the base.
@@ -129,7 +140,7 @@ fn export_packed(
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = FourBitFiles::new(hf, format, &save)?;
-    for (name, text) in beside_weights(dir, hf, tokenizer) {
+    for (name, text) in beside_weights(dir, hf, tokenizer)? {
         files.add_text(name, text);
     }
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -149,14 +160,15 @@ fn export_packed(
 }
 
 /// Texts beside the weights: a `Modelfile`, and the settings of the tokenizer.
-fn beside_weights(dir: &Path, hf: &HfConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
+fn beside_weights(dir: &Path, hf: &HfConfig, tokenizer: &Tokenizer) -> Result<Vec<(&'static str, String)>> {
     let mut stops = hf.special().eos.clone();
+    stops.extend(generation_stops(dir)?);
     stops.extend(tokenizer.special().eos);
     stops.sort_unstable();
     stops.dedup();
     let mut texts = vec![("Modelfile", modelfile(dir, tokenizer, &stops))];
     texts.extend(padding_left(dir).map(|text| ("tokenizer_config.json", text)));
-    texts
+    Ok(texts)
 }
 
 /// The dtype that `config.json` gives the weights.

@@ -19,7 +19,7 @@ pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Ta
 pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_four_bit};
 pub use base::Base;
 pub use compare::{Compared, PROMPTS};
-pub use export::{ExportOptions, Exported, FourBit, export};
+pub use export::{ExportOptions, Exported, FourBit, export, tokenizer_folder};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
 pub use inference::{load_for_inference, load_four_bit_for_inference};

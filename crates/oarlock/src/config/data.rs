@@ -31,6 +31,32 @@ impl Packing {
     }
 }
 
+/// How several data sets become one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Mix {
+    /// One after another; the shuffling of the training mixes them.
+    #[default]
+    Concat,
+    /// Row by row from one of them.
+    Interleave {
+        /// When it ends.
+        end: MixEnd,
+        /// The probability with which each row is one of each data set; `None` lets them take turns.
+        probabilities: Option<Vec<f64>>,
+    },
+}
+
+/// When interleaving ends, and what becomes of a data set that ends before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixEnd {
+    /// With the first data set that ends (`interleave_under`).
+    FirstExhausted,
+    /// When each data set has ended once; those that ended begin again (`interleave_over`).
+    AllExhausted,
+    /// When each data set has ended; those that ended are left out (`interleave_once`).
+    Once,
+}
+
 /// How many records are split off for validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValSize {

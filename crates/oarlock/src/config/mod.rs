@@ -5,15 +5,19 @@
 mod data;
 mod finetuning;
 mod monitor;
+mod predict;
 mod preference;
 mod schedule;
 mod shard;
+mod token_loss;
 mod train;
 
 pub use data::*;
 pub use finetuning::*;
 pub use monitor::*;
+pub use predict::*;
 pub use preference::*;
 pub use schedule::*;
 pub use shard::*;
+pub use token_loss::*;
 pub use train::*;

@@ -7,12 +7,14 @@ use oarlock_tensor::DType;
 use oarlock_tensor::cpu::four_bit::Format;
 use oarlock_tensor::ops::optimizer::Rule;
 
-use super::data::{ChatArgs, Learned, Packing, ValSize};
+use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
+use super::predict::PredictArgs;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
+use super::token_loss::TokenLossArgs;
 
 /// The most ranks of a run, and of a machine, that a number is believed to mean.
 pub const MOST_RANKS: usize = 1 << 16;
@@ -28,6 +30,8 @@ pub struct TrainConfig {
     pub train: TrainArgs,
     /// Evaluation.
     pub eval: EvalArgs,
+    /// Answers that are generated at the end; `None` for none.
+    pub predict: Option<PredictArgs>,
     /// Checkpoints and the final model.
     pub save: SaveArgs,
     /// Logs.
@@ -99,6 +103,16 @@ pub struct DataArgs {
     pub val_size: Option<ValSize>,
     /// Build the token cache again.
     pub overwrite_cache: bool,
+    /// How several data sets become one.
+    pub mix: Mix,
+    /// Draw sequences of similar length together.
+    pub group_by_length: bool,
+    /// Evaluate each data set of the evaluation by itself.
+    pub eval_each: bool,
+    /// Threads that tokenize; `None`: all.
+    pub workers: Option<usize>,
+    /// The folder of a tokenized data set: read if it is there, else written.
+    pub tokenized: Option<PathBuf>,
 }
 
 impl DataArgs {
@@ -136,6 +150,8 @@ pub struct TrainArgs {
     pub optimizer: OptimizerArgs,
     /// The course of the learning rate.
     pub schedule: ScheduleArgs,
+    /// What is learned from each token.
+    pub loss: TokenLossArgs,
     /// Which parameters are trained.
     pub finetuning: Finetuning,
     /// What a step optimises.

@@ -41,6 +41,12 @@ struct Origin {
     /// What became of the rows, where they were read by their format.
     #[serde(default)]
     report: Option<RowReport>,
+    /// How many records each data set has; caches of before this was counted have none.
+    #[serde(default)]
+    parts: Vec<u64>,
+    /// What it was encoded with.
+    #[serde(default)]
+    encoder: String,
 }
 
 /// A file as it was. Size and time are looked at first; only when they differ is the content hashed.
@@ -77,7 +83,12 @@ impl Stamp {
 
 impl Origin {
     fn of(source: &Source) -> Result<Origin> {
-        Ok(Origin { files: source.files().map(Stamp::of).collect::<Result<_>>()?, report: None })
+        Ok(Origin {
+            files: source.files().map(Stamp::of).collect::<Result<_>>()?,
+            report: None,
+            parts: Vec::new(),
+            encoder: String::new(),
+        })
     }
 
     fn holds(&self, source: &Source) -> Result<bool> {
@@ -92,6 +103,17 @@ impl Origin {
         }
         Ok(true)
     }
+}
+
+/// What a cache was encoded with, beside another encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// With the same tokenizer and settings.
+    Same,
+    /// With the same tokenizer, and another template or other settings.
+    OtherSettings,
+    /// With another tokenizer.
+    OtherTokenizer,
 }
 
 /// What `TokenCache::build` did.
@@ -290,6 +312,28 @@ impl TokenCache {
         Ok(cache)
     }
 
+    /// Copies a cache to another path, whole or not at all.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn copy_file(from: &Path, to: &Path) -> Result<()> {
+        write::copy(from, to)
+    }
+
+    /// Whether it was encoded with this encoder.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn made_by<'a>(&self, encoder: impl Into<Encoder<'a>>) -> Result<Made> {
+        let (own, other) = (self.origin()?.encoder, encoder.into().identity());
+        let tokenizer = |identity: &str| identity.split(' ').next().map(str::to_owned);
+        Ok(match own == other {
+            true => Made::Same,
+            false if tokenizer(&own) == tokenizer(&other) => Made::OtherSettings,
+            false => Made::OtherTokenizer,
+        })
+    }
+
     /// Reads the whole file and compares it with its sum.
     ///
     /// # Errors
@@ -305,6 +349,18 @@ impl TokenCache {
     /// A damaged file.
     pub fn report(&self) -> Result<Option<RowReport>> {
         Ok(self.origin()?.report)
+    }
+
+    /// The number of records of each of the data sets that it was built from.
+    ///
+    /// # Errors
+    /// A damaged file, or one that was built before this was counted.
+    pub fn parts(&self) -> Result<Vec<u64>> {
+        let parts = self.origin()?.parts;
+        if parts.iter().sum::<u64>() == self.n_records() {
+            return Ok(parts);
+        }
+        Err(self.damaged("it does not say where each data set ends; set overwrite_cache: true once"))
     }
 
     /// The number of tokens, without any that packing adds.

@@ -40,6 +40,8 @@ pub(super) struct Encoding {
     /// As which format it was read, where none is written.
     pub(super) guessed: Option<Kind>,
     pub(super) record: Record,
+    /// Which of the data sets it is of.
+    pub(super) part: usize,
 }
 
 /// How examples become tokens: texts by the tokenizer alone, conversations through a chat template first.
@@ -100,6 +102,7 @@ impl<'a> Encoder<'a> {
             return Ok(Encoding {
                 outcome: Outcome::Encoded(encoded, Cuts::default()),
                 guessed: None,
+                part: row.part,
                 record: row.record,
             });
         };
@@ -110,7 +113,7 @@ impl<'a> Encoder<'a> {
                 chat.encode(self.tokenizer, &example).map_err(|error| row.record.explain(error))?
             }
         };
-        Ok(Encoding { outcome, guessed, record: row.record })
+        Ok(Encoding { outcome, guessed, part: row.part, record: row.record })
     }
 
     pub(super) fn vocab_size(&self) -> Result<usize> {

@@ -30,11 +30,32 @@ pub struct Batch {
     pub segments: Vec<Range<usize>>,
     /// Of judged answers: their prompts with the answers of other rows.
     pub mismatched: Option<Box<Batch>>,
+    /// Which samples of the training it holds, in the order of their tokens; rows that are there for the shape only are
+    /// none.
+    pub samples: Vec<Sample>,
+}
+
+/// A sample of the training in a micro-batch: one row of the data set, at its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The samples before it, over all epochs and ranks. It is the same however a step is split.
+    pub position: u64,
+    /// Its tokens in the micro-batch, row after row.
+    pub tokens: Range<usize>,
 }
 
 impl Batch {
-    /// Fills the batch again, in the memory that it has.
-    fn fill(&mut self, data: &Rows, rows: &[Option<u64>]) {
+    /// Fills the batch again, in the memory that it has. The rows are samples from `position` on.
+    fn fill(&mut self, data: &Rows, rows: &[Option<u64>], position: u64) {
+        self.samples.clear();
+        let mut begin = 0;
+        for (row, position) in rows.iter().zip(position..) {
+            let len = row.map_or(0, |row| data.tokens_in(row));
+            if row.is_some() {
+                self.samples.push(Sample { position, tokens: begin..begin + len });
+            }
+            begin += if data.is_unpadded() { len } else { data.row_len() };
+        }
         if data.is_unpadded() {
             return self.fill_unpadded(data, rows);
         }
@@ -111,8 +132,10 @@ impl StepBatches {
     fn fill(&mut self, data: &Rows, sampler: &Sampler, position: u64) {
         let step = sampler.step_rows(position);
         self.batches.resize_with(step.micro_batches.len(), Batch::default);
-        for (batch, rows) in self.batches.iter_mut().zip(&step.micro_batches) {
-            batch.fill(data, rows);
+        let first = position.saturating_add(sampler.rank * sampler.micro_batch);
+        for (index, (batch, rows)) in self.batches.iter_mut().zip(&step.micro_batches).enumerate() {
+            let before = index as u64 * sampler.micro_batch * sampler.world;
+            batch.fill(data, rows, first.saturating_add(before));
         }
         self.epoch = step.epoch;
         self.position = step.end;
@@ -188,13 +211,23 @@ pub fn eval_batches(
     rank: u64,
     micro_batch: u64,
 ) -> Result<impl Iterator<Item = Batch> + Send> {
-    let sampler =
-        Sampler { len: data.n_rows(), seed: 0, shuffle: false, world, rank, micro_batch, accumulation: 1 };
+    let sampler = Sampler {
+        len: data.n_rows(),
+        seed: 0,
+        shuffle: false,
+        world,
+        rank,
+        micro_batch,
+        accumulation: 1,
+        lengths: None,
+    };
     sampler.check()?;
     Ok((0..sampler.steps_per_epoch()).map(move |step| {
-        let rows = sampler.step_rows(sampler.position_after(step));
+        let position = sampler.position_after(step);
         let mut batch = Batch::default();
-        rows.micro_batches.iter().for_each(|rows| batch.fill(&data, rows));
+        for rows in sampler.step_rows(position).micro_batches {
+            batch.fill(&data, &rows, position.saturating_add(rank * micro_batch));
+        }
         batch
     }))
 }

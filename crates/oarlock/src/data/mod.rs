@@ -18,13 +18,17 @@ mod format;
 mod hash;
 mod knapsack;
 mod layout;
+mod lengths;
 mod loader;
 mod mismatched;
+mod mix;
+mod numpy_random;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;
 mod report;
 mod sampler;
+mod selection;
 mod sft;
 mod shards;
 mod show;
@@ -34,15 +38,18 @@ mod tokenizer;
 #[cfg(feature = "tokenizers")]
 mod train_bpe;
 
-pub use cache::{Build, Progress, TokenCache};
+pub use cache::{Build, Made, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
 pub use example::{Conversation, Example, Judged, Message, Pair};
 pub use layout::layout_names;
-pub use loader::{Batch, Loader, StepBatches, eval_batches};
+pub use lengths::Lengths;
+pub use loader::{Batch, Loader, Sample, StepBatches, eval_batches};
+pub use mix::{Mix, MixEnd};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
 pub use report::{Dropped, RowReport};
 pub use sampler::{Sampler, StepRows};
+pub use selection::Split;
 pub use sft::Chat;
 pub use shards::{BatchSamplerShard, DistributedSampler};
 pub(crate) use shards::{randperm, room};

@@ -6,11 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use oarlock_tensor::cpu::random::{Permutation, Stream};
-
 use super::cache::TokenCache;
 use super::error::{Error, Result};
 use super::knapsack::Bins;
+use super::lengths::Lengths;
+use super::selection::{Selection, Split};
 use super::tokenizer::SpecialIds;
 pub use crate::config::{Packing, ValSize};
 
@@ -45,90 +45,6 @@ impl ValSize {
     }
 }
 
-/// Which records of a cache are meant.
-#[derive(Clone, Debug)]
-enum Chosen {
-    AllBut,
-    Only,
-}
-
-/// A choice of records: all but the `marked`, or only these. Places and lengths are in the stream of the chosen
-/// records, each with the end token of a text.
-#[derive(Clone, Debug)]
-struct Selection {
-    cache: Arc<TokenCache>,
-    /// End tokens behind each record: one behind a text, none behind a conversation.
-    n_ends: u64,
-    chosen: Chosen,
-    /// Ascending.
-    marked: Vec<u64>,
-    /// The summed lengths of the marked records before each, and of all.
-    before: Vec<u64>,
-}
-
-impl Selection {
-    fn new(cache: Arc<TokenCache>, chosen: Chosen, marked: Vec<u64>) -> Selection {
-        let (offsets, n_ends) = (cache.offsets(), u64::from(!cache.holds_conversations()));
-        let mut before = vec![0u64];
-        for &record in &marked {
-            let len = offsets[record as usize + 1] - offsets[record as usize] + n_ends;
-            before.push(before[before.len() - 1] + len);
-        }
-        Selection { cache, n_ends, chosen, marked, before }
-    }
-
-    fn n_records(&self) -> u64 {
-        match self.chosen {
-            Chosen::Only => self.marked.len() as u64,
-            Chosen::AllBut => self.cache.n_records() - self.marked.len() as u64,
-        }
-    }
-
-    fn n_tokens(&self) -> u64 {
-        let marked = self.before[self.marked.len()];
-        match self.chosen {
-            Chosen::Only => marked,
-            Chosen::AllBut => self.cache.n_tokens() + self.n_ends * self.cache.n_records() - marked,
-        }
-    }
-
-    /// The `k`-th chosen record: its number in the cache, where its tokens begin there, and how many it has.
-    fn record(&self, k: u64) -> (u64, u64, usize) {
-        let record = match self.chosen {
-            Chosen::Only => self.marked[k as usize],
-            // The marked records before it are those that have at most k chosen ones before them.
-            Chosen::AllBut => k + partition(self.marked.len(), |j| self.marked[j] - j as u64 <= k) as u64,
-        };
-        let offsets = self.cache.offsets();
-        let (begin, end) = (offsets[record as usize], offsets[record as usize + 1]);
-        (record, begin, (end - begin) as usize)
-    }
-
-    /// The chosen record (its `k`) that place `at` of the stream falls into, and where in it.
-    fn locate(&self, at: u64) -> (u64, usize) {
-        if matches!(self.chosen, Chosen::Only) {
-            let k = partition(self.before.len(), |j| self.before[j] <= at) - 1;
-            return (k as u64, (at - self.before[k]) as usize);
-        }
-        let offsets = self.cache.offsets();
-        let begin = |record: u64| offsets[record as usize] + self.n_ends * record;
-        let n_skipped = partition(self.marked.len(), |j| begin(self.marked[j]) - self.before[j] <= at);
-        let at = at + self.before[n_skipped];
-        let record = partition(offsets.len(), |r| begin(r as u64) <= at) as u64 - 1;
-        (record - n_skipped as u64, (at - begin(record)) as usize)
-    }
-}
-
-/// The first of `0..n` for which `before` does not hold.
-fn partition(n: usize, before: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, n);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if before(middle) { low = middle + 1 } else { high = middle }
-    }
-    low
-}
-
 /// The part of a record that stands in a row.
 struct Part {
     /// The record's number in the cache.
@@ -153,6 +69,7 @@ pub struct Rows {
     bos: i32,
     eos: i32,
     pad: i32,
+    lengths: Option<Lengths>,
 }
 
 impl Rows {
@@ -161,38 +78,54 @@ impl Rows {
     /// # Errors
     /// When a special token that the packing needs is missing, or there is no row.
     pub fn new(cache: Arc<TokenCache>, settings: &RowSettings) -> Result<Rows> {
-        Rows::of(Selection::new(cache, Chosen::AllBut, Vec::new()), settings)
+        Rows::of(Selection::all(cache), settings)
     }
 
     /// The records of `cache` as rows to train on and rows to validate on. The held-out records are chosen at random
-    /// by `seed` and stay in file order.
+    /// by the seed and stay in file order. The others are mixed; none of them is held out, however often it comes.
     ///
     /// # Errors
-    /// As `new`, and when one of the two would be empty.
+    /// As `new`, when one of the two would be empty, and when the data sets cannot be mixed so.
     pub fn split(
         cache: Arc<TokenCache>,
         settings: &RowSettings,
-        size: ValSize,
-        seed: u64,
+        split: &Split,
     ) -> Result<(Rows, Option<Rows>)> {
-        let n = cache.n_records();
-        let n_held_out = match size {
-            ValSize::Count(count) => count,
-            ValSize::Fraction(part) => (part * n as f64).ceil() as u64,
-        };
-        if n_held_out == 0 {
-            return Ok((Rows::new(cache, settings)?, None));
-        }
-        if n_held_out >= n {
-            let cause = format!("{n_held_out} of {n} records held out leave none to train on; lower it");
-            return Err(Error::Setting { key: "val_size", cause });
-        }
-        let order = Permutation::new(Stream { seed, stream: VAL_STREAM }, n);
-        let mut marked: Vec<u64> = (0..n_held_out).filter_map(|i| order.get(i)).collect();
-        marked.sort_unstable();
-        let rest = Selection::new(cache.clone(), Chosen::AllBut, marked.clone());
-        let held_out = Selection::new(cache, Chosen::Only, marked);
-        Ok((Rows::of(rest, settings)?, Some(Rows::of(held_out, settings)?)))
+        let (rest, held_out) = Selection::split(cache, split)?;
+        let held_out = held_out.map(|held_out| Rows::of(held_out, settings)).transpose()?;
+        Ok((Rows::of(rest, settings)?, held_out))
+    }
+
+    /// The same rows, of which a training draws those of similar length together.
+    pub fn grouped_by_length(mut self) -> Rows {
+        let lens = (0..self.n_rows()).map(|row| self.tokens_of(row).min(u32::MAX as usize) as u32);
+        self.lengths = Some(Lengths::new(lens.collect()));
+        self
+    }
+
+    /// The lengths of the rows, where those of similar length are drawn together.
+    pub fn lengths(&self) -> Option<&Lengths> {
+        self.lengths.as_ref()
+    }
+
+    /// The tokens of this row without what fills it up.
+    fn tokens_of(&self, row: u64) -> usize {
+        self.parts(row).map(|part| part.at.len()).sum()
+    }
+
+    /// The tokens of a record and which of them are targets, from its first to its last, whatever row they are in: the
+    /// `index`-th of the records that these rows are made of.
+    pub fn record(&self, index: u64) -> (Vec<u32>, Vec<Range<usize>>) {
+        let (record, begin, len) = self.selection.record(index);
+        let mut ids = vec![0; len];
+        self.selection.cache.copy(begin, &mut ids);
+        let targets = self.selection.cache.targets(record).map(|runs| runs.collect());
+        (ids.into_iter().map(|id| id as u32).collect(), targets.unwrap_or_default())
+    }
+
+    /// The number of records that these rows are made of.
+    pub fn n_records(&self) -> u64 {
+        self.selection.n_records()
     }
 
     fn of(selection: Selection, settings: &RowSettings) -> Result<Rows> {
@@ -228,7 +161,7 @@ impl Rows {
             let lens = (0..selection.n_records()).map(|k| selection.record(k).2.min(len));
             Arc::new(Bins::pack(lens, len))
         });
-        let rows = Rows { selection, packing, bins, len, bos, eos, pad };
+        let rows = Rows { selection, packing, bins, len, bos, eos, pad, lengths: None };
         if rows.n_rows() == 0 {
             let (n_tokens, n_records) = (rows.selection.n_tokens(), rows.selection.n_records());
             return Err(Error::TooLittle(format!(
@@ -481,9 +414,6 @@ impl Rows {
         labels.iter().filter(|&&id| id != IGNORED).count()
     }
 }
-
-/// Distinguishes the order that chooses held-out records from those of the epochs.
-const VAL_STREAM: u64 = u64::MAX;
 
 #[cfg(test)]
 mod tests;

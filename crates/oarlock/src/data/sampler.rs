@@ -5,14 +5,19 @@
 //! `r` the `r`-th `micro_batch`. What a run must remember is therefore one number, the samples consumed, and it can
 //! go on with another number of ranks.
 //!
+//! Where rows have [`Lengths`], the order of an epoch is one in which neighbours are alike.
+//!
 //! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro-batches when the epoch is not
 //! a multiple of the step, and no step reaches into the next epoch. Where the last micro-batch is not full, rows are
 //! missing (`None`) on the last ranks: they are computed as rows without targets, so that every rank takes part in
 //! every collective, every sample counts once, and none twice.
 
+use std::sync::Arc;
+
 use oarlock_tensor::cpu::random::{Permutation, Stream};
 
 use super::error::{Error, Result};
+use super::lengths::Lengths;
 
 /// The order of samples and their split over ranks and micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +36,8 @@ pub struct Sampler {
     pub micro_batch: u64,
     /// Micro batches in one step.
     pub accumulation: u64,
+    /// The lengths of the rows, where rows of similar length are to come together. Goes with `shuffle`.
+    pub lengths: Option<Lengths>,
 }
 
 /// The samples of one step.
@@ -88,7 +95,7 @@ impl Sampler {
 
     /// The row that stands at place `i` (below `len`) of an epoch's global order.
     pub fn row_at(&self, epoch: u64, i: u64) -> u64 {
-        self.order(epoch)(i)
+        self.order(epoch).row(i)
     }
 
     /// Samples of a full step, over all ranks.
@@ -122,7 +129,8 @@ impl Sampler {
     /// The rows of all ranks in the step that begins at `position`.
     pub(super) fn all_rows(&self, position: u64) -> impl Iterator<Item = u64> {
         let (epoch, first) = (position / self.len, position % self.len);
-        (first..first + (self.end(position) - position)).map(self.order(epoch))
+        let order = self.order(epoch);
+        (first..first + (self.end(position) - position)).map(move |place| order.row(place))
     }
 
     fn end(&self, position: u64) -> u64 {
@@ -142,17 +150,37 @@ impl Sampler {
             .take_while(move |&p| p < last)
     }
 
-    /// An epoch's global order: from a place to its row.
-    fn order(&self, epoch: u64) -> impl Fn(u64) -> u64 + use<> {
+    /// An epoch's global order.
+    fn order(&self, epoch: u64) -> Order {
         let stream = Stream { seed: self.seed, stream: epoch };
-        let order = self.shuffle.then(|| Permutation::new(stream, self.len));
-        // A place behind the epoch's end has no row; callers ask for none.
-        move |place| order.and_then(|order| order.get(place)).unwrap_or(place)
+        match &self.lengths {
+            _ if !self.shuffle => Order::File,
+            None => Order::Random(Permutation::new(stream, self.len)),
+            Some(lengths) => Order::Listed(lengths.order(stream, self.step_samples())),
+        }
     }
 
     fn rows(&self, epoch: u64, first: u64, n: u64) -> Vec<Option<u64>> {
-        let row = self.order(epoch);
-        (first..first.saturating_add(n)).map(|place| (place < self.len).then(|| row(place))).collect()
+        let order = self.order(epoch);
+        (first..first.saturating_add(n)).map(|place| (place < self.len).then(|| order.row(place))).collect()
+    }
+}
+
+/// The order of an epoch.
+enum Order {
+    File,
+    Random(Permutation),
+    Listed(Arc<[u64]>),
+}
+
+impl Order {
+    /// The row at a place. A place behind the epoch's end has none; callers ask for none.
+    fn row(&self, place: u64) -> u64 {
+        match self {
+            Order::File => place,
+            Order::Random(order) => order.get(place).unwrap_or(place),
+            Order::Listed(order) => order.get(place as usize).copied().unwrap_or(place),
+        }
     }
 }
 
@@ -172,6 +200,7 @@ mod tests {
                 rank: 0,
                 micro_batch,
                 accumulation,
+                lengths: None,
             },
         )
     }
@@ -225,7 +254,7 @@ mod tests {
             shuffle in any::<bool>(),
         ) {
             let [len, world, rank, micro_batch, accumulation] = numbers;
-            let sampler = Sampler { len, seed: 1, shuffle, world, rank, micro_batch, accumulation };
+            let sampler = Sampler { len, seed: 1, shuffle, world, rank, micro_batch, accumulation, lengths: None };
             // What passes the check has positions and steps wherever it stands.
             if sampler.check().is_ok() {
                 sampler.position_after(position);
@@ -261,8 +290,16 @@ mod tests {
 
     #[test]
     fn a_step_is_split_as_documented() {
-        let sampler =
-            Sampler { len: 21, seed: 0, shuffle: false, world: 2, rank: 1, micro_batch: 2, accumulation: 2 };
+        let sampler = Sampler {
+            len: 21,
+            seed: 0,
+            shuffle: false,
+            world: 2,
+            rank: 1,
+            micro_batch: 2,
+            accumulation: 2,
+            lengths: None,
+        };
         assert_eq!(sampler.steps_per_epoch(), 3);
         let step = sampler.step_rows(8);
         assert_eq!((step.epoch, step.end), (0, 16));
@@ -277,8 +314,16 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_refused() {
-        let good =
-            Sampler { len: 8, seed: 0, shuffle: true, world: 2, rank: 1, micro_batch: 2, accumulation: 1 };
+        let good = Sampler {
+            len: 8,
+            seed: 0,
+            shuffle: true,
+            world: 2,
+            rank: 1,
+            micro_batch: 2,
+            accumulation: 1,
+            lengths: None,
+        };
         assert!(good.check().is_ok());
         let error = |s: Sampler| s.check().unwrap_err().to_string();
         assert!(error(Sampler { rank: 2, ..good.clone() }).contains("2 of 2 ranks"));

@@ -78,6 +78,51 @@ impl Chat {
         }
     }
 
+    /// The chat template of a model that is trained with a layout; `None` where the tokenizer has it already.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be used.
+    pub fn template(&self, tokenizer: &Tokenizer) -> Result<Option<String>> {
+        match &self.writing {
+            Writing::Layout(layout) => layout.jinja(tokenizer, &self.args).map(Some),
+            Writing::Jinja(_) => Ok(None),
+        }
+    }
+
+    /// Where a layout writes another conversation than the chat template of the tokenizer in `dir` does: a line for
+    /// people, with the first token that differs. `None` where they agree, and where there is nothing to compare.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be used.
+    pub fn disagreement(&self, tokenizer: &Tokenizer, dir: &Path) -> Result<Option<String>> {
+        let Writing::Layout(layout) = &self.writing else { return Ok(None) };
+        let Ok(own) = ChatTemplate::read(dir) else { return Ok(None) };
+        let said = [("user", "Hi"), ("assistant", "Hello"), ("user", "1+1?"), ("assistant", "2")];
+        let messages = said.map(|(role, text)| Message::new(role, text)).to_vec();
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let Ok(turns) = layout.turns(tokenizer, &conversation, &self.args)? else { return Ok(None) };
+        // Thoughts are what the keys of thinking say, whatever the tokenizer's template does.
+        let Ok(rendered) = own.render(&conversation) else { return Ok(None) };
+        let ours: Vec<u32> = turns.into_iter().flat_map(|turn| [turn.source, turn.target].concat()).collect();
+        let theirs = tokenizer.encode(&rendered.text)?;
+        let Some(at) = (0..ours.len().max(theirs.len())).find(|&at| ours.get(at) != theirs.get(at)) else {
+            return Ok(None);
+        };
+        let shown = |ids: &[u32]| -> Result<String> { Ok(format!("{:?}", tokenizer.decode(ids, false)?)) };
+        let token = |ids: &[u32]| match ids.get(at) {
+            Some(id) => shown(&[*id]),
+            None => Ok("its end".into()),
+        };
+        Ok(Some(format!(
+            "warning: {} and the chat template of the tokenizer write a conversation differently: after {} the former has \
+             {}, the latter {}; the model is saved with the former",
+            self.describe(),
+            shown(&ours[at.saturating_sub(8)..at])?,
+            token(&ours)?,
+            token(&theirs)?
+        )))
+    }
+
     /// Everything apart from the tokenizer and the records that decides which tokens come out.
     pub(super) fn identity(&self) -> String {
         let writing = match &self.writing {

@@ -1,8 +1,10 @@
 //! Text from a model: the prompt in one pass, then token by token over a key-value cache.
 
+mod batch;
 mod chat;
 mod sampler;
 
+pub use batch::{Model, Prompt};
 pub use chat::Chat;
 pub use sampler::Sampling;
 
@@ -11,7 +13,7 @@ use std::ops::ControlFlow;
 use oarlock_tensor::Tensor;
 
 use crate::data::Tokenizer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::LayerCache;
 use crate::model::hf::LoadedModel;
 use sampler::Sampler;
@@ -99,7 +101,7 @@ impl Generator {
         options: &GenerateOptions,
         mut on_token: impl FnMut(u32) -> Result<ControlFlow<()>>,
     ) -> Result<Generation<Vec<u32>>> {
-        let n_positions = self.check_prompt(prompt)?;
+        let n_positions = self.as_model().check_prompt(prompt)?;
         let mut sampler = Sampler::new(options.sampling)?;
         let mut cache =
             self.empty_cache(n_positions.min(prompt.len().saturating_add(options.max_new_tokens)))?;
@@ -157,26 +159,10 @@ impl Generator {
         Ok(Generation { output: text, stop: answer.stop, n_tokens: answer.n_tokens })
     }
 
-    /// The longest sequence, when the prompt fits into it.
-    fn check_prompt(&self, prompt: &[u32]) -> Result<usize> {
-        let config = self.model.decoder.config();
-        if prompt.is_empty() {
-            return Err(Error::Usage("the prompt is empty; give at least one token to continue".to_string()));
-        }
-        let n_positions = self.model.n_positions;
-        if prompt.len() >= n_positions {
-            return Err(Error::Usage(format!(
-                "the prompt has {} tokens, but the longest sequence is {n_positions}; shorten it",
-                prompt.len()
-            )));
-        }
-        if let Some(id) = prompt.iter().find(|&&id| id as usize >= config.vocab_size) {
-            return Err(Error::Usage(format!(
-                "the prompt holds token {id}, but the model knows {}; the tokenizer belongs to another model",
-                config.vocab_size
-            )));
-        }
-        Ok(n_positions)
+    /// The model with what it computes in.
+    fn as_model(&self) -> Model<'_> {
+        let LoadedModel { decoder, dtype, device, n_positions, .. } = &self.model;
+        Model { decoder, dtype: *dtype, device, n_positions: *n_positions }
     }
 
     fn empty_cache(&self, capacity: usize) -> Result<Vec<LayerCache>> {

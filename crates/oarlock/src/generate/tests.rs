@@ -71,6 +71,39 @@ fn the_cache_gives_the_tokens_of_a_full_pass() {
 }
 
 #[test]
+fn many_prompts_are_answered_as_each_alone() {
+    let prompts: Vec<Prompt> = (0..9u32)
+        .map(|i| Prompt {
+            number: u64::from(i),
+            ids: (0..=i * 3 % 11).map(|j| 3 + (i * 17 + j * 7) % 50).collect(),
+        })
+        .collect();
+    for name in ["llama", "qwen3", "minimind-seed"] {
+        let generator = generator(name, DType::F32, 32);
+        let stop_ids = generator.generate(&prompts[4].ids, &options(6), go_on).unwrap().output[3..4].to_vec();
+        let greedy = GenerateOptions { stop_ids, ..options(25) };
+        let alone: Vec<_> =
+            prompts.iter().map(|prompt| generator.generate(&prompt.ids, &greedy, go_on).unwrap()).collect();
+        assert!(alone.iter().any(|answer| answer.stop == Stop::EndOfText), "{name}");
+        assert!(alone.iter().any(|answer| answer.stop == Stop::ModelLength), "{name}");
+        for at_once in [1, 4, 20] {
+            assert_eq!(
+                generator.generate_batch(&prompts, &greedy, at_once).unwrap(),
+                alone,
+                "{name} {at_once}"
+            );
+        }
+        // What is drawn depends on the number of the prompt, not on what is generated beside it.
+        let sampling = Sampling { temperature: 1.0, seed: 7, ..Sampling::GREEDY };
+        let drawn = GenerateOptions { sampling, ..options(10) };
+        let together = generator.generate_batch(&prompts, &drawn, 5).unwrap();
+        let second = generator.generate_batch(&prompts[1..2], &drawn, 1).unwrap();
+        assert_eq!(together[1], second[0], "{name}");
+        assert_eq!(together[0], generator.generate(&prompts[0].ids, &drawn, go_on).unwrap(), "{name}");
+    }
+}
+
+#[test]
 fn a_prompt_longer_than_a_part_is_taken_in_parts() {
     let generator = generator("minimind", DType::F32, 64);
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 50).collect();

@@ -13,6 +13,7 @@ use super::config::{
 };
 use super::projection::{MapLinear, Projection};
 use super::recompute::Parts;
+use super::rope::RopeTables;
 use crate::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
@@ -128,6 +129,19 @@ impl Block {
         self.mlp_norms.add(&h, self.mlp.down_proj.forward(&self.activated(&h)?)?)
     }
 
+    /// As [`Block::forward_cached`], for one position of each of several sequences: x `[B, 1, E]` and B caches.
+    pub(super) fn forward_cached_each(
+        &self,
+        x: &Tensor,
+        ropes: &RopeTables,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Tensor> {
+        let normed = self.attention_norms.enter(x, self.mlp.dtype()?)?;
+        let attended = self.self_attn.attend_cached_each(&normed, ropes, caches)?;
+        let h = self.attention_norms.add(x, self.self_attn.o_proj.forward(&attended)?)?;
+        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&self.activated(&h)?)?)
+    }
+
     /// Attention up to its output projection.
     fn attended(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         self.self_attn.attend(&self.attention_norms.enter(x, self.mlp.dtype()?)?, rope, mask)
@@ -202,18 +216,45 @@ impl Attention {
         ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?)
     }
 
+    /// The projections of all sequences together, the attention of each over its own cache.
+    fn attend_cached_each(
+        &self,
+        x: &Tensor,
+        ropes: &RopeTables,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Tensor> {
+        let (q, k, v) = self.heads(x)?;
+        let options = self.config.options();
+        let mut attended = Vec::with_capacity(caches.len());
+        for (index, cache) in caches.iter_mut().enumerate() {
+            let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);
+            // All positions of an answer are turned alike, also those of its beginning.
+            let (rope, first) = (ropes.for_length(cache.capacity()), cache.len());
+            cache.append(&ops::rope(&own(&k)?, rope, first)?, &own(&v)?)?;
+            let q = ops::rope(&own(&q)?, rope, first)?;
+            attended.push(ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?);
+        }
+        ops::merge_heads(&ops::concat(&attended, 0)?)
+    }
+
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.
     fn project(&self, x: &Tensor, rope: &Arc<Rope>, first: usize) -> Result<(Tensor, Tensor, Tensor)> {
-        let heads = |x: Tensor| ops::split_heads(&x, self.config.head_dim);
+        let (q, k, v) = self.heads(x)?;
+        Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
+    }
+
+    /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, not turned.
+    fn heads(&self, x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+        let split = |x: Tensor| ops::split_heads(&x, self.config.head_dim);
         let normed = |x: Tensor, norm: &Option<RmsNorm>| match norm {
-            None => heads(x),
-            Some(norm) if self.config.qk_norm == QkNorm::WholeProjection => heads(norm.forward(&x)?),
-            Some(norm) => norm.forward(&heads(x)?),
+            None => split(x),
+            Some(norm) if self.config.qk_norm == QkNorm::WholeProjection => split(norm.forward(&x)?),
+            Some(norm) => norm.forward(&split(x)?),
         };
         let q = normed(self.q_proj.forward(x)?, &self.q_norm)?;
         let k = normed(self.k_proj.forward(x)?, &self.k_norm)?;
-        let v = heads(self.v_proj.forward(x)?)?;
-        Ok((ops::rope(&q, rope, first)?, ops::rope(&k, rope, first)?, v))
+        let v = split(self.v_proj.forward(x)?)?;
+        Ok((q, k, v))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
 use half::{bf16, f16};
-use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask};
+use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::{Block, norm};
@@ -38,6 +38,15 @@ pub(super) struct Body {
     ropes: Vec<RopeTables>,
     #[module(skip)]
     parts: Parts,
+}
+
+/// What [`Decoder::loss_with`] computes beside the cross-entropy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LossOptions<'a> {
+    /// The loss of each token.
+    pub kind: TokenLoss,
+    /// Noise that is added to the embeddings of the tokens `[B, S, E]`, in f32.
+    pub noise: Option<&'a Tensor>,
 }
 
 /// The final norm and the output weights; those may be the embedding's. A reward model has a value head beside them.
@@ -118,9 +127,41 @@ impl Decoder {
     /// # Errors
     /// A token outside the vocabulary, or a sequence longer than the model's.
     pub fn loss(&self, ids: &Tensor, labels: &Labels, mask: &Mask) -> Result<HeadLoss> {
+        self.loss_with(ids, labels, mask, &LossOptions::default())
+    }
+
+    /// As [`Decoder::loss`], with another loss of each token or with noise on the embeddings.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`]; a loss other than cross-entropy where the output weights were replaced
+    /// ([`Decoder::map_lm_head`]).
+    pub fn loss_with(
+        &self,
+        ids: &Tensor,
+        labels: &Labels,
+        mask: &Mask,
+        options: &LossOptions<'_>,
+    ) -> Result<HeadLoss> {
         in_scope(self, ids.device(), || {
-            let x = self.body.hidden(ids, mask)?;
-            self.head.run(&x, |head| head.loss(&x, labels))
+            let x = self.body.hidden_with(ids, mask, options.noise, |_| ())?;
+            self.head.run(&x, |head| head.loss(&x, labels, options.kind))
+        })
+    }
+
+    /// As [`Decoder::loss_with`], with whether each label is the likeliest token (f32 `[B, S]`, 1 or 0).
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_and_hits(
+        &self,
+        ids: &Tensor,
+        labels: &Labels,
+        mask: &Mask,
+        options: &LossOptions<'_>,
+    ) -> Result<(HeadLoss, Tensor)> {
+        in_scope(self, ids.device(), || {
+            let x = self.body.hidden_with(ids, mask, options.noise, |_| ())?;
+            self.head.run(&x, |head| Ok((head.loss(&x, labels, options.kind)?, head.hits(&x, labels)?)))
         })
     }
 
@@ -140,7 +181,7 @@ impl Decoder {
     /// As [`Decoder::loss`].
     pub fn logits_and_hidden_states(&self, ids: &Tensor, mask: &Mask) -> Result<(Tensor, Vec<Tensor>)> {
         let mut states = Vec::new();
-        let x = self.body.hidden_with(ids, mask, |x| states.push(x.clone()))?;
+        let x = self.body.hidden_with(ids, mask, None, |x| states.push(x.clone()))?;
         let (logits, normed) = self.head.run(&x, |head| {
             let normed = head.normed(&x)?;
             Ok((head.logits_of(&normed)?, normed))
@@ -253,13 +294,34 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
-        let mut x = self.body.embed(self.body.embed_tokens.module(), ids)?;
+        let mut x = self.body.embed(self.body.embed_tokens.module(), ids, None)?;
         for ((layer, ropes), cache) in self.body.layers.iter().zip(&self.body.ropes).zip(cache) {
             // All positions of an answer are turned alike, also those of its beginning.
             let rope = ropes.for_length(cache.capacity());
             x = layer.module().forward_cached(&x, rope, cache)?;
         }
         self.head.module().logits(&ops::last_position(&x)?)
+    }
+}
+
+impl Decoder {
+    /// The next tokens' logits `[B, V]` of B sequences of different lengths, after one more token `[B, 1]` of each; each
+    /// sequence has its caches, one for each layer, which grow by it. The products of all of them are one.
+    ///
+    /// # Errors
+    /// As [`Decoder::next_logits`], or another number of sequences than of tokens.
+    pub fn next_logits_of_each(&self, ids: &Tensor, caches: &mut [&mut [LayerCache]]) -> Result<Tensor> {
+        if ids.sizes() != [caches.len(), 1] {
+            let what = format!("next_logits_of_each: ids are {:?} for {} caches", ids.sizes(), caches.len());
+            return Err(Error::Usage(what));
+        }
+        let mut x = self.body.embed(self.body.embed_tokens.module(), ids, None)?;
+        for (index, (layer, ropes)) in self.body.layers.iter().zip(&self.body.ropes).enumerate() {
+            let mut of_layer: Vec<&mut LayerCache> =
+                caches.iter_mut().filter_map(|cache| cache.get_mut(index)).collect();
+            x = layer.module().forward_cached_each(&x, ropes, &mut of_layer)?;
+        }
+        self.head.module().logits(&x.reshape([caches.len(), x.shape().last()])?)
     }
 }
 
@@ -305,12 +367,18 @@ impl Body {
 
     /// ids `[B, S]` → the residual stream after the last layer, `[B, S, E]` in f32.
     pub(super) fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
-        self.hidden_with(ids, mask, |_| ())
+        self.hidden_with(ids, mask, None, |_| ())
     }
 
-    /// As [`Body::hidden`]; `see` is shown the stream before the first layer and after each.
-    fn hidden_with(&self, ids: &Tensor, mask: &Mask, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
-        let mut x = self.embed_tokens.run(ids, |embed| self.embed(embed, ids))?;
+    /// As [`Body::hidden`], with noise on the embeddings; `see` is shown the stream before the first layer and after each.
+    fn hidden_with(
+        &self,
+        ids: &Tensor,
+        mask: &Mask,
+        noise: Option<&Tensor>,
+        mut see: impl FnMut(&Tensor),
+    ) -> Result<Tensor> {
+        let mut x = self.embed_tokens.run(ids, |embed| self.embed(embed, ids, noise))?;
         see(&x);
         for (layer, ropes) in self.layers.iter().zip(&self.ropes) {
             let (mask, parts) = (mask.clone(), self.parts);
@@ -322,8 +390,11 @@ impl Body {
     }
 
     /// The beginning of the residual stream.
-    fn embed(&self, embed: &Embedding, ids: &Tensor) -> Result<Tensor> {
-        let x = embed.forward_f32(ids)?;
+    fn embed(&self, embed: &Embedding, ids: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
+        let mut x = embed.forward_f32(ids)?;
+        if let Some(noise) = noise {
+            x = x.add(noise)?;
+        }
         let Some(scale) = self.config.embedding_scale else { return Ok(x) };
         x.scale(match embed.weight.weight()?.dtype() {
             DType::BF16 => bf16::from_f32(scale).to_f32(),
@@ -345,13 +416,32 @@ impl Module for Head {
 
 impl Head {
     /// The product with the output weights, and the loss in the same pass.
-    fn loss(&self, x: &Tensor, labels: &Labels) -> Result<HeadLoss> {
+    fn loss(&self, x: &Tensor, labels: &Labels, kind: TokenLoss) -> Result<HeadLoss> {
         let normed = self.normed(x)?;
         let Projection::Linear(linear) = &self.lm_head else {
+            if kind != TokenLoss::CrossEntropy {
+                return Err(Error::Usage(
+                    "smoothed labels, DFT and EAFT need the output weights as they are, and they were replaced".to_owned(),
+                ));
+            }
             return HeadLoss::of_logits(&self.logits_of(&normed)?, labels);
         };
         let options = HeadOptions { logit_cap: self.logit_cap };
-        in_scope(linear, normed.device(), || ops::head_loss(&normed, &linear.weight, labels, options))
+        in_scope(linear, normed.device(), || {
+            ops::head_token_loss(&normed, &linear.weight, labels, options, kind)
+        })
+    }
+
+    /// Whether each label is the likeliest token.
+    fn hits(&self, x: &Tensor, labels: &Labels) -> Result<Tensor> {
+        let normed = self.normed(x)?;
+        let Projection::Linear(linear) = &self.lm_head else {
+            return Err(Error::Usage(
+                "the accuracy needs the output weights as they are, and they were replaced".into(),
+            ));
+        };
+        let options = HeadOptions { logit_cap: self.logit_cap };
+        in_scope(linear, normed.device(), || ops::head_hits(&normed, &linear.weight, labels, options))
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {

@@ -23,7 +23,7 @@ pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, Sequence
 pub use config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm, RopeSettings,
 };
-pub use decoder::{Decoder, Head};
+pub use decoder::{Decoder, Head, LossOptions};
 pub use family::{Family, Stored, StoredRows};
 pub use four_bit::{FourBitLayers, FourBitSource, FourBitWeights};
 pub use hf::{

@@ -41,6 +41,8 @@ pub struct StepRecord {
 /// What is logged about an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
+    /// The data set, where each is evaluated by itself.
+    pub name: Option<String>,
     /// Optimizer steps done.
     pub step: u64,
     /// Passes over the data.
@@ -56,6 +58,21 @@ pub struct EvalRecord {
     /// Sequences.
     pub samples: u64,
     /// Forward passes of a rank.
+    pub steps: u64,
+}
+
+/// What is logged about generated answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PredictRecord {
+    /// Mean loss over the tokens of the expected answers.
+    pub loss: f64,
+    /// How near the answers are to those that were expected, from 0 to 100.
+    pub scores: Metrics,
+    /// How long it took.
+    pub runtime: Duration,
+    /// Answers.
+    pub samples: u64,
+    /// Batches of a rank.
     pub steps: u64,
 }
 
@@ -77,6 +94,8 @@ pub struct RunLog {
     trainer_log: LineFile,
     running_log: LineFile,
     state: TrainerState,
+    /// The newest evaluation of each data set.
+    eval_results: Map<String, Value>,
     clock: Clock,
 }
 
@@ -125,6 +144,7 @@ impl RunLog {
             trainer_log: trainer_log(&folder.join(TRAINER_LOG))?,
             running_log: running_log(&folder.join(RUNNING_LOG))?,
             clock: Clock::start(state.global_step),
+            eval_results: Map::new(),
             state,
         })
     }
@@ -181,9 +201,32 @@ impl RunLog {
         self.history(log);
         let mut results = metrics;
         if record.has_perplexity {
-            results["perplexity"] = json!(record.loss.exp());
+            results[record.perplexity()] = json!(record.loss.exp());
         }
-        self.results("eval_results.json", &results)
+        if let Value::Object(results) = results {
+            self.eval_results.extend(results);
+        }
+        self.results("eval_results.json", &Value::Object(self.eval_results.clone()))
+    }
+
+    /// Writes predict_results.json.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn prediction(&mut self, record: &PredictRecord) -> Result<()> {
+        let seconds = record.runtime.as_secs_f64();
+        let rate = |count: u64| if seconds > 0.0 { round(count as f64 / seconds, 3) } else { 0.0 };
+        let results = json!({
+            "predict_loss": record.loss,
+            "predict_runtime": round(seconds, 4),
+            "predict_samples_per_second": rate(record.samples),
+            "predict_steps_per_second": rate(record.steps),
+        });
+        let mut results = with_metrics("predict_", &record.scores, results);
+        if let Value::Object(results) = &mut results {
+            results.sort_keys();
+        }
+        self.results("predict_results.json", &results)
     }
 
     /// Ends a training: the last record, train_results.json and trainer_state.json.
@@ -281,19 +324,31 @@ fn step_line(record: &StepRecord, total: u64, (elapsed, remaining): (Duration, D
 }
 
 fn eval_line(record: &EvalRecord, total: u64, (elapsed, remaining): (Duration, Duration)) -> Value {
-    with_metrics(
-        "eval_",
-        &record.metrics,
-        json!({
-            "current_steps": record.step,
-            "total_steps": total,
-            "eval_loss": record.loss,
-            "epoch": record.epoch,
-            "percentage": percentage(record.step, total),
-            "elapsed_time": clock_time(elapsed),
-            "remaining_time": clock_time(remaining),
-        }),
-    )
+    let prefix = record.prefix();
+    let line = json!({
+        "current_steps": record.step,
+        "total_steps": total,
+        format!("{prefix}loss"): record.loss,
+        "epoch": record.epoch,
+        "percentage": percentage(record.step, total),
+        "elapsed_time": clock_time(elapsed),
+        "remaining_time": clock_time(remaining),
+    });
+    with_metrics(&prefix, &record.metrics, line)
+}
+
+impl EvalRecord {
+    /// What the names of its results begin with.
+    fn prefix(&self) -> String {
+        self.name.as_ref().map_or("eval_".to_owned(), |name| format!("eval_{name}_"))
+    }
+
+    fn perplexity(&self) -> String {
+        match self.name {
+            Some(_) => format!("{}perplexity", self.prefix()),
+            None => "perplexity".to_owned(),
+        }
+    }
 }
 
 /// A record with its metrics, whose names begin with `prefix`.
@@ -307,17 +362,15 @@ fn with_metrics(prefix: &str, metrics: &Metrics, mut record: Value) -> Value {
 fn eval_metrics(record: &EvalRecord) -> Value {
     let seconds = record.runtime.as_secs_f64();
     let rate = |count: u64| if seconds > 0.0 { round(count as f64 / seconds, 3) } else { 0.0 };
-    with_metrics(
-        "eval_",
-        &record.metrics,
-        json!({
-            "epoch": record.epoch,
-            "eval_loss": record.loss,
-            "eval_runtime": round(seconds, 4),
-            "eval_samples_per_second": rate(record.samples),
-            "eval_steps_per_second": rate(record.steps),
-        }),
-    )
+    let prefix = record.prefix();
+    let metrics = json!({
+        "epoch": record.epoch,
+        format!("{prefix}loss"): record.loss,
+        format!("{prefix}runtime"): round(seconds, 4),
+        format!("{prefix}samples_per_second"): rate(record.samples),
+        format!("{prefix}steps_per_second"): rate(record.steps),
+    });
+    with_metrics(&prefix, &record.metrics, metrics)
 }
 
 fn percentage(step: u64, total: u64) -> f64 {
@@ -393,6 +446,7 @@ mod tests {
             r#"{"current_steps":3,"total_steps":30,"loss":4.25,"lr":0.0003,"grad_norm":0.5,"epoch":0.3,"percentage":10.0,"elapsed_time":"0:01:05","remaining_time":"1 day, 1:01:01","throughput":1804.13,"total_tokens":12288,"memory_gb":1.5}"#
         );
         let eval = EvalRecord {
+            name: None,
             step: 30,
             epoch: 3.0,
             loss: 2.0,
@@ -424,6 +478,7 @@ mod tests {
         log.step(&record(1)).unwrap();
         log.advance(2, 0.2, 8192, 1e12);
         let eval = EvalRecord {
+            name: None,
             step: 2,
             epoch: 0.2,
             loss: 0.0,

@@ -1,27 +1,52 @@
 //! The data of a run: token caches, built once by rank 0, and the rows to train and to evaluate on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oarlock_comm::release_freed_memory;
 use rayon::ThreadPoolBuilder;
 
 use crate::accelerator::Accelerator;
-use crate::config::TrainConfig;
-use crate::data::{Chat, Encoder, RowSettings, Rows, Source, TokenCache, Tokenizer, bracketed, colored};
+use crate::config::{ChatArgs, Packing, TrainConfig};
+use crate::data::{
+    Chat, Encoder, Made, RowSettings, Rows, Source, Split, TokenCache, Tokenizer, bracketed, colored,
+};
 use crate::error::{Error, Result};
+use crate::model::hf::HfConfig;
 use crate::train::model::place_of_vocab_size;
+use crate::train::template_files::{TemplateFiles, stop_ids, template_files};
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {
     /// Rows to train on.
     pub train: Arc<Rows>,
-    /// Rows to evaluate on.
-    pub eval: Option<Arc<Rows>>,
+    /// Rows to evaluate on: of each data set where each is evaluated by itself.
+    pub eval: Vec<EvalData>,
+    /// Rows to answer after the training.
+    pub predict: Option<PredictData>,
+    /// What is saved beside the model, so that it is talked to as it is trained.
+    pub template_files: TemplateFiles,
     /// What rank 0 tells of them before the run.
     pub told: Vec<String>,
     /// The first row to train on as the model sees it: plain, and for a terminal.
     pub first: Option<[String; 2]>,
+}
+
+/// Rows to evaluate on.
+#[derive(Clone)]
+pub struct EvalData {
+    /// The data set, where each is evaluated by itself.
+    pub name: Option<String>,
+    /// Its rows.
+    pub rows: Arc<Rows>,
+}
+
+/// Rows to answer: of each conversation the last answer is expected, all before it is the prompt.
+pub struct PredictData {
+    /// The rows.
+    pub rows: Arc<Rows>,
+    /// The tokens that end an answer.
+    pub stop_ids: Vec<u32>,
 }
 
 impl RunData {
@@ -36,7 +61,8 @@ impl RunData {
 }
 
 /// Opens the rows of a run; rank 0 builds the token caches that are missing or out of date.
-pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) -> Result<RunData> {
+pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> Result<RunData> {
+    let vocab_size = hf.decoder().vocab_size;
     let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
     let mut special = tokenizer.special();
     let chat = match &config.data.chat {
@@ -53,32 +79,68 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
     // The two answers of a pair have the room of a sequence each.
     let len = config.data.cutoff_len.saturating_mul(config.data.n_segments());
     let settings = RowSettings { packing: config.data.packing, len, special };
-    let mut tokenized = false;
     let mut told: Vec<String> =
         chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
-    let mut cache = |datasets: &[String]| -> Result<Arc<TokenCache>> {
-        let (cache, built) = cache(accelerator, config, encoder, datasets, vocab_size)?;
-        tokenized |= built;
-        if let Some(report) = cache.report()? {
-            let mut lines = report.lines(config.data.cutoff_len);
-            lines[0].insert_str(0, &format!("{}: ", datasets.join(", ")));
-            told.append(&mut lines);
+    let mut saved = TemplateFiles::new();
+    if let Some(chat) = &chat {
+        told.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
+        saved = template_files(chat, &tokenizer, &config.model.tokenizer, hf)?;
+    }
+    let mut caches = Caches { accelerator, config, encoder, vocab_size, told, tokenized: false };
+    let train = caches.open(&config.data.datasets, "train")?;
+    let n_records = train.n_records();
+    let split = Split {
+        val_size: config.data.val_size,
+        val_seed: config.train.data_seed,
+        mix: config.data.mix.clone(),
+        mix_seed: config.train.seed,
+    };
+    let (train, held_out) = Rows::split(train, &settings, &split)?;
+    let train = if config.data.group_by_length { train.grouped_by_length() } else { train };
+    let eval_data = |name: Option<String>, rows: Rows| EvalData { name, rows: Arc::new(rows) };
+    let mut eval: Vec<EvalData> = held_out.into_iter().map(|rows| eval_data(None, rows)).collect();
+    let eval_datasets = &config.data.eval_datasets;
+    if config.data.eval_each {
+        for name in eval_datasets {
+            let cache = caches.open(std::slice::from_ref(name), &format!("eval-{}", file_name(name)))?;
+            eval.push(eval_data(Some(name.clone()), Rows::new(cache, &settings)?));
         }
-        Ok(cache)
-    };
-    let train = cache(&config.data.datasets)?;
-    let (train, held_out) = match config.data.val_size {
-        Some(size) => Rows::split(train, &settings, size, config.train.data_seed)?,
-        None => (Rows::new(train, &settings)?, None),
-    };
-    let eval = match config.data.eval_datasets.is_empty() {
-        true => held_out,
-        false => Some(Rows::new(cache(&config.data.eval_datasets)?, &settings)?),
-    };
+    } else if !eval_datasets.is_empty() {
+        eval.push(eval_data(None, Rows::new(caches.open(eval_datasets, "eval")?, &settings)?));
+    }
     let first = match (&chat, accelerator.is_main_process()) {
         (Some(_), true) => {
             let (ids, learned) = train.shown(0);
             Some([bracketed(&tokenizer, &ids, &learned)?, colored(&tokenizer, &ids, &learned)?])
+        }
+        _ => None,
+    };
+    let Caches { told, mut tokenized, .. } = caches;
+    let predict = match (&config.predict, &config.data.chat, &chat) {
+        (Some(_), Some(args), Some(chat)) => {
+            // Of a conversation that goes on, the last answer alone is expected.
+            let args = ChatArgs { mask_history: true, train_on_prompt: false, ..args.clone() };
+            let last = Chat::new(&tokenizer, &config.model.tokenizer, &args, config.data.cutoff_len)?;
+            let encoder = Encoder::sft(&tokenizer, &last);
+            let mut caches =
+                Caches { accelerator, config, encoder, vocab_size, told: Vec::new(), tokenized: false };
+            let settings = RowSettings { packing: Packing::Examples, ..settings };
+            let rows = if eval_datasets.is_empty() {
+                let cache = caches.open(&config.data.datasets, "predict")?;
+                if cache.n_records() != n_records {
+                    return Err(Error::Usage(
+                        "the data to predict on cannot be held out by val_size: with only their last answers other rows \
+                         are longer than cutoff_len; name the data in eval_dataset"
+                            .to_owned(),
+                    ));
+                }
+                Rows::split(cache, &settings, &split)?.1
+            } else {
+                Some(Rows::new(caches.open(eval_datasets, "predict")?, &settings)?)
+            };
+            tokenized |= caches.tokenized;
+            let stop_ids = stop_ids(chat, &tokenizer, hf)?;
+            rows.map(|rows| PredictData { rows: Arc::new(rows), stop_ids })
         }
         _ => None,
     };
@@ -87,64 +149,127 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, vocab_size: usize) 
     drop(tokenizer);
     if tokenized {
         // New threads get the heaps of those that have ended.
-        on_passing_threads(|| drop(rayon::broadcast(|_| release_freed_memory())))?;
+        on_passing_threads(None, || drop(rayon::broadcast(|_| release_freed_memory())))?;
     }
     release_freed_memory();
-    Ok(RunData { train: Arc::new(train), eval: eval.map(Arc::new), told, first })
+    Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, first })
 }
 
-/// The token cache of data sets, and whether this rank had to build it.
-fn cache(
-    accelerator: &Accelerator,
-    config: &TrainConfig,
-    encoder: Encoder,
-    datasets: &[String],
+/// A name of a data set as part of a file name.
+fn file_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' }).collect()
+}
+
+/// Opens token caches.
+struct Caches<'a> {
+    accelerator: &'a Accelerator,
+    config: &'a TrainConfig,
+    encoder: Encoder<'a>,
     vocab_size: usize,
-) -> Result<(Arc<TokenCache>, bool)> {
-    let max_samples = config.data.max_samples.map(|n| n as u64);
-    let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
-    let pairs = config.data.n_segments() > 1;
-    if let Some(chat) = &config.data.chat
-        && let Some(name) = source.with_ranking(!pairs)
-    {
-        let holds = match pairs {
-            true => {
-                "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
+    /// What there is to tell of them.
+    told: Vec<String>,
+    /// Whether this rank had to build one.
+    tokenized: bool,
+}
+
+impl Caches<'_> {
+    /// The token cache of data sets; `tokenized_path` keeps it under `name`.
+    fn open(&mut self, datasets: &[String], name: &str) -> Result<Arc<TokenCache>> {
+        let kept = self.config.data.tokenized.as_ref().map(|dir| dir.join(format!("{name}.tokens")));
+        let path = match &kept {
+            Some(kept) => {
+                if self.accelerator.is_main_process() {
+                    self.keep(kept, datasets)?;
+                }
+                kept.clone()
             }
-            false => "holds pairs of answers (ranking: true)",
+            None => self.build(datasets)?,
         };
-        return Err(Error::Usage(format!(
-            "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
-            chat.learned.stages()
-        )));
-    }
-    let dir = config.save.output_dir.join("cache");
-    let path = TokenCache::path(&dir, &source, encoder);
-    let mut built = false;
-    if accelerator.is_main_process() {
-        accelerator.communicator().set_phase("building the token cache");
-        if config.data.overwrite_cache {
-            remove_if_present(&path)?;
+        self.accelerator.wait_for_everyone()?;
+        let cache = TokenCache::open(&path)?;
+        if cache.vocab_size() > self.vocab_size as u64 {
+            return Err(Error::Model(format!(
+                "the tokenizer knows {} tokens, the model only {} (vocab_size in {}); take the tokenizer that \
+                 the model was made for, or a larger vocab_size and train_from_scratch: true",
+                cache.vocab_size(),
+                self.vocab_size,
+                place_of_vocab_size(&self.config.model)
+            )));
         }
-        built = !on_passing_threads(|| TokenCache::build(&dir, &source, encoder, &mut |_| ()))??.reused;
+        if let Some(report) = cache.report()? {
+            let mut lines = report.lines(self.config.data.cutoff_len);
+            let of = if datasets.is_empty() { path.display().to_string() } else { datasets.join(", ") };
+            lines[0].insert_str(0, &format!("{of}: "));
+            self.told.append(&mut lines);
+        }
+        Ok(Arc::new(cache))
     }
-    accelerator.wait_for_everyone()?;
-    let cache = TokenCache::open(&path)?;
-    if cache.vocab_size() > vocab_size as u64 {
-        return Err(Error::Model(format!(
-            "the tokenizer knows {} tokens, the model only {vocab_size} (vocab_size in {}); take the tokenizer that \
-             the model was made for, or a larger vocab_size and train_from_scratch: true",
-            cache.vocab_size(),
-            place_of_vocab_size(&config.model)
-        )));
+
+    /// Makes sure that there is a tokenized data set at `kept`. One that is there is taken as it is.
+    fn keep(&mut self, kept: &Path, datasets: &[String]) -> Result<()> {
+        if !kept.exists() {
+            let built = self.build(datasets)?;
+            TokenCache::copy_file(&built, kept)?;
+            self.told.push(format!("the tokenized data set is kept in {}", kept.display()));
+            return Ok(());
+        }
+        let cache = TokenCache::open(kept)?;
+        cache.verify()?;
+        let of = format!("the tokenized data set {}", kept.display());
+        match cache.made_by(self.encoder)? {
+            Made::Same => self.told.push(format!("{of} is read; dataset and its formats are not looked at")),
+            Made::OtherSettings => self.told.push(format!(
+                "warning: {of} was tokenized with other settings of template or cutoff_len; it is read as it is"
+            )),
+            Made::OtherTokenizer => {
+                return Err(Error::Usage(format!(
+                    "{of} was made with another tokenizer; remove it, or name another folder in tokenized_path"
+                )));
+            }
+        }
+        Ok(())
     }
-    Ok((Arc::new(cache), built))
+
+    /// The path of the token cache of data sets, which rank 0 builds where it is missing or out of date.
+    fn build(&mut self, datasets: &[String]) -> Result<PathBuf> {
+        let config = self.config;
+        let max_samples = config.data.max_samples.map(|n| n as u64);
+        let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+        let pairs = config.data.n_segments() > 1;
+        if let Some(chat) = &config.data.chat
+            && let Some(name) = source.with_ranking(!pairs)
+        {
+            let holds = match pairs {
+                true => {
+                    "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
+                }
+                false => "holds pairs of answers (ranking: true)",
+            };
+            return Err(Error::Usage(format!(
+                "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
+                chat.learned.stages()
+            )));
+        }
+        let dir = config.save.output_dir.join("cache");
+        let encoder = self.encoder;
+        let path = TokenCache::path(&dir, &source, encoder);
+        if self.accelerator.is_main_process() {
+            self.accelerator.communicator().set_phase("building the token cache");
+            if config.data.overwrite_cache {
+                remove_if_present(&path)?;
+            }
+            let build = || TokenCache::build(&dir, &source, encoder, &mut |_| ());
+            self.tokenized |= !on_passing_threads(config.data.workers, build)??.reused;
+        }
+        Ok(path)
+    }
 }
 
 /// Runs `work` on threads that end with it, and with them what libraries keep for each thread: tokenizers keep pieces.
-fn on_passing_threads<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+fn on_passing_threads<T: Send>(n_threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T> {
     let mut threads = Vec::new();
-    let pool = ThreadPoolBuilder::new().spawn_handler(|thread| {
+    // None, as 0, is one for each core.
+    let pool = ThreadPoolBuilder::new().num_threads(n_threads.unwrap_or(0)).spawn_handler(|thread| {
         threads.push(std::thread::Builder::new().spawn(|| thread.run())?);
         Ok(())
     });

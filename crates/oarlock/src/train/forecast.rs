@@ -4,7 +4,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
 use super::model::{Start, settings};
-use super::objective::{Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass};
+use super::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
 use crate::error::Result;
 use crate::estimate::Forecast;
@@ -16,7 +16,9 @@ use crate::model::Decoder;
 /// What is wrong with the model or its adapters, or sizes that are impossible.
 pub fn forecast(config: &TrainConfig) -> Result<String> {
     match &config.train.objective {
-        ObjectiveArgs::NextToken => of(config, &Pretrain),
+        ObjectiveArgs::NextToken => {
+            of(config, &NextToken { args: config.train.loss, seed: config.train.seed })
+        }
         ObjectiveArgs::Preferences(args) => of(config, &Preference::new(args.clone(), Reference::Absent)),
         ObjectiveArgs::Judgements(args) => of(config, &Judgement::new(args.clone(), Reference::Absent)),
         ObjectiveArgs::Rewards => of(config, &Reward),

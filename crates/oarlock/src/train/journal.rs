@@ -11,7 +11,7 @@ use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::report::engine::EngineStep;
 use crate::report::flops;
-use crate::report::log::{EvalRecord, RunLog, StepRecord, Summary};
+use crate::report::log::{EvalRecord, PredictRecord, RunLog, StepRecord, Summary};
 use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{PhaseTimer, utilisation};
@@ -220,7 +220,8 @@ impl Journal {
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<()> {
         self.log.evaluation(record)?;
         self.monitor_last()?;
-        let mut line = format!("evaluation at step {}: loss {:.4}", record.step, record.loss);
+        let of = record.name.as_ref().map_or(String::new(), |name| format!(" of {name}"));
+        let mut line = format!("evaluation{of} at step {}: loss {:.4}", record.step, record.loss);
         if record.has_perplexity {
             line.push_str(&format!(", perplexity {:.3}", record.loss.exp()));
         }
@@ -228,6 +229,18 @@ impl Journal {
             line.push_str(&format!(", {name} {mean:.4}"));
         }
         self.message(&line)
+    }
+
+    /// After answers were generated.
+    pub fn prediction(&mut self, record: &PredictRecord) -> Result<()> {
+        self.log.prediction(record)?;
+        let scores: Vec<String> =
+            record.scores.iter().map(|(name, score)| format!("{} {score:.2}", name.to_uppercase())).collect();
+        self.message(&format!(
+            "{} answers generated: {}; they are in generated_predictions.jsonl",
+            record.samples,
+            scores.join(", ")
+        ))
     }
 
     /// Takes time off the interval that was not training.

@@ -5,7 +5,6 @@
 mod data;
 mod flops;
 mod forecast;
-mod introduction;
 mod journal;
 mod lock;
 mod model;
@@ -15,11 +14,12 @@ mod options;
 mod resume;
 mod run;
 mod step;
+mod template_files;
 mod trim;
 
 pub use forecast::forecast;
 pub use objective::{
-    Inputs, Judgement, Metric, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
+    Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
 };
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};

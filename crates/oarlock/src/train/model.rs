@@ -159,7 +159,15 @@ impl Start {
             false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
         });
         let reference = ReferenceModel::Absent;
-        Ok(Start { merged: Vec::new(), trained: None, adaptation: None, reference, four_bit, is_stored, told })
+        Ok(Start {
+            merged: Vec::new(),
+            trained: None,
+            adaptation: None,
+            reference,
+            four_bit,
+            is_stored,
+            told,
+        })
     }
 
     /// The model, not prepared yet.
@@ -299,9 +307,19 @@ fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
     }
 }
 
+/// The longest sequence of a run: a row, or a prompt with its answer.
+pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
+    let len = config.data.cutoff_len;
+    match &config.predict {
+        Some(args) => len.max(len.saturating_add(args.max_new_tokens).min(hf.decoder().max_positions)),
+        None => len,
+    }
+}
+
 /// The model as its settings describe it.
 fn plain(config: &TrainConfig, hf: &HfConfig) -> Result<Decoder> {
-    Decoder::for_rows(hf.decoder().clone(), config.data.cutoff_len, RunData::longest_row(config))
+    let n_positions = positions(config, hf);
+    Decoder::for_rows(hf.decoder().clone(), n_positions, RunData::longest_row(config).max(n_positions))
 }
 
 /// The parameters of a model that are trained, and all of them, each weight counted once whatever its bits.

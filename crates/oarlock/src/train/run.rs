@@ -1,40 +1,41 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
-use std::io::Write;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+mod evaluate;
+mod finish;
+mod introduce;
+mod predict;
+mod save;
 
-use oarlock_comm::{ProcessMemory, Scalar};
-use oarlock_tensor::ops::update;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::accelerator::{
     Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader,
 };
-use crate::adapters::{Adaptation, adapter_files};
-use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Saver};
-use crate::config::{Length, ModelSource, ObjectiveArgs, Placement, Resume, StateDict, TrainConfig, When};
-use crate::data::{Batch, Sampler, eval_batches};
-use crate::error::{Error, Result};
+use crate::adapters::Adaptation;
+use crate::checkpoint::Saver;
+use crate::config::{Length, ObjectiveArgs, TrainConfig, When};
+use crate::data::{Batch, Sampler};
+use crate::error::Result;
 use crate::estimate::Forecast;
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
-use crate::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use crate::model::hf::HfConfig;
 use crate::optim::{Schedule, Stepped};
 use crate::report::engine::EngineStep;
-use crate::report::log::EvalRecord;
 use crate::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
-use crate::train::introduction::introduce;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
-use crate::train::objective::{Judgement, Objective, Preference, Pretrain, Reference, Reward, dry_pass};
+use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
+use crate::train::train_step;
 use crate::train::trim::Trimmer;
-use crate::train::{evaluate, train_step};
+use introduce::introduce;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -47,7 +48,10 @@ pub fn run(
     started: SystemTime,
 ) -> Result<Option<TrainerState>> {
     match &config.train.objective {
-        ObjectiveArgs::NextToken => carry_out(config, accelerator, |_| Pretrain, started),
+        ObjectiveArgs::NextToken => {
+            let objective = NextToken { args: config.train.loss, seed: config.train.seed };
+            carry_out(config, accelerator, |_| objective, started)
+        }
         ObjectiveArgs::Preferences(args) => {
             carry_out(config, accelerator, |reference| Preference::new(args.clone(), reference), started)
         }
@@ -77,6 +81,8 @@ struct Run<'a, O> {
     accelerator: &'a Accelerator,
     objective: O,
     hf: HfConfig,
+    /// The longest sequence that the model can take.
+    n_positions: usize,
     /// The adapter that is trained beside the model.
     adaptation: Option<Adaptation>,
     /// What the loss compares the model with.
@@ -136,7 +142,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
-        let data = data::open(accelerator, config, hf.decoder().vocab_size)?;
+        let data = data::open(accelerator, config, &hf)?;
         let loader = TokenLoader {
             rows: data.train.clone(),
             shuffle: config.data.shuffle,
@@ -206,6 +212,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             config,
             accelerator,
             objective,
+            n_positions: model::positions(config, &hf),
             hf,
             adaptation,
             compared,
@@ -370,117 +377,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         Ok(())
     }
 
-    fn evaluate(&mut self, done: u64) -> Result<()> {
-        let Some(rows) = &self.data.eval else { return Ok(()) };
-        self.accelerator.communicator().set_phase(&format!("step {done}: evaluation"));
-        let begin = Instant::now();
-        let (world, rank) =
-            (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
-        let micro_batch = self.config.eval.batch_size as u64;
-        let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
-        let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
-        if totals.weight == 0.0 {
-            return Err(Error::Usage("the evaluation data hold no target".to_string()));
-        }
-        let epoch = self.epoch();
-        if let Some(journal) = &mut self.journal {
-            journal.evaluation(&EvalRecord {
-                step: done,
-                epoch,
-                loss: totals.loss(),
-                metrics: totals.means(),
-                has_perplexity: self.objective.is_head_loss(),
-                runtime: begin.elapsed(),
-                samples: rows.n_rows(),
-                steps: rows.n_rows().div_ceil(world * micro_batch),
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Begins a checkpoint; training goes on while it is written.
-    fn save(&mut self, done: u64) -> Result<()> {
-        let comm = self.accelerator.communicator();
-        comm.set_phase(&format!("step {done}: saving"));
-        let saved = self.saver.finish(comm).map(|_| ());
-        self.go_on_without(saved)?;
-        let output = self.config.save.output_dir.clone();
-        let dir = output.join(format!("checkpoint-{done}"));
-        let files = self.model_files()?;
-        let shard = &self.config.shard;
-        let with_model = self.config.save.only_model
-            || self.adaptation.is_some()
-            || shard.parameters == Placement::Whole
-            || shard.whole_weights_on_save
-            || shard.state_dict == StateDict::Full;
-        let (model, beside) = match with_model {
-            true => (Some(files), None),
-            false => (None, Some(files.without_weights())),
-        };
-        let state = self.journal.as_ref().map(|journal| journal.state().clone());
-        let keep = self.config.save.keep;
-        let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
-        let contents = Contents {
-            client: ClientState {
-                step: done,
-                epoch: self.loader.position() / self.loader.sampler().len,
-                consumed_samples: self.loader.position(),
-                seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
-                    .map(|(name, seed)| (name.to_string(), seed))
-                    .into(),
-                ..ClientState::default()
-            },
-            state: !self.config.save.only_model,
-            // A second model never changes; fingerprints say whether a resumed run has the same one.
-            frozen: match self.compared {
-                ReferenceModel::Second => checkpoint::Frozen::Exclude,
-                _ => checkpoint::Frozen::default(),
-            },
-            model,
-            extra: Box::new(move |dir| {
-                beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;
-                state.map_or(Ok(()), |state| Ok(state.save(dir)?))
-            }),
-            then: Box::new(move |_| {
-                if replaces {
-                    checkpoint::remove_later(&output, done)?;
-                }
-                keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
-            }),
-        };
-        let begun = self.accelerator.begin_save(&mut self.saver, &dir, contents);
-        self.go_on_without(begun)
-    }
-
-    /// A checkpoint that failed stops nothing but itself: the state is as it was, and the next one may succeed.
-    fn go_on_without(&mut self, saved: Result<()>) -> Result<()> {
-        match saved {
-            Err(Error::Checkpoint(
-                error @ (CheckpointError::NotSaved { .. } | CheckpointError::AfterSave { .. }),
-            )) => {
-                let Some(journal) = &mut self.journal else { return Ok(()) };
-                let told = format!("warning: {error}; training goes on");
-                // Where nobody listens the run goes on all the same.
-                let _ = writeln!(std::io::stderr(), "{told}");
-                journal.note(&told)
-            }
-            saved => saved,
-        }
-    }
-
-    fn model_files(&self) -> Result<ModelFiles> {
-        if let Some(adaptation) = &self.adaptation {
-            let base = match &self.config.model.source {
-                ModelSource::Folder(dir) => dir.display().to_string(),
-                ModelSource::Fields(_) => String::new(),
-            };
-            let tokenizer = Some(self.config.model.tokenizer.as_path());
-            return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
-        }
-        let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
-        ModelFiles::of_model(&self.hf, self.model.module(), &options)
-    }
-
     fn steps_per_epoch(&self) -> u64 {
         self.loader.sampler().steps_per_epoch()
     }
@@ -488,64 +384,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     /// Passes over the data so far.
     fn epoch(&self) -> f64 {
         self.loader.position() as f64 / self.loader.sampler().len as f64
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        let done = self.done;
-        if self.config.eval.at_end {
-            self.evaluate(done)?;
-        }
-        if self.config.train.enabled {
-            self.accelerator.communicator().set_phase("saving the model");
-            let output = &self.config.save.output_dir;
-            self.accelerator.save_pretrained(&self.model, output, self.model_files()?)?;
-        }
-        // All together, so that pages that ranks share are counted alike.
-        self.accelerator.wait_for_everyone()?;
-        let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
-        self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
-        if let Some(journal) = &mut self.journal {
-            let first = journal.first_step();
-            let samples = self.loader.position() - self.first_position;
-            journal.finish(samples, done - first)?;
-            let mut text = format!(
-                "done: {done} steps; model and logs are in {}",
-                self.config.save.output_dir.display()
-            );
-            text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
-            let again = self.accelerator.device().profile().recomputing();
-            if !again.is_zero() && done > first {
-                let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
-                text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
-            }
-            if let Some(line) =
-                self.forecast.as_mut().and_then(|forecast| forecast.compared(memory[0] as u64))
-            {
-                text.push_str(&format!("\n{line}"));
-            }
-            journal.message(&text)?;
-        }
-        self.accelerator.wait_for_everyone()
-    }
-
-    /// The time since the command began, in running_log.txt.
-    fn note_startup(&mut self, what: &str) -> Result<()> {
-        let time = self.started.elapsed().unwrap_or(Duration::ZERO);
-        match &mut self.journal {
-            Some(journal) => journal.note(&format!("startup: {what} after {:.3} s", time.as_secs_f64())),
-            None => Ok(()),
-        }
-    }
-
-    /// What the cores of all ranks can do at the same time, for the utilisation.
-    fn measure_peak(&mut self) -> Result<()> {
-        self.accelerator.wait_for_everyone()?;
-        let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
-        self.accelerator.reduce_sum(&mut peak)?;
-        if let Some(journal) = &mut self.journal {
-            journal.set_peak_flops(peak[0]);
-        }
-        Ok(())
     }
 }
 

@@ -119,12 +119,12 @@ pub fn evaluate<O: Objective>(
     let mut tally = Tally::default();
     let passes = batches.map(|batch| {
         objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
-        objective.forward(model, &Inputs::new(&batch, accelerator.device())?)
+        objective.eval_forward(model, &Inputs::new(&batch, accelerator.device())?)
     });
     let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
     if trains {
         model.train();
     }
     evaluated?;
-    tally.over_ranks(accelerator, objective.metrics(), None)
+    tally.over_ranks(accelerator, objective.eval_metrics(), None)
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use oarlock_kernels::cross_entropy::{self, RowScale};
 use oarlock_kernels::embed::{embed_forward, place_rows};
 use oarlock_kernels::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
+use oarlock_kernels::token_loss::{self, TokenLoss};
 use oarlock_kernels::{DType, Float, Result, Store};
 
 use crate::launch::Launch;
@@ -34,6 +35,9 @@ pub(super) struct Head<'a> {
     pub(super) weight: &'a Param,
     pub(super) labels: &'a Labels,
     pub(super) options: HeadOptions,
+    pub(super) loss: TokenLoss,
+    /// Whether the label is the likeliest token, 1 or 0, in the place of each loss. Goes without a gradient.
+    pub(super) hits: bool,
 }
 
 /// The gradient that comes from above.
@@ -123,7 +127,8 @@ fn passes<T: Float>(
     mut dx: Option<&mut Tensor>,
     mut slot: Option<GradSlot>,
 ) -> Result<Tensor> {
-    let (x, device, cap) = (head.x, head.x.device(), head.options.logit_cap);
+    let (x, device, cap, loss) = (head.x, head.x.device(), head.options.logit_cap, head.loss);
+    let hits = head.hits;
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     let mut losses = Tensor::zeros([n_rows], DType::F32, device)?;
     let chunk = chunk_rows(n_rows, vocab);
@@ -132,7 +137,7 @@ fn passes<T: Float>(
     // Of whole chunks, whatever the labels: a step that repeats its shapes takes no fresh memory.
     let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
     // In f32 the gradient is written over the logits.
-    let in_place = x.dtype() == DType::F32;
+    let in_place = x.dtype() == DType::F32 && loss == TokenLoss::CrossEntropy;
     let mut d_logits = match upstream {
         Some(_) if !in_place => Some(Tensor::uninit([chunk, vocab], x.dtype(), device, "logits")?),
         _ => None,
@@ -223,13 +228,16 @@ fn passes<T: Float>(
                 Some(grad) => Some(RowScale::Uniform(grad[0])),
             };
             match (scale, d_rows) {
-                (None, _) => cross_entropy::cross_entropy(cpu, x, labels, vocab, losses)?,
+                (None, _) if hits => token_loss::hits(cpu, x, labels, vocab, losses)?,
+                (None, _) => {
+                    token_loss::token_loss(cpu, loss, x, labels, vocab, losses)?;
+                }
                 (Some(scale), None) => {
-                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, cap, losses)?
+                    cross_entropy::cross_entropy_grad_in_place(cpu, x, labels, vocab, scale, cap, losses)?;
                 }
                 (Some(scale), Some(d)) => {
                     let d = d.slice(cpu);
-                    cross_entropy::cross_entropy_grad(cpu, x, labels, vocab, scale, cap, losses, d)?
+                    token_loss::token_loss_grad(cpu, loss, x, labels, vocab, scale, cap, losses, d)?;
                 }
             };
             place_rows(losses, 1, to, all_losses.slice(cpu))

@@ -4,6 +4,7 @@
 //! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass recomputes the
 //! logits. The chunks are in `head_chunks`.
 
+use oarlock_kernels::token_loss::TokenLoss;
 use oarlock_kernels::{DType, Error, Result, cross_entropy};
 
 use crate::ops::cross_entropy::reduced;
@@ -65,7 +66,32 @@ impl HeadLoss {
 /// # Errors
 /// Shapes that do not fit, or a label outside `0..V` that is not [`IGNORE_INDEX`](crate::ops::IGNORE_INDEX).
 pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<HeadLoss> {
+    head_token_loss(x, weight, labels, options, TokenLoss::CrossEntropy)
+}
+
+/// As [`head_loss`], with another loss of each token. What stands in its formula as a weight has no gradient.
+///
+/// # Errors
+/// As [`head_loss`], and a smoothing outside `0..1` or a power below 0.
+pub fn head_token_loss(
+    x: &Tensor,
+    weight: &Param,
+    labels: &Labels,
+    options: HeadOptions,
+    kind: TokenLoss,
+) -> Result<HeadLoss> {
     let op = "head_loss";
+    match kind {
+        TokenLoss::Smoothed(smoothing) if !(0.0..1.0).contains(&smoothing) => {
+            return Err(Error::Usage(format!(
+                "{op}: expected a smoothing of at least 0 and below 1, got {smoothing}"
+            )));
+        }
+        TokenLoss::ByEntropy { alpha } if !(alpha.is_finite() && alpha >= 0.0) => {
+            return Err(Error::Usage(format!("{op}: expected a power of at least 0, got {alpha}")));
+        }
+        _ => {}
+    }
     check(op, x, weight, labels, options)?;
     let recorder = Recorder::new(&[x], &[weight])?;
     let seed = recorder.as_ref().filter(|r| r.needs_grad()).and_then(Recorder::promised_seed);
@@ -75,7 +101,7 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptio
         }
         _ => None,
     };
-    let head = Head { x, weight, labels, options };
+    let head = Head { x, weight, labels, options, loss: kind, hits: false };
     let losses = head_chunks::run(&head, seed.map(Upstream::Seed), dx.as_mut())?;
     let (exact, mut loss) =
         (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
@@ -90,7 +116,7 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptio
     let n_targets = labels.n_targets();
     let loss = Recorder::record(recorder, loss, |recorder| {
         let again = seed.is_none().then(|| (recorder.save(x), labels.clone()));
-        HeadBackward { weight: weight.clone(), options, seed, dx, again }
+        HeadBackward { weight: weight.clone(), options, kind, seed, dx, again }
     });
     Ok(HeadLoss { loss, exact, n_targets })
 }
@@ -103,7 +129,11 @@ pub fn head_loss(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptio
 pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
     check("head_log_probs", x, weight, labels, options)?;
     let recorder = Recorder::new(&[x], &[weight])?;
-    let losses = head_chunks::run(&Head { x, weight, labels, options }, None, None)?;
+    let losses = head_chunks::run(
+        &Head { x, weight, labels, options, loss: TokenLoss::CrossEntropy, hits: false },
+        None,
+        None,
+    )?;
     let sizes = x.sizes();
     let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
     let mut launch = x.device().quiet_launch("head_log_probs");
@@ -118,6 +148,19 @@ pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: Head
         x: recorder.save(x),
         labels: labels.clone(),
     }))
+}
+
+/// Whether each label is the likeliest token, the first of equals: f32, 1 or 0, of x's shape without its last dim; 0 where
+/// the label is ignored. Not recorded.
+///
+/// # Errors
+/// As [`head_loss`].
+pub fn head_hits(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
+    check("head_hits", x, weight, labels, options)?;
+    let loss = TokenLoss::CrossEntropy;
+    let hits = head_chunks::run(&Head { x, weight, labels, options, loss, hits: true }, None, None)?;
+    let sizes = x.sizes();
+    hits.reshape(&sizes[..sizes.len() - 1])
 }
 
 /// The logits themselves: x `[.., I]`, weight `[V, I]` → `[.., V]`, not capped; for generation and for custom losses.
@@ -144,6 +187,7 @@ fn check(op: &'static str, x: &Tensor, weight: &Param, labels: &Labels, options:
 struct HeadBackward {
     weight: Param,
     options: HeadOptions,
+    kind: TokenLoss,
     seed: Option<f32>,
     /// The gradient made in the forward pass.
     dx: Option<Tensor>,
@@ -154,7 +198,8 @@ struct HeadBackward {
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         if let Some((x, labels)) = &self.again {
-            return gradients(cx, x, &self.weight, labels, self.options, Upstream::Loss(&upstream));
+            let head = Again { x, weight: &self.weight, labels, options: self.options, loss: self.kind };
+            return head.gradients(cx, Upstream::Loss(&upstream));
         }
         let (seed, device) = (self.seed, upstream.device().clone());
         let mut launch = device.quiet_launch("head_loss");
@@ -182,25 +227,35 @@ struct LogProbsBackward {
 
 impl Function for LogProbsBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let upstream = Upstream::LogProbs(&dy);
-        gradients(cx, &self.x, &self.weight, &self.labels, self.options, upstream)
+        let (weight, labels, options) = (&self.weight, &self.labels, self.options);
+        let head = Again { x: &self.x, weight, labels, options, loss: TokenLoss::CrossEntropy };
+        head.gradients(cx, Upstream::LogProbs(&dy))
     }
 }
 
-/// Recomputes the logits for the gradients of x and of the weight.
-fn gradients(
-    cx: &mut Backward<'_>,
-    x: &Saved,
-    weight: &Param,
-    labels: &Labels,
+/// A head whose logits are computed again.
+struct Again<'a> {
+    x: &'a Saved,
+    weight: &'a Param,
+    labels: &'a Labels,
     options: HeadOptions,
-    upstream: Upstream<'_>,
-) -> Result<()> {
-    let x = cx.get(x)?;
-    let mut dx = match cx.needs(0) {
-        true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
-        false => None,
-    };
-    head_chunks::run(&Head { x: &x, weight, labels, options }, Some(upstream), dx.as_mut())?;
-    dx.map_or(Ok(()), |dx| cx.give(0, dx))
+    loss: TokenLoss,
+}
+
+impl Again<'_> {
+    /// Gives the gradients of x and of the weight.
+    fn gradients(&self, cx: &mut Backward<'_>, upstream: Upstream<'_>) -> Result<()> {
+        let &Again { x, weight, labels, options, loss } = self;
+        let x = cx.get(x)?;
+        let mut dx = match cx.needs(0) {
+            true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
+            false => None,
+        };
+        head_chunks::run(
+            &Head { x: &x, weight, labels, options, loss, hits: false },
+            Some(upstream),
+            dx.as_mut(),
+        )?;
+        dx.map_or(Ok(()), |dx| cx.give(0, dx))
+    }
 }

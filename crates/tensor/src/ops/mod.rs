@@ -22,6 +22,7 @@ mod layer_norm;
 mod linear;
 mod linear_four_bit;
 mod methods;
+mod noise;
 mod norm;
 mod operand;
 mod operators;
@@ -82,13 +83,15 @@ pub use custom::{CustomOp, CustomOps, custom, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::{gated, glu};
-pub use head_loss::{HeadLoss, HeadOptions, head_log_probs, head_loss, logits};
+pub use head_loss::{HeadLoss, HeadOptions, head_hits, head_log_probs, head_loss, head_token_loss, logits};
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear};
 pub use linear_four_bit::{dequantize_four_bit, linear_four_bit};
+pub use noise::{NoisePart, uniform_noise};
 pub use norm::{rms_norm, rms_norm_to};
 pub use oarlock_kernels::glu::Activation;
+pub use oarlock_kernels::token_loss::TokenLoss;
 pub use operand::{Number, Operand};
 pub use pair_loss::{
     KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,

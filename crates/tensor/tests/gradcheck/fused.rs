@@ -1,7 +1,7 @@
 //! The ops with parameters: embedding, norms, the head with its loss, parameters as tensors; and gated units.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::{self, Activation, HeadOptions, IGNORE_INDEX, Labels};
+use oarlock_tensor::ops::{self, Activation, HeadOptions, IGNORE_INDEX, Labels, TokenLoss};
 use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
 
 use crate::common::{Array, Case, Env, array, assert_close, case, f64s, grad_of, settle, tensor};
@@ -220,6 +220,45 @@ fn head_without_a_promise() {
     let op = |_: &Env, x: &[Tensor], p: &[Param]| ops::logits(&x[0], &p[0]);
     let reference = |x: &[&[f64]], p: &[&[f64]]| product(x[0], false, p[0], true, [6, 7, 5]);
     with_params("logits", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
+}
+
+#[test]
+fn head_with_smoothed_labels() {
+    let op = |_: &Env, x: &[Tensor], p: &[Param]| {
+        let (labels, kind) = (Labels::new(LABELS), TokenLoss::Smoothed(0.2));
+        Ok(ops::head_token_loss(&x[0], &p[0], &labels, HeadOptions::default(), kind)?.loss)
+    };
+    let reference = |x: &[&[f64]], p: &[&[f64]]| {
+        let logits = product(x[0], false, p[0], true, [6, 7, 5]);
+        let row = |(row, label): (&[f64], i32)| {
+            let log_sum = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+            let mean = row.iter().sum::<f64>() / 7.0;
+            if label == IGNORE_INDEX { 0.0 } else { log_sum - 0.8 * row[label as usize] - 0.2 * mean }
+        };
+        vec![logits.chunks(7).zip(LABELS).map(row).sum()]
+    };
+    with_params("head_token_loss", [array(1, &[2, 3, 5])], [array(2, &[7, 5])], op, reference).check();
+}
+
+/// The gradients that the forward pass makes are those of the backward pass.
+#[test]
+fn every_loss_of_tokens_is_the_same_with_a_promised_seed() {
+    for kind in [TokenLoss::Smoothed(0.1), TokenLoss::ByProbability, TokenLoss::ByEntropy { alpha: 1.0 }] {
+        for dtype in [DType::F32, DType::BF16] {
+            let device = Device::cpu(Isa::detect(), Par::solo());
+            let run = |tape: Tape| {
+                let (params, home) = settle(&[array(2, &[7, 5])], dtype, &device, true);
+                let x = tape.leaf(&tensor(&array(1, &[6, 5]), dtype, &device));
+                let options = HeadOptions::default();
+                let head = ops::head_token_loss(&x, &params[0], &Labels::new(LABELS), options, kind).unwrap();
+                let gradients = tape.backward(&head.loss, 0.25).unwrap();
+                (head.sum().unwrap(), f64s(gradients.of(&x).unwrap()), grad_of(&home, 0))
+            };
+            let promised = run(Tape::with_seed(0.25));
+            assert!(promised.2.iter().any(|g| *g != 0.0));
+            assert_eq!(run(Tape::new()), promised, "{kind:?} {dtype}");
+        }
+    }
 }
 
 /// Embedding and head share their weight; with a promised seed the head's part comes in the forward pass.

@@ -47,8 +47,8 @@ fn what_belongs_to_another_stage_is_told() {
     );
     assert!(bad("stage: sft\nminimind_rows: true", &[], &[]).contains("`minimind_rows` are rows of texts"));
     assert!(
-        bad("stage: sft\nstreaming: true\nmax_steps: 3", &[], &[])
-            .contains("`streaming: true` is not supported yet")
+        bad("stage: sft\nuse_asft_loss: true", &[], &[])
+            .contains("`use_asft_loss: true` is not supported yet")
     );
 }
 

@@ -157,7 +157,7 @@ const FILLER: u64 = u64::MAX;
 /// The sampler of this rank.
 pub fn sampler(site: &Site, len: u64, micro_batch: u64, accumulation: u64) -> Sampler {
     let (world, rank) = (site.comm.world_size() as u64, site.comm.rank() as u64);
-    Sampler { len, seed: 42, shuffle: true, world, rank, micro_batch, accumulation }
+    Sampler { len, seed: 42, shuffle: true, world, rank, micro_batch, accumulation, lengths: None }
 }
 
 /// The numbers of samples to check: multiples of the number of ranks, and others.

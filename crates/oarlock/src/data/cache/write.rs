@@ -56,6 +56,18 @@ pub(super) fn write(
     Ok(())
 }
 
+/// Copies a cache to `path`, whole or not at all.
+pub(super) fn copy(from: &Path, path: &Path) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
+    let (mut temporary, mut file) = Temporary::create(path)?;
+    let mut from_file = File::open(from).map_err(|e| Error::read(from, e))?;
+    io::copy(&mut from_file, &mut file).map_err(|e| Error::write(path, e))?;
+    std::fs::rename(&temporary.path, path).map_err(|e| Error::write(path, e))?;
+    temporary.renamed = true;
+    Ok(())
+}
+
 /// Starts the threads that encode, unless the caller has some; where it cannot, rayon would panic later.
 fn start_threads() -> Result<()> {
     if rayon::current_thread_index().is_some() {
@@ -88,6 +100,7 @@ fn write_to(
     let conversations = encoder.content() == Content::Object;
     let mut progress = Progress { text_bytes: 0, records: 0, tokens: 0 };
     let mut report = RowReport::default();
+    let mut parts = vec![0u64; source.n_parts()];
     let mut records = source.rows(encoder.content());
     loop {
         let batch = next_batch(&mut records)?;
@@ -96,7 +109,7 @@ fn write_to(
         }
         progress.text_bytes += batch.iter().map(|row| row.record.content.len() as u64).sum::<u64>();
         for encoded in encode(encoder, batch) {
-            let Encoding { outcome, guessed, record } = encoded?;
+            let Encoding { outcome, guessed, part, record } = encoded?;
             guessed.iter().for_each(|kind| report.guess(kind.name()));
             let encoded = match outcome {
                 Outcome::Dropped(reason) => {
@@ -109,6 +122,7 @@ fn write_to(
                 }
             };
             progress.records += 1;
+            parts[part] += 1;
             progress.tokens += encoded.ids.len() as u64;
             offsets.push(progress.tokens);
             out.ids(&encoded.ids, id_bytes).map_err(failed)?;
@@ -124,7 +138,8 @@ fn write_to(
     }
     let report = encoder.reads_formats().then_some(report);
     let origin =
-        serde_json::to_vec(&OriginOut { files: &origin.files, report }).map_err(|e| failed(e.into()))?;
+        serde_json::to_vec(&OriginOut { files: &origin.files, report, parts, encoder: encoder.identity() })
+            .map_err(|e| failed(e.into()))?;
     let mut finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {
@@ -158,6 +173,8 @@ struct OriginOut<'o> {
     files: &'o [Stamp],
     #[serde(skip_serializing_if = "Option::is_none")]
     report: Option<RowReport>,
+    parts: Vec<u64>,
+    encoder: String,
 }
 
 /// The next records, about `BATCH_BYTES` of them; none at the end.

@@ -3,6 +3,7 @@
 //! `layouts.json` holds one line for each (bench/golden/make_layouts.py writes it). A conversation becomes tokens slot by
 //! slot, each text by itself, so that the boundaries of slots are boundaries of tokens.
 
+mod jinja;
 mod tools;
 mod turns;
 

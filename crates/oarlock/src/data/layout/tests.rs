@@ -223,3 +223,57 @@ fn wrong_settings_are_explained() {
     let error = Layout::named("llama3").unwrap().end_token(&fixture.tokenizer).unwrap_err().to_string();
     assert!(error.contains("its end token <|eot_id|> is no token of this tokenizer"), "{error}");
 }
+
+/// A tokenizer for a layout, with the folder that it lies in.
+fn fixture(layout: &Layout) -> Characters {
+    let mut special: Vec<&str> = vec!["<s>", "</s>"];
+    special.extend(layout.stop_words.first().filter(|_| layout.replace_eos).map(String::as_str));
+    let slots = [Some(&layout.user), Some(&layout.prefix), Some(&layout.system), layout.observation.as_ref()];
+    for slot in slots.into_iter().flatten().flatten() {
+        if let Slot::Token { token } = slot {
+            special.push(token);
+        }
+    }
+    characters(&format!("{LAYOUTS}{GOLDEN}"), &special)
+}
+
+/// A saved model is asked as it was trained.
+#[test]
+fn the_template_of_every_layout_writes_its_prompts() {
+    let (mut n_long, mut n_tools) = (0, 0);
+    for name in layout_names() {
+        for thinks in [Some(true), Some(false)] {
+            let args = ChatArgs { enable_thinking: thinks, ..ChatArgs::default() };
+            let layout = Layout::named(&name).unwrap().with(&args).unwrap();
+            let Characters { _dir: dir, tokenizer, .. } = fixture(&layout);
+            let template = layout.jinja(&tokenizer, &args).unwrap();
+            std::fs::write(dir.path().join("chat_template.jinja"), &template).unwrap();
+            let template = super::super::template::ChatTemplate::read(dir.path()).unwrap();
+            let check = |mut conversation: Conversation, n_asked: usize, what: &str| {
+                let turns = layout.turns(&tokenizer, &conversation, &args).unwrap().unwrap();
+                let (last, before) = turns[..n_asked].split_last().unwrap();
+                let mut expected: Vec<u32> =
+                    before.iter().flat_map(|turn| [&turn.source[..], &turn.target].concat()).collect();
+                expected.extend(&last.source);
+                conversation.messages.truncate(2 * n_asked - 1);
+                let text = template.render_prompt(&conversation).unwrap();
+                let expected = tokenizer.decode(&expected, false).unwrap();
+                assert_eq!(text, expected, "{name}, {what}, {thinks:?}");
+            };
+            for system in [None, Some("Be 'brief'.\n")] {
+                let told = || Conversation { system: system.map(str::to_owned), ..talk(&TALK) };
+                check(told(), 1, "one question");
+                // The turns of a training that thinks hold thoughts that the history of a talk does not.
+                if layout.class != Class::Reasoning {
+                    check(told(), 2, "two questions");
+                    n_long += 1;
+                }
+            }
+            if layout.tools == "qwen" && layout.calls == "qwen" && layout.class != Class::Reasoning {
+                check(with_tools(), 2, "functions");
+                n_tools += 1;
+            }
+        }
+    }
+    assert!(n_long > 200 && n_tools > 2, "{n_long} {n_tools}");
+}

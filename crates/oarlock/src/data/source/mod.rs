@@ -34,6 +34,8 @@ pub struct Record {
 /// A record with the format of its data set, where that is known.
 pub(super) struct Row {
     pub(super) record: Record,
+    /// Which of the data sets it is of.
+    pub(super) part: usize,
     format: Option<Arc<RowFormat>>,
 }
 
@@ -179,7 +181,7 @@ impl Source {
     /// All records, each with the format of its data set.
     pub(super) fn rows(&self, content: Content) -> Rows {
         let parts = self.parts.clone();
-        let stream = parts.into_iter().flat_map(move |part| {
+        let stream = parts.into_iter().enumerate().flat_map(move |(index, part)| {
             let Part { name, files, column, limit, format } = part;
             let shown = files.first().cloned().unwrap_or_default();
             let records = files.into_iter().flat_map(move |file| open(&file, column.as_deref(), content));
@@ -195,7 +197,7 @@ impl Source {
                     let remedy = "give a file with text in it, and max_samples of at least 1";
                     return Some(Err(Error::file(&shown, cause, remedy)));
                 }
-                next.map(|record| Ok(Row { record: record?, format: format.clone() }))
+                next.map(|record| Ok(Row { record: record?, part: index, format: format.clone() }))
             })
         });
         Box::new(until_error(stream))
@@ -211,6 +213,11 @@ impl Source {
     pub(super) fn formats(&self) -> String {
         let identity = |part: &Part| part.format.as_ref().map(|format| format.identity());
         self.parts.iter().map(|part| format!("{:?}\n", identity(part))).collect()
+    }
+
+    /// How many data sets it has.
+    pub(super) fn n_parts(&self) -> usize {
+        self.parts.len()
     }
 
     /// A short name for files that belong to this source.

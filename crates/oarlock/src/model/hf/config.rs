@@ -165,7 +165,7 @@ impl HfConfig {
     }
 
     /// `generation_config.json` where none can be taken over.
-    pub(super) fn generation_json(&self) -> String {
+    pub(crate) fn generation_json(&self) -> String {
         let mut fields = Map::new();
         fields.insert("_from_model_config".to_string(), json!(true));
         let ids = [

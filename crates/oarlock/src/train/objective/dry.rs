@@ -19,7 +19,7 @@ pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass
         let (ids, labels) = (tensor()?, Labels::new(vec![0; pass.rows * pass.len]));
         let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
         let segments = (0..pass.rows).map(|row| row * pass.len..(row + 1) * pass.len).collect();
-        let inputs = Inputs { ids, labels, mask, segments };
+        let inputs = Inputs { ids, labels, mask, segments, documents: Vec::new() };
         if !pass.trains {
             waiting.replace(None);
             objective.loss(model, &inputs)?;

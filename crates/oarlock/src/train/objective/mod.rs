@@ -8,6 +8,7 @@ mod answers;
 mod dry;
 mod judgement;
 mod metric;
+mod next_token;
 mod preference;
 mod preference_loss;
 mod pretrain;
@@ -22,11 +23,12 @@ pub use self::answers::Reference;
 pub use self::dry::dry_pass;
 pub use self::judgement::Judgement;
 pub use self::metric::{Mean, Metric, Sum, Tally, Totals};
+pub use self::next_token::NextToken;
 pub use self::preference::Preference;
 pub use self::pretrain::Pretrain;
 pub use self::reward::Reward;
 use crate::accelerator::{Accelerator, Loss, Prepared};
-use crate::data::Batch;
+use crate::data::{Batch, Sample};
 use crate::error::Result;
 use crate::nn::{self, Module};
 
@@ -89,6 +91,19 @@ pub trait Objective {
         &[]
     }
 
+    /// Runs the objective on a micro-batch of an evaluation, with the metrics of [`Objective::eval_metrics`].
+    ///
+    /// # Errors
+    /// As [`Objective::forward`].
+    fn eval_forward(&self, model: &Prepared<Self::Model>, inputs: &Inputs) -> Result<ObjectiveLoss> {
+        self.forward(model, inputs)
+    }
+
+    /// The names of the metrics of each loss of an evaluation, in their order.
+    fn eval_metrics(&self) -> &'static [&'static str] {
+        self.metrics()
+    }
+
     /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
     /// gradient in the forward pass, as [`Prepared::loss`] says.
     fn is_head_loss(&self) -> bool {
@@ -107,6 +122,19 @@ pub struct Inputs {
     pub mask: Mask,
     /// Where the segments of each example stand among the tokens, as in [`Batch::segments`].
     pub segments: Vec<Range<usize>>,
+    /// The examples of the training that it holds.
+    pub documents: Vec<Document>,
+}
+
+/// An example in a micro-batch: a sample, or one of several that share its row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// The samples of the training before its own.
+    pub position: u64,
+    /// The tokens of the sample before it.
+    pub first: usize,
+    /// Its tokens in the micro-batch, row after row.
+    pub tokens: Range<usize>,
 }
 
 impl Inputs {
@@ -125,8 +153,27 @@ impl Inputs {
             labels: Labels::new(batch.labels.as_slice()),
             mask,
             segments: batch.segments.clone(),
+            documents: documents(batch),
         })
     }
+}
+
+/// The samples of a batch, each divided where another document begins.
+fn documents(batch: &Batch) -> Vec<Document> {
+    let mut documents = Vec::with_capacity(batch.samples.len());
+    for Sample { position, tokens } in &batch.samples {
+        let starts = batch.doc_start.as_ref().map_or(&[][..], |starts| &starts[tokens.clone()]);
+        let mut first = 0;
+        for part in starts.chunk_by(|a, b| a == b) {
+            let begin = tokens.start + first;
+            documents.push(Document { position: *position, first, tokens: begin..begin + part.len() });
+            first += part.len();
+        }
+        if starts.is_empty() {
+            documents.push(Document { position: *position, first: 0, tokens: tokens.clone() });
+        }
+    }
+    documents
 }
 
 /// The loss of a micro-batch.

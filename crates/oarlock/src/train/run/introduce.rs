@@ -1,17 +1,42 @@
-//! What a run says of itself before its first step: its method, its size, its steps.
+//! What a run says of itself at its beginning.
 
 use std::path::Path;
+use std::time::Duration;
 
+use oarlock_tensor::ops::update;
+
+use super::Run;
 use crate::accelerator::Accelerator;
 use crate::config::{Finetuning, TrainConfig};
 use crate::error::Result;
+use crate::model::Decoder;
 use crate::train::journal::Journal;
+use crate::train::objective::Objective;
 
-/// What a run says of itself before its first step.
-///
-/// # Errors
-/// A log that cannot be written.
-pub fn introduce(
+impl<O: Objective<Model = Decoder>> Run<'_, O> {
+    /// The time since the command began, in running_log.txt.
+    pub(super) fn note_startup(&mut self, what: &str) -> Result<()> {
+        let time = self.started.elapsed().unwrap_or(Duration::ZERO);
+        match &mut self.journal {
+            Some(journal) => journal.note(&format!("startup: {what} after {:.3} s", time.as_secs_f64())),
+            None => Ok(()),
+        }
+    }
+
+    /// What the cores of all ranks can do at the same time, for the utilisation.
+    pub(super) fn measure_peak(&mut self) -> Result<()> {
+        self.accelerator.wait_for_everyone()?;
+        let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
+        self.accelerator.reduce_sum(&mut peak)?;
+        if let Some(journal) = &mut self.journal {
+            journal.set_peak_flops(peak[0]);
+        }
+        Ok(())
+    }
+}
+
+/// What is told before the first step.
+pub(super) fn introduce(
     journal: &mut Journal,
     config: &TrainConfig,
     accelerator: &Accelerator,

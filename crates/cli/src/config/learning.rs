@@ -1,0 +1,181 @@
+//! Reads what is learned of which rows: the loss of a token, how data sets are mixed, how sequences are drawn.
+
+use std::path::PathBuf;
+
+use oarlock::config::{Mix, MixEnd, TokenLossArgs};
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+use oarlock_tensor::ops::TokenLoss;
+
+/// How far from 1 the sum of written probabilities may be.
+const SLACK: f64 = 1e-6;
+
+/// The loss of a token; what is wrong with it goes to `problems`.
+pub fn token_loss(settings: &Settings, problems: &mut Problems) -> TokenLossArgs {
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    let smoothing = settings.f64("label_smoothing_factor") as f32;
+    let losses = [
+        ("use_dft_loss", settings.bool("use_dft_loss"), TokenLoss::ByProbability),
+        (
+            "use_eaft_loss",
+            settings.bool("use_eaft_loss"),
+            TokenLoss::ByEntropy { alpha: settings.f64("eaft_alpha") as f32 },
+        ),
+        ("label_smoothing_factor", smoothing > 0.0, TokenLoss::Smoothed(smoothing)),
+    ];
+    let chosen: Vec<_> = losses.iter().filter(|(_, on, _)| *on).collect();
+    if let [first, second, ..] = chosen[..] {
+        let message = format!("`{}` and `{}` are two losses of a token", second.0, first.0);
+        report(&message, &[second.0, first.0], "keep one of them");
+    }
+    for (name, _, _) in &chosen {
+        if *name != "label_smoothing_factor" && settings.word("stage") != "sft" {
+            let message = format!("`{name}` belongs to stage sft");
+            report(&message, &[name, "stage"], "remove it; stage pt learns by plain cross-entropy");
+        }
+    }
+    TokenLossArgs {
+        kind: chosen.first().map_or(TokenLoss::CrossEntropy, |(_, _, kind)| *kind),
+        neftune_alpha: settings
+            .said("neftune_noise_alpha")
+            .map(|_| settings.f64("neftune_noise_alpha"))
+            .filter(|alpha| *alpha > 0.0),
+        accuracy: settings.bool("compute_accuracy"),
+    }
+}
+
+/// How several data sets become one; what is wrong with it goes to `problems`.
+pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    let written = settings.list("interleave_probs");
+    let end = match settings.word("mix_strategy") {
+        "interleave_under" => MixEnd::FirstExhausted,
+        "interleave_over" => MixEnd::AllExhausted,
+        "interleave_once" => MixEnd::Once,
+        _ => {
+            if !written.is_empty() {
+                report(
+                    "`interleave_probs` is only valid for interleaved mixing",
+                    &["interleave_probs", "mix_strategy"],
+                    "write `mix_strategy: interleave_under`, interleave_over or interleave_once, or remove interleave_probs",
+                );
+            }
+            return Mix::Concat;
+        }
+    };
+    let read: Option<Vec<f64>> = written.iter().map(|text| text.trim().parse().ok()).collect();
+    let names = ["interleave_probs"];
+    let Some(probabilities) = read else {
+        report(
+            "`interleave_probs` are not all numbers",
+            &names,
+            "write one for each data set, such as 0.7,0.3",
+        );
+        return Mix::Concat;
+    };
+    let n_datasets = settings.list("dataset").len();
+    if !probabilities.is_empty() {
+        if probabilities.len() != n_datasets {
+            let message =
+                format!("`interleave_probs` has {} values for {n_datasets} data sets", probabilities.len());
+            report(&message, &["interleave_probs", "dataset"], "write one for each data set");
+        } else if probabilities.iter().any(|p| !(*p > 0.0 && p.is_finite()))
+            || (probabilities.iter().sum::<f64>() - 1.0).abs() > SLACK
+        {
+            let help =
+                "write probabilities above 0 that add up to 1; leave a data set out instead of giving it 0";
+            report("`interleave_probs` are no probabilities", &names, help);
+        }
+    }
+    Mix::Interleave { end, probabilities: (!probabilities.is_empty()).then_some(probabilities) }
+}
+
+/// Whether sequences are drawn in a random order, and those of similar length together.
+pub fn order(settings: &Settings, problems: &mut Problems) -> (bool, bool) {
+    let strategy = settings.word("train_sampling_strategy");
+    let grouped = settings.bool("group_by_length") || strategy == "group_by_length";
+    let in_order = settings.bool("disable_shuffling") || strategy == "sequential";
+    if grouped && in_order {
+        let name = match settings.bool("group_by_length") {
+            true => "group_by_length",
+            false => "train_sampling_strategy",
+        };
+        let other = if strategy == "sequential" { "train_sampling_strategy" } else { "disable_shuffling" };
+        settings.report(
+            problems,
+            "sequences cannot be drawn both by their length and in the order of the files",
+            &[name, other],
+            "keep one of them",
+        );
+    }
+    (!in_order, grouped)
+}
+
+/// The folder of a tokenized data set.
+pub fn tokenized(settings: &Settings) -> Option<PathBuf> {
+    settings.said("tokenized_path").map(|_| PathBuf::from(settings.word("tokenized_path")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MINIMUM, good, train};
+    use super::*;
+
+    fn told(text: &str) -> String {
+        train(&format!("{MINIMUM}{text}"), &[], &[]).map(|_| String::new()).unwrap_or_else(|p| p.to_string())
+    }
+
+    #[test]
+    fn losses_are_read() {
+        assert_eq!(good("").train.loss, TokenLossArgs::default());
+        let kind = |text: &str| good(text).train.loss.kind;
+        assert_eq!(kind("label_smoothing_factor: 0.1"), TokenLoss::Smoothed(0.1));
+        assert_eq!(kind("stage: sft\nuse_dft_loss: true"), TokenLoss::ByProbability);
+        assert_eq!(
+            kind("stage: sft\nuse_eaft_loss: true\neaft_alpha: 0.5"),
+            TokenLoss::ByEntropy { alpha: 0.5 }
+        );
+        assert_eq!(good("neftune_noise_alpha: 5").train.loss.neftune_alpha, Some(5.0));
+        assert_eq!(good("neftune_noise_alpha: 0").train.loss.neftune_alpha, None);
+        assert!(told("use_dft_loss: true").contains("`use_dft_loss` belongs to stage sft"));
+        let both = told("stage: sft\nuse_dft_loss: true\nlabel_smoothing_factor: 0.1");
+        assert!(both.contains("are two losses of a token"), "{both}");
+    }
+
+    #[test]
+    fn mixes_are_read_and_checked() {
+        assert_eq!(good("").data.mix, Mix::Concat);
+        let mix = |words: &[&str]| {
+            train(MINIMUM, &[&["dataset=a,b"][..], words].concat(), &[]).unwrap().data.mix.clone()
+        };
+        let drawn = mix(&["mix_strategy=interleave_under", "interleave_probs=0.7,0.3"]);
+        let probabilities = Some(vec![0.7, 0.3]);
+        assert_eq!(drawn, Mix::Interleave { end: MixEnd::FirstExhausted, probabilities });
+        let turns = mix(&["mix_strategy=interleave_once"]);
+        assert_eq!(turns, Mix::Interleave { end: MixEnd::Once, probabilities: None });
+        for (text, expected) in [
+            ("interleave_probs: 0.7,0.3", "only valid for interleaved mixing"),
+            ("mix_strategy: interleave_over\ninterleave_probs: 0.7,0.3", "has 2 values for 1 data sets"),
+            ("mix_strategy: interleave_over\ninterleave_probs: x", "are not all numbers"),
+            ("mix_strategy: interleave_over\ninterleave_probs: 0.5", "are no probabilities"),
+        ] {
+            let told = told(text);
+            assert!(told.contains(expected), "{text}: {told}");
+        }
+    }
+
+    #[test]
+    fn orders_are_read() {
+        let order = |text: &str| (good(text).data.shuffle, good(text).data.group_by_length);
+        assert_eq!(order(""), (true, false));
+        assert_eq!(order("group_by_length: true"), (true, true));
+        assert_eq!(order("train_sampling_strategy: group_by_length"), (true, true));
+        assert_eq!(order("train_sampling_strategy: sequential"), (false, false));
+        let both = told("group_by_length: true\ndisable_shuffling: true");
+        assert!(both.contains("both by their length and in the order of the files"), "{both}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Reads whether and how answers are generated after the training.
+
+use oarlock::config::{Placement, PredictArgs, ShardArgs};
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+
+/// How answers are generated; `None` where none are. What is wrong with it goes to `problems`.
+pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> Option<PredictArgs> {
+    let asked = settings.word("stage") == "sft"
+        && settings.bool("do_predict")
+        && settings.bool("predict_with_generate");
+    if !asked {
+        return None;
+    }
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    if settings.int("num_beams") != 1 {
+        report("`num_beams` is more than 1: there is no beam search", &["num_beams"], "remove it");
+    }
+    if shard.parameters != Placement::Whole {
+        report(
+            "`predict_with_generate` needs the weights on every rank, and they are sharded",
+            &["predict_with_generate"],
+            "generate after the training, or shard gradients and optimizer state only",
+        );
+    }
+    let top_p = settings.f64("top_p") as f32;
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        report("`top_p` is not above 0 and at most 1", &["top_p"], "write 1 to draw from all tokens");
+    }
+    let penalty = settings.f64("repetition_penalty") as f32;
+    if penalty <= 0.0 {
+        report("`repetition_penalty` is 0", &["repetition_penalty"], "write 1 for none");
+    }
+    Some(PredictArgs {
+        max_new_tokens: settings.usize("max_new_tokens"),
+        temperature: match settings.bool("do_sample") {
+            true => settings.f64("temperature") as f32,
+            false => 0.0,
+        },
+        top_k: usize::try_from(settings.int("top_k")).unwrap_or(0),
+        top_p,
+        repetition_penalty: penalty,
+        skip_special_tokens: settings.bool("skip_special_tokens"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MINIMUM, good, train};
+    use super::*;
+
+    const ASKED: &str = "stage: sft\neval_dataset: e\ndo_predict: true\npredict_with_generate: true\n";
+
+    #[test]
+    fn answers_are_generated_where_both_keys_ask_for_them() {
+        assert_eq!(good("stage: sft").predict, None);
+        let args = good(ASKED).predict;
+        let expected = PredictArgs {
+            max_new_tokens: 1024,
+            temperature: 0.95,
+            top_k: 50,
+            top_p: 0.7,
+            repetition_penalty: 1.0,
+            skip_special_tokens: true,
+        };
+        assert_eq!(args, Some(expected));
+        let greedy = good(&format!("{ASKED}do_sample: false\nmax_new_tokens: 8\ntop_k: -1")).predict;
+        assert_eq!(greedy, Some(PredictArgs { temperature: 0.0, max_new_tokens: 8, top_k: 0, ..expected }));
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let told = |text: &str| match train(&format!("{MINIMUM}{ASKED}{text}"), &[], &[]) {
+            Ok(_) => String::new(),
+            Err(problems) => problems.to_string(),
+        };
+        assert!(told("num_beams: 4").contains("no beam search"));
+        assert!(told("top_p: 0").contains("`top_p` is not above 0"));
+        assert!(told("fsdp: full_shard").contains("needs the weights on every rank"));
+    }
+}

@@ -1,0 +1,48 @@
+//! Evaluation during a run.
+
+use std::time::Instant;
+
+use super::Run;
+use crate::data::eval_batches;
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::report::log::EvalRecord;
+use crate::train::data::EvalData;
+use crate::train::evaluate;
+use crate::train::objective::Objective;
+
+impl<O: Objective<Model = Decoder>> Run<'_, O> {
+    /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for.
+    pub(super) fn evaluate(&mut self, done: u64) -> Result<()> {
+        self.data.eval.clone().iter().try_for_each(|data| self.evaluate_on(data, done))
+    }
+
+    fn evaluate_on(&mut self, data: &EvalData, done: u64) -> Result<()> {
+        let (of, rows) = (data.name.as_ref().map_or(String::new(), |name| format!(" of {name}")), &data.rows);
+        self.accelerator.communicator().set_phase(&format!("step {done}: evaluation{of}"));
+        let begin = Instant::now();
+        let (world, rank) =
+            (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
+        let micro_batch = self.config.eval.batch_size as u64;
+        let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
+        let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
+        if totals.weight == 0.0 {
+            return Err(Error::Usage(format!("the evaluation data{of} hold no target")));
+        }
+        let epoch = self.epoch();
+        if let Some(journal) = &mut self.journal {
+            journal.evaluation(&EvalRecord {
+                name: data.name.clone(),
+                step: done,
+                epoch,
+                loss: totals.loss(),
+                metrics: totals.means(),
+                has_perplexity: self.objective.is_head_loss(),
+                runtime: begin.elapsed(),
+                samples: rows.n_rows(),
+                steps: rows.n_rows().div_ceil(world * micro_batch),
+            })?;
+        }
+        Ok(())
+    }
+}

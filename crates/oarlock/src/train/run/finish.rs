@@ -1,0 +1,49 @@
+//! The end of a run: the last evaluation, the final model, the figures of the whole.
+
+use oarlock_comm::{ProcessMemory, Scalar};
+
+use super::Run;
+use crate::error::Result;
+use crate::model::Decoder;
+use crate::train::objective::Objective;
+
+impl<O: Objective<Model = Decoder>> Run<'_, O> {
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let done = self.done;
+        if self.config.eval.at_end {
+            self.evaluate(done)?;
+        }
+        self.predict()?;
+        if self.config.train.enabled {
+            self.accelerator.communicator().set_phase("saving the model");
+            let output = &self.config.save.output_dir;
+            self.accelerator.save_pretrained(&self.model, output, self.model_files()?)?;
+        }
+        // All together, so that pages that ranks share are counted alike.
+        self.accelerator.wait_for_everyone()?;
+        let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
+        self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
+        if let Some(journal) = &mut self.journal {
+            let first = journal.first_step();
+            let samples = self.loader.position() - self.first_position;
+            journal.finish(samples, done - first)?;
+            let mut text = format!(
+                "done: {done} steps; model and logs are in {}",
+                self.config.save.output_dir.display()
+            );
+            text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
+            let again = self.accelerator.device().profile().recomputing();
+            if !again.is_zero() && done > first {
+                let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
+                text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
+            }
+            if let Some(line) =
+                self.forecast.as_mut().and_then(|forecast| forecast.compared(memory[0] as u64))
+            {
+                text.push_str(&format!("\n{line}"));
+            }
+            journal.message(&text)?;
+        }
+        self.accelerator.wait_for_everyone()
+    }
+}

@@ -1,0 +1,107 @@
+//! Checkpoints of a run, and what becomes of one that fails.
+
+use std::io::Write;
+
+use super::Run;
+use crate::adapters::adapter_files;
+use crate::checkpoint::{self, CheckpointError, ClientState, Contents};
+use crate::config::{ModelSource, Placement, Resume, StateDict};
+use crate::error::{Error, Result};
+use crate::model::Decoder;
+use crate::model::hf::{ModelFiles, SaveOptions};
+use crate::train::model::ReferenceModel;
+use crate::train::objective::Objective;
+
+impl<O: Objective<Model = Decoder>> Run<'_, O> {
+    /// Begins a checkpoint; training goes on while it is written.
+    pub(super) fn save(&mut self, done: u64) -> Result<()> {
+        let comm = self.accelerator.communicator();
+        comm.set_phase(&format!("step {done}: saving"));
+        let saved = self.saver.finish(comm).map(|_| ());
+        self.go_on_without(saved)?;
+        let output = self.config.save.output_dir.clone();
+        let dir = output.join(format!("checkpoint-{done}"));
+        let files = self.model_files()?;
+        let shard = &self.config.shard;
+        let with_model = self.config.save.only_model
+            || self.adaptation.is_some()
+            || shard.parameters == Placement::Whole
+            || shard.whole_weights_on_save
+            || shard.state_dict == StateDict::Full;
+        let (model, beside) = match with_model {
+            true => (Some(files), None),
+            false => (None, Some(files.without_weights())),
+        };
+        let state = self.journal.as_ref().map(|journal| journal.state().clone());
+        let keep = self.config.save.keep;
+        let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
+        let contents = Contents {
+            client: ClientState {
+                step: done,
+                epoch: self.loader.position() / self.loader.sampler().len,
+                consumed_samples: self.loader.position(),
+                seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
+                    .map(|(name, seed)| (name.to_string(), seed))
+                    .into(),
+                ..ClientState::default()
+            },
+            state: !self.config.save.only_model,
+            // A second model never changes; fingerprints say whether a resumed run has the same one.
+            frozen: match self.compared {
+                ReferenceModel::Second => checkpoint::Frozen::Exclude,
+                _ => checkpoint::Frozen::default(),
+            },
+            model,
+            extra: Box::new(move |dir| {
+                beside.map_or(Ok(()), |files| files.write_rest(&|name| dir.join(name)))?;
+                state.map_or(Ok(()), |state| Ok(state.save(dir)?))
+            }),
+            then: Box::new(move |_| {
+                if replaces {
+                    checkpoint::remove_later(&output, done)?;
+                }
+                keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
+            }),
+        };
+        let begun = self.accelerator.begin_save(&mut self.saver, &dir, contents);
+        self.go_on_without(begun)
+    }
+
+    /// A checkpoint that failed stops nothing but itself: the state is as it was, and the next one may succeed.
+    pub(super) fn go_on_without(&mut self, saved: Result<()>) -> Result<()> {
+        match saved {
+            Err(Error::Checkpoint(
+                error @ (CheckpointError::NotSaved { .. } | CheckpointError::AfterSave { .. }),
+            )) => {
+                let Some(journal) = &mut self.journal else { return Ok(()) };
+                let told = format!("warning: {error}; training goes on");
+                // Where nobody listens the run goes on all the same.
+                let _ = writeln!(std::io::stderr(), "{told}");
+                journal.note(&told)
+            }
+            saved => saved,
+        }
+    }
+
+    pub(super) fn model_files(&self) -> Result<ModelFiles> {
+        let mut files = self.own_files()?;
+        for (name, text) in &self.data.template_files {
+            files.add_text(name, text.clone());
+        }
+        Ok(files)
+    }
+
+    /// The files without what the template of the training changes of them.
+    fn own_files(&self) -> Result<ModelFiles> {
+        if let Some(adaptation) = &self.adaptation {
+            let base = match &self.config.model.source {
+                ModelSource::Folder(dir) => dir.display().to_string(),
+                ModelSource::Fields(_) => String::new(),
+            };
+            let tokenizer = Some(self.config.model.tokenizer.as_path());
+            return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
+        }
+        let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
+        ModelFiles::of_model(&self.hf, self.model.module(), &options)
+    }
+}
