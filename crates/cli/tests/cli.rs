@@ -64,7 +64,7 @@ fn a_wrong_configuration_is_refused_before_anything_is_written() {
             &["train.yaml", "output_dir=out", "resume_from_checkpoint=nowhere"],
             &["no checkpoint folder `nowhere`"],
         ),
-        (&["train.yaml", "output_dir=out", "stage=dpo"], &["stage", "dpo"]),
+        (&["train.yaml", "output_dir=out", "stage=ppo"], &["stage", "ppo"]),
     ];
     for (words, expected) in cases {
         let said = run(site.oarlock(&[&["train"][..], words].concat()));
