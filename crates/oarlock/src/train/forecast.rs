@@ -20,7 +20,7 @@ pub fn forecast(config: &TrainConfig) -> Result<String> {
     model.set_recompute(config.train.recompute);
     let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
     // Whether it would fit is for the run itself to say.
-    let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log.clone() }, ..config.clone() };
+    let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log }, ..config.clone() };
     let rebuild = || start.decoder(&config, &hf);
     let pass = dry_pass(&Pretrain);
     Ok(Forecast::new(&config, (&model, &rebuild), &config.shard.wrap, &device, &pass, None)?.line())
