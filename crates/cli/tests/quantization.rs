@@ -161,9 +161,11 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
         let said = site.train(output, &[&stored[..], &[more]].concat());
         assert!(said.stdout.contains("have 4 bits, as the files hold them"), "{said:?}");
         assert_eq!(said.stdout.contains("`quantization_bit` changes nothing"), output == "stored twice");
-        assert!(said.stdout.contains("all params: 36,608"), "{said:?}");
-        assert_eq!(site.losses(output), site.losses("while read"), "{output}");
-        assert!(adapter(&site, output) == adapter(&site, "while read"), "{output}");
+        assert!(said.stdout.contains("all params: 36,320"), "{said:?}");
+        // torch sums up the mean of the scales in another order.
+        assert!((last_loss(&site, output) - last_loss(&site, "while read")).abs() < 1e-6, "{output}");
+        assert_eq!(site.losses(output), site.losses("stored"), "{output}");
+        assert!(adapter(&site, output) == adapter(&site, "stored"), "{output}");
     }
     let said = run(site.training("full", &["max_steps=1"]));
     assert_ne!(said.code, Some(0));
