@@ -25,10 +25,10 @@ FORMATS = {
 
 
 def quantized(path, **settings):
-    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **settings) if settings else None
-    return AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, quantization_config=config, device_map="cpu"
-    ).eval()
+    more = {}
+    if settings:
+        more["quantization_config"] = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **settings)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="cpu", **more).eval()
 
 
 def dequantized(folder, path):
@@ -81,7 +81,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "--check":
         ids = torch.tensor(json.load(open(sys.argv[4])))
         # transformers reads it as well.
-        quantized(sys.argv[3])
+        kinds = {type(module).__name__ for module in quantized(sys.argv[3]).modules()}
+        assert kinds & {"Linear4bit", "Linear8bitLt"}, kinds
         print(json.dumps(numbers(logits(dequantized(sys.argv[3], sys.argv[2]), ids)[0, -1])))
     else:
         main(sys.argv[1])

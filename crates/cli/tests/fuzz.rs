@@ -18,6 +18,8 @@ use oarlock::data::{ChatTemplate, Content, Conversation, Example, Message, Sourc
 use oarlock::model::Decoder;
 use oarlock::model::Strict;
 use oarlock::model::hf::{HfConfig, SafetensorsSource};
+use oarlock::nn::{NamedParam, names_of};
+use oarlock::shard::WeightSource;
 use oarlock_cli::config::accelerate::{Engine, File, meaning};
 use oarlock_cli::config::render::render;
 use oarlock_cli::config::{Problems, Words, train_config, written};
@@ -290,7 +292,8 @@ fn descriptions_of_data_sets() {
 #[test]
 fn model_folders() {
     let golden = "crates/oarlock/tests/golden";
-    let seeds = ["llama", "qwen2", "qwen3"].map(|name| read(format!("{golden}/{name}/config.json")));
+    let seeds =
+        ["llama", "qwen2", "qwen3", "quantized/nf4"].map(|name| read(format!("{golden}/{name}/config.json")));
     fuzz("config.json", seeds.into(), |folder, input| {
         fs::write(folder.join("config.json"), input).unwrap();
         drop(HfConfig::read(folder));
@@ -308,16 +311,26 @@ fn model_folders() {
 
 #[test]
 fn headers_of_weights() {
-    let golden = root().join("crates/oarlock/tests/golden/train-llama");
+    for golden in ["train-llama", "quantized/nf4", "quantized/int8"] {
+        headers_of(&root().join("crates/oarlock/tests/golden").join(golden));
+    }
+}
+
+fn headers_of(golden: &Path) {
     let file = fs::read(golden.join("model.safetensors")).unwrap();
     let n_bytes = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let (header, data) = file[8..].split_at(n_bytes);
-    let config = HfConfig::read(&golden).unwrap();
+    let config = HfConfig::read(golden).unwrap();
     let model = Decoder::new(config.decoder().clone(), 8).unwrap();
     let open = |folder: &Path, length: u64, header: &[u8]| {
         let bytes = [&length.to_le_bytes(), header, data].concat();
         fs::write(folder.join("model.safetensors"), bytes).unwrap();
-        drop(SafetensorsSource::open(folder, &config, &model));
+        if let Ok(mut source) = SafetensorsSource::open(folder, &config, &model) {
+            for NamedParam { name, param } in names_of(&model) {
+                let mut values = vec![0.0; param.shape().n_elems()];
+                drop(source.read(&name, param.shape(), param.init(), 0..values.len(), &mut values));
+            }
+        }
         drop(SafetensorsSource::of_module(folder, &model, Strict::No));
     };
     fuzz("weights", vec![header.to_vec()], |folder, input| {

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::common::{Site, run, start, until};
+use crate::common::{Site, golden, run, start, until};
 use oarlock::checkpoint::Manifest;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -140,6 +140,51 @@ fn an_adapter_is_continued_evaluated_merged_and_asked() {
     let refused = ["export", "model_name_or_path=model", "adapter_name_or_path=second", "quantization_bit=4"];
     let said = run(site.oarlock(&[&refused[..], &["export_dir=refused"]].concat()));
     assert!(said.stderr.contains("Cannot merge adapters to a quantized model."), "{said:?}");
+}
+
+#[test]
+fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
+    let site = Site::new();
+    let words = with(&["max_steps=4", "use_dora=true"]);
+    site.train("while read", &words);
+    for name in ["config.json", "model.safetensors"] {
+        let from = golden().join("../quantized/nf4").join(name);
+        fs::copy(from, site.path("model").join(name)).unwrap();
+    }
+    let stored = [&words[..4], &words[5..]].concat();
+    for (output, more) in [
+        ("stored", "bf16=false"),
+        ("stored zero3", "deepspeed={zero_optimization: {stage: 3}}"),
+        // It is quantized already.
+        ("stored twice", "quantization_bit=4"),
+    ] {
+        let said = site.train(output, &[&stored[..], &[more]].concat());
+        assert!(said.stdout.contains("have 4 bits, as the files hold them"), "{said:?}");
+        assert_eq!(said.stdout.contains("`quantization_bit` changes nothing"), output == "stored twice");
+        assert!(said.stdout.contains("all params: 36,320"), "{said:?}");
+        // torch sums up the mean of the scales in another order.
+        assert!((last_loss(&site, output) - last_loss(&site, "while read")).abs() < 1e-6, "{output}");
+        assert_eq!(site.losses(output), site.losses("stored"), "{output}");
+        assert!(adapter(&site, output) == adapter(&site, "stored"), "{output}");
+    }
+    let said = run(site.training("full", &["max_steps=1"]));
+    assert_ne!(said.code, Some(0));
+    assert!(said.stderr.contains("quantized weights can only be trained through adapters"), "{said:?}");
+    // Merged into what the bits stand for, and asked beside them.
+    let exported = run(site.oarlock(&[
+        "export",
+        "model_name_or_path=model",
+        "adapter_name_or_path=stored",
+        "export_dir=merged",
+    ]));
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    let text = |words: &[&str]| {
+        let said =
+            run(site.oarlock(&[&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat()));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    assert_eq!(text(&["--model", "model", "--adapter", "stored"]), text(&["--model", "merged"]));
 }
 
 #[test]

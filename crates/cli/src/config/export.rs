@@ -147,6 +147,8 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
 
 #[cfg(test)]
 mod tests {
+    use oarlock_tensor::cpu::four_bit::{Code, Format};
+
     use super::super::{Words, written};
     use super::*;
 
@@ -179,14 +181,9 @@ mod tests {
         let all = told(
             "export_legacy_format=true export_hub_model_id=x export_quantization_bit=4 infer_dtype=int8",
         );
-        for part in [
-            "`model_name_or_path` is missing",
-            "`export_dir` is missing",
-            "pickle",
-            "hub",
-            "quantized",
-            "int8",
-        ] {
+        for part in
+            ["`model_name_or_path` is missing", "`export_dir` is missing", "pickle", "hub", "GPTQ", "int8"]
+        {
             assert!(all.contains(part), "{part}: {all}");
         }
         let both = told(
@@ -194,5 +191,28 @@ mod tests {
         );
         assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
         assert!(both.contains("finetuning_type lora only"), "{both}");
+        const BASE: &str = "model_name_or_path=m export_dir=o";
+        for (words, part) in [
+            ("quantization_bit=4 adapter_name_or_path=a", "Cannot merge adapters to a quantized model."),
+            ("quantization_bit=4 adapter_name_or_path=a,b export_dequantized=true", "a single adapter"),
+            ("export_dequantized=true", "`export_dequantized` needs `quantization_bit: 4`"),
+            ("quantization_bit=8", "only `quantization_bit: 4`"),
+            ("quantization_bit=4 quantization_method=hqq", "only `quantization_bit: 4`"),
+        ] {
+            let told = told(&format!("{BASE} {words}"));
+            assert!(told.contains(part), "{part}: {told}");
+        }
+    }
+
+    #[test]
+    fn weights_of_4_bits_are_written_or_merged_into() {
+        let four_bit =
+            |words: &str| read(&format!("model_name_or_path=m export_dir=o {words}")).unwrap().four_bit;
+        let nf4 = Format { code: Code::Nf4, nested: true };
+        assert_eq!(four_bit("quantization_bit=4"), Some(FourBit::Packed(nf4)));
+        let merged = "quantization_bit=4 adapter_name_or_path=a export_dequantized=true quantization_type=fp4 \
+                      double_quantization=false";
+        let fp4 = Format { code: Code::Fp4, nested: false };
+        assert_eq!(four_bit(merged), Some(FourBit::Dequantized(fp4)));
     }
 }

@@ -5,6 +5,8 @@ use crate::Cpu;
 use crate::isa::multiversion;
 use crate::pieces::{TASK_ELEMS, cut, for_pieces};
 
+/// Elements that are compared at a time.
+const LANES: usize = 16;
 /// Blocks of a task.
 const TASK_BLOCKS: usize = TASK_ELEMS / BLOCK;
 
@@ -64,12 +66,17 @@ multiversion! {
                 // As bitsandbytes, which divides only the elements of a block that is cut off.
                 Err(_) => scaled.iter_mut().zip(x).for_each(|(scaled, x)| *scaled = x / at_least),
             }
-            let mut above = [0u32; BLOCK];
-            for midpoint in midpoints {
-                for (above, scaled) in above.iter_mut().zip(&scaled) {
-                    *above += u32::from(scaled > midpoint);
+            let mut above = [[0i32; LANES]; BLOCK / LANES];
+            for (above, scaled) in above.iter_mut().zip(scaled.as_chunks::<LANES>().0) {
+                let mut count = [0i32; LANES];
+                for midpoint in midpoints {
+                    for (count, scaled) in count.iter_mut().zip(scaled) {
+                        *count += i32::from(scaled > midpoint);
+                    }
                 }
+                *above = count;
             }
+            let above = above.as_flattened();
             // Nothing lies behind the end of a block that is cut off.
             let n = x.len();
             let index = |i: usize| if i < n { order[above[i] as usize & 15] } else { 0 };

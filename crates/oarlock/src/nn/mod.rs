@@ -42,6 +42,7 @@ pub use loss::{
 };
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
+pub use oarlock_tensor::cpu::four_bit::{Code as FourBitCode, Format as FourBitFormat};
 pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;

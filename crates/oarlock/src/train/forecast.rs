@@ -34,7 +34,7 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let second = start.second(config, &hf, &device)?;
     let second = second.as_ref().map(|(second, _)| second);
     // Whether it would fit is for the run itself to say.
-    let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log.clone() }, ..config.clone() };
+    let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log }, ..config.clone() };
     let rebuild = || start.decoder(&config, &hf);
     let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
     let pass = dry_pass(objective);

@@ -187,7 +187,8 @@ impl Part {
     }
 }
 
-/// The state of a weight as JSON, of a length that does not depend on the offset of its scales.
+/// The state of a weight as JSON, of a length that does not depend on the offset of its scales, and after which numbers are
+/// aligned.
 fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
     /// Digits of an f32 that has become an f64, with sign and exponent.
     const LONGEST: usize = 32;
@@ -207,7 +208,7 @@ fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
         padding = LONGEST.saturating_sub(state["nested_offset"].to_string().len());
     }
     let mut text = state.to_string().into_bytes();
-    text.resize(text.len() + padding, b' ');
+    text.resize((text.len() + padding).next_multiple_of(64), b' ');
     text
 }
 
