@@ -98,6 +98,19 @@ fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
         words(&[&DPO, &short, &["finetuning_type=lora", "adapter_name_or_path=adapter", "lora_dropout=0.3"]]);
     site.train("continued", &continued);
     assert!((first(&site, "continued", "loss") - std::f64::consts::LN_2).abs() < 1e-6);
+    // Beside layers that stay and modules that are trained as a whole, the reference is a second model; a checkpoint has
+    // nothing of what stays.
+    for (output, method) in [
+        ("freeze", ["finetuning_type=freeze", "freeze_trainable_layers=1"]),
+        ("whole modules", ["finetuning_type=lora", "additional_target=norm"]),
+    ] {
+        let run_of = words(&[&DPO, &method, &["max_steps=4", "save_strategy=steps", "save_steps=2"]]);
+        site.train(output, &run_of);
+        assert!((first(&site, output, "loss") - std::f64::consts::LN_2).abs() < 1e-6, "{output}");
+        let resumed = format!("resume_from_checkpoint={output}/checkpoint-2");
+        site.train(&format!("{output} resumed"), &[&run_of[..], &[&resumed]].concat());
+        assert_eq!(site.losses(&format!("{output} resumed")).last(), site.losses(output).last(), "{output}");
+    }
     // The model of another run is another reference: the loss begins elsewhere, which nobody expects to be ln 2.
     let other = site.train("other", &words(&[&DPO, &short, &["ref_model=dpo"]]));
     assert!((first(&site, "other", "loss") - std::f64::consts::LN_2).abs() > 1e-3, "{other:?}");
