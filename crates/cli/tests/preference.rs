@@ -154,6 +154,16 @@ fn judgements_and_rewards_leave_their_files() {
         let results: Value =
             serde_json::from_slice(&site.read(&format!("{output}/eval_results.json"))).unwrap();
         assert!(results["eval_accuracy"].is_number(), "{results}");
+        if method == "lora" {
+            let export = "model_name_or_path: model\nadapter_name_or_path: rm lora\nfinetuning_type: lora\nexport_dir: merged\n";
+            site.write("merge.yaml", export);
+            let said = run(site.oarlock(&["export", "merge.yaml"]));
+            assert_eq!(said.code, Some(0), "{said:?}");
+            assert_eq!(
+                site.read("merged/value_head.safetensors"),
+                site.read("rm lora/value_head.safetensors")
+            );
+        }
         // It goes on from its folder, and from its checkpoint.
         let from = match method {
             "full" => format!("model_name_or_path={output}"),

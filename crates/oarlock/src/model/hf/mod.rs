@@ -11,6 +11,7 @@ mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
+pub(super) use files::Content;
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
