@@ -98,6 +98,19 @@ fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
         words(&[&DPO, &short, &["finetuning_type=lora", "adapter_name_or_path=adapter", "lora_dropout=0.3"]]);
     site.train("continued", &continued);
     assert!((first(&site, "continued", "loss") - std::f64::consts::LN_2).abs() < 1e-6);
+    // Beside layers that stay and modules that are trained as a whole, the reference is a second model; a checkpoint has
+    // nothing of what stays.
+    for (output, method) in [
+        ("freeze", ["finetuning_type=freeze", "freeze_trainable_layers=1"]),
+        ("whole modules", ["finetuning_type=lora", "additional_target=norm"]),
+    ] {
+        let run_of = words(&[&DPO, &method, &["max_steps=4", "save_strategy=steps", "save_steps=2"]]);
+        site.train(output, &run_of);
+        assert!((first(&site, output, "loss") - std::f64::consts::LN_2).abs() < 1e-6, "{output}");
+        let resumed = format!("resume_from_checkpoint={output}/checkpoint-2");
+        site.train(&format!("{output} resumed"), &[&run_of[..], &[&resumed]].concat());
+        assert_eq!(site.losses(&format!("{output} resumed")).last(), site.losses(output).last(), "{output}");
+    }
     // The model of another run is another reference: the loss begins elsewhere, which nobody expects to be ln 2.
     let other = site.train("other", &words(&[&DPO, &short, &["ref_model=dpo"]]));
     assert!((first(&site, "other", "loss") - std::f64::consts::LN_2).abs() > 1e-3, "{other:?}");
@@ -141,6 +154,16 @@ fn judgements_and_rewards_leave_their_files() {
         let results: Value =
             serde_json::from_slice(&site.read(&format!("{output}/eval_results.json"))).unwrap();
         assert!(results["eval_accuracy"].is_number(), "{results}");
+        if method == "lora" {
+            let export = "model_name_or_path: model\nadapter_name_or_path: rm lora\nfinetuning_type: lora\nexport_dir: merged\n";
+            site.write("merge.yaml", export);
+            let said = run(site.oarlock(&["export", "merge.yaml"]));
+            assert_eq!(said.code, Some(0), "{said:?}");
+            assert_eq!(
+                site.read("merged/value_head.safetensors"),
+                site.read("rm lora/value_head.safetensors")
+            );
+        }
         // It goes on from its folder, and from its checkpoint.
         let from = match method {
             "full" => format!("model_name_or_path={output}"),

@@ -50,7 +50,7 @@ fn trajectories() -> Value {
 }
 
 fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
-    let tokenizer = Tokenizer::open(&golden()).unwrap();
+    let tokenizer = Tokenizer::open(golden()).unwrap();
     let args = ChatArgs {
         template: Some("default".into()),
         enable_thinking: Some(true),
@@ -260,6 +260,24 @@ fn every_split_and_placement_follows_the_original() {
                 loss < 1e-4 && norm < 2e-3 && metric < 1e-3,
                 "{name}, split {index}: {loss} {norm} {metric}"
             );
+        }
+    }
+}
+
+#[test]
+fn every_placement_has_the_same_bits() {
+    let of_placement = |loss: &Loss, with_adapter: bool, placements: Placements| {
+        train(loss, with_adapter, &Split { ranks: 2, rows: 3, steps: 6, placements, ..GOLDEN })
+    };
+    for (loss, with_adapter) in [
+        (pairs(PreferenceLoss::Sigmoid), false),
+        (pairs(PreferenceLoss::Sigmoid), true),
+        (Loss::Judged(JudgementArgs::default()), false),
+        (Loss::Reward, true),
+    ] {
+        let whole = of_placement(&loss, with_adapter, Placements::WHOLE);
+        for placements in [Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS] {
+            assert_eq!(of_placement(&loss, with_adapter, placements), whole, "{placements:?}");
         }
     }
 }

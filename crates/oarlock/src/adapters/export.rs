@@ -94,6 +94,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     for (name, text) in beside_weights(side, &hf, &tokenizer)? {
         files.add_text(name, text);
     }
+    files.take_over_value_head(adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let params = parameters(&decoder);
     let n_elems = params.iter().map(|named| named.param.shape().n_elems()).sum();

@@ -6,7 +6,7 @@ use std::path::Path;
 use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
 
 use super::family::Stored;
-use super::hf::{ModelFiles, SafetensorsSource, Weight};
+use super::hf::{Content, ModelFiles, SafetensorsSource, Weight};
 use super::matching::Strict;
 use crate::nn::{Dropout, Module, NamedParam, parameters};
 use crate::shard::{SeededInit, WeightSource};
@@ -72,6 +72,13 @@ impl ModelFiles {
         match weights.is_empty() {
             true => Ok(self),
             false => Ok(self.and(ModelFiles::new(&weights, u64::MAX)?.renamed(FILE))),
+        }
+    }
+
+    /// Adds the value head of the first of these folders that has one, as it is.
+    pub(crate) fn take_over_value_head<'d>(&mut self, mut dirs: impl Iterator<Item = &'d Path>) {
+        if let Some(file) = dirs.find_map(|dir| Some(dir.join(FILE)).filter(|file| file.is_file())) {
+            self.add(FILE, Content::CopyOf(file));
         }
     }
 }

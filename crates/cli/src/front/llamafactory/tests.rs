@@ -182,7 +182,8 @@ fn fine_tuning_resolves_and_is_missing_when_started() {
         ("stage=sft finetuning_type=lora quantization_bit=4 lora_target=all lora_rank=8", &[]),
         ("stage=sft finetuning_type=lora quantization_bit=8", &["`quantization_bit: 8`"]),
         ("stage=dpo pref_beta=0.1 pref_loss=sigmoid", &[]),
-        ("stage=ppo", &["`stage: ppo`"]),
+        ("stage=dpo pref_loss=kto_pair", &["`pref_loss: kto_pair`"]),
+        ("stage=ppo reward_model=m", &["`stage: ppo`"]),
         ("stage=pt finetuning_type=full bf16=true overwrite_output_dir=true", &[]),
     ] {
         let job = made(words, &[], &CPU).unwrap_or_else(|problems| panic!("{words}: {problems}"));

@@ -16,6 +16,7 @@ mod weights;
 pub use bitsandbytes::FourBitFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
+pub(super) use files::Content;
 pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::generation_stops;
 pub use load::{LoadedModel, load_for_inference, load_from};
