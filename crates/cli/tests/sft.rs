@@ -12,7 +12,10 @@ use serde_json::Value;
 fn rows(n: usize, place: &str) -> String {
     let row = |i: usize| {
         let answer = "the ferry ".repeat(1 + i % 4);
-        format!("{{\"instruction\": \"Who was at {place} {i}?\", \"input\": \"\", \"output\": \"{}\"}}", answer.trim())
+        format!(
+            "{{\"instruction\": \"Who was at {place} {i}?\", \"input\": \"\", \"output\": \"{}\"}}",
+            answer.trim()
+        )
     };
     format!("[{}]", (0..n).map(row).collect::<Vec<_>>().join(",\n"))
 }
@@ -80,7 +83,12 @@ fn losses_are_those_that_were_asked_for_and_noise_resumes_to_the_bit() {
 #[test]
 fn data_sets_are_mixed_and_evaluated_by_themselves() {
     let site = site();
-    let mixed = ["dataset=a.json,b.json", "mix_strategy=interleave_over", "interleave_probs=0.5,0.5", "streaming=true"];
+    let mixed = [
+        "dataset=a.json,b.json",
+        "mix_strategy=interleave_over",
+        "interleave_probs=0.5,0.5",
+        "streaming=true",
+    ];
     let evaluated = [
         "eval_dataset=a.json,b.json",
         "eval_on_each_dataset=true",
@@ -151,7 +159,8 @@ fn answers_are_generated_and_scored_whatever_the_number_of_ranks() {
         ]
     );
     // The same model on one rank and one row at a time.
-    let again = ["model_name_or_path=two", "do_train=false", "num_processes=1", "per_device_eval_batch_size=1"];
+    let again =
+        ["model_name_or_path=two", "do_train=false", "num_processes=1", "per_device_eval_batch_size=1"];
     let ask: Vec<&str> = ask.into_iter().filter(|word| !word.starts_with("per_device_eval")).collect();
     train(&site, "one", &[&ask[..], &again].concat());
     assert_eq!(String::from_utf8(site.read("one/generated_predictions.jsonl")).unwrap(), lines);
@@ -186,5 +195,8 @@ fn a_saved_model_is_talked_to_as_it_was_trained() {
     assert_eq!(chat(&["--model", "merged"]), adapted);
     // The tokenizer of this model has a template now, and another one is named.
     let other = train(&site, "other", &["model_name_or_path=merged", "template=alpaca"]);
-    assert!(other.stdout.contains("warning: template alpaca and the chat template of the tokenizer"), "{other:?}");
+    assert!(
+        other.stdout.contains("warning: template alpaca and the chat template of the tokenizer"),
+        "{other:?}"
+    );
 }

@@ -130,9 +130,6 @@ fn a_hit_is_the_first_of_the_likeliest() {
 fn a_label_outside_of_the_vocabulary_is_refused() {
     same_everywhere(|cpu| {
         let error = token_loss(cpu, TokenLoss::ByProbability, &[0.0; 6], &[0, 3], 3, &mut [0.0; 2]);
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "cross_entropy: index 3 at position 1 is outside 0..3"
-        );
+        assert_eq!(error.unwrap_err().to_string(), "cross_entropy: index 3 at position 1 is outside 0..3");
     });
 }

@@ -28,7 +28,10 @@ fn main() -> oarlock::Result<()> {
     let decoder = Decoder::new(config.decoder().clone(), 512)?;
     let mut weights = SeededInit::new(1, &device);
     let generator = Generator::new(load_from(config, decoder, &mut weights, &device, dtype, 512)?);
-    let prompt = |i: u32| Prompt { number: u64::from(i), ids: (0..8 + i % 24).map(|j| 3 + (i * 31 + j * 7) % 30_000).collect() };
+    let prompt = |i: u32| Prompt {
+        number: u64::from(i),
+        ids: (0..8 + i % 24).map(|j| 3 + (i * 31 + j * 7) % 30_000).collect(),
+    };
     let prompts: Vec<Prompt> = (0..at_once as u32).map(prompt).collect();
     let options = GenerateOptions { max_new_tokens: 32, ..GenerateOptions::default() };
     for n in [1, at_once] {

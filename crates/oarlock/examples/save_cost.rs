@@ -70,7 +70,15 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
         (0..rows * len).map(|i| ((i * 7919 + comm.rank() * 31) * 104_729 % 6400) as i32).collect();
     let labels: Vec<i32> =
         (0..rows * len).map(|i| if i % len + 1 < len { input_ids[i + 1] } else { -100 }).collect();
-    let data = Batch { input_ids, labels, doc_start: None, rows, len, n_targets: rows * (len - 1), samples: Vec::new() };
+    let data = Batch {
+        input_ids,
+        labels,
+        doc_start: None,
+        rows,
+        len,
+        n_targets: rows * (len - 1),
+        samples: Vec::new(),
+    };
     let main = accelerator.is_main_process();
     let mut saver = Saver::default();
     let options = SaveOptions::new(DType::BF16, None);

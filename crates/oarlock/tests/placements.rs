@@ -80,8 +80,16 @@ fn rank(
     let (model, optimizer) = accelerator.prepare_with_weights((model, adamw), weights).unwrap();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let micro_batch = 4 / accumulation;
-    let sampler =
-        Sampler { len: data.rows.n_rows(), seed: 7, shuffle: true, world, rank, micro_batch, accumulation, lengths: None };
+    let sampler = Sampler {
+        len: data.rows.n_rows(),
+        seed: 7,
+        shuffle: true,
+        world,
+        rank,
+        micro_batch,
+        accumulation,
+        lengths: None,
+    };
     let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
     let mut timer = PhaseTimer::new();
     let mut losses = Vec::new();
@@ -384,7 +392,16 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
                     accelerator.prepare_with_weights(objects, Box::new(weights)).unwrap();
                 let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
                 let (len, shuffle) = (data.rows.n_rows(), true);
-                let sampler = Sampler { len, seed: 7, shuffle, world, rank, micro_batch: 2, accumulation: 1, lengths: None };
+                let sampler = Sampler {
+                    len,
+                    seed: 7,
+                    shuffle,
+                    world,
+                    rank,
+                    micro_batch: 2,
+                    accumulation: 1,
+                    lengths: None,
+                };
                 let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
                 let mut timer = PhaseTimer::new();
                 let steps = (0..30).map(|_| {

@@ -38,7 +38,15 @@ fn batch(seed: usize) -> Batch {
     let ids: Vec<i32> = (0..n).map(|i| ((i + 31 * seed) * 7919 % VOCAB) as i32).collect();
     let labels = (0..n).map(|i| if i % LEN + 1 < LEN { ids[i + 1] } else { -100 }).collect();
     let doc_start = (0..n).map(|i| if i % LEN < 20 { 0 } else { 20 }).collect();
-    Batch { input_ids: ids, labels, doc_start: Some(doc_start), rows: 2, len: LEN, n_targets: 2 * (LEN - 1), samples: Vec::new() }
+    Batch {
+        input_ids: ids,
+        labels,
+        doc_start: Some(doc_start),
+        rows: 2,
+        len: LEN,
+        n_targets: 2 * (LEN - 1),
+        samples: Vec::new(),
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

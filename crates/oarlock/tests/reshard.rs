@@ -69,7 +69,8 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     let began = optimizer.with_engine(Engine::needed_slices).unwrap().into_iter().map(read).collect();
     let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
     let (len, micro_batch) = (data.rows.n_rows(), ROWS / world);
-    let sampler = Sampler { len, seed: 7, shuffle: true, world, rank, micro_batch, accumulation: 1, lengths: None };
+    let sampler =
+        Sampler { len, seed: 7, shuffle: true, world, rank, micro_batch, accumulation: 1, lengths: None };
     let mut loader = Loader::new(data.rows.clone(), sampler, position).unwrap();
     let mut timer = PhaseTimer::new();
     let mut losses = Vec::new();

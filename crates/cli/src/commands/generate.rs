@@ -123,7 +123,8 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     if let Some(path) = &args.tools {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-        let tools = serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
+        let tools =
+            serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
         chat = chat.with_tools(tools)?;
     }
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;

@@ -147,7 +147,8 @@ pub fn build(
         problems.append(dialects.missing());
     }
     let description = RunDescription::default();
-    let values = TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
+    let values =
+        TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
 }
 

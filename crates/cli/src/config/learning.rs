@@ -70,7 +70,11 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
     let read: Option<Vec<f64>> = written.iter().map(|text| text.trim().parse().ok()).collect();
     let names = ["interleave_probs"];
     let Some(probabilities) = read else {
-        report("`interleave_probs` are not all numbers", &names, "write one for each data set, such as 0.7,0.3");
+        report(
+            "`interleave_probs` are not all numbers",
+            &names,
+            "write one for each data set, such as 0.7,0.3",
+        );
         return Mix::Concat;
     };
     let n_datasets = settings.list("dataset").len();
@@ -82,7 +86,8 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
         } else if probabilities.iter().any(|p| !(*p > 0.0 && p.is_finite()))
             || (probabilities.iter().sum::<f64>() - 1.0).abs() > SLACK
         {
-            let help = "write probabilities above 0 that add up to 1; leave a data set out instead of giving it 0";
+            let help =
+                "write probabilities above 0 that add up to 1; leave a data set out instead of giving it 0";
             report("`interleave_probs` are no probabilities", &names, help);
         }
     }
@@ -144,7 +149,9 @@ mod tests {
     #[test]
     fn mixes_are_read_and_checked() {
         assert_eq!(good("").data.mix, Mix::Concat);
-        let mix = |words: &[&str]| train(MINIMUM, &[&["dataset=a,b"][..], words].concat(), &[]).unwrap().data.mix.clone();
+        let mix = |words: &[&str]| {
+            train(MINIMUM, &[&["dataset=a,b"][..], words].concat(), &[]).unwrap().data.mix.clone()
+        };
         let drawn = mix(&["mix_strategy=interleave_under", "interleave_probs=0.7,0.3"]);
         let probabilities = Some(vec![0.7, 0.3]);
         assert_eq!(drawn, Mix::Interleave { end: MixEnd::FirstExhausted, probabilities });

@@ -83,7 +83,12 @@ impl Stamp {
 
 impl Origin {
     fn of(source: &Source) -> Result<Origin> {
-        Ok(Origin { files: source.files().map(Stamp::of).collect::<Result<_>>()?, report: None, parts: Vec::new(), encoder: String::new() })
+        Ok(Origin {
+            files: source.files().map(Stamp::of).collect::<Result<_>>()?,
+            report: None,
+            parts: Vec::new(),
+            encoder: String::new(),
+        })
     }
 
     fn holds(&self, source: &Source) -> Result<bool> {

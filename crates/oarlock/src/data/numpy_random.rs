@@ -74,9 +74,8 @@ fn seed_sequence(seed: u64) -> [u64; 4] {
     let mut pool = entropy.map(&mut hash);
     for source in 0..POOL {
         for to in (0..POOL).filter(|to| *to != source) {
-            let mixed = pool[to]
-                .wrapping_mul(0xca01_f9dd)
-                .wrapping_sub(hash(pool[source]).wrapping_mul(0x4973_f715));
+            let mixed =
+                pool[to].wrapping_mul(0xca01_f9dd).wrapping_sub(hash(pool[source]).wrapping_mul(0x4973_f715));
             pool[to] = mixed ^ mixed >> 16;
         }
     }

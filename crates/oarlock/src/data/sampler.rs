@@ -290,8 +290,16 @@ mod tests {
 
     #[test]
     fn a_step_is_split_as_documented() {
-        let sampler =
-            Sampler { len: 21, seed: 0, shuffle: false, world: 2, rank: 1, micro_batch: 2, accumulation: 2, lengths: None };
+        let sampler = Sampler {
+            len: 21,
+            seed: 0,
+            shuffle: false,
+            world: 2,
+            rank: 1,
+            micro_batch: 2,
+            accumulation: 2,
+            lengths: None,
+        };
         assert_eq!(sampler.steps_per_epoch(), 3);
         let step = sampler.step_rows(8);
         assert_eq!((step.epoch, step.end), (0, 16));
@@ -306,8 +314,16 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_refused() {
-        let good =
-            Sampler { len: 8, seed: 0, shuffle: true, world: 2, rank: 1, micro_batch: 2, accumulation: 1, lengths: None };
+        let good = Sampler {
+            len: 8,
+            seed: 0,
+            shuffle: true,
+            world: 2,
+            rank: 1,
+            micro_batch: 2,
+            accumulation: 1,
+            lengths: None,
+        };
         assert!(good.check().is_ok());
         let error = |s: Sampler| s.check().unwrap_err().to_string();
         assert!(error(Sampler { rank: 2, ..good.clone() }).contains("2 of 2 ranks"));

@@ -111,7 +111,9 @@ mod tests {
         let answer = "Let me look.\n<tool_call>\n{\"name\": \"tide\", \"arguments\": {}}\n</tool_call>";
         let (text, calls) = tool_calls(answer, &names()).unwrap();
         assert_eq!((text.as_str(), calls.len()), ("Let me look.", 1));
-        for answer in ["", "It is 4.", "{\"level\": 2}", "<tool_call>broken</tool_call>", "rain\n{}", "Action: tide"] {
+        for answer in
+            ["", "It is 4.", "{\"level\": 2}", "<tool_call>broken</tool_call>", "rain\n{}", "Action: tide"]
+        {
             assert_eq!(tool_calls(answer, &names()), None, "{answer}");
         }
         assert_eq!(tool_calls("{\"name\": \"rain\", \"arguments\": {}}", &names()), None);

@@ -44,10 +44,13 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// [`Error::Usage`] where it is no list of functions with names.
     pub fn with_tools(mut self, tools: Value) -> Result<Chat<'a>> {
-        let named = |tool: &Value| Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned());
+        let named =
+            |tool: &Value| Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned());
         let names: Option<Vec<String>> = tools.as_array().and_then(|tools| tools.iter().map(named).collect());
         self.functions = names.ok_or_else(|| {
-            Error::Usage("tools are a list of functions, each an object with a name and parameters".to_owned())
+            Error::Usage(
+                "tools are a list of functions, each an object with a name and parameters".to_owned(),
+            )
         })?;
         self.conversation.tools = Some(tools);
         Ok(self)

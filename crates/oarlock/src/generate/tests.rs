@@ -73,7 +73,10 @@ fn the_cache_gives_the_tokens_of_a_full_pass() {
 #[test]
 fn many_prompts_are_answered_as_each_alone() {
     let prompts: Vec<Prompt> = (0..9u32)
-        .map(|i| Prompt { number: u64::from(i), ids: (0..=i * 3 % 11).map(|j| 3 + (i * 17 + j * 7) % 50).collect() })
+        .map(|i| Prompt {
+            number: u64::from(i),
+            ids: (0..=i * 3 % 11).map(|j| 3 + (i * 17 + j * 7) % 50).collect(),
+        })
         .collect();
     for name in ["llama", "qwen3", "minimind-seed"] {
         let generator = generator(name, DType::F32, 32);
@@ -84,7 +87,11 @@ fn many_prompts_are_answered_as_each_alone() {
         assert!(alone.iter().any(|answer| answer.stop == Stop::EndOfText), "{name}");
         assert!(alone.iter().any(|answer| answer.stop == Stop::ModelLength), "{name}");
         for at_once in [1, 4, 20] {
-            assert_eq!(generator.generate_batch(&prompts, &greedy, at_once).unwrap(), alone, "{name} {at_once}");
+            assert_eq!(
+                generator.generate_batch(&prompts, &greedy, at_once).unwrap(),
+                alone,
+                "{name} {at_once}"
+            );
         }
         // What is drawn depends on the number of the prompt, not on what is generated beside it.
         let sampling = Sampling { temperature: 1.0, seed: 7, ..Sampling::GREEDY };

@@ -404,7 +404,9 @@ impl Head {
     fn hits(&self, x: &Tensor, labels: &Labels) -> Result<Tensor> {
         let normed = self.normed(x)?;
         let Projection::Linear(linear) = &self.lm_head else {
-            return Err(Error::Usage("the accuracy needs the output weights as they are, and they were replaced".into()));
+            return Err(Error::Usage(
+                "the accuracy needs the output weights as they are, and they were replaced".into(),
+            ));
         };
         let options = HeadOptions { logit_cap: self.logit_cap };
         in_scope(linear, normed.device(), || ops::head_hits(&normed, &linear.weight, labels, options))

@@ -91,7 +91,8 @@ mod tests {
             let text = |key: &str| case[key].as_str().unwrap().to_owned();
             let score = |key: &str| case[key].as_f64().unwrap();
             let (prediction, label) = (text("predict"), text("label"));
-            let words: Vec<&str> = case["words"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+            let words: Vec<&str> =
+                case["words"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
             assert_eq!(metrics.words.of(&prediction), words);
             let ours = metrics.scores(&prediction, &label);
             for (what, ours, theirs) in [

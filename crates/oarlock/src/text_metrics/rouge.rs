@@ -69,7 +69,12 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// The text with a line break between every `n` characters that are a head and the next that may follow one.
-fn broken(text: &[char], n: usize, is_head: impl Fn(&[char]) -> bool, follows: impl Fn(char) -> bool) -> Vec<char> {
+fn broken(
+    text: &[char],
+    n: usize,
+    is_head: impl Fn(&[char]) -> bool,
+    follows: impl Fn(char) -> bool,
+) -> Vec<char> {
     let (mut out, mut at) = (Vec::with_capacity(text.len()), 0);
     while at < text.len() {
         match text.get(at + n) {

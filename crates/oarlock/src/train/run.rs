@@ -33,8 +33,8 @@ use crate::train::monitors::momentum;
 use crate::train::objective::{NextToken, Objective, dry_pass};
 use crate::train::options::optimizer;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
-use crate::train::trim::Trimmer;
 use crate::train::train_step;
+use crate::train::trim::Trimmer;
 use introduce::introduce;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
@@ -331,7 +331,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
     fn epoch(&self) -> f64 {
         self.loader.position() as f64 / self.loader.sampler().len as f64
     }
-
 }
 
 /// Whether something that happens `when` is due after `done` steps.

@@ -114,7 +114,8 @@ pub fn evaluate<O: Objective>(
     let trains = model.is_training();
     model.eval();
     let mut tally = Tally::default();
-    let passes = batches.map(|batch| eval_forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
+    let passes =
+        batches.map(|batch| eval_forward(objective, model, &Inputs::new(&batch, accelerator.device())?));
     let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
     if trains {
         model.train();

@@ -16,7 +16,12 @@ pub type TemplateFiles = Vec<(&'static str, String)>;
 ///
 /// # Errors
 /// A tokenizer that cannot be used, and files that are no JSON.
-pub fn template_files(chat: &Chat, tokenizer: &Tokenizer, dir: &Path, hf: &HfConfig) -> Result<TemplateFiles> {
+pub fn template_files(
+    chat: &Chat,
+    tokenizer: &Tokenizer,
+    dir: &Path,
+    hf: &HfConfig,
+) -> Result<TemplateFiles> {
     let Some(template) = chat.template(tokenizer)? else { return Ok(Vec::new()) };
     let end = chat.end_token(tokenizer)?;
     let mut config = object(dir, "tokenizer_config.json")?.unwrap_or_default();
@@ -53,9 +58,11 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
     ids.extend(tokenizer.special().eos);
     ids.extend(&hf.special().eos);
     let mut seen = Vec::new();
-    ids.retain(|id| !seen.contains(id) && {
-        seen.push(*id);
-        true
+    ids.retain(|id| {
+        !seen.contains(id) && {
+            seen.push(*id);
+            true
+        }
     });
     Ok(ids)
 }
@@ -64,9 +71,7 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
 fn object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
     let path = dir.join(name);
     match std::fs::read_to_string(&path) {
-        Ok(text) => {
-            serde_json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string()))
-        }
+        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", &path)(e)),
     }

@@ -83,7 +83,9 @@ pub fn head_token_loss(
     let op = "head_loss";
     match kind {
         TokenLoss::Smoothed(smoothing) if !(0.0..1.0).contains(&smoothing) => {
-            return Err(Error::Usage(format!("{op}: expected a smoothing of at least 0 and below 1, got {smoothing}")));
+            return Err(Error::Usage(format!(
+                "{op}: expected a smoothing of at least 0 and below 1, got {smoothing}"
+            )));
         }
         TokenLoss::ByEntropy { alpha } if !(alpha.is_finite() && alpha >= 0.0) => {
             return Err(Error::Usage(format!("{op}: expected a power of at least 0, got {alpha}")));
@@ -127,7 +129,11 @@ pub fn head_token_loss(
 pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: HeadOptions) -> Result<Tensor> {
     check("head_log_probs", x, weight, labels, options)?;
     let recorder = Recorder::new(&[x], &[weight])?;
-    let losses = head_chunks::run(&Head { x, weight, labels, options, loss: TokenLoss::CrossEntropy, hits: false }, None, None)?;
+    let losses = head_chunks::run(
+        &Head { x, weight, labels, options, loss: TokenLoss::CrossEntropy, hits: false },
+        None,
+        None,
+    )?;
     let sizes = x.sizes();
     let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
     let mut launch = x.device().quiet_launch("head_log_probs");
@@ -245,7 +251,11 @@ impl Again<'_> {
             true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),
             false => None,
         };
-        head_chunks::run(&Head { x: &x, weight, labels, options, loss, hits: false }, Some(upstream), dx.as_mut())?;
+        head_chunks::run(
+            &Head { x: &x, weight, labels, options, loss, hits: false },
+            Some(upstream),
+            dx.as_mut(),
+        )?;
         dx.map_or(Ok(()), |dx| cx.give(0, dx))
     }
 }

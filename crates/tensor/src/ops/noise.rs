@@ -31,10 +31,14 @@ pub fn uniform_noise(shape: impl IntoShape, parts: Vec<NoisePart>, device: &Devi
     let n = noise.n_elems();
     for NoisePart { elems, magnitude, .. } in &parts {
         if elems.start > elems.end || elems.end > n {
-            return Err(Error::Usage(format!("uniform_noise: a part is {elems:?} of a tensor of {n} elements")));
+            return Err(Error::Usage(format!(
+                "uniform_noise: a part is {elems:?} of a tensor of {n} elements"
+            )));
         }
         if !(magnitude.is_finite() && *magnitude >= 0.0) {
-            return Err(Error::Usage(format!("uniform_noise: the magnitude is {magnitude}; it is at least 0")));
+            return Err(Error::Usage(format!(
+                "uniform_noise: the magnitude is {magnitude}; it is at least 0"
+            )));
         }
     }
     let mut launch = device.launch("noise", 0, 4 * n as u64);

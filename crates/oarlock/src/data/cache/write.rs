@@ -138,7 +138,8 @@ fn write_to(
     }
     let report = encoder.reads_formats().then_some(report);
     let origin =
-        serde_json::to_vec(&OriginOut { files: &origin.files, report, parts, encoder: encoder.identity() }).map_err(|e| failed(e.into()))?;
+        serde_json::to_vec(&OriginOut { files: &origin.files, report, parts, encoder: encoder.identity() })
+            .map_err(|e| failed(e.into()))?;
     let mut finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {

@@ -205,7 +205,9 @@ fn held_out_conversations_keep_their_targets() {
     let settings = RowSettings { packing: Packing::Truncate, len: 64, special: f.tokenizer.special() };
     let cache = Arc::new(f.cache(CONVERSATIONS).unwrap());
     let all = Rows::new(cache.clone(), &settings).unwrap();
-    let (train, held_out) = Rows::split(cache, &settings, &super::super::Split::holding_out(super::super::ValSize::Count(1), 3)).unwrap();
+    let (train, held_out) =
+        Rows::split(cache, &settings, &super::super::Split::holding_out(super::super::ValSize::Count(1), 3))
+            .unwrap();
     let targets = |rows: &Rows| -> Vec<usize> { (0..rows.n_rows()).map(|row| rows.n_targets(row)).collect() };
     let mut split = [targets(&train), targets(&held_out.unwrap())].concat();
     split.sort_unstable();

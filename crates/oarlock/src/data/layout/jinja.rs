@@ -20,7 +20,8 @@ impl Layout {
         let slots = |slots: &[Slot], name: &str| self.expression(tokenizer, slots, name);
         let user = slots(&self.user, "content")?;
         let assistant = slots(self.assistant.as_deref().unwrap_or(plain), "content")?;
-        let function = slots(self.function.as_deref().or(self.assistant.as_deref()).unwrap_or(plain), "content")?;
+        let function =
+            slots(self.function.as_deref().or(self.assistant.as_deref()).unwrap_or(plain), "content")?;
         let observation = slots(self.observation.as_deref().unwrap_or(&self.user), "content")?;
         let prefix = slots(&self.prefix, "content")?;
         let system = slots(&self.system, "system_message")?;

@@ -18,7 +18,16 @@ fn rows(packing: Packing, len: usize) -> Arc<Rows> {
 }
 
 fn sampler(rows: &Rows, world: u64, rank: u64) -> Sampler {
-    Sampler { len: rows.n_rows(), seed: 5, shuffle: true, world, rank, micro_batch: 3, accumulation: 2, lengths: None }
+    Sampler {
+        len: rows.n_rows(),
+        seed: 5,
+        shuffle: true,
+        world,
+        rank,
+        micro_batch: 3,
+        accumulation: 2,
+        lengths: None,
+    }
 }
 
 #[test]

@@ -164,13 +164,15 @@ fn held_out_records_are_split_off_whole_and_in_order() {
     let f = fixture();
     for (size, n) in [(ValSize::Count(1), 1), (ValSize::Count(22), 22), (ValSize::Fraction(0.2), 5)] {
         let settings = f.settings(Packing::Truncate, 200);
-        let (train, held_out) = Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
+        let (train, held_out) =
+            Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
         let held_out = held_out.unwrap();
         assert_eq!((train.n_rows(), held_out.n_rows()), (23 - n, n));
         let marked = held_out.selection.marked.clone();
         for len in [2, 5] {
             let settings = f.settings(Packing::Concat, len);
-            let (train, held_out) = Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
+            let (train, held_out) =
+                Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
             let held_out = held_out.unwrap();
             for (rows, kept) in [(train, false), (held_out, true)] {
                 let records = f.ids.iter().enumerate().filter(|(i, _)| marked.contains(&(*i as u64)) == kept);
@@ -182,12 +184,18 @@ fn held_out_records_are_split_off_whole_and_in_order() {
     }
     let settings = f.settings(Packing::Truncate, 20);
     let marked = |seed| {
-        let (_, held_out) = Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Count(5), seed)).unwrap();
+        let (_, held_out) =
+            Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Count(5), seed)).unwrap();
         held_out.unwrap().selection.marked
     };
     assert_eq!(marked(1), marked(1));
     assert_ne!(marked(1), marked(2));
-    assert!(Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Fraction(0.0), 1)).unwrap().1.is_none());
+    assert!(
+        Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Fraction(0.0), 1))
+            .unwrap()
+            .1
+            .is_none()
+    );
 }
 
 #[test]
@@ -201,7 +209,9 @@ fn what_cannot_be_is_explained() {
     no_bos.special.bos = None;
     assert!(error(&no_bos).contains("no bos_token"));
     let settings = f.settings(Packing::Concat, 8);
-    let all = Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Count(23), 0)).unwrap_err().to_string();
+    let all = Rows::split(f.cache.clone(), &settings, &Split::holding_out(ValSize::Count(23), 0))
+        .unwrap_err()
+        .to_string();
     assert!(all.contains("23 of 23 records held out leave none"), "{all}");
     assert_eq!(ValSize::parse(0.1).unwrap(), ValSize::Fraction(0.1));
     assert_eq!(ValSize::parse(12.0).unwrap(), ValSize::Count(12));

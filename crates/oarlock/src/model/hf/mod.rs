@@ -11,9 +11,9 @@ mod save;
 mod weights;
 
 pub use config::{HfConfig, SpecialTokens};
-pub use generation::generation_stops;
 pub(crate) use elements::floats;
 pub use files::{ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
+pub use generation::generation_stops;
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
