@@ -158,6 +158,7 @@ fn main() -> Result<()> {
                 rows: tokens.rows,
                 len: tokens.len,
                 n_targets: n,
+                samples: Vec::new(),
             };
             timed(&accelerator, &settings, || {
                 let timer = &mut PhaseTimer::new();
