@@ -79,6 +79,9 @@ pub(super) struct ChatArgs {
     /// The system prompt of the conversation
     #[arg(long)]
     system: Option<String>,
+    /// A JSON file with a list of functions that the model may call
+    #[arg(long)]
+    tools: Option<PathBuf>,
 }
 
 /// The format of weights of 4 bits, where they are asked for.
@@ -138,6 +141,12 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
     let template = ChatTemplate::read(tokenizer_folder(&args.model.model, &args.model.adapter))?;
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
+    if let Some(path) = &args.tools {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let tools =
+            serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
+        chat = chat.with_tools(tools)?;
+    }
     chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
     Ok(())
 }

@@ -357,7 +357,8 @@ impl TokenCache {
     /// A damaged file, or one that was built before this was counted.
     pub fn parts(&self) -> Result<Vec<u64>> {
         let parts = self.origin()?.parts;
-        if parts.iter().sum::<u64>() == self.n_records() {
+        let sum = parts.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
+        if sum == Some(self.n_records()) {
             return Ok(parts);
         }
         Err(self.damaged("it does not say where each data set ends; set overwrite_cache: true once"))

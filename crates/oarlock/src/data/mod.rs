@@ -35,6 +35,7 @@ mod show;
 mod source;
 mod template;
 mod tokenizer;
+mod tool_calls;
 #[cfg(feature = "tokenizers")]
 mod train_bpe;
 
@@ -57,5 +58,6 @@ pub use show::{Statistics, bracketed, colored};
 pub use source::{Content, Record, Records, Source};
 pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
+pub use tool_calls::{ToolCall, tool_calls};
 #[cfg(feature = "tokenizers")]
 pub use train_bpe::{MINIMIND_RESERVED, SpecialToken, TrainSettings, train_bpe};

@@ -217,6 +217,26 @@ fn a_chat_keeps_its_history_until_it_is_cleared() {
 }
 
 #[test]
+fn a_call_is_kept_apart_and_its_result_asked_for() {
+    let (dir, tokenizer) = tokenizer(CHAT);
+    let template = ChatTemplate::read(dir.path()).unwrap();
+    let generator = generator("qwen3", DType::F32, 60);
+    let chat = || Chat::new(&generator, &tokenizer, &template, options(3), None);
+    assert!(chat().with_tools(json!([{"parameters": {}}])).is_err());
+    let mut chat = chat().with_tools(json!([{"function": {"name": "tide", "parameters": {}}}])).unwrap();
+    chat.remember(r#"w5 <tool_call>{"name": "tide", "arguments": {"place": "weir"}}</tool_call>"#);
+    assert_eq!((chat.calls().len(), chat.calls()[0].name.as_str()), (1, "tide"));
+    let mut out = Vec::new();
+    chat.run(&mut "w6\nw7\n".as_bytes(), &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.starts_with("Tool: Assistant: ") && out.contains("\nUser: Assistant: "), "{out}");
+    let said: Vec<_> = chat.history().iter().map(|m| m.role.as_str()).collect();
+    assert_eq!(said, ["assistant", "tool", "assistant", "user", "assistant"]);
+    assert_eq!(chat.history()[0].content, "w5");
+    assert_eq!(chat.history()[0].extra["tool_calls"][0]["function"]["arguments"]["place"], "weir");
+}
+
+#[test]
 fn any_number_of_new_tokens_ends_with_the_longest_sequence() {
     let generator = generator("llama", DType::F32, 16);
     let answer = generator.generate(&[1, 5, 17, 8], &options(usize::MAX), go_on).unwrap();

@@ -242,10 +242,10 @@ fn fixture(layout: &Layout) -> Characters {
 fn the_template_of_every_layout_writes_its_prompts() {
     let (mut n_long, mut n_tools) = (0, 0);
     for name in layout_names() {
+        let Characters { _dir: dir, tokenizer, .. } = fixture(&Layout::named(&name).unwrap());
         for thinks in [Some(true), Some(false)] {
             let args = ChatArgs { enable_thinking: thinks, ..ChatArgs::default() };
             let layout = Layout::named(&name).unwrap().with(&args).unwrap();
-            let Characters { _dir: dir, tokenizer, .. } = fixture(&layout);
             let template = layout.jinja(&tokenizer, &args).unwrap();
             std::fs::write(dir.path().join("chat_template.jinja"), &template).unwrap();
             let template = super::super::template::ChatTemplate::read(dir.path()).unwrap();

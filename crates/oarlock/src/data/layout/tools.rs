@@ -105,7 +105,7 @@ impl ToolFormat {
     }
 
     /// An answer's calls, each a name and its arguments; `None` where the format cannot write so many.
-    pub(super) fn call(self, calls: &[(&str, &Value)]) -> Option<String> {
+    pub(in super::super) fn call(self, calls: &[(&str, &Value)]) -> Option<String> {
         let lines = |line: &dyn Fn(&str, &Value) -> String| {
             calls.iter().map(|(name, arguments)| line(name, arguments)).collect::<Vec<_>>().join("\n")
         };

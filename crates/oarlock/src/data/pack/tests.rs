@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::super::mix::{Mix, MixEnd};
 use super::super::selection::{Chosen, Split};
 use super::super::source::Source;
 use super::super::tokenizer::Tokenizer;
@@ -217,6 +218,35 @@ fn what_cannot_be_is_explained() {
     assert_eq!(ValSize::parse(12.0).unwrap(), ValSize::Count(12));
     for bad in [-0.1, 1.5, f64::NAN, f64::INFINITY] {
         assert!(ValSize::parse(bad).unwrap_err().to_string().starts_with("val_size"), "{bad}");
+    }
+}
+
+#[test]
+fn interleaved_records_are_never_held_out_ones() {
+    let (dir, tokenizer) = small();
+    for (name, n) in [("a.jsonl", 9), ("b.jsonl", 4)] {
+        let line = |i: i32| serde_json::json!({"text": "the ".repeat(i as usize + 1) + name}).to_string();
+        std::fs::write(dir.path().join(name), (0..n).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    }
+    let source = Source::resolve("a.jsonl,b.jsonl", dir.path(), None).unwrap();
+    let built = TokenCache::build(dir.path(), &source, &tokenizer, &mut |_| {}).unwrap();
+    let cache = Arc::new(TokenCache::open(&built.path).unwrap());
+    assert_eq!(cache.parts().unwrap(), [9, 4]);
+    let settings = RowSettings { packing: Packing::Truncate, len: 40, special: tokenizer.special() };
+    let records =
+        |rows: &Rows| -> Vec<Vec<u32>> { (0..rows.n_records()).map(|i| rows.record(i).0).collect() };
+    for (end, n_rows) in [(MixEnd::Once, 10), (MixEnd::AllExhausted, 12)] {
+        let mix = Mix::Interleave { end, probabilities: None };
+        let split = Split { mix, ..Split::holding_out(ValSize::Count(3), 11) };
+        let (train, held_out) = Rows::split(cache.clone(), &settings, &split).unwrap();
+        let (train, held_out) = (records(&train), records(&held_out.unwrap()));
+        assert!(train.iter().all(|record| !held_out.contains(record)));
+        let mut all = [&train[..], &held_out].concat();
+        all.sort();
+        all.dedup();
+        assert_eq!((all.len(), held_out.len()), (13, 3), "{end:?}");
+        // Of the longer data set at least 6 are left, and each takes as many turns.
+        assert!(train.len() >= n_rows, "{end:?}: {}", train.len());
     }
 }
 

@@ -13,7 +13,6 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         if self.config.eval.at_end {
             self.evaluate(done)?;
         }
-        self.predict()?;
         if self.config.train.enabled {
             self.accelerator.communicator().set_phase("saving the model");
             let output = &self.config.save.output_dir;
@@ -23,10 +22,15 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         self.accelerator.wait_for_everyone()?;
         let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
         self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
+        let mut first = done;
         if let Some(journal) = &mut self.journal {
-            let first = journal.first_step();
+            first = journal.first_step();
             let samples = self.loader.position() - self.first_position;
             journal.finish(samples, done - first)?;
+        }
+        // The model is on the disk by now, whatever becomes of its answers; and what they take was not predicted.
+        self.predict()?;
+        if let Some(journal) = &mut self.journal {
             let mut text = format!(
                 "done: {done} steps; model and logs are in {}",
                 self.config.save.output_dir.display()
