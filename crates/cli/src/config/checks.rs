@@ -69,7 +69,7 @@ const RULES: &[Rule] = &[
             choices.said("quantization_bit") && !choices.is("finetuning_type", &["lora", "oft"])
         },
         message: "quantized weights can only be trained through adapters",
-        help: "write `finetuning_type: lora` or `oft`, or remove quantization_bit",
+        help: "write `finetuning_type: lora`, or remove quantization_bit",
     },
     Rule {
         keys: &["pissa_init", "quantization_bit"],

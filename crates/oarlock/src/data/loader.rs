@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use super::deal::share;
 use super::error::{Error, Result};
 use super::pack::Rows;
 use super::sampler::Sampler;
@@ -45,11 +46,11 @@ pub struct Sample {
 }
 
 impl Batch {
-    /// Fills the batch again, in the memory that it has. The rows are samples from `position` on.
-    fn fill(&mut self, data: &Rows, rows: &[Option<u64>], position: u64) {
+    /// Fills the batch again, in the memory that it has. Each row is the sample at its position.
+    fn fill(&mut self, data: &Rows, rows: &[Option<u64>], positions: impl Iterator<Item = u64>) {
         self.samples.clear();
         let mut begin = 0;
-        for (row, position) in rows.iter().zip(position..) {
+        for (row, position) in rows.iter().zip(positions) {
             let len = row.map_or(0, |row| data.tokens_in(row));
             if row.is_some() {
                 self.samples.push(Sample { position, tokens: begin..begin + len });
@@ -132,15 +133,35 @@ impl StepBatches {
     fn fill(&mut self, data: &Rows, sampler: &Sampler, position: u64) {
         let step = sampler.step_rows(position);
         self.batches.resize_with(step.micro_batches.len(), Batch::default);
-        let first = position.saturating_add(sampler.rank * sampler.micro_batch);
-        for (index, (batch, rows)) in self.batches.iter_mut().zip(&step.micro_batches).enumerate() {
-            let before = index as u64 * sampler.micro_batch * sampler.world;
-            batch.fill(data, rows, first.saturating_add(before));
+        if data.is_unpadded() {
+            self.deal(data, sampler, position);
+        } else {
+            let first = position.saturating_add(sampler.rank * sampler.micro_batch);
+            for (index, (batch, rows)) in self.batches.iter_mut().zip(&step.micro_batches).enumerate() {
+                let before = index as u64 * sampler.micro_batch * sampler.world;
+                batch.fill(data, rows, first.saturating_add(before)..);
+            }
         }
         self.epoch = step.epoch;
         self.position = step.end;
         self.n_targets = sampler.all_rows(position).map(|row| data.n_targets(row) as u64).sum();
         self.n_tokens = sampler.all_rows(position).map(|row| data.tokens_in(row) as u64).sum();
+    }
+
+    /// Fills the batches of a rank with its share of the samples of each micro-batch, all ranks with about as many tokens.
+    /// The loss of a step is one over all of its targets, so it does not matter which rank computes which sample.
+    fn deal(&mut self, data: &Rows, sampler: &Sampler, position: u64) {
+        let [world, most, rank] =
+            [sampler.world, sampler.micro_batch, sampler.rank].map(|number| number as usize);
+        let all: Vec<u64> = sampler.all_rows(position).collect();
+        let mut first = position;
+        for (batch, rows) in self.batches.iter_mut().zip(all.chunks(world * most)) {
+            let lens: Vec<usize> = rows.iter().map(|&row| data.tokens_in(row)).collect();
+            let own = share(&lens, world, most, rank);
+            let own_rows: Vec<Option<u64>> = own.iter().map(|&index| Some(rows[index])).collect();
+            batch.fill(data, &own_rows, own.iter().map(|&index| first.saturating_add(index as u64)));
+            first = first.saturating_add(rows.len() as u64);
+        }
     }
 }
 
@@ -223,12 +244,10 @@ pub fn eval_batches(
     };
     sampler.check()?;
     Ok((0..sampler.steps_per_epoch()).map(move |step| {
-        let position = sampler.position_after(step);
-        let mut batch = Batch::default();
-        for rows in sampler.step_rows(position).micro_batches {
-            batch.fill(&data, &rows, position.saturating_add(rank * micro_batch));
-        }
-        batch
+        let mut batches = StepBatches::default();
+        batches.fill(&data, &sampler, sampler.position_after(step));
+        // A step of an evaluation is one micro-batch.
+        batches.batches.pop().unwrap_or_default()
     }))
 }
 

@@ -7,6 +7,7 @@
 mod answers;
 mod cache;
 mod cut;
+mod deal;
 mod encode;
 #[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
 mod engine;

@@ -5,6 +5,8 @@
 //! `r` the `r`-th `micro_batch`. What a run must remember is therefore one number, the samples consumed, and it can
 //! go on with another number of ranks.
 //!
+//! Rows without padding are dealt to the ranks of a micro-batch by their tokens instead ([`super::deal`]).
+//!
 //! Where rows have [`Lengths`], the order of an epoch is one in which neighbours are alike.
 //!
 //! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro-batches when the epoch is not
