@@ -13,11 +13,11 @@ import sys
 from typing import Optional
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import LabelSmoother
 
 import original_chat
-from make_sft_trajectory import BATCH, CLIP, LR, STEPS, conversations, encode
+from make_sft_trajectory import BATCH, STEPS, conversations, encode, train
 
 
 def functions(source, names):
@@ -28,26 +28,6 @@ def functions(source, names):
     found = {"torch": torch, "Optional": Optional}
     exec(compile(tree, "trainer_utils.py", "exec"), found)
     return [found[name] for name in names]
-
-
-def train(folder, rows, pad, loss_of):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
-    losses, norms = [], []
-    for step in range(STEPS):
-        batch = rows[step * BATCH : (step + 1) * BATCH]
-        longest = max(len(ids) for ids, _ in batch)
-        def padded(lists, value):
-            return torch.tensor([list + [value] * (longest - len(list)) for list in lists])
-        ids, labels = padded([ids for ids, _ in batch], pad), padded([labels for _, labels in batch], -100)
-        mask = padded([[1] * len(ids) for ids, _ in batch], 0)
-        loss = loss_of({"logits": model(input_ids=ids, attention_mask=mask).logits}, labels)
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"loss": losses, "grad_norm": norms}
 
 
 def main(source, golden):

@@ -43,7 +43,14 @@ def encode(module, supervised, tokenizer, row):
     return original_chat.encoded(supervised, template, tokenizer, messages, system, cutoff_len=CUTOFF)
 
 
-def train(folder, rows, pad):
+def mean_of_targets(outputs, labels):
+    summed = torch.nn.functional.cross_entropy(
+        outputs["logits"][:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum")
+    return summed / (labels != -100).sum()
+
+
+def train(folder, rows, pad, loss_of=mean_of_targets):
+    """The loss and the norm of the gradient at each step."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     losses, norms = [], []
@@ -54,16 +61,13 @@ def train(folder, rows, pad):
             return torch.tensor([list + [value] * (longest - len(list)) for list in lists])
         ids, labels = padded([ids for ids, _ in batch], pad), padded([labels for _, labels in batch], -100)
         mask = padded([[1] * len(ids) for ids, _ in batch], 0)
-        logits = model(input_ids=ids, attention_mask=mask).logits
-        summed = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum")
-        loss = summed / (labels != -100).sum()
+        loss = loss_of({"logits": model(input_ids=ids, attention_mask=mask).logits}, labels)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
         losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-    return losses, norms
+    return {"loss": losses, "grad_norm": norms}
 
 
 def main(source, golden):
@@ -75,7 +79,7 @@ def main(source, golden):
     rows = [encode(module, supervised, tokenizer, talk) for talk in talks]
     full = sum(len(ids) == CUTOFF for ids, _ in rows)
     assert 10 < full < 60
-    losses, norms = train(model, rows, tokenizer.pad_token_id)
+    run = train(model, rows, tokenizer.pad_token_id)
     folder = os.path.join(golden, "sft-llama")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "conversations.jsonl"), "w", encoding="utf-8") as out:
@@ -84,8 +88,9 @@ def main(source, golden):
         settings = {"cutoff_len": CUTOFF, "batch": BATCH, "learning_rate": LR, "max_grad_norm": CLIP}
         trained = sum(label != -100 for _, labels in rows for label in labels)
         counts = {"tokens": sum(len(ids) for ids, _ in rows), "trained": trained}
-        json.dump({**settings, **counts, "loss": losses, "grad_norm": norms}, out, indent=1)
+        json.dump({**settings, **counts, **run}, out, indent=1)
         out.write("\n")
+    losses, norms = run["loss"], run["grad_norm"]
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}, norms {min(norms):.2f} to {max(norms):.2f}, {full} full rows")
 
 

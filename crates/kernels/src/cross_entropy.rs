@@ -65,15 +65,7 @@ pub fn cross_entropy(
     vocab: usize,
     losses: &mut [f32],
 ) -> Result<LossSum> {
-    let count = check(labels, vocab, logits.len(), losses.len())?;
-    let task = task_rows(vocab);
-    cpu.par.chunks_mut(losses, task, |i, losses| {
-        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-        for ((logits, &label), loss) in rows.zip(losses) {
-            *loss = loss_row(cpu.isa, logits, label);
-        }
-    });
-    Ok(LossSum { sum: tree_sum_f32(losses), count })
+    each_row(cpu, logits, labels, vocab, losses, |logits, label| loss_row(cpu.isa, logits, label))
 }
 
 instances! {
@@ -92,18 +84,10 @@ instances! {
         losses: &mut [f32],
         d_logits: &mut [T],
     ) -> Result<LossSum> {
-        let count = check(labels, vocab, logits.len(), losses.len())?;
-        assert_eq!(logits.len(), d_logits.len(), "cross_entropy_grad: d_logits");
-        let task = task_rows(vocab);
-        let outputs = (cut(losses, task), cut(d_logits, task * vocab));
-        for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
-            let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-            let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
-            for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
-                *loss = grad_row(cpu.isa, logits, label, scale.of(i * task + row), cap, d_logits);
-            }
-        });
-        Ok(LossSum { sum: tree_sum_f32(losses), count })
+        let outputs = (losses, d_logits);
+        each_row_grad(cpu, logits, labels, vocab, outputs, |row, logits, label, d_logits| {
+            grad_row(cpu.isa, logits, label, scale.of(row), cap, d_logits)
+        })
     }
 }
 
@@ -127,6 +111,50 @@ pub fn cross_entropy_grad_in_place(
         let rows = logits.chunks_exact_mut(vocab).zip(&labels[i * task..]).zip(losses);
         for (row, ((logits, &label), loss)) in rows.enumerate() {
             *loss = grad_row_in_place(cpu.isa, logits, label, scale.of(i * task + row), cap);
+        }
+    });
+    Ok(LossSum { sum: tree_sum_f32(losses), count })
+}
+
+/// What `of_row` makes of the logits and the label of each row, and their sum.
+pub(crate) fn each_row(
+    cpu: &Cpu,
+    logits: &[f32],
+    labels: &[i32],
+    vocab: usize,
+    losses: &mut [f32],
+    of_row: impl Fn(&[f32], i32) -> f32 + Sync,
+) -> Result<LossSum> {
+    let count = check(labels, vocab, logits.len(), losses.len())?;
+    let task = task_rows(vocab);
+    cpu.par.chunks_mut(losses, task, |i, losses| {
+        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+        for ((logits, &label), loss) in rows.zip(losses) {
+            *loss = of_row(logits, label);
+        }
+    });
+    Ok(LossSum { sum: tree_sum_f32(losses), count })
+}
+
+/// [`each_row`] for losses with gradients: `of_row` has the row's number as well, and fills its part of the second
+/// output.
+pub(crate) fn each_row_grad<T: Float>(
+    cpu: &Cpu,
+    logits: &[f32],
+    labels: &[i32],
+    vocab: usize,
+    (losses, d_logits): (&mut [f32], &mut [T]),
+    of_row: impl Fn(usize, &[f32], i32, &mut [T]) -> f32 + Sync,
+) -> Result<LossSum> {
+    let count = check(labels, vocab, logits.len(), losses.len())?;
+    assert_eq!(logits.len(), d_logits.len(), "cross_entropy: d_logits");
+    let task = task_rows(vocab);
+    let outputs = (cut(losses, task), cut(d_logits, task * vocab));
+    for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
+        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
+        let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
+        for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
+            *loss = of_row(i * task + row, logits, label, d_logits);
         }
     });
     Ok(LossSum { sum: tree_sum_f32(losses), count })

@@ -4,7 +4,8 @@
 
 use crate::Cpu;
 use crate::cross_entropy::{
-    IGNORE, LossSum, RowScale, cap_slope, check, cross_entropy, cross_entropy_grad, loss, statistics,
+    IGNORE, LossSum, RowScale, cap_slope, cross_entropy, cross_entropy_grad, each_row, each_row_grad, loss,
+    statistics,
 };
 use crate::dtype::Float;
 use crate::error::Result;
@@ -12,8 +13,6 @@ use crate::instances::instances;
 use crate::isa::multiversion;
 use crate::lanes;
 use crate::math::exp;
-use crate::pieces::{cut, for_pieces, task_rows};
-use crate::sums::tree_sum_f32;
 
 /// What a label counts in the loss of its row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,15 +50,7 @@ pub fn token_loss(
     if kind == TokenLoss::CrossEntropy {
         return cross_entropy(cpu, logits, labels, vocab, losses);
     }
-    let count = check(labels, vocab, logits.len(), losses.len())?;
-    let task = task_rows(vocab);
-    cpu.par.chunks_mut(losses, task, |i, losses| {
-        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-        for ((logits, &label), loss) in rows.zip(losses) {
-            *loss = loss_row(cpu.isa, kind, logits, label);
-        }
-    });
-    Ok(LossSum { sum: tree_sum_f32(losses), count })
+    each_row(cpu, logits, labels, vocab, losses, |logits, label| loss_row(cpu.isa, kind, logits, label))
 }
 
 instances! {
@@ -82,18 +73,10 @@ instances! {
         if kind == TokenLoss::CrossEntropy {
             return cross_entropy_grad(cpu, logits, labels, vocab, scale, cap, losses, d_logits);
         }
-        let count = check(labels, vocab, logits.len(), losses.len())?;
-        assert_eq!(logits.len(), d_logits.len(), "token_loss_grad: d_logits");
-        let task = task_rows(vocab);
-        let outputs = (cut(losses, task), cut(d_logits, task * vocab));
-        for_pieces(&cpu.par, labels.len().div_ceil(task), outputs, |i, (losses, d_logits)| {
-            let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-            let outputs = losses.iter_mut().zip(d_logits.chunks_exact_mut(vocab));
-            for (row, ((logits, &label), (loss, d_logits))) in rows.zip(outputs).enumerate() {
-                *loss = grad_row(cpu.isa, kind, logits, label, scale.of(i * task + row), cap, d_logits);
-            }
-        });
-        Ok(LossSum { sum: tree_sum_f32(losses), count })
+        let outputs = (losses, d_logits);
+        each_row_grad(cpu, logits, labels, vocab, outputs, |row, logits, label, d_logits| {
+            grad_row(cpu.isa, kind, logits, label, scale.of(row), cap, d_logits)
+        })
     }
 }
 
@@ -103,15 +86,9 @@ instances! {
 /// # Errors
 /// A label outside the vocabulary; then nothing was written.
 pub fn hits(cpu: &Cpu, logits: &[f32], labels: &[i32], vocab: usize, out: &mut [f32]) -> Result<()> {
-    check(labels, vocab, logits.len(), out.len())?;
-    let task = task_rows(vocab);
-    cpu.par.chunks_mut(out, task, |i, out| {
-        let rows = logits[i * task * vocab..].chunks_exact(vocab).zip(&labels[i * task..]);
-        for ((logits, &label), out) in rows.zip(out) {
-            let is_hit = label != IGNORE && is_likeliest(cpu.isa, logits, label as usize);
-            *out = f32::from(u8::from(is_hit));
-        }
-    });
+    each_row(cpu, logits, labels, vocab, out, |logits, label| {
+        f32::from(u8::from(label != IGNORE && is_likeliest(cpu.isa, logits, label as usize)))
+    })?;
     Ok(())
 }
 
