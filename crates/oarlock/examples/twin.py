@@ -15,7 +15,10 @@ def run(train, *models):
     arguments.add_argument("--steps", type=int, default=20)
     arguments = arguments.parse_args()
     for model, path in zip(models, arguments.weights):
-        model.load_state_dict(weights(path))
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        missing, unexpected = model.load_state_dict(weights(path), strict=False)
+        # Files of Oarlock leave out what is frozen.
+        assert frozen.issuperset(missing) and not unexpected, (missing, unexpected)
     print(json.dumps(train(*models, arguments.steps)))
 
 
