@@ -133,14 +133,15 @@ fn merged(site: &Site, adapter: &str) -> Vec<f32> {
 #[test]
 fn pissa_begins_in_every_placement_alike_and_is_converted_at_the_end() {
     let site = Site::new();
-    let words = [&LORA[..], &["lora_dropout=0", "pissa_init=true", "max_steps=6"]].concat();
+    let lora = ["finetuning_type=lora", "lora_rank=4", "learning_rate=1e-2"];
+    let words = [&lora[..], &["pissa_init=true", "max_steps=6"]].concat();
     let converted = [&words[..], &["pissa_convert=true", "save_strategy=steps", "save_steps=3"]].concat();
     let said = site.train("out", &converted);
     for line in ["Using PiSSA initialization with FSVD steps 16.", "Converted PiSSA adapter saved at: "] {
         assert!(said.stdout.contains(line), "{line}: {said:?}");
     }
     // The first loss is that of the model, as no adapter begins with another one.
-    site.train("plain", &[&LORA[..], &["lora_dropout=0", "max_steps=6", "save_strategy=no"]].concat());
+    site.train("plain", &[&lora[..], &["max_steps=6", "save_strategy=no"]].concat());
     let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
     assert!((first("out") - first("plain")).abs() < 1e-4);
     assert_ne!(site.losses("out")[2], site.losses("plain")[2]);
