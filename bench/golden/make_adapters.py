@@ -5,7 +5,7 @@
 
 Each folder adapters/NAME is an adapter as PEFT saves it, with random values in all of its parameters; logits.json has the
 logits of the base, of the base with each adapter, and after merging it. train.json has the first adapters and the losses of
-30 steps of AdamW for LoRA and DoRA, in f32 on one thread. The version of PEFT is 0.18.1.
+30 steps of AdamW for LoRA, DoRA and PiSSA, in f32 on one thread. The version of PEFT is 0.18.1.
 """
 import json
 import os
@@ -23,6 +23,7 @@ ADAPTERS = {
     "rslora": dict(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], use_rslora=True,
                    rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 3}),
     "dora": dict(r=4, lora_alpha=8, target_modules=ALL, use_dora=True),
+    "pissa": dict(r=4, lora_alpha=8, target_modules=ALL, init_lora_weights="pissa"),
 }
 
 
@@ -85,7 +86,7 @@ def main(out):
     with open(os.path.join(folder, "logits.json"), "w") as file:
         json.dump(found, file)
     train = {"learning_rate": LR, "weight_decay": 0.01, "rows": rows(8, 3).tolist(), "losses": {}}
-    for name in ["lora", "dora"]:
+    for name in ["lora", "dora", "pissa"]:
         torch.manual_seed(11)
         model = get_peft_model(base(path), LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name])).train()
         save(model, os.path.join(folder, "first_" + name))

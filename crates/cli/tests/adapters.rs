@@ -117,6 +117,61 @@ fn an_adapter_is_continued_or_merged_and_exported() {
     assert_ne!(adapted, text(&["--model", "model"]));
 }
 
+/// The weights of an adapter merged into the model, in f32.
+fn merged(site: &Site, adapter: &str) -> Vec<f32> {
+    let words = ["export", "model_name_or_path=model", "template=default", "export_dir=merged"];
+    let adapter = format!("adapter_name_or_path={adapter}");
+    let said = run(site.oarlock(&[&words[..], &[&adapter, "infer_dtype=float32"]].concat()));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let bytes = site.model("merged");
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let all: BTreeSet<&str> = file.names().into_iter().collect();
+    let numbers = |name| file.tensor(name).unwrap().data().as_chunks::<4>().0;
+    all.into_iter().flat_map(numbers).map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn pissa_begins_in_every_placement_alike_and_is_converted_at_the_end() {
+    let site = Site::new();
+    let lora = ["finetuning_type=lora", "lora_rank=4", "learning_rate=1e-2"];
+    let words = [&lora[..], &["pissa_init=true", "max_steps=6"]].concat();
+    let converted = [&words[..], &["pissa_convert=true", "save_strategy=steps", "save_steps=3"]].concat();
+    let said = site.train("out", &converted);
+    for line in ["Using PiSSA initialization with FSVD steps 16.", "Converted PiSSA adapter saved at: "] {
+        assert!(said.stdout.contains(line), "{line}: {said:?}");
+    }
+    // The first loss is that of the model, as no adapter begins with another one.
+    site.train("plain", &[&lora[..], &["max_steps=6", "save_strategy=no"]].concat());
+    let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
+    assert!((first("out") - first("plain")).abs() < 1e-4);
+    assert_ne!(site.losses("out")[2], site.losses("plain")[2]);
+    for stage in 1..4 {
+        let zero = format!("deepspeed={{zero_optimization: {{stage: {stage}}}}}");
+        let output = format!("zero{stage}");
+        site.train(&output, &[&words[..], &["save_strategy=no", &zero]].concat());
+        assert!(adapter(&site, &output) == adapter(&site, "out"), "{stage}");
+    }
+    // A run that goes on has the same base.
+    let from = ["resume_from_checkpoint=out/checkpoint-3", "save_strategy=no"];
+    site.train("resumed", &[&words[..], &from].concat());
+    assert!(adapter(&site, "resumed") == adapter(&site, "out"));
+
+    let config = |folder: &str| -> serde_json::Value {
+        serde_json::from_slice(&site.read(&format!("{folder}/adapter_config.json"))).unwrap()
+    };
+    assert_eq!(config("out")["init_lora_weights"], "pissa_niter_16");
+    let own = config("out/pissa_converted");
+    let expected: [serde_json::Value; 3] = [true.into(), 8.into(), 16.into()];
+    assert_eq!([&own["init_lora_weights"], &own["r"], &own["lora_alpha"]], expected.each_ref());
+    let (own, other) = (merged(&site, "out"), merged(&site, "out/pissa_converted"));
+    let difference = own.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(difference < 1e-5 && own != merged(&site, "plain"), "{difference}");
+    // Its adapter alone is continued, whatever the file says of new ones.
+    let more = ["adapter_name_or_path=out", "finetuning_type=lora", "max_steps=1", "learning_rate=1e-4"];
+    site.train("continued", &[&more[..], &["save_strategy=no"]].concat());
+    assert!(first("continued") < first("out"), "{} {}", first("continued"), first("out"));
+}
+
 #[test]
 fn other_methods_and_what_they_refuse() {
     let site = Site::new();
@@ -142,7 +197,12 @@ fn other_methods_and_what_they_refuse() {
         (&["finetuning_type=oft"], "OFT"),
         (&["adapter_name_or_path=plus"], "finetuning_type lora only"),
         (&["finetuning_type=lora", "adapter_name_or_path=freeze"], "holds no adapter_config.json"),
-        (&["finetuning_type=lora", "pissa_init=true"], "singular vectors"),
+        (&["pissa_init=true"], "only valid for LoRA training"),
+        (&["finetuning_type=lora", "pissa_init=true", "lora_rank=64"], "write a lora_rank of at most"),
+        (
+            &["finetuning_type=lora", "pissa_init=true", "quantization_bit=4"],
+            "weights that are not quantized",
+        ),
     ] {
         let said = run(site.training("refused", &[&short[..], words].concat()));
         assert_ne!(said.code, Some(0), "{words:?}");

@@ -50,14 +50,15 @@ fn orthonormalize(cpu: &Cpu, vectors: &mut [f64], n: usize) {
 const LANES: usize = 8;
 
 multiversion! {
-    fn dot(a: &[f64], b: &[f64]) -> f64 {
+    /// The inner product of two vectors.
+    pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
         sum_of_products(a, b)
     }
 }
 
 multiversion! {
     /// Makes a vector orthogonal to a vector of length 1.
-    fn subtract_projection(unit: &[f64], vector: &mut [f64]) {
+    pub(crate) fn subtract_projection(unit: &[f64], vector: &mut [f64]) {
         let along = sum_of_products(unit, vector);
         vector.iter_mut().zip(unit).for_each(|(x, unit)| *x -= along * unit);
     }

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oarlock::adapters::{
-    Adaptation, AdaptedSource, Adapter, ExportOptions, LoraConfig, Targets, adapt, adapter_files, export,
-    load_for_inference,
+    Adaptation, AdaptedSource, Adapter, ExportOptions, LoraConfig, LoraInit, Targets, adapt, adapter_files,
+    export, load_for_inference,
 };
 use oarlock::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::Placements;
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, ReduceOp, Result,
-    Tensor, optim,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, PreparedOptimizer,
+    ReduceOp, Result, Tensor, optim,
 };
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::ranks::on_ranks;
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
@@ -29,11 +29,11 @@ fn numbers(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(golden("adapters").join(name)).unwrap()).unwrap()
 }
 
-fn floats(value: &Value) -> Vec<f64> {
+pub fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-fn rows(value: &Value) -> Vec<Vec<i32>> {
+pub fn rows(value: &Value) -> Vec<Vec<i32>> {
     let row = |row: &Value| floats(row).into_iter().map(|id| id as i32).collect();
     value.as_array().unwrap().iter().map(row).collect()
 }
@@ -83,14 +83,14 @@ fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
         load_for_inference(&golden("train-llama"), &dirs, &device(), DType::F32, 64).unwrap()
     };
     check(&merged(&[]), "base");
-    for name in ["lora", "rslora", "dora"] {
+    for name in ["lora", "rslora", "dora", "pissa"] {
         check(&beside(name), name);
         check(&merged(&[name]), &format!("{name}_merged"));
     }
     check(&merged(&["lora", "dora"]), "lora_then_dora");
 }
 
-fn placement(name: &str) -> Options {
+pub fn placement(name: &str) -> Options {
     Options {
         placements: match name {
             "DDP" => Placements::WHOLE,
@@ -101,24 +101,54 @@ fn placement(name: &str) -> Options {
     }
 }
 
+fn pissa() -> LoraConfig {
+    LoraConfig {
+        rank: 4,
+        alpha: Some(8.0),
+        init: LoraInit::Pissa { iterations: None },
+        ..LoraConfig::default()
+    }
+}
+
 /// 30 losses of a model that continues an adapter.
 fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Vec<f64>> {
     let golden_numbers = numbers("train.json");
     let base = golden("train-llama");
     let hf = HfConfig::read(&base)?;
     let mut decoder = Decoder::new(hf.decoder().clone(), 24)?;
-    let adapter = Adapter::open(&golden("adapters").join(format!("first_{name}")), &hf, &mut decoder)?;
+    // The base says how PiSSA begins.
+    let adapter = match name {
+        "pissa" => None,
+        _ => Some(Adapter::open(&golden("adapters").join(format!("first_{name}")), &hf, &mut decoder)?),
+    };
     let weights = SafetensorsSource::open(&base, &hf, &decoder)?;
     let source = AdaptedSource::new(Box::new(weights), &decoder, 0, accelerator.device());
-    let adaptation = Adaptation::of(&adapter);
+    let adaptation = match &adapter {
+        None => Adaptation::new(&mut decoder, &hf, &pissa())?,
+        Some(adapter) => Adaptation::of(adapter),
+    };
     adapt(&mut decoder, &adaptation)?;
     let lr = golden_numbers["learning_rate"].as_f64().unwrap();
     let decay = golden_numbers["weight_decay"].as_f64().unwrap();
     let adamw = optim::adamw(&decoder).lr(lr).weight_decay(decay);
-    let source = Box::new(source.continuing(Some(adapter)));
+    let source = Box::new(source.beside(&adaptation).continuing(adapter));
     let (model, optimizer): (Prepared<Decoder>, _) =
         accelerator.prepare_with_weights((decoder, adamw), source)?;
-    let rows = rows(&golden_numbers["rows"]);
+    let losses = thirty_losses(accelerator, &model, &optimizer, &rows(&golden_numbers["rows"]))?;
+    if let Some(out) = out {
+        let files = adapter_files(&hf, model.module(), &adaptation, "train-llama", None)?;
+        accelerator.save_pretrained(&model, out, files)?;
+    }
+    Ok(losses)
+}
+
+/// The losses of 30 steps on batches of four rows, of which each rank has its share.
+pub fn thirty_losses(
+    accelerator: &Accelerator,
+    model: &Prepared<Decoder>,
+    optimizer: &PreparedOptimizer,
+    rows: &[Vec<i32>],
+) -> Result<Vec<f64>> {
     let mut losses = Vec::new();
     for step in 0..30 {
         let batch = &rows[step % 2 * 4..][..4];
@@ -133,10 +163,6 @@ fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Ve
         accelerator.backward(&loss)?;
         optimizer.step()?;
         losses.push(f64::from(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item::<f32>()?));
-    }
-    if let Some(out) = out {
-        let files = adapter_files(&hf, model.module(), &adaptation, "train-llama", None)?;
-        accelerator.save_pretrained(&model, out, files)?;
     }
     Ok(losses)
 }
@@ -154,7 +180,7 @@ fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBu
 
 #[test]
 fn losses_are_those_of_peft_on_any_ranks_and_in_any_placement() {
-    for name in ["lora", "dora"] {
+    for name in ["lora", "dora", "pissa"] {
         let expected = floats(&numbers("train.json")["losses"][name]);
         for (world, way) in [(1, "DDP"), (2, "DDP"), (2, "ZeRO-2"), (2, "ZeRO-3")] {
             let found = losses(world, placement(way), name, None);
@@ -178,7 +204,7 @@ fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, String)> {
 #[test]
 fn what_is_written_has_the_keys_the_shapes_and_the_settings_of_peft() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["lora", "dora"] {
+    for name in ["lora", "dora", "pissa"] {
         let out = folder.path().join(name);
         losses(2, placement("ZeRO-3"), name, Some(out.clone()));
         let first = golden("adapters").join(format!("first_{name}"));

@@ -22,6 +22,7 @@ mod four_bit;
 mod gradients;
 mod images;
 mod layers;
+mod low_rank;
 mod misuse;
 mod modules;
 mod objective;

@@ -78,7 +78,7 @@ fn formula(estimate: &Estimate) -> String {
         Optim::TwoMoments | Optim::Lamb => master + 8,
         Optim::OneState => master + 4,
         Optim::Stateless => master,
-        Optim::Factored | Optim::Muon | Optim::Other(_) => {
+        Optim::Factored | Optim::Muon | Optim::LowRank(..) | Optim::Other(_) => {
             return "depends on the shapes (this optimizer)".to_owned();
         }
     };

@@ -18,6 +18,7 @@ use oarlock_tensor::DType;
 use super::checks;
 use super::finetuning;
 use super::learning;
+use super::low_rank;
 use super::model;
 use super::monitor;
 use super::objective;
@@ -45,7 +46,7 @@ pub fn build(
     let (shard, loss_scale) = dialect::shard(&mut dialects, read.int("num_processes"), found);
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
-    let optimizer = optimizer::optimizer(&settings, found);
+    let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
     let monitor = monitor::monitors(&settings, &dialects, found);
 
     let model = model::model(&settings, found);

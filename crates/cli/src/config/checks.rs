@@ -75,7 +75,7 @@ const RULES: &[Rule] = &[
         keys: &["pissa_init", "quantization_bit"],
         broken: |choices| choices.said("quantization_bit") && choices.on("pissa_init"),
         message: "PiSSA begins with singular vectors of weights that are not quantized",
-        help: "remove pissa_init, or make its adapter before quantizing",
+        help: "remove pissa_init or quantization_bit",
     },
     Rule {
         keys: &["resize_vocab", "quantization_bit"],
@@ -241,10 +241,10 @@ const RULES: &[Rule] = &[
         help: "write `val_size` as a number of records",
     },
     Rule {
-        keys: &["pissa_init", "deepspeed"],
-        broken: |choices| choices.on("pissa_init") && choices.zero_stage == Some(3),
-        message: "PiSSA needs whole weights, and ZeRO-3 shards them",
-        help: "write stage 2, or make its adapter beforehand",
+        keys: &["pissa_init", "finetuning_type"],
+        broken: |choices| choices.on("pissa_init") && !choices.is("finetuning_type", &["lora"]),
+        message: "`pissa_init` is only valid for LoRA training",
+        help: "write `finetuning_type: lora`, or remove pissa_init",
     },
     Rule {
         keys: &["pure_bf16", "deepspeed"],
@@ -253,12 +253,28 @@ const RULES: &[Rule] = &[
         help: "write `bf16: true` instead",
     },
     Rule {
-        keys: &["use_galore", "use_apollo", "deepspeed"],
+        keys: &["use_galore", "use_apollo"],
+        broken: |choices| choices.on("use_galore") && choices.on("use_apollo"),
+        message: "GaLore and APOLLO cannot be used together",
+        help: "remove one of them",
+    },
+    Rule {
+        keys: &["use_galore", "use_apollo", "finetuning_type"],
         broken: |choices| {
-            choices.zero_stage.is_some() && (choices.on("use_galore") || choices.on("use_apollo"))
+            (choices.on("use_galore") || choices.on("use_apollo"))
+                && !choices.is("finetuning_type", &["full", "freeze"])
         },
-        message: "GaLore and APOLLO do not go with DeepSpeed",
-        help: "remove them, or the key deepspeed",
+        message: "GaLore and APOLLO are for whole weights, not for adapters, whose matrices are small",
+        help: "remove them, or write `finetuning_type: full`",
+    },
+    Rule {
+        keys: &["use_galore", "use_apollo", "optim"],
+        broken: |choices| {
+            (choices.on("use_galore") || choices.on("use_apollo"))
+                && !choices.is("optim", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"])
+        },
+        message: "GaLore and APOLLO are there for AdamW only",
+        help: "write `optim: adamw_torch`, or remove them",
     },
 ];
 
@@ -342,10 +358,12 @@ mod tests {
             ("streaming: true\nmax_steps: 5\nmax_samples: 3", &["max_samples"]),
             ("streaming: true\nmax_steps: 5\nval_size: 0.1", &["val_size"]),
             ("streaming: true\nmax_steps: 5\nval_size: 10", &[]),
-            (&format!("{ZERO3}pissa_init: true\nfinetuning_type: lora"), &["pissa_init"]),
+            ("pissa_init: true", &["pissa_init"]),
             (&format!("{ZERO3}pure_bf16: true"), &["pure_bf16"]),
-            ("deepspeed: {}\nuse_galore: true", &["use_galore"]),
-            ("use_galore: true", &[]),
+            ("use_galore: true\nuse_apollo: true", &["use_galore"]),
+            ("use_galore: true\nfinetuning_type: lora", &["use_galore"]),
+            ("use_apollo: true\noptim: adafactor", &["use_galore"]),
+            ("deepspeed: {}\nuse_galore: true", &[]),
         ] {
             let broken = broken(text);
             assert_eq!(broken.iter().map(|i| RULES[*i].keys[0]).collect::<Vec<_>>(), expected, "{text}");

@@ -22,6 +22,14 @@ pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {
                     "remove it, or name the layers in lora_target",
                 );
             }
+            if settings.bool("pissa_convert") && settings.bool("use_dora") {
+                report(
+                    "`pissa_convert` does not go with `use_dora`: the lengths of rows are of the base without what PiSSA took \
+                     out of it",
+                    &["pissa_convert", "use_dora"],
+                    "remove one of them",
+                );
+            }
             Finetuning::Lora(lora(settings))
         }
         "freeze" => Finetuning::Freeze(freeze(settings)),
@@ -54,10 +62,14 @@ fn lora(settings: &Settings) -> LoraArgs {
             alpha_pattern: Vec::new(),
             use_rslora: settings.bool("use_rslora"),
             use_dora: settings.bool("use_dora"),
-            init: LoraInit::Kaiming,
+            init: match settings.bool("pissa_init") {
+                true => LoraInit::Pissa { iterations: usize::try_from(settings.int("pissa_iter")).ok() },
+                false => LoraInit::Kaiming,
+            },
         },
         adapters: adapters(settings),
         create_new: settings.bool("create_new_adapter"),
+        convert_pissa: settings.bool("pissa_convert"),
         plus: settings
             .said("loraplus_lr_ratio")
             .map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),

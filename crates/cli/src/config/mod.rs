@@ -15,6 +15,7 @@ pub mod export;
 pub mod finetuning;
 pub mod flags;
 mod learning;
+mod low_rank;
 mod model;
 pub mod monitor;
 mod objective;

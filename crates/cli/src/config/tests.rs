@@ -65,7 +65,7 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(train.dtype, DType::F32);
     assert_eq!((train.seed, train.data_seed), (42, 42));
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    let optimizer = OptimizerArgs { rule, weight_decay: 0.0 };
+    let optimizer = OptimizerArgs { rule, weight_decay: 0.0, targets: Vec::new() };
     assert_eq!(train.optimizer, optimizer);
     let schedule = ScheduleArgs { learning_rate: 5e-5, shape: Shape::Linear, warmup: Steps::Share(0.0) };
     assert_eq!(train.schedule, schedule);
@@ -131,13 +131,13 @@ fn a_file_for_an_optimizer_that_is_not_there_resolves_with_the_reason() {
     let arguments = written::text_of_file("t.yaml", text).unwrap();
     let config = train_config_of(vec![arguments], &|_| None).unwrap();
     let missing = config.missing().to_string();
-    assert!(missing.contains("`use_galore: true` is not supported yet"), "{missing}");
-    assert!(!missing.contains("galore_layerwise"), "{missing}");
-    let idle = config.without_effect_line().unwrap();
-    assert!(
-        idle.contains("galore_layerwise, galore_target") || idle.contains("galore_target, galore_rank"),
-        "{idle}"
-    );
+    assert!(missing.contains("`galore_layerwise: true` is not supported yet"), "{missing}");
+    let badam = format!("{MINIMUM}use_badam: true\nbadam_mode: ratio\nbadam_verbose: 1\n");
+    let badam = train_config_of(vec![written::text_of_file("t.yaml", badam).unwrap()], &|_| None).unwrap();
+    let missing = badam.missing().to_string();
+    assert!(missing.contains("`use_badam: true` is not supported yet"), "{missing}");
+    let idle = badam.without_effect_line().unwrap();
+    assert!(idle.contains("badam_mode") && idle.contains("badam_verbose"), "{idle}");
     let template = config.without_effect().find(|(setting, _)| setting.key.name == "template").unwrap();
     assert_eq!(template.1, "stage pt uses no chat template");
 }

@@ -7,6 +7,7 @@ pub mod adam;
 pub mod custom;
 pub mod lamb;
 pub mod lion;
+pub mod low_rank;
 pub mod muon;
 pub mod sgd;
 

@@ -164,9 +164,9 @@ impl<M: Module> Prepare for M {
             &accelerator.comm,
             &accelerator.device,
             plan.deepspeed.as_ref().map_or(&accelerator.options, |resolved| &resolved.options).clone(),
-            config.rule,
+            config.rule.clone(),
             &|named| group_of.get(&named.param.id()).copied().unwrap_or(0),
-            &OptimizerConfig::role,
+            &|named| config.role_by_targets(named),
         )?;
         match plan.weights.borrow_mut().as_deref_mut() {
             Some(weights) => engine.initialize(weights)?,

@@ -112,6 +112,11 @@ impl Adapter {
         self.tensors.get(name).map(|(shape, values)| (shape.as_slice(), values.as_slice()))
     }
 
+    /// All parameters, with their shapes.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (&String, &(Vec<usize>, Vec<f32>))> {
+        self.tensors.iter()
+    }
+
     /// Whether all of its weights are there and have the shapes of the model's.
     fn check(&self, known: &Names) -> std::result::Result<(), String> {
         let paths: BTreeSet<&str> = (self.tensors.keys())
@@ -223,27 +228,49 @@ pub fn adapter_files(
     base: &str,
     tokenizer: Option<&Path>,
 ) -> Result<ModelFiles> {
-    let peft = |name: &str| {
-        let part = PARTS.iter().find(|part| ends_with(name, part));
-        match part.and_then(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, part))) {
-            Some((path, part)) => {
-                let stored = hf.stored(&format!("{path}.weight")).tensor;
-                format!("{PREFIX}{}.{part}", stored.trim_end_matches(".weight"))
-            }
-            None => format!("{PREFIX}{}", hf.stored(name).tensor),
-        }
-    };
     let is_of_adapter = |named: &NamedParam| !named.param.is_frozen() && !is_of_value_head(&named.name);
     let trained = parameters(model).into_iter().filter(is_of_adapter);
     let weights: Vec<Weight> = trained
         .map(|named| Weight {
-            stored: Stored::whole(peft(&named.name)),
+            stored: Stored::whole(stored_name(hf, &named.name)),
             shape: named.param.shape().sizes().to_vec(),
             dtype: DType::F32.into(),
             name: named.name,
         })
         .collect();
-    let mut files = ModelFiles::new(&weights, u64::MAX)?.renamed(WEIGHTS).with_value_head(model)?;
+    let mut files = as_adapter(ModelFiles::new(&weights, u64::MAX)?).with_value_head(model)?;
+    adapter_text(&mut files, hf, model, adaptation, base);
+    if let Some(tokenizer) = tokenizer {
+        files.take_over(tokenizer, &[]);
+    }
+    Ok(files)
+}
+
+/// The files under the name that the weights of an adapter have.
+pub(super) fn as_adapter(files: ModelFiles) -> ModelFiles {
+    files.renamed(WEIGHTS)
+}
+
+/// What a parameter of an adapter is called in PEFT's files.
+pub(super) fn stored_name(hf: &HfConfig, name: &str) -> String {
+    let part = PARTS.iter().find(|part| ends_with(name, part));
+    match part.and_then(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, part))) {
+        Some((path, part)) => {
+            let stored = hf.stored(&format!("{path}.weight")).tensor;
+            format!("{PREFIX}{}.{part}", stored.trim_end_matches(".weight"))
+        }
+        None => format!("{PREFIX}{}", hf.stored(name).tensor),
+    }
+}
+
+/// Adds the settings of an adapter to its files.
+pub(super) fn adapter_text(
+    files: &mut ModelFiles,
+    hf: &HfConfig,
+    model: &Decoder,
+    adaptation: &Adaptation,
+    base: &str,
+) {
     let path =
         |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
     let modules: Vec<String> = adaptation.modules.keys().map(path).collect();
@@ -251,10 +278,6 @@ pub fn adapter_files(
     let whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());
     let text = peft_config::write(&adaptation.config, base, &targets(&modules, &all), &whole);
     files.add_text(CONFIG, text);
-    if let Some(tokenizer) = tokenizer {
-        files.take_over(tokenizer, &[]);
-    }
-    Ok(files)
 }
 
 /// The paths of the linear layers of a model that may be adapted.

@@ -124,7 +124,8 @@ impl Update {
         }
         let lora_a = Linear::new(n_in, rank)?.no_bias();
         let lora_a = match init {
-            LoraInit::Kaiming => lora_a,
+            // Those of PiSSA are of the weight, and come with the source.
+            LoraInit::Kaiming | LoraInit::Pissa { .. } => lora_a,
             LoraInit::Gaussian => lora_a.init(Init::Normal { std: 1.0 / rank as f32 }),
         };
         let magnitude = || Ok(Param::in_f32(Shape::new(&[n_out])?, Init::Ones));

@@ -13,7 +13,9 @@ mod inference;
 mod lora;
 mod modelfile;
 mod peft_config;
+mod pissa;
 mod source;
+mod update;
 
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
 pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_four_bit};
@@ -24,4 +26,5 @@ pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
 pub use inference::{load_for_inference, load_four_bit_for_inference};
 pub use lora::{Lora, LoraLayer, as_reference};
+pub use pissa::convert_pissa;
 pub use source::AdaptedSource;

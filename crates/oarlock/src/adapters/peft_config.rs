@@ -10,6 +10,10 @@ use crate::error::{Error, Result};
 /// The version of PEFT whose files these are.
 const PEFT_VERSION: &str = "0.18.1";
 
+/// How PEFT writes the start of PiSSA, and what stands before the number of its iterations.
+const PISSA: &str = "pissa";
+const NITER: &str = "_niter_";
+
 /// Settings that change what an adapter computes and that are not there, with the values at which they change nothing.
 const PLAIN: [(&str, &[&str]); 13] = [
     ("peft_type", &["\"LORA\""]),
@@ -106,8 +110,30 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig> {
         alpha_pattern: pattern("alpha_pattern")?,
         use_rslora: flag("use_rslora")?,
         use_dora: flag("use_dora")?,
-        init: LoraInit::Kaiming,
+        init: init(fields.get("init_lora_weights")).map_err(bad)?,
     })
+}
+
+/// How an adapter began, which says what of the weights its base lacks.
+fn init(value: Option<&Value>) -> std::result::Result<LoraInit, String> {
+    let Some(Value::String(name)) = value else { return Ok(LoraInit::Kaiming) };
+    // PEFT takes capital letters as well.
+    let name = name.to_lowercase();
+    match (name.strip_prefix(PISSA), name.as_str()) {
+        (Some(""), _) => Ok(LoraInit::Pissa { iterations: None }),
+        (Some(rest), _) => match rest.strip_prefix(NITER).and_then(|n| n.parse().ok()) {
+            Some(n) => Ok(LoraInit::Pissa { iterations: Some(n) }),
+            None => {
+                Err(format!("\"init_lora_weights\" is {name:?}; expected \"pissa\" or \"pissa_niter_16\""))
+            }
+        },
+        (None, "corda" | "olora" | "loftq") => Err(format!(
+            "\"init_lora_weights\" is {name:?}, which changes the base; convert the adapter to an ordinary one with PEFT \
+             (`path_initial_model_for_weight_conversion`)"
+        )),
+        (None, "gaussian") => Ok(LoraInit::Gaussian),
+        (None, _) => Ok(LoraInit::Kaiming),
+    }
 }
 
 /// The text of the file. `targets` are the names of the layers, `modules_to_save` those of the modules that are trained as
@@ -144,6 +170,8 @@ pub(super) fn write(
         "init_lora_weights": match config.init {
             LoraInit::Kaiming => json!(true),
             LoraInit::Gaussian => json!("gaussian"),
+            LoraInit::Pissa { iterations: None } => json!(PISSA),
+            LoraInit::Pissa { iterations: Some(n) } => json!(format!("{PISSA}{NITER}{n}")),
         },
         "layer_replication": null,
         "layers_pattern": null,

@@ -2,12 +2,17 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use oarlock_tensor::{Device, Init, Shape};
 
+use super::adapt::{Adaptation, AdaptedModule};
 use super::folder::{Adapter, PARTS};
 use super::lora::REFERENCE;
-use crate::error::Result;
+use super::pissa::Principal;
+use super::update::add_update;
+use crate::config::LoraInit;
+use crate::error::{Error, Result};
 use crate::nn::{Module, names_of};
 use crate::shard::{SeededInit, WeightSource};
 
@@ -19,6 +24,11 @@ pub struct AdaptedSource {
     merged: Vec<Adapter>,
     trained: Option<Adapter>,
     init: SeededInit,
+    device: Device,
+    /// The adapter beside the model, where that is one of PiSSA: its base is what is left of the weights.
+    principal: Option<Adaptation>,
+    /// What was taken out of weights, by the number of adapters merged before and by paths.
+    taken: HashMap<(usize, String), Rc<Principal>>,
     /// The parameters of the model by all of their names.
     params: HashMap<String, (Shape, Init)>,
     /// All names of each parameter, by each of them.
@@ -35,6 +45,9 @@ impl AdaptedSource {
             merged: Vec::new(),
             trained: None,
             init: SeededInit::new(seed, device),
+            device: device.clone(),
+            principal: None,
+            taken: HashMap::new(),
             params: all.iter().map(|n| (n.name.clone(), (*n.param.shape(), n.param.init()))).collect(),
             names: (all.iter())
                 .map(|n| (n.name.clone(), aliases(n.param.id()).map(|other| other.name.clone()).collect()))
@@ -50,11 +63,21 @@ impl AdaptedSource {
 
     /// With the values of an adapter that is continued.
     #[must_use]
-    pub fn continuing(self, trained: Option<Adapter>) -> AdaptedSource {
+    pub fn continuing(mut self, trained: Option<Adapter>) -> AdaptedSource {
+        if let Some(adapter) = &trained {
+            self = self.beside(&Adaptation::of(adapter));
+        }
         AdaptedSource { trained, ..self }
     }
 
-    /// A weight of the base with all adapters merged into it.
+    /// For a model with such an adapter beside it: one of PiSSA takes its first values out of the weights.
+    #[must_use]
+    pub fn beside(self, adaptation: &Adaptation) -> AdaptedSource {
+        let is_pissa = matches!(adaptation.config.init, LoraInit::Pissa { .. });
+        AdaptedSource { principal: is_pissa.then(|| adaptation.clone()), ..self }
+    }
+
+    /// Elements of a weight of the base with all adapters merged into it.
     fn merged(
         &mut self,
         name: &str,
@@ -63,35 +86,138 @@ impl AdaptedSource {
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
-        let names = self.names.get(name).cloned().unwrap_or_default();
-        let whole = |adapter: &Adapter| {
-            names
-                .iter()
-                .find_map(|name| adapter.tensor(name))
-                .map(|(_, values)| values[elements.clone()].to_vec())
-        };
-        let from = self.merged.iter().rposition(|adapter| whole(adapter).is_some());
-        match from.and_then(|index| whole(&self.merged[index])) {
-            Some(values) => out.copy_from_slice(&values),
-            None => self.base.read(name, shape, init, elements.clone(), out)?,
-        }
-        let path = name.strip_suffix(".weight").unwrap_or(name);
-        let after = from.map_or(0, |index| index + 1);
-        let updates = |adapter: &Adapter| adapter.values(path, PARTS[0]).is_some();
-        if !self.merged[after..].iter().any(updates) {
-            return Ok(());
+        let (path, n_merged) = (path_of(name), self.merged.len());
+        let from = self.replaced_by(name, n_merged).map_or(0, |index| index + 1);
+        if !self.merged[from..].iter().any(|adapter| updates(adapter, path)) {
+            return self.first(name, shape, init, n_merged, elements, out);
         }
         // Whole rows, whose lengths DoRA needs.
-        let &[_, n_in] = shape.sizes() else { return Ok(()) };
+        self.in_rows(shape, elements, out, |source, rows, values| {
+            source.rows(name, shape, init, n_merged, rows, values)
+        })
+    }
+
+    /// The same of what PiSSA leaves of it.
+    fn left(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let (path, n_merged) = (path_of(name), self.merged.len());
+        match self.principal_module(path) {
+            None => self.merged(name, shape, init, elements, out),
+            Some(_) => {
+                let principal = self.principal(path, n_merged)?;
+                self.in_rows(shape, elements, out, |source, rows, values| {
+                    source.rows(name, shape, init, n_merged, rows.clone(), values)?;
+                    principal.subtract(rows.start, values);
+                    Ok(())
+                })
+            }
+        }
+    }
+
+    /// Elements of a matrix by the rows that they lie in.
+    fn in_rows(
+        &mut self,
+        shape: &Shape,
+        elements: Range<usize>,
+        out: &mut [f32],
+        read: impl FnOnce(&mut AdaptedSource, Range<usize>, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        let n_in = shape.last();
         let rows = elements.start / n_in..elements.end.div_ceil(n_in);
         let mut values = vec![0.0; rows.len() * n_in];
-        self.base.read(name, shape, init, rows.start * n_in..rows.end * n_in, &mut values)?;
-        for adapter in self.merged[after..].iter().filter(|adapter| updates(adapter)) {
-            merge(adapter, path, rows.start, &mut values);
-        }
         let first = elements.start - rows.start * n_in;
+        read(self, rows, &mut values)?;
         out.copy_from_slice(&values[first..first + elements.len()]);
         Ok(())
+    }
+
+    /// The last of the first so many adapters that has a trained copy of a weight.
+    fn replaced_by(&self, name: &str, n_merged: usize) -> Option<usize> {
+        let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
+        let has = |adapter: &Adapter| names.iter().any(|name| adapter.tensor(name).is_some());
+        self.merged[..n_merged].iter().rposition(has)
+    }
+
+    /// Elements of a weight without updates of adapters: of the last copy among the first so many adapters, or of the base.
+    fn first(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        n_merged: usize,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let Some(index) = self.replaced_by(name, n_merged) else {
+            return self.base.read(name, shape, init, elements, out);
+        };
+        let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
+        if let Some((_, values)) = names.iter().find_map(|name| self.merged[index].tensor(name)) {
+            out.copy_from_slice(&values[elements]);
+        }
+        Ok(())
+    }
+
+    /// Rows of a weight with the first so many adapters merged into it.
+    fn rows(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        n_merged: usize,
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let (path, n_in) = (path_of(name), shape.last());
+        self.first(name, shape, init, n_merged, rows.start * n_in..rows.end * n_in, out)?;
+        let from = self.replaced_by(name, n_merged).map_or(0, |index| index + 1);
+        for index in from..n_merged {
+            if !updates(&self.merged[index], path) {
+                continue;
+            }
+            if matches!(self.merged[index].config().init, LoraInit::Pissa { .. }) {
+                self.principal(path, index)?.subtract(rows.start, out);
+            }
+            merge(&self.merged[index], path, rows.start, out);
+        }
+        Ok(())
+    }
+
+    /// The adapter of PiSSA beside a layer.
+    fn principal_module(&self, path: &str) -> Option<AdaptedModule> {
+        self.principal.as_ref()?.modules.get(path).copied()
+    }
+
+    /// What PiSSA takes out of the weight of a layer into which the first so many adapters are merged.
+    fn principal(&mut self, path: &str, n_merged: usize) -> Result<Rc<Principal>> {
+        let key = (n_merged, path.to_owned());
+        if let Some(found) = self.taken.get(&key) {
+            return Ok(found.clone());
+        }
+        let adapter = self.merged.get(n_merged);
+        let module = adapter.map(|adapter| adapter.module(path)).or(self.principal_module(path));
+        let init = adapter.map(|adapter| adapter.config().init);
+        let init = init.or(self.principal.as_ref().map(|adaptation| adaptation.config.init));
+        let name = format!("{path}.weight");
+        let (Some(module), Some(LoraInit::Pissa { iterations }), Some((shape, first))) =
+            (module, init, self.params.get(&name).copied())
+        else {
+            return Err(Error::Model(format!(
+                "{path} has no weight that an adapter of PiSSA could begin with"
+            )));
+        };
+        let sizes = [shape.n_elems() / shape.last().max(1), shape.last()];
+        let mut weight = vec![0.0; shape.n_elems()];
+        self.rows(&name, &shape, first, n_merged, 0..sizes[0], &mut weight)?;
+        let found = Rc::new(Principal::of(&self.device, path, &weight, sizes, module, iterations)?);
+        self.taken.insert(key, found.clone());
+        Ok(found)
     }
 
     /// The lengths of rows of a weight of the base.
@@ -128,33 +254,42 @@ impl WeightSource for AdaptedSource {
             out.copy_from_slice(&values);
             return Ok(());
         }
-        let [a, b, magnitudes] = PARTS.map(|part| name.strip_suffix(part));
-        if a.or(b).is_some() {
-            return self.init.read(name, shape, init, elements, out);
+        let [a, b, magnitudes] = PARTS.map(|part| name.strip_suffix(part)?.strip_suffix('.'));
+        if let Some(path) = a.or(b) {
+            if self.principal_module(path).is_none() {
+                return self.init.read(name, shape, init, elements, out);
+            }
+            let principal = self.principal(path, self.merged.len())?;
+            out.copy_from_slice(&if a.is_some() { &principal.a } else { &principal.b }[elements]);
+            return Ok(());
         }
         match magnitudes {
-            Some(path) => self.lengths(&format!("{path}weight"), elements, out),
-            None => self.merged(name, shape, init, elements, out),
+            Some(path) => self.lengths(&format!("{path}.weight"), elements, out),
+            None => self.left(name, shape, init, elements, out),
         }
     }
 }
 
-/// Adds the update of a layer to rows of its weight, from `first` on.
+/// The layer whose weight this is.
+fn path_of(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
+}
+
+/// Whether an adapter changes the weight of a layer.
+fn updates(adapter: &Adapter, path: &str) -> bool {
+    adapter.values(path, PARTS[0]).is_some()
+}
+
+/// Merges an adapter of a layer into rows of its weight, from `first` on.
 fn merge(adapter: &Adapter, path: &str, first: usize, rows: &mut [f32]) {
     let parts = PARTS.map(|part| adapter.values(path, part));
     let (Some((_, a)), Some((_, b))) = (parts[0], parts[1]) else { return };
     let module = adapter.module(path);
-    let n_in = a.len() / module.rank;
-    let mut update = vec![0.0; n_in];
-    for (index, row) in rows.chunks_exact_mut(n_in).enumerate() {
-        update.fill(0.0);
-        let weights = &b[(first + index) * module.rank..][..module.rank];
-        for (weight, a) in weights.iter().zip(a.chunks_exact(n_in)) {
-            update.iter_mut().zip(a).for_each(|(sum, a)| *sum += weight * a);
-        }
-        row.iter_mut().zip(&update).for_each(|(w, sum)| *w += module.scale * sum);
-        if let Some((_, magnitudes)) = parts[2] {
-            let factor = magnitudes[first + index] / length(row);
+    add_update(a, b, module, first, rows);
+    if let Some((_, magnitudes)) = parts[2] {
+        let n_in = a.len() / module.rank;
+        for (row, magnitude) in rows.chunks_exact_mut(n_in).zip(&magnitudes[first..]) {
+            let factor = magnitude / length(row);
             row.iter_mut().for_each(|w| *w *= factor);
         }
     }

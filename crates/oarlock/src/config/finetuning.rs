@@ -57,6 +57,8 @@ pub struct LoraArgs {
     pub adapters: Vec<PathBuf>,
     /// Merge all of these and begin a new adapter, instead of continuing the last.
     pub create_new: bool,
+    /// At the end, write what an adapter of PiSSA is to the base as it was, too.
+    pub convert_pissa: bool,
     /// The learning rates of LoRA+.
     pub plus: Option<LoraPlus>,
 }
@@ -128,4 +130,10 @@ pub enum LoraInit {
     Kaiming,
     /// Normal with standard deviation 1 / rank.
     Gaussian,
+    /// `lora_A` and `lora_B` begin as the largest singular values of a weight with their vectors, which the base then lacks
+    /// (PiSSA, Meng et al. 2024).
+    Pissa {
+        /// How often the subspace of the vectors is improved; `None` stands for the vectors themselves.
+        iterations: Option<usize>,
+    },
 }

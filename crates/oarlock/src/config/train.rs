@@ -176,6 +176,8 @@ pub struct OptimizerArgs {
     pub rule: Rule,
     /// Weight decay, not on norms and biases.
     pub weight_decay: f64,
+    /// Words in the names of the matrices to which a rule for hidden matrices applies; empty for all of them.
+    pub targets: Vec<String>,
 }
 
 /// When something is done again and again.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use oarlock_tensor::DType;
-use oarlock_tensor::ops::optimizer::Rule;
+use oarlock_tensor::ops::optimizer::{LowRankArgs, Rule};
 
 use crate::config::{Lifetime, Offload};
 
@@ -55,6 +55,9 @@ pub enum Optim {
     Factored,
     /// Muon: one state for matrices, two for all others.
     Muon,
+    /// GaLore, APOLLO: the states of a subspace for hidden matrices, of which names may select some; two moments for all
+    /// others.
+    LowRank(LowRankArgs, Vec<String>),
     /// Any other rule: the states that it keeps.
     Other(Rule),
 }

@@ -23,7 +23,7 @@
 use oarlock_tensor::DType;
 use std::ops::Range;
 
-use oarlock_tensor::ops::optimizer::{self, Needs, Role};
+use oarlock_tensor::ops::optimizer::{self, Needs, Role, Rule};
 
 use super::activations::DryRun;
 use super::gathering::Gathered;
@@ -269,6 +269,10 @@ fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
         (Optim::Muon, &[rows, cols]) if is_hidden(&param.name) => {
             optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
         }
+        (Optim::LowRank(low, targets), _) => {
+            let role = low_rank_role(targets, param);
+            optimizer::workspace_bytes(&step.device, &Rule::LowRank(*low), shape, role) as u64
+        }
         (Optim::Other(rule), _) => optimizer::workspace_bytes(&step.device, rule, shape, Role::Other) as u64,
         _ => 0,
     }
@@ -277,6 +281,15 @@ fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
 /// Whether Muon takes a matrix of this name for a hidden one.
 fn is_hidden(name: &str) -> bool {
     !name.contains("embed") && !name.contains("lm_head")
+}
+
+/// What a parameter is to a rule with a subspace.
+fn low_rank_role(targets: &[String], param: &LayoutParam) -> Role {
+    let is_target = match targets {
+        [] => is_hidden(&param.name),
+        names => names.iter().any(|name| param.name.contains(name)),
+    };
+    if is_target && param.place.shape.sizes().len() == 2 { Role::Matrix } else { Role::Other }
 }
 
 /// The sum over the elements of the unit for which it is the largest.
@@ -294,7 +307,7 @@ fn elementwise(optim: &Optim) -> Option<usize> {
         Optim::OneState => Some(1),
         Optim::Stateless => Some(0),
         Optim::Other(rule) if rule.needs() == Needs::Elementwise => Some(rule.state_names().len()),
-        Optim::Lamb | Optim::Factored | Optim::Muon | Optim::Other(_) => None,
+        Optim::Lamb | Optim::Factored | Optim::Muon | Optim::LowRank(..) | Optim::Other(_) => None,
     }
 }
 
@@ -305,6 +318,10 @@ fn state_elems(optim: &Optim, param: &LayoutParam) -> Vec<usize> {
         (Optim::Factored, [rest @ .., rows, cols]) => {
             let rest: usize = rest.iter().product();
             vec![rest * rows, rest * cols]
+        }
+        (Optim::LowRank(low, targets), _) => {
+            let (rule, role) = (Rule::LowRank(*low), low_rank_role(targets, param));
+            (0..rule.state_names().len()).map(|index| rule.state_len(index, shape, role)).collect()
         }
         (Optim::Other(rule), _) => {
             let len = |index| rule.state_len(index, shape, Role::Other);

@@ -19,7 +19,9 @@ use crate::shard::ParamGroup;
 pub use crate::error::ScaleAtMinimum;
 pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
-pub use oarlock_tensor::ops::optimizer::{AdjustLr, CustomRule, Needs, Rule, Update};
+pub use oarlock_tensor::ops::optimizer::{
+    AdjustLr, CustomRule, LowRankArgs, Method, Needs, Rule, Sides, Update,
+};
 pub use optimizer::Stepped;
 pub(crate) use optimizer::{Optimizer, OptimizerConfig};
 pub use schedule::Schedule;
@@ -137,6 +139,13 @@ impl Optim {
     /// those of the model.
     pub fn no_decay_of_vectors(self, model: &dyn Module) -> Optim {
         self.no_decay(Parameters::of(model).filter(|named| named.param.shape().sizes().len() < 2))
+    }
+
+    /// Selects by words in their names the matrices to which [`Rule::Muon`] and [`Rule::LowRank`] apply their own formulas;
+    /// by default these are all but embeddings and the head.
+    pub fn matrices(mut self, names: &[&str]) -> Optim {
+        self.config.targets = names.iter().map(|name| (*name).to_owned()).collect();
+        self
     }
 
     /// Sets the decays of the moments, where the rule has any, also of groups that say none.

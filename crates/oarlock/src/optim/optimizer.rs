@@ -18,6 +18,8 @@ pub struct OptimizerConfig {
     pub rule: Rule,
     /// Weight decay of the parameters that decay.
     pub weight_decay: f64,
+    /// Words in the names of the matrices to which a rule for hidden matrices applies; empty for all of them.
+    pub targets: Vec<String>,
     /// How the loss is scaled before the backward pass; by default DeepSpeed's dynamic scale in f16, and not otherwise.
     pub loss_scale: Option<LossScale>,
 }
@@ -28,6 +30,7 @@ impl Default for OptimizerConfig {
         OptimizerConfig {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
             weight_decay: 0.0,
+            targets: Vec::new(),
             loss_scale: None,
         }
     }
@@ -38,6 +41,16 @@ impl OptimizerConfig {
     pub fn role(param: &NamedParam) -> Role {
         let outer = ["embed", "lm_head"].iter().any(|word| param.name.contains(word));
         if param.param.shape().sizes().len() == 2 && !outer { Role::Matrix } else { Role::Other }
+    }
+
+    /// The same where names select the matrices.
+    pub fn role_by_targets(&self, param: &NamedParam) -> Role {
+        match self.targets.as_slice() {
+            [] => OptimizerConfig::role(param),
+            names if !names.iter().any(|name| param.name.contains(name)) => Role::Other,
+            _ if param.param.shape().sizes().len() == 2 => Role::Matrix,
+            _ => Role::Other,
+        }
     }
 }
 

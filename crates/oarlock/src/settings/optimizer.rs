@@ -77,7 +77,7 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
         _ => Rule::AdamW { beta1, beta2, eps },
     };
     kwargs.finish();
-    OptimizerArgs { rule, weight_decay: settings.f64("weight_decay") }
+    OptimizerArgs { rule, weight_decay: settings.f64("weight_decay"), targets: Vec::new() }
 }
 
 const ADJUST_LR: &[(&str, AdjustLr)] =

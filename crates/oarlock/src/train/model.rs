@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use oarlock_tensor::{Device, Param};
 
-use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit, freeze};
-use crate::config::{Finetuning, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
+use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit, convert_pissa, freeze};
+use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
@@ -96,11 +96,25 @@ impl Start {
             None if config.train.enabled => Some(Adaptation::new(&mut plain, hf, &args.config)?),
             None => None,
         };
+        if let Some(LoraInit::Pissa { iterations }) = adaptation.as_ref().map(|of| of.config.init) {
+            if is_quantized {
+                return Err(Error::Model(
+                    "an adapter of PiSSA begins with singular vectors of the weights, which the weights then lack, and those \
+                     of a quantized model stay as they are; take the unquantized model, or an ordinary adapter"
+                        .to_owned(),
+                ));
+            }
+            start.told.push(match iterations {
+                None => "Using PiSSA initialization.".to_owned(),
+                Some(n) => format!("Using PiSSA initialization with FSVD steps {n}."),
+            });
+        }
         start.adaptation = adaptation.map(|mut adaptation| {
             // Of modules that are trained as a whole nothing is left to compare with.
             if objective.reference().is_some_and(|args| args.model.is_none()) && adaptation.whole.is_empty() {
                 start.reference = ReferenceModel::SameWeights;
-                adaptation.with_reference = start.trained.is_some();
+                // Without its adapter a base of PiSSA is not what the training begins with.
+                adaptation.with_reference = start.trained.is_some() || is_pissa(&adaptation);
             }
             if objective.is_without_dropout() {
                 adaptation.config.dropout = 0.0;
@@ -266,7 +280,10 @@ impl Start {
         let source: Box<dyn WeightSource> = match self.adaptation.is_none() && self.merged.is_empty() {
             true => base,
             false => {
-                let source = AdaptedSource::new(base, &plain(config, hf)?, seed, device);
+                let mut source = AdaptedSource::new(base, &plain(config, hf)?, seed, device);
+                if let Some(adaptation) = &self.adaptation {
+                    source = source.beside(adaptation);
+                }
                 Box::new(source.merging(self.merged).continuing(self.trained))
             }
         };
@@ -276,6 +293,32 @@ impl Start {
         let hidden_size = hf.decoder().hidden_size;
         let head = ValueHeadSource::new(source, value_head_dir(config), (hidden_size, seed), device)?;
         Ok(Box::new(head))
+    }
+}
+
+/// Whether an adapter takes its first values out of the weights.
+pub fn is_pissa(adaptation: &Adaptation) -> bool {
+    matches!(adaptation.config.init, LoraInit::Pissa { .. })
+}
+
+/// Writes the adapter of PiSSA in `dir` as one of the base as it was.
+///
+/// # Errors
+/// What is wrong with the folder or the weights of the base, or goes wrong while writing.
+pub fn convert(config: &TrainConfig, hf: &HfConfig, dir: &Path, out: &Path, device: &Device) -> Result<()> {
+    let mut model = plain(config, hf)?;
+    let adapter = Adapter::open(dir, hf, &mut model)?;
+    let start = Start { trained: None, ..Start::new(config, hf)? };
+    let mut first = start.weights(config, hf, false, device)?;
+    let base = base_name(config);
+    convert_pissa(hf, &model, &adapter, &mut *first, (&base, Some(&config.model.tokenizer)), out)
+}
+
+/// What an adapter calls its base.
+pub fn base_name(config: &TrainConfig) -> String {
+    match &config.model.source {
+        ModelSource::Folder(dir) => dir.display().to_string(),
+        ModelSource::Fields(_) => String::new(),
     }
 }
 

@@ -53,7 +53,9 @@ pub fn optimizer(config: &TrainConfig, model: &Decoder) -> Optim {
         plus.is_some() && !no_decay(named) && (named.name.ends_with("lora_B.weight") || is_magnitude(named))
     };
     let ratio = plus.map_or(1.0, |LoraPlus { lr_ratio }| lr_ratio);
+    let targets: Vec<&str> = args.targets.iter().map(String::as_str).collect();
     let mut optim = Optim::new(model, args.rule.clone(), lr, args.weight_decay)
+        .matrices(&targets)
         .group(Parameters::of(model).filter(no_decay), |group| group.weight_decay(0.0).lr(lr * ratio));
     if plus.is_some() {
         optim = optim.group(Parameters::of(model).filter(fast), |group| group.lr(lr * ratio));

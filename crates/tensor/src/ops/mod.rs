@@ -34,6 +34,7 @@ mod reduce;
 mod residual;
 mod rope;
 mod select;
+pub mod singular;
 mod softmax;
 mod statistics;
 pub mod transfer;

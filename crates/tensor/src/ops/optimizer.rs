@@ -10,6 +10,7 @@ use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
 use oarlock_kernels::optim::lamb::{self, LambArgs};
 use oarlock_kernels::optim::lion::Lion;
+use oarlock_kernels::optim::low_rank::{self, Subspace};
 use oarlock_kernels::optim::muon::{self, MuonArgs};
 use oarlock_kernels::optim::sgd::Sgd;
 use oarlock_kernels::optim::{self, Buffers, MAX_STATES, states};
@@ -24,7 +25,7 @@ use crate::shape::Shape;
 
 pub use self::custom::{Custom, CustomRule, Update};
 use self::rule::is_matrix;
-pub use self::rule::{AdjustLr, Needs, Role, Rule};
+pub use self::rule::{AdjustLr, LowRankArgs, Method, Needs, Role, Rule, Sides};
 pub use oarlock_kernels::optim::StepArgs;
 
 /// A part of a flat buffer.
@@ -90,8 +91,17 @@ pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) 
             [rows, cols] if role == Role::Matrix => muon_workspace_bytes(device, rows, cols),
             _ => 0,
         },
+        Rule::LowRank(low) if is_matrix(shape, role) => {
+            let space = Subspace::new(low, shape.sizes()[0], shape.sizes()[1]);
+            low_rank_bytes(low, &space) + space.product_scratch_bytes(device.host())
+        }
         _ => 0,
     }
+}
+
+/// The first part of the workspace of a step in a subspace; what follows is for its products.
+fn low_rank_bytes(low: &LowRankArgs, space: &Subspace) -> usize {
+    (4 * space.scratch_len(low)).next_multiple_of(ALIGN)
 }
 
 /// The same for Muon on a matrix of these sizes.
@@ -219,6 +229,13 @@ fn dispatch<T: Float>(
             adafactor::step(cpu, &adafactor, args, extent, buffers, bytemuck::cast_slice_mut(scratch));
         }
         Rule::Muon { .. } => muon_step(cpu, rule, args, (shape, role), buffers, scratch),
+        Rule::LowRank(ref low) if is_matrix(shape, role) => {
+            let sizes = (shape.sizes()[0], shape.sizes()[1]);
+            let (own, products) =
+                scratch.split_at_mut(low_rank_bytes(low, &Subspace::new(low, sizes.0, sizes.1)));
+            low_rank::step(cpu, low, args, sizes, buffers, bytemuck::cast_slice_mut(own), products);
+        }
+        Rule::LowRank(ref low) => low_rank::whole_step(cpu, low, args, buffers),
         Rule::Custom(ref rule) => custom_step(cpu, rule, args, shape, buffers, scratch),
     }
 }

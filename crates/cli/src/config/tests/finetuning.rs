@@ -24,6 +24,7 @@ fn methods_of_fine_tuning_are_those_of_llama_factory() {
         },
         adapters: vec!["a/sub".into(), "b/sub".into()],
         create_new: true,
+        convert_pissa: false,
         plus: Some(LoraPlus { lr_ratio: 16.0 }),
     };
     let text = "finetuning_type: lora\nlora_rank: 4\nlora_alpha: 16\nlora_dropout: 0.25\nlora_target: q_proj,v_proj\n\

@@ -4,7 +4,7 @@ mod groups;
 
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
+use oarlock_tensor::ops::optimizer::{AdjustLr, LowRankArgs, Method, Rule, Sides};
 use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
 
 use super::forecast::windows_bytes;
@@ -96,6 +96,36 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
     }
 }
 
+fn galore_args() -> LowRankArgs {
+    LowRankArgs {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        rank: 4,
+        interval: 200,
+        scale: 2.0,
+        sides: Sides::Smaller,
+        method: Method::GaLore,
+    }
+}
+
+#[test]
+fn a_subspace_keeps_a_small_part_of_the_moments() {
+    // A model whose weights are almost all in its layers, as in practice.
+    let size = ModelSize::of(&llama(256, 4, 100, 8), DType::BF16);
+    let state = |optim: Optim| {
+        let settings = Settings { optim, ..Settings::new(DType::BF16, Stage::Optimizer, 1) };
+        estimate(&size, &settings, None, 0).part("optimizer state")
+    };
+    let apollo = Method::Apollo { is_random: true, by_tensor: false, scale_front: false };
+    let whole = state(Optim::TwoMoments);
+    let galore = state(Optim::LowRank(galore_args(), Vec::new()));
+    let apollo = state(Optim::LowRank(LowRankArgs { method: apollo, ..galore_args() }, Vec::new()));
+    let some = state(Optim::LowRank(galore_args(), vec!["mlp".to_owned()]));
+    assert!(apollo < galore && galore < some && some < whole, "{apollo} {galore} {some} {whole}");
+    assert!(galore < whole / 10, "{galore} {whole}");
+}
+
 #[test]
 fn an_update_borrows_what_the_estimate_says() {
     let disk = tempfile::tempdir().unwrap();
@@ -117,6 +147,7 @@ fn an_update_borrows_what_the_estimate_says() {
         (muon, Optim::Muon),
         (adafactor, Optim::Factored),
         (Rule::custom(Rows), Optim::Other(Rule::custom(Rows))),
+        (Rule::LowRank(galore_args()), Optim::LowRank(galore_args(), Vec::new())),
         (Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, Optim::TwoMoments),
     ] {
         for (dtype, in_files, (rows, len)) in [

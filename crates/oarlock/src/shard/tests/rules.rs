@@ -1,7 +1,7 @@
 //! Every optimizer has the same bits in every stage, on any number of ranks, and with its state in files. What the bits
 //! are is compared with torch and DeepSpeed in the tensor crate.
 
-use oarlock_tensor::ops::optimizer::AdjustLr;
+use oarlock_tensor::ops::optimizer::{AdjustLr, LowRankArgs, Method, Sides};
 
 use super::*;
 use crate::optim::testing::Rows;
@@ -9,6 +9,17 @@ use crate::shard::Offload;
 
 fn rules() -> Vec<Rule> {
     let (beta1, beta2, eps) = (0.9, 0.99, 1e-8);
+    let galore = LowRankArgs {
+        beta1,
+        beta2,
+        eps,
+        rank: 2,
+        interval: 6,
+        scale: 2.0,
+        sides: Sides::Smaller,
+        method: Method::GaLore,
+    };
+    let apollo = Method::Apollo { is_random: true, by_tensor: false, scale_front: false };
     vec![
         Rule::AdamW { beta1, beta2, eps },
         Rule::Adam { beta1, beta2, eps },
@@ -38,6 +49,9 @@ fn rules() -> Vec<Rule> {
             adam_beta2: beta2,
             adam_eps: eps,
         },
+        Rule::LowRank(LowRankArgs { sides: Sides::Both, ..galore }),
+        Rule::LowRank(galore),
+        Rule::LowRank(LowRankArgs { method: apollo, ..galore }),
         Rule::custom(Rows),
     ]
 }

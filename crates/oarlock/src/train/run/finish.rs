@@ -3,9 +3,14 @@
 use oarlock_comm::{ProcessMemory, Scalar};
 
 use super::Run;
+use crate::config::Finetuning;
 use crate::error::Result;
 use crate::model::Decoder;
+use crate::train::model::{convert, is_pissa};
 use crate::train::objective::Objective;
+
+/// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
+const CONVERTED: &str = "pissa_converted";
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
     pub(super) fn finish(&mut self) -> Result<()> {
@@ -17,6 +22,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             self.accelerator.communicator().set_phase("saving the model");
             let output = &self.config.save.output_dir;
             self.accelerator.save_pretrained(&self.model, output, self.model_files()?)?;
+            self.convert_pissa()?;
         }
         // All together, so that pages that ranks share are counted alike.
         self.accelerator.wait_for_everyone()?;
@@ -49,5 +55,23 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             journal.message(&text)?;
         }
         self.accelerator.wait_for_everyone()
+    }
+
+    /// Writes the adapter of PiSSA that was saved last as one of the base as it was, where that is asked for.
+    fn convert_pissa(&mut self) -> Result<()> {
+        let (Finetuning::Lora(args), Some(journal)) = (&self.config.train.finetuning, &mut self.journal)
+        else {
+            return Ok(());
+        };
+        if !args.convert_pissa {
+            return Ok(());
+        }
+        let dir = &self.config.save.output_dir;
+        if !self.adaptation.as_ref().is_some_and(is_pissa) {
+            return journal.message("`pissa_convert` changes nothing: the adapter did not begin with PiSSA");
+        }
+        let out = dir.join(CONVERTED);
+        convert(self.config, &self.hf, dir, &out, self.accelerator.device())?;
+        journal.message(&format!("Converted PiSSA adapter saved at: {}.", out.display()))
     }
 }

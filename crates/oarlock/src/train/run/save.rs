@@ -5,11 +5,11 @@ use std::io::Write;
 use super::Run;
 use crate::adapters::adapter_files;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents};
-use crate::config::{ModelSource, Placement, Resume, StateDict};
+use crate::config::{Placement, Resume, StateDict};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::model::hf::{ModelFiles, SaveOptions};
-use crate::train::model::ReferenceModel;
+use crate::train::model::{ReferenceModel, base_name};
 use crate::train::objective::Objective;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
@@ -94,10 +94,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
     /// The files without what the template of the training changes of them.
     fn own_files(&self) -> Result<ModelFiles> {
         if let Some(adaptation) = &self.adaptation {
-            let base = match &self.config.model.source {
-                ModelSource::Folder(dir) => dir.display().to_string(),
-                ModelSource::Fields(_) => String::new(),
-            };
+            let base = base_name(self.config);
             let tokenizer = Some(self.config.model.tokenizer.as_path());
             return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
         }

@@ -1,5 +1,8 @@
 //! The rules by which optimizers change weights, and the state that each keeps.
 
+use oarlock_kernels::optim::low_rank::Subspace;
+pub use oarlock_kernels::optim::low_rank::{LowRankArgs, Method, Sides};
+
 use super::custom::Custom;
 use crate::shape::Shape;
 
@@ -101,6 +104,9 @@ pub enum Rule {
         /// AdamW's epsilon.
         adam_eps: f64,
     },
+    /// AdamW in a subspace of the gradient of each hidden matrix (GaLore, Zhao et al. 2024; APOLLO, Zhu et al. 2025), and
+    /// in the whole space on everything else. The subspace of a matrix has at most as many dims as the matrix.
+    LowRank(LowRankArgs),
     /// A rule from outside of this crate, which [`Rule::custom`] wraps.
     Custom(Custom),
 }
@@ -144,6 +150,8 @@ impl Rule {
             Rule::Lamb { .. } => "lamb",
             Rule::Adafactor { .. } => "adafactor",
             Rule::Muon { .. } => "muon",
+            Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => "galore",
+            Rule::LowRank(LowRankArgs { method: Method::Apollo { .. }, .. }) => "apollo",
             Rule::Custom(rule) => rule.name(),
         }
     }
@@ -151,7 +159,9 @@ impl Rule {
     /// What a step must be given at once.
     pub fn needs(&self) -> Needs {
         match self {
-            Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => Needs::WholeParameters,
+            Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } | Rule::LowRank(_) => {
+                Needs::WholeParameters
+            }
             Rule::Custom(rule) => rule.needs(),
             _ => Needs::Elementwise,
         }
@@ -173,6 +183,8 @@ impl Rule {
             Rule::Lion { .. } => &["exp_avg"],
             Rule::Adafactor { .. } => &["row_var", "col_var", "variance"],
             Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
+            Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => &LOW_RANK_STATES[..3],
+            Rule::LowRank(_) => &LOW_RANK_STATES,
             Rule::Custom(rule) => rule.states(),
         }
     }
@@ -196,6 +208,7 @@ impl Rule {
                 let used = if is_matrix(shape, role) { index == 0 } else { index == 1 || index == 2 };
                 used.then_some(*shape)
             }
+            Rule::LowRank(low) => low_rank_state(low, index, shape, role),
             Rule::Custom(rule) => rule.state_shape(index, shape),
             _ => (index < self.state_names().len()).then_some(*shape),
         }
@@ -213,6 +226,7 @@ impl Rule {
             | Rule::Adam { beta1, beta2, .. }
             | Rule::Lion { beta1, beta2 }
             | Rule::Lamb { beta1, beta2, .. } => Some([beta1, beta2]),
+            Rule::LowRank(LowRankArgs { beta1, beta2, .. }) => Some([beta1, beta2]),
             Rule::Custom(ref rule) => rule.betas(),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
         }
@@ -225,7 +239,8 @@ impl Rule {
             Rule::AdamW { beta1, beta2, .. }
             | Rule::Adam { beta1, beta2, .. }
             | Rule::Lion { beta1, beta2 }
-            | Rule::Lamb { beta1, beta2, .. } => [*beta1, *beta2] = betas,
+            | Rule::Lamb { beta1, beta2, .. }
+            | Rule::LowRank(LowRankArgs { beta1, beta2, .. }) => [*beta1, *beta2] = betas,
             Rule::Custom(rule) => *rule = rule.with_betas(betas),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => {}
         }
@@ -233,7 +248,24 @@ impl Rule {
     }
 }
 
-/// Whether Muon's own rule applies.
+/// The states of a rule in a subspace: both moments, the vectors of the subspace, and the norm of the last step.
+const LOW_RANK_STATES: [&str; 4] = ["exp_avg", "exp_avg_sq", "ortho_matrix", "scaled_grad"];
+
+fn low_rank_state(low: &LowRankArgs, index: usize, shape: &Shape, role: Role) -> Option<Shape> {
+    if !is_matrix(shape, role) {
+        return (index < 2).then_some(*shape);
+    }
+    let space = Subspace::new(low, shape.sizes()[0], shape.sizes()[1]);
+    let is_random = matches!(low.method, Method::Apollo { is_random: true, .. });
+    match index {
+        0 | 1 => Shape::new(&space.sizes()).ok(),
+        2 if !is_random => Shape::new(&[space.n_vectors()]).ok(),
+        3 => Shape::new(&[1]).ok(),
+        _ => None,
+    }
+}
+
+/// Whether the rule for hidden matrices applies, where there is one of its own.
 pub(super) fn is_matrix(shape: &Shape, role: Role) -> bool {
     role == Role::Matrix && shape.sizes().len() == 2
 }
