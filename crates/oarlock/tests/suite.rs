@@ -18,6 +18,7 @@ mod ema;
 mod examples_ddp;
 mod examples_guides;
 mod families;
+mod fine_tuning;
 mod four_bit;
 mod gradients;
 mod images;
