@@ -11,6 +11,7 @@ mod adapters;
 mod common;
 mod corpus;
 mod custom_rule;
+mod damaged_data;
 mod dataloader;
 mod deepspeed;
 mod distributed;
