@@ -227,5 +227,5 @@ fn a_text_that_doubles_in_a_loop_is_refused() {
         "{% set ns = namespace(a=1) %}{% set ns.a = \"'-%}\" + '\\'%}' -%} x {{ ns.a }}{%+ set ns.b=1 if ns.c else 2, 3%}\
          {{ ns.b }}{% set ns.d = ns.missing %}{{ ns.d is defined }}",
     );
-    assert_eq!(assigned.render_prompt(&talk(&[])).unwrap(), "x '-%}'%}(2, 3)false");
+    assert_eq!(assigned.render_prompt(&talk(&[])).unwrap(), "x '-%}'%}(2, 3)False");
 }
