@@ -7,10 +7,7 @@ use oarlock::dataloader::DataLoader;
 use oarlock::nn::{
     self, Embedding, Forward, LayerNorm, Linear, Mlp, Module, MultiHeadAttention, Param, Unit,
 };
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, ReduceOp, Result, Tensor,
-    lr_scheduler, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Prepared, ReduceOp, Result, Tensor, lr_scheduler, optim};
 
 /// The text is ASCII, and its bytes are the tokens.
 const TEXT: &str = include_str!("data/stories.txt");
@@ -101,8 +98,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Gpt>, 
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 1000)?;
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(125).collect::<Vec<_>>()));
 

@@ -6,9 +6,7 @@
 
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequential};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, optim};
 
 const BATCH_SIZE: usize = 50;
 const N_TRAIN: usize = 400;
@@ -58,8 +56,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 200)?;
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(25).collect::<Vec<_>>()));
 

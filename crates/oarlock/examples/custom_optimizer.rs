@@ -7,10 +7,7 @@
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Linear, Relu, Sequential};
 use oarlock::optim::{self, CustomRule, Update};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor,
-    lr_scheduler,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, Tensor, lr_scheduler};
 
 const BATCH_SIZE: usize = 50;
 
@@ -84,8 +81,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Sequen
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 300)?;
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(30).collect::<Vec<_>>()));
 

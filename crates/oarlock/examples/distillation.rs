@@ -10,8 +10,8 @@ use oarlock::dataloader::DataLoader;
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{cross_entropy, kl_div};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, DeepSpeedPlugin, Device, DummyOptim,
-    DummyScheduler, Error, ReduceOp, Result, Tensor, rank,
+    Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, Error, ReduceOp,
+    Result, Tensor, rank,
 };
 use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
 
@@ -54,8 +54,8 @@ pub fn config() -> Result<AcceleratorConfig> {
     let zero2_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/student.json"))?;
     let zero3_plugin = DeepSpeedPlugin::from_file(here("examples/distillation/teacher.json"))?;
     let deepspeed_plugins = vec![("student".to_owned(), zero2_plugin), ("teacher".to_owned(), zero3_plugin)];
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
-    Ok(AcceleratorConfig { deepspeed_plugins, dataloader, ..AcceleratorConfig::default() })
+    let config = AcceleratorConfig { deepspeed_plugins, ..AcceleratorConfig::default() };
+    Ok(config.split_batches(true))
 }
 
 /// Distils the teacher of a folder into its student; the loss of every step, the mean over all ranks.

@@ -6,9 +6,7 @@
 
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Module, Relu, Sequential, Sigmoid};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, Tensor, optim};
 
 const BATCH_SIZE: usize = 50;
 const N_LATENT: usize = 16;
@@ -105,8 +103,7 @@ fn draw(images: &Tensor) -> Result<String> {
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (generator, losses) = train(&accelerator, 5000)?;
     accelerator.print(format_args!("losses {:.3?}", losses.chunks(2).step_by(625).collect::<Vec<_>>()));
 

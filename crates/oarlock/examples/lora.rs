@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use oarlock::dataloader::DataLoader;
 use oarlock::model::{Decoder, HfConfig, Strict};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, ReduceOp, Result, Tensor, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Prepared, ReduceOp, Result, Tensor, optim};
 
 const TEXT: &str = include_str!("data/stories.txt");
 const LENGTH: usize = 32;
@@ -89,8 +87,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Decode
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 300)?;
     let params = nn::parameters(model.module());
     let trained = params.iter().map(|named| &named.param).filter(|param| !param.is_frozen());

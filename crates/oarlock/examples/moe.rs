@@ -6,10 +6,7 @@
 
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Mlp, Module};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result,
-    Tensor, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Error, Prepared, ReduceOp, Result, Tensor, optim};
 
 const DIM: usize = 32;
 const N_EXPERTS: usize = 8;
@@ -102,8 +99,7 @@ pub fn train(accelerator: &Accelerator, steps: usize) -> Result<(Prepared<Classi
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 300)?;
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(30).collect::<Vec<_>>()));
 

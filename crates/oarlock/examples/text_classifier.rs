@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use oarlock::dataloader::DataLoader;
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Device, Error, ReduceOp, Result, Tensor,
-    lr_scheduler, optim, rank,
+    Accelerator, AcceleratorConfig, Device, Error, ReduceOp, Result, Tensor, lr_scheduler, optim, rank,
 };
 use serde::Deserialize;
 
@@ -57,8 +56,7 @@ fn main() -> Result<()> {
 
 /// How the ranks run: each batch is divided among them, whatever their number.
 pub fn config() -> AcceleratorConfig {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..DataLoaderConfiguration::default() };
-    AcceleratorConfig { dataloader, ..AcceleratorConfig::default() }
+    AcceleratorConfig::default().split_batches(true)
 }
 
 /// Trains the classifier of a folder as transformers writes it.

@@ -6,9 +6,7 @@
 
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, BCEWithLogitsLoss, Forward, Linear, Module, Relu, Sequential};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Error, Prepared, ReduceOp, Result, Tensor, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, Tensor, optim};
 
 const BATCH_SIZE: usize = 50;
 const N_LATENT: usize = 8;
@@ -96,8 +94,7 @@ fn draw(images: &Tensor) -> Result<String> {
 }
 
 fn main() -> Result<()> {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let accelerator = Accelerator::new(&AcceleratorConfig { dataloader, ..Default::default() })?;
+    let accelerator = Accelerator::new(&AcceleratorConfig::default().split_batches(true))?;
     let (model, losses) = train(&accelerator, 1000)?;
     accelerator.print(format_args!("losses {:.3?}", losses.iter().step_by(125).collect::<Vec<_>>()));
 

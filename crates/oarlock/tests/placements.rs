@@ -11,9 +11,9 @@ use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::nn::Wrap;
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placement, Placements};
+use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placement, Placements, Slice};
 use oarlock::train::{Pretrain, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource};
+use oarlock::{Accelerator, AcceleratorConfig, PreparedOptimizer, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
 use oarlock_tensor::{DType, DeviceKind};
 
@@ -48,12 +48,41 @@ impl Data {
 
 /// Losses and norms of each step, and the state after the last: each parameter's in one piece, whoever held its parts.
 #[derive(PartialEq)]
-struct Trace {
-    losses: Vec<(u64, u64)>,
-    state: BTreeMap<(String, &'static str), Vec<u32>>,
+pub struct Trace {
+    pub losses: Vec<(u64, u64)>,
+    pub state: BTreeMap<(String, &'static str), Vec<u32>>,
 }
 
-type Pieces = Vec<(String, &'static str, usize, Vec<u32>)>;
+/// The parts of the state that a rank owns: parameter, kind of state, first element, values.
+pub type Pieces = Vec<(String, &'static str, usize, Vec<u32>)>;
+
+/// What a rank owns of the state.
+pub fn pieces(optimizer: &PreparedOptimizer) -> Pieces {
+    let snapshot = optimizer.with_engine(Engine::snapshot).unwrap();
+    let read = |slice: Slice| {
+        let mut values = vec![0.0; slice.elements.len()];
+        snapshot.read(&slice, &mut values).unwrap();
+        let bits = values.into_iter().map(f32::to_bits).collect();
+        (slice.name, slice.kind, slice.elements.start, bits)
+    };
+    (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)).map(read).collect()
+}
+
+impl Trace {
+    /// What the ranks of a run saw and own.
+    pub fn of(ranks: Vec<(Vec<(u64, u64)>, Pieces)>, options: &Options) -> Trace {
+        assert!(ranks.iter().all(|rank| rank.0 == ranks[0].0), "the ranks disagree: {options:?}");
+        let mut pieces: Pieces = ranks.iter().flat_map(|rank| rank.1.clone()).collect();
+        pieces.sort();
+        let mut state = BTreeMap::<_, Vec<u32>>::new();
+        for (name, kind, start, values) in pieces {
+            let joined = state.entry((name, kind)).or_default();
+            assert_eq!(joined.len(), start, "a part is missing or twice there: {options:?}");
+            joined.extend(values);
+        }
+        Trace { losses: ranks.into_iter().next().unwrap().0, state }
+    }
+}
 
 fn rank(
     data: &Data,
@@ -101,14 +130,7 @@ fn rank(
         assert!(report.grad_norm > 0.5, "clipping has nothing to do");
         losses.push((report.totals.loss_sum.to_bits(), report.grad_norm.to_bits()));
     }
-    let snapshot = optimizer.with_engine(Engine::snapshot).unwrap();
-    let mut pieces = Vec::new();
-    for slice in (0..snapshot.units()).flat_map(|unit| snapshot.slices(unit)) {
-        let mut values = vec![0.0; slice.elements.len()];
-        snapshot.read(&slice, &mut values).unwrap();
-        let bits = values.into_iter().map(f32::to_bits).collect();
-        pieces.push((slice.name, slice.kind, slice.elements.start, bits));
-    }
+    let pieces = pieces(&optimizer);
     comm.finish();
     (losses, pieces)
 }
@@ -125,29 +147,20 @@ fn train_on(
     steps: usize,
     accumulation: u64,
 ) -> Trace {
-    let traces: Vec<_> = std::thread::scope(|scope| {
+    let ranks = std::thread::scope(|scope| {
         let start = |comm| scope.spawn(move || rank(data, device, comm, options, steps, accumulation));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    assert!(traces.iter().all(|trace| trace.0 == traces[0].0), "the ranks disagree: {options:?}");
-    let mut pieces: Pieces = traces.iter().flat_map(|trace| trace.1.clone()).collect();
-    pieces.sort();
-    let mut state = BTreeMap::<_, Vec<u32>>::new();
-    for (name, kind, start, values) in pieces {
-        let joined = state.entry((name, kind)).or_default();
-        assert_eq!(joined.len(), start, "a part is missing or twice there: {options:?}");
-        joined.extend(values);
-    }
-    Trace { losses: traces.into_iter().next().unwrap().0, state }
+    Trace::of(ranks, options)
 }
 
-fn placed(placements: Placements, dtype: DType) -> Options {
+pub fn placed(placements: Placements, dtype: DType) -> Options {
     Options { dtype, placements, ..Options::default() }
 }
 
 /// All ways to hold a model on `ranks` ranks, each with a name.
-fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'static str, Options)> {
+pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'static str, Options)> {
     let zero = |placements| placed(placements, dtype);
     let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
     let full = || copied(Placements::PARAMETERS);
@@ -310,7 +323,7 @@ fn reducing_every_micro_batch_stays_within_rounding() {
 
 /// What decides the bits of a step of several micro-batches: how often gradients are reduced (the classes of
 /// docs/sharding.md), and, where micro-batch by micro-batch, the units.
-fn class(options: &Options) -> (Option<Option<usize>>, Wrap) {
+pub fn class(options: &Options) -> (Option<Option<usize>>, Wrap) {
     match options.placements.gradients {
         Placement::Whole => (None, Wrap::Declared),
         Placement::Sharded => (Some(options.group), options.wrap.clone()),

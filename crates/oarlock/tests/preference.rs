@@ -49,7 +49,7 @@ fn trajectories() -> Value {
     serde_json::from_str(&std::fs::read_to_string(folder().join("trajectory.json")).unwrap()).unwrap()
 }
 
-fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
+pub fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
     let tokenizer = Tokenizer::open(golden()).unwrap();
     let args = ChatArgs {
         template: Some("default".into()),

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 /// How the records become rows, and how a step takes them.
 #[derive(Clone, Copy)]
-struct Run {
+pub struct Run {
     packing: Packing,
     row_len: usize,
     max_samples: Option<u64>,
@@ -34,7 +34,7 @@ struct Run {
 }
 
 /// As the golden trajectory: four conversations a step on one rank.
-const GOLDEN: Run = Run {
+pub const GOLDEN: Run = Run {
     packing: Packing::Examples,
     row_len: 56,
     max_samples: None,
@@ -51,7 +51,7 @@ fn settings() -> Value {
     serde_json::from_str(&std::fs::read_to_string(folder.join("trajectory.json")).unwrap()).unwrap()
 }
 
-fn data(run: &Run) -> (Arc<Rows>, RowReport) {
+pub fn data(run: &Run) -> (Arc<Rows>, RowReport) {
     let tokenizer = Tokenizer::open(golden()).unwrap();
     let args = ChatArgs {
         template: Some("default".into()),

@@ -6,9 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oarlock::nn::{self, Module};
-use oarlock::{
-    Accelerator, AcceleratorConfig, DataLoaderConfiguration, Prepared, Result, SaveModel, distributed, optim,
-};
+use oarlock::{Accelerator, AcceleratorConfig, Prepared, Result, SaveModel, distributed, optim};
 use serde::Deserialize;
 
 use crate::examples_guides::{distillation, text_classifier};
@@ -53,8 +51,7 @@ type Train<M> = fn(&Accelerator, usize) -> Result<(M, Vec<f64>)>;
 
 /// Ranks divide each batch, so the batch of a step is the same on any number of them.
 fn config() -> AcceleratorConfig {
-    let dataloader = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    AcceleratorConfig { dataloader, ..Default::default() }
+    AcceleratorConfig::default().split_batches(true)
 }
 
 fn golden(path: &str) -> PathBuf {

@@ -42,6 +42,15 @@ pub struct AcceleratorConfig {
     pub cpu_path: Option<Path>,
 }
 
+impl AcceleratorConfig {
+    /// Whether the batch size that a loader names is that of all ranks together: Accelerate's `split_batches`.
+    #[must_use]
+    pub fn split_batches(mut self, split_batches: bool) -> AcceleratorConfig {
+        self.dataloader.split_batches = split_batches;
+        self
+    }
+}
+
 /// Who brings tensors to the device of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DevicePlacement {

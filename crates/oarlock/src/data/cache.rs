@@ -92,16 +92,17 @@ impl Origin {
     }
 
     fn holds(&self, source: &Source) -> Result<bool> {
-        let files: Vec<&Path> = source.files().collect();
-        if files.len() != self.files.len() {
-            return Ok(false);
-        }
-        for (stamp, file) in self.files.iter().zip(files) {
+        Ok(source.files().count() == self.files.len() && self.changed(source)?.is_none())
+    }
+
+    /// The first file of the source that is not as it was.
+    fn changed<'s>(&self, source: &'s Source) -> Result<Option<&'s Path>> {
+        for (stamp, file) in self.files.iter().zip(source.files()) {
             if !stamp.holds(file)? {
-                return Ok(false);
+                return Ok(Some(file));
             }
         }
-        Ok(true)
+        Ok(None)
     }
 }
 
@@ -271,7 +272,7 @@ impl TokenCache {
             Err(Error::Cache { cause, .. }) => Some(cause),
             Err(e) => Some(e.to_string()),
         };
-        // Before the text is read: if it changes meanwhile, the next start notices.
+        // Before the text is read, so that a change meanwhile is noticed.
         let origin = Origin::of(source)?;
         write::write(&path, source, encoder, &origin, on_progress)?;
         Ok(Build { path, reused: false, reason })

@@ -98,6 +98,14 @@ pub enum Error {
         /// What is wrong.
         cause: String,
     },
+    /// A chat template that takes steps or memory without end.
+    #[error("{path}: {cause}", path = .path.display())]
+    EndlessTemplate {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// What grows.
+        cause: String,
+    },
     /// A token cache that is cut short, altered or of another version.
     #[error("token cache {path}: {cause}; delete it, and it will be built again", path = .path.display())]
     Cache {

@@ -124,7 +124,7 @@ impl Record {
     /// What kept this record from being encoded, with its place.
     pub(super) fn explain(&self, error: Error) -> Error {
         match error {
-            Error::Template { path, cause } => {
+            Error::Template { path, cause } | Error::EndlessTemplate { path, cause } => {
                 let remedy = format!("repair or remove the record, or change {}", path.display());
                 self.error(cause, &remedy)
             }

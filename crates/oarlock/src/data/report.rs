@@ -9,6 +9,10 @@ use super::encode::{Encoded, Labels};
 use super::error::Error;
 use super::source::Record;
 
+/// Reasons that are told apart.
+const MAX_REASONS: usize = 20;
+const OTHER_REASONS: &str = "for other reasons";
+
 /// Counts over the rows of a data set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowReport {
@@ -71,6 +75,12 @@ impl RowReport {
 
     pub(super) fn drop(&mut self, reason: Cow<'static, str>, record: &Record) {
         self.rows += 1;
+        let is_known = self.dropped.iter().any(|dropped| dropped.reason == *reason);
+        // A chat template may give a reason of its own for every row.
+        let reason = match is_known || self.dropped.len() < MAX_REASONS {
+            true => reason,
+            false => OTHER_REASONS.into(),
+        };
         match self.dropped.iter_mut().find(|dropped| dropped.reason == *reason) {
             Some(dropped) => dropped.rows += 1,
             None => {

@@ -252,6 +252,9 @@ impl Chat {
             turns.push(Turn { source, target });
             begin = span.end;
         }
+        if turns.iter().all(|turn| turn.target.is_empty()) {
+            return Ok(Err("the chat template writes nothing of its answers".into()));
+        }
         Ok(Ok(turns))
     }
 }

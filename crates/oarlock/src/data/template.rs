@@ -48,6 +48,8 @@ const MAX_BYTES: usize = 1 << 26;
 
 /// The function that a `{% generation %}` block becomes a call of.
 const GENERATION: &str = "generation_block";
+/// The filter around what a namespace keeps: the only texts that can grow from one turn of a loop to the next.
+const KEPT: &str = "kept_text";
 
 /// Around what stands in a `{% generation %}` block, and in the place of a message. No text has these characters.
 const BEGIN: char = '\u{fdd0}';
@@ -115,6 +117,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
         environment.add_function(GENERATION, marked);
+        environment.add_filter(KEPT, kept);
         environment.add_function(
             "raise_exception",
             |message: String| -> std::result::Result<Jinja, minijinja::Error> {
@@ -122,7 +125,7 @@ impl ChatTemplate {
             },
         );
         let refuse = |cause: String| Error::Template { path: path.clone(), cause };
-        let text = with_calls(&source);
+        let text = with_bounds(&with_calls(&source));
         if text.len() > MAX_SOURCE_BYTES {
             let found = text.len();
             let cause =
@@ -195,15 +198,19 @@ impl ChatTemplate {
             let context = context! { messages, tools, add_generation_prompt => prompt, ..tokens };
             template.render_captured_to(context, &mut text).map(drop)
         };
+        let endless = |cause: String| Error::EndlessTemplate { path: self.path.clone(), cause };
         render().map_err(|e| match e.kind() {
-            ErrorKind::OutOfFuel => self.error(format!(
+            ErrorKind::OutOfFuel => endless(format!(
                 "the chat template takes more than {MAX_STEPS} steps to render a conversation; look for a loop without end \
                  in it"
             )),
-            ErrorKind::WriteFailure => self.error(format!(
+            ErrorKind::WriteFailure => endless(format!(
                 "the chat template renders a text of more than {} MiB; look for a loop that writes without end in it",
                 MAX_BYTES >> 20
             )),
+            _ if std::error::Error::source(&e).is_some_and(|source| source.is::<TooLong>()) => {
+                endless(format!("the chat template keeps {TooLong} at line {}", e.line().unwrap_or(1)))
+            }
             _ => self.error(format!("the chat template fails: {e}")),
         })?;
         String::from_utf8(text.0).map_err(|e| self.error(format!("the chat template fails: {e}")))
@@ -321,6 +328,33 @@ fn with_calls(source: &str) -> String {
         Some(_) => format!("{{%{} endcall {}%}}", &tag[1], &tag[3]),
     };
     tags.replace_all(source, call).into_owned()
+}
+
+/// The template with a filter around what is assigned to a namespace.
+fn with_bounds(source: &str) -> String {
+    let text = r#"'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*""#;
+    let assigned =
+        format!(r#"(?s)\{{%([-+]?)\s*set\s+(\w+\.\w+)\s*=((?:{text}|[^'"%]|%[^}}'"])*?)([-+]?)%\}}"#);
+    match Regex::new(&assigned) {
+        Ok(assigned) => {
+            assigned.replace_all(source, format!("{{%$1 set $2 = ($3)|{KEPT} $4%}}")).into_owned()
+        }
+        Err(_) => source.to_string(),
+    }
+}
+
+/// A text that doubles in every turn of a loop would take all memory in forty turns.
+#[derive(Debug, thiserror::Error)]
+#[error("a text of more than {} MiB; look for a text that is added to itself in a loop", MAX_BYTES >> 20)]
+struct TooLong;
+
+fn kept(value: Jinja) -> std::result::Result<Jinja, minijinja::Error> {
+    match value.as_str().is_some_and(|text| text.len() > MAX_BYTES) {
+        true => {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, TooLong.to_string()).with_source(TooLong))
+        }
+        false => Ok(value),
+    }
 }
 
 /// What a `{% generation %}` block renders, between marks.

@@ -225,3 +225,13 @@ fn wide_ids_take_four_bytes() {
         assert!(overflow.layout().is_none());
     }
 }
+
+#[test]
+fn a_file_that_changes_while_it_is_read_is_no_data_set() {
+    let f = fixture();
+    let cache = f.dir.path().join("cache");
+    let mut grow = |_| std::fs::write(f.text(), "the end\nof\nthe day\nand another\n").unwrap();
+    let error = TokenCache::build(&cache, &f.source, &f.tokenizer, &mut grow).unwrap_err().to_string();
+    assert!(error.contains("data.txt: the file changed while it was read; start again"), "{error}");
+    assert_eq!(std::fs::read_dir(cache).unwrap().count(), 0);
+}

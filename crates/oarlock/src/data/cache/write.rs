@@ -51,6 +51,10 @@ pub(super) fn write(
     start_threads()?;
     let (mut temporary, file) = Temporary::create(path)?;
     write_to(file, path, source, encoder, origin, on_progress)?;
+    if let Some(file) = origin.changed(source)? {
+        let remedy = "start again when no program writes to it";
+        return Err(Error::file(file, "the file changed while it was read", remedy));
+    }
     std::fs::rename(&temporary.path, path).map_err(|e| Error::write(path, e))?;
     temporary.renamed = true;
     Ok(())

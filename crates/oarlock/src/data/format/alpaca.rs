@@ -6,6 +6,8 @@ use super::super::example::{Conversation, Example, Judged, Message, Pair};
 use super::super::source::Record;
 use super::{Format, Refusal, Row, answer, dropped, text, tools, value};
 
+const BROKEN_HISTORY: &str = "its history is no list of pairs of texts";
+
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
     let columns = &format.columns;
     let is_there = |column: &Option<String>| column.as_ref().is_some_and(|name| row.contains_key(name));
@@ -20,11 +22,12 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
             .into());
     }
     let mut messages = Vec::new();
-    if let Some(Value::Array(history)) = value(row, &columns.history) {
+    if let Some(history) = value(row, &columns.history) {
+        let Some(history) = history.as_array() else { return dropped(BROKEN_HISTORY) };
         for turn in history {
             let said = |i: usize| turn.get(i).and_then(Value::as_str);
             let (Some(asked), Some(answered)) = (said(0), said(1)) else {
-                return dropped("its history is no list of pairs of texts");
+                return dropped(BROKEN_HISTORY);
             };
             messages.extend([Message::new("user", asked), answer(answered)]);
         }

@@ -221,7 +221,13 @@ impl Format {
     /// # Errors
     /// A record that is no JSON object, or one without the columns that it must have, with its file and line.
     pub(super) fn read(format: Option<&Format>, record: &Record) -> Result<(Reading, Option<Kind>)> {
-        let row: Row = serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))?;
+        let row = match serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))? {
+            Value::Object(row) => row,
+            other => {
+                let cause = format!("the record is {} where an object is expected", kind_of(&other));
+                return Err(record.error(cause, "write each record as one JSON object"));
+            }
+        };
         let guessed = if format.is_none() { Format::guess(&row) } else { None };
         let Some(format) = format.or(guessed.as_ref()) else {
             let columns: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
@@ -273,6 +279,18 @@ impl Format {
     }
 }
 
+/// What a value is, for people.
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
 /// The value in a column that is named and not null.
 fn value<'r>(row: &'r Row, column: &Option<String>) -> Option<&'r Value> {
     row.get(column.as_ref()?).filter(|value| !value.is_null())
@@ -283,9 +301,9 @@ fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Res
     match value(row, column) {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => {
+        Some(other) => {
             let column = column.as_deref().unwrap_or_default();
-            let cause = format!("column \"{column}\" holds no string");
+            let cause = format!("column \"{column}\" holds {} where a string is expected", kind_of(other));
             Err(record.error(cause, "write the text as a string, or remove the record").into())
         }
     }
@@ -302,13 +320,14 @@ fn tools(row: &Row, format: &Format) -> std::result::Result<Option<Value>, Refus
         },
         Some(tools) => tools.clone(),
     };
-    match parsed {
-        Value::Array(list) if list.is_empty() => Ok(None),
-        Value::Array(list) if list.iter().all(|tool| calls::function_of(tool)["name"].is_string()) => {
-            Ok(Some(Value::Array(list)))
-        }
-        Value::Object(tool) => Ok(Some(Value::Array(vec![Value::Object(tool)]))),
-        _ => dropped("its tools are no list of functions with names"),
+    let list = match parsed {
+        Value::Array(list) if list.is_empty() => return Ok(None),
+        Value::Array(list) => list,
+        tool => vec![tool],
+    };
+    match list.iter().all(|tool| calls::function_of(tool)["name"].is_string()) {
+        true => Ok(Some(Value::Array(list))),
+        false => dropped("its tools are no list of functions with names"),
     }
 }
 

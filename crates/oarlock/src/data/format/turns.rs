@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::example::{Conversation, Example, Judged, Message, Pair};
 use super::super::source::Record;
 use super::calls::called;
-use super::{Format, Refusal, Row, dropped, text, tools, value};
+use super::{Format, Refusal, Row, dropped, kind_of, text, tools, value};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +72,10 @@ pub(super) fn listed<'r>(format: &Format, row: &'r Row, record: &Record) -> Resu
     let column = format.columns.messages.as_deref().unwrap_or_default();
     match row.get(column) {
         Some(Value::Array(messages)) => Ok(messages),
-        Some(_) => Err(record
-            .error(format!("column \"{column}\" holds no list"), "write the messages as a list")
-            .into()),
+        Some(other) => {
+            let cause = format!("column \"{column}\" holds {} where a list is expected", kind_of(other));
+            Err(record.error(cause, "write the messages as a list, or remove the record").into())
+        }
         None => {
             let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
             let cause = format!("no column \"{column}\"; the columns are {}", found.join(", "));

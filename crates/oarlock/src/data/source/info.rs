@@ -31,7 +31,9 @@ impl DatasetInfo {
             }
             Err(e) => return Err(Error::read(&path, e)),
         };
-        let entries = serde_json::from_slice(&bytes).map_err(|e| {
+        // Some editors begin files with a byte order mark.
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        let entries = serde_json::from_slice(bytes).map_err(|e| {
             Error::record(
                 &path,
                 e.line() as u64,
@@ -101,6 +103,10 @@ impl DatasetInfo {
                 format!("split {split} of a single file"),
                 "name that split's own file in file_name",
             ));
+        }
+        if let Err(cause) = std::fs::metadata(&path) {
+            let remedy = "give the file or folder in file_name, relative to dataset_dir";
+            return Err(fail(format!("{}: {cause}", path.display()), remedy));
         }
         let files = files_of(&path, split)?;
         Ok(Some(Part { name: name.into(), files, column, limit, format: Some(Arc::new(format)) }))

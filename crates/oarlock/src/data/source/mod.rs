@@ -70,7 +70,14 @@ impl Record {
         let what = what.split(" at line ").next().unwrap_or(&what);
         let cause = match error.classify() {
             serde_json::error::Category::Data => what.to_owned(),
-            _ => format!("broken JSON at column {}: {what}", error.column()),
+            _ => {
+                let line = self.content.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
+                let rest = line.get(error.column().saturating_sub(1)..).unwrap_or_default();
+                let python = ["NaN", "Infinity"].into_iter().find(|word| rest.starts_with(word));
+                let what =
+                    python.map_or(what.to_owned(), |word| format!("{word} is no value of JSON, write null"));
+                format!("broken JSON at column {}: {what}", error.column())
+            }
         };
         let line = self.line + error.line().saturating_sub(1) as u64;
         Error::record(&self.file, line, cause, "repair or remove the record")

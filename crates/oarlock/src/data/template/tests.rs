@@ -211,3 +211,21 @@ fn a_template_without_end_is_refused() {
     let error = growing.render_prompt(&talk(&["Hi"])).unwrap_err().to_string();
     assert!(error.contains("renders a text of more than 64 MiB"), "{error}");
 }
+
+#[test]
+fn a_text_that_doubles_in_a_loop_is_refused() {
+    let doubling = template_of(
+        "{% set ns = namespace(text='%}', n=1) %}\n{% for i in range(60) %}{%- set ns.text = ns.text ~ ns.text -%}{% endfor %}\
+         {{ ns.text }}",
+    );
+    let error = doubling.render_prompt(&talk(&["Hi"])).unwrap_err();
+    assert!(matches!(error, Error::EndlessTemplate { .. }));
+    let error = error.to_string();
+    assert!(error.contains("a text of more than 64 MiB") && error.contains("in a loop at line 2"), "{error}");
+    // Anything may be assigned.
+    let assigned = template_of(
+        "{% set ns = namespace(a=1) %}{% set ns.a = \"'-%}\" + '\\'%}' -%} x {{ ns.a }}{%+ set ns.b=1 if ns.c else 2, 3%}\
+         {{ ns.b }}{% set ns.d = ns.missing %}{{ ns.d is defined }}",
+    );
+    assert_eq!(assigned.render_prompt(&talk(&[])).unwrap(), "x '-%}'%}(2, 3)False");
+}
