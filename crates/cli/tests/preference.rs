@@ -42,12 +42,17 @@ fn a_killed_run_goes_on_to_the_bit_beside_the_same_reference() {
     let site = site();
     let bco = "pref_bco_weight=0.5";
     let first_loss = std::f64::consts::LN_2 * 2.0 / 1.5;
-    for (method, zero) in
-        [("full", "{zero_optimization: {stage: 3}}"), ("lora", "{zero_optimization: {stage: 2}}")]
-    {
-        let (kind, zero) = (format!("finetuning_type={method}"), format!("deepspeed={zero}"));
-        let run_of =
-            words(&[&DPO, &[bco, &kind, &zero, "max_steps=14", "save_strategy=steps", "save_steps=4"]]);
+    for (method, stage, words_of_method) in [
+        ("full", 3, &["finetuning_type=full"][..]),
+        ("lora", 2, &["finetuning_type=lora"]),
+        ("qlora", 3, &["finetuning_type=lora", "quantization_bit=4", "bf16=true"]),
+    ] {
+        let zero = format!("deepspeed={{zero_optimization: {{stage: {stage}}}}}");
+        let run_of = words(&[
+            &DPO,
+            &[bco, &zero, "max_steps=14", "save_strategy=steps", "save_steps=4"],
+            words_of_method,
+        ]);
         let whole = format!("whole {method}");
         let said = site.train(&whole, &run_of);
         assert!(!said.stdout.contains("warning: the loss"), "{said:?}");

@@ -1,11 +1,14 @@
 //! Supervised fine-tuning from a configuration file: losses, mixed and tokenized data sets, evaluation of each data set,
 //! answers that are scored, and what is saved with the model.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::common::{Said, Site, run};
+use crate::common::{Said, Site, run, start, until};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Questions with answers of different lengths.
@@ -36,11 +39,15 @@ const SFT: [&str; 6] = [
     "max_steps=4",
 ];
 
-fn train(site: &Site, output: &str, words: &[&str]) -> Said {
+/// These words, and those of `SFT` with other keys.
+fn completed<'w>(words: &[&'w str]) -> Vec<&'w str> {
     let key = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
     let is_free = |own: &&str| words.iter().all(|word| key(word) != key(own));
-    let own: Vec<&str> = SFT.into_iter().filter(is_free).collect();
-    site.train(output, &[&own[..], words].concat())
+    SFT.into_iter().filter(is_free).chain(words.iter().copied()).collect()
+}
+
+fn train(site: &Site, output: &str, words: &[&str]) -> Said {
+    site.train(output, &completed(words))
 }
 
 fn json(site: &Site, name: &str) -> Value {
@@ -199,4 +206,83 @@ fn a_saved_model_is_talked_to_as_it_was_trained() {
         other.stdout.contains("warning: template alpaca and the chat template of the tokenizer"),
         "{other:?}"
     );
+}
+
+#[test]
+fn a_killed_run_of_an_adapter_goes_on_to_the_bit() {
+    let site = site();
+    let words = [
+        "finetuning_type=lora",
+        "lora_rank=4",
+        "lora_dropout=0.1",
+        "dataset=a.json,b.json",
+        "packing=true",
+        "deepspeed={zero_optimization: {stage: 3}}",
+        "max_steps=16",
+        "save_strategy=steps",
+        "save_steps=5",
+    ];
+    train(&site, "whole", &words);
+    let running = start(site.training("killed", &completed(&words)));
+    let ranks = running.ranks(2);
+    until("the step", || (site.log("killed").len() >= 7).then_some(()));
+    kill_process(Pid::from_raw(ranks[0] as i32).unwrap(), Signal::KILL).unwrap();
+    assert_ne!(running.wait().code, Some(0));
+    let again = train(&site, "killed", &words);
+    assert!(again.stdout.contains("Resuming training"), "{again:?}");
+    assert_eq!(site.losses("killed"), site.losses("whole"));
+    let adapter = |output: &str| site.read(&format!("{output}/adapter_model.safetensors"));
+    assert!(adapter("killed") == adapter("whole"));
+}
+
+/// All files of a folder and of those in it, but for the log of what was said.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files(&path)),
+            false if path.ends_with("running_log.txt") => {}
+            false => drop(found.insert(path.clone(), fs::read(path).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_run_that_cannot_begin_leaves_an_earlier_one_as_it_was() {
+    let site = site();
+    train(&site, "out", &["save_strategy=steps", "save_steps=2"]);
+    let before = files(&site.path("out"));
+    assert!(before.keys().any(|path| path.ends_with("checkpoint-4/model.safetensors")));
+    site.write("cut.json", "[{\"instruction\": \"a\", \"output\"");
+    site.write("useless.jsonl", "{\"instruction\": \"a\"}\n{\"instruction\": \"b\", \"output\": null}\n");
+    fs::create_dir(site.path("cats")).unwrap();
+    site.write("cats/dataset_info.json", "{\"cats\": {\"file_name\": \"gone.json\"}}");
+    for (words, told) in [
+        (&["dataset=cut.json"][..], &["cut.json:1: the file ends inside the array"][..]),
+        (
+            &["dataset=useless.jsonl"],
+            &["Cannot find valid samples", "2 dropped: it has no answer (the first is", "useless.jsonl:1"],
+        ),
+        (&["dataset=cats", "dataset_dir=cats"], &["dataset cats in", "gone.json: No such file"]),
+        (&["dataset=dogs"], &["no data set `dogs`"]),
+        (&["dataset=a.json", "template=chatmll"], &["chatmll", "did you mean chatml?"]),
+        (&["dataset=a.json", "template=llama3"], &["<|eot_id|> is no token of this tokenizer"]),
+        (&["dataset=a.json", "cutoff_len=1"], &["Cannot find valid samples"]),
+    ] {
+        for more in [&["overwrite_output_dir=true"][..], &[]] {
+            let words = completed(&[words, more, &["max_steps=9"]].concat());
+            let said = run(site.training("out", &words));
+            assert!(said.code.is_some_and(|code| code != 0), "{words:?}: {said:?}");
+            for told in told {
+                assert!(said.stderr.contains(told), "{told}: {said:?}");
+            }
+            assert!(!said.stderr.contains("panicked"), "{said:?}");
+            let after = files(&site.path("out"));
+            for (path, bytes) in &before {
+                assert!(after.get(path) == Some(bytes), "{words:?} {more:?}: {} has changed", path.display());
+            }
+        }
+    }
 }
