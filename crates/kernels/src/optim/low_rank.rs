@@ -285,7 +285,7 @@ instances! {
         let (low_grad, rest) = scratch.split_at_mut(space.n_low());
         let (direction, rest) = rest.split_at_mut(space.n_low());
         let (between, rest) = rest.split_at_mut(space.n_between());
-        let (period, is_first) = ((args.step - 1) / low.interval, (args.step - 1) % low.interval == 0);
+        let (period, is_first) = ((args.step - 1) / low.interval, (args.step - 1).is_multiple_of(low.interval));
         let (vectors, rest) = match low.method {
             Method::Apollo { is_random: true, .. } => {
                 let (vectors, rest) = rest.split_at_mut(space.n_vectors());
