@@ -18,6 +18,57 @@ fn a_run_tells_what_it_predicted_and_what_it_took() {
     assert!((30.0..300.0).contains(&percent.unwrap()), "{compared}");
 }
 
+/// A model whose activations take more than the program does.
+const SMALL: &str = r#"{
+  "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 192, "intermediate_size": 768,
+  "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB,
+  "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu",
+  "rope_theta": 10000.0, "torch_dtype": "float32"
+}"#;
+
+#[test]
+fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
+    let site = Site::new();
+    let config: Value = serde_json::from_slice(&site.read("model/config.json")).unwrap();
+    site.write("model/config.json", &SMALL.replace("VOCAB", &config["vocab_size"].to_string()));
+    let row = |i: usize| {
+        let answer = "the ferry crosses at noon ".repeat(1 + i * i % 17);
+        format!("{{\"instruction\": \"When, {i}?\", \"input\": \"\", \"output\": \"{}\"}}", answer.trim())
+    };
+    site.write("rows.json", &format!("[{}]", (0..48).map(row).collect::<Vec<_>>().join(",")));
+    let common = [
+        "stage=sft",
+        "template=default",
+        "dataset=rows.json",
+        "cutoff_len=512",
+        "per_device_train_batch_size=8",
+        "gradient_accumulation_steps=2",
+        "train_from_scratch=true",
+        "max_steps=9",
+        "num_processes=1",
+        "eval_dataset=rows.json",
+        "per_device_eval_batch_size=4",
+    ];
+    let from_scratch = common.iter().filter(|word| !word.starts_with("train_from"));
+    let from_scratch: Vec<&str> = from_scratch.copied().collect();
+    for (output, words) in [
+        ("full", common.to_vec()),
+        ("lora", [&from_scratch[..], &["model_name_or_path=full", "finetuning_type=lora"]].concat()),
+    ] {
+        site.train(output, &words);
+        let log = String::from_utf8(site.read(&format!("{output}/running_log.txt"))).unwrap();
+        assert!(log.contains("; the largest micro-batch has "), "{log}");
+        let compared = log.lines().find(|line| line.contains("a rank, measured peak")).unwrap();
+        let megabytes = compared.split(" MB").filter_map(|part| part.rsplit(' ').next()?.parse::<f64>().ok());
+        let [predicted, measured] = megabytes.collect::<Vec<_>>()[..] else { panic!("{compared}") };
+        // Pages of the program that other tests shared when this was predicted are 16 MB at most.
+        assert!(measured <= predicted + 16.0 && predicted <= 1.3 * measured, "{output}: {compared}");
+    }
+    // Without the data the longest conversations are assumed.
+    let said = run(site.training("dry", &[&common[..], &["--dry-run"]].concat()));
+    assert!(said.stdout.contains("every conversation counts with cutoff_len 512 tokens here"), "{said:?}");
+}
+
 /// The memory of a run that is its own, in bytes; other than PSS it does not depend on who else runs the program.
 fn private_memory(site: &Site) -> u64 {
     let running = start(site.training("out", &["max_steps=100000", "num_processes=1"]));

@@ -5,6 +5,7 @@ mod accelerate;
 mod accelerate_commands;
 mod adapters;
 mod basic_config;
+mod best;
 mod cli;
 mod common;
 mod examples;

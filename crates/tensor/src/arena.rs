@@ -18,6 +18,8 @@ use crate::strict::{ProtectedBlock, Queue};
 pub const ALIGN: usize = 64;
 /// From this size on a block is a mapping of its own, with huge pages where the system grants them.
 const MAPPED: usize = 1 << 20;
+/// The same in a pool with a limit: what other blocks give back is not the system's at once.
+const MAPPED_WITH_LIMIT: usize = 1 << 16;
 
 /// A pool of memory blocks. Cloning it gives another handle to the same pool.
 #[derive(Clone, Default)]
@@ -30,7 +32,26 @@ struct Pool {
     usage: BTreeMap<&'static str, Usage>,
     bytes: usize,
     n_fresh: usize,
+    /// Bytes above which a fresh block takes the place of free ones.
+    limit: Option<usize>,
     source: Source,
+}
+
+impl Pool {
+    /// Takes free blocks out, the largest first, until so many more bytes are within the limit.
+    fn evict(&mut self, bytes: usize) -> Vec<Block> {
+        let mut evicted = Vec::new();
+        let Some(limit) = self.limit else { return evicted };
+        while self.bytes.saturating_add(bytes) > limit {
+            let Some(mut largest) = self.free.last_entry() else { break };
+            evicted.extend(largest.get_mut().pop());
+            self.bytes -= largest.key();
+            if largest.get().is_empty() {
+                largest.remove();
+            }
+        }
+        evicted
+    }
 }
 
 /// Where fresh blocks come from.
@@ -112,7 +133,16 @@ impl Arena {
                 block
             }
             None => {
-                let block = Block::new(bytes, &pool.source).ok_or(Error::OutOfMemory { bytes, what })?;
+                let mapped = if pool.limit.is_some() { MAPPED_WITH_LIMIT } else { MAPPED };
+                let evicted = pool.evict(bytes);
+                if !evicted.is_empty() {
+                    // Blocks end outside of the lock: launches may still have to run on them.
+                    drop(pool);
+                    drop(evicted);
+                    pool = self.pool();
+                }
+                let block =
+                    Block::new(bytes, mapped, &pool.source).ok_or(Error::OutOfMemory { bytes, what })?;
                 pool.n_fresh += 1;
                 pool.bytes += bytes;
                 block
@@ -144,6 +174,12 @@ impl Arena {
     pub fn free(&self) -> Vec<usize> {
         let pool = self.pool();
         pool.free.iter().flat_map(|(&size, blocks)| std::iter::repeat_n(size, blocks.len())).collect()
+    }
+
+    /// From now on, where a fresh block would make the pool larger than so many bytes, free blocks go back to the system
+    /// first: for steps of many shapes, whose blocks seldom fit the next. What is in use may still be more.
+    pub fn set_limit(&self, bytes: usize) {
+        self.pool().limit = Some(bytes);
     }
 
     /// Gives the free blocks back to the system.
@@ -224,7 +260,8 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    fn new(bytes: usize, source: &Source) -> Option<Block> {
+    /// Blocks of `mapped` bytes and more are mappings of their own.
+    fn new(bytes: usize, mapped: usize, source: &Source) -> Option<Block> {
         match source {
             Source::System => {}
             Source::Dry => return Some(Block { bytes, memory: Memory::Dry }),
@@ -232,7 +269,7 @@ impl Block {
                 return Some(Block { bytes, memory: Memory::Protected(ProtectedBlock::new(bytes, queue)?) });
             }
         }
-        if bytes >= MAPPED {
+        if bytes >= mapped {
             let mut map = MmapMut::map_anon(bytes).ok()?;
             // Without huge pages the block is slower to touch, nothing else.
             let _ = map.advise(Advice::HugePage);
@@ -311,6 +348,23 @@ mod tests {
         assert_eq!(accounts[0], accounts[1]);
         let huge = dry.allocate(1 << 50, "more than there is").unwrap();
         assert!(huge.span().ptr.is_none() && huge.len_bytes() == 1 << 50);
+    }
+
+    #[test]
+    fn above_its_limit_a_pool_gives_free_blocks_back_for_fresh_ones() {
+        let arena = Arena::new();
+        arena.set_limit(10_000);
+        let sizes = [1024, 2048, 4096];
+        drop(sizes.map(|bytes| arena.allocate(bytes, "test").unwrap()));
+        let held = arena.allocate(2816, "test").unwrap();
+        assert_eq!((arena.bytes(), arena.free()), (1024 + 2048 + 4096 + 2816, sizes.to_vec()));
+        let more = arena.allocate(1536, "test").unwrap();
+        assert_eq!((arena.bytes(), arena.free()), (1024 + 2048 + 2816 + 1536, vec![1024, 2048]));
+        // What is in use stays.
+        let much = arena.allocate(9984, "test").unwrap();
+        assert_eq!((arena.bytes(), arena.free()), (2816 + 1536 + 9984, vec![]));
+        drop((held, more, much));
+        assert_eq!(arena.free(), [1536, 2816, 9984]);
     }
 
     #[test]

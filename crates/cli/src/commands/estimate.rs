@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
+use oarlock_comm::ProcessMemory;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
@@ -170,10 +171,17 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     if let (Some(model), true) = (&mut model, args.gradient_checkpointing) {
         model.set_recompute(Recompute::Units { every: 1 });
     }
-    let shape = StepShape { batch: args.batch, len: args.cutoff_len, documents: false, eval_batch: None };
+    let shape = StepShape {
+        batch: args.batch,
+        len: args.cutoff_len,
+        documents: false,
+        eval_batch: None,
+        longest: None,
+    };
     let (mut step, mut program): (Option<DryRun>, u64) = (None, 0);
     if let Some(model) = &model {
-        program = estimate::program_bytes(model, shape, 1, args.num_processes as usize)?;
+        let measured = ProcessMemory::current().map_or(0, |own| own.pss);
+        program = estimate::program_bytes(measured, model, shape, 1, args.num_processes as usize);
         let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
         step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
     }

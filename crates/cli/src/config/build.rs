@@ -15,6 +15,7 @@ use oarlock::settings::value::Value;
 use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::DType;
 
+use super::best;
 use super::checks;
 use super::finetuning;
 use super::learning;
@@ -115,6 +116,8 @@ pub fn build(
         at_end: has_eval && read.bool("do_eval"),
         batch_size: read.usize("per_device_eval_batch_size"),
     };
+    let saved = when(&settings, "save_strategy", "save_steps");
+    let best = best::best(read, eval.when, saved, found);
     let predict = predicting::predict(read, &shard, found);
     let overwrite = read.bool("overwrite_output_dir");
     let save = SaveArgs {
@@ -127,9 +130,10 @@ pub fn build(
             _ => Resume::IfPresent,
         },
         overwrite,
-        when: when(&settings, "save_strategy", "save_steps"),
+        when: saved,
         keep: read.count("save_total_limit").filter(|keep| *keep > 0),
         only_model: read.bool("save_only_model"),
+        best,
     };
     let log = LogArgs {
         when: when(&settings, "logging_strategy", "logging_steps"),

@@ -203,8 +203,8 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["load_best_model_at_end", "stage"],
-        broken: |choices| choices.is("stage", &["rm", "ppo"]) && choices.on("load_best_model_at_end"),
-        message: "stages rm and ppo know no best model",
+        broken: |choices| choices.is("stage", &["ppo"]) && choices.on("load_best_model_at_end"),
+        message: "stage ppo knows no best model",
         help: "remove load_best_model_at_end",
     },
     Rule {
@@ -351,7 +351,7 @@ mod tests {
             ),
             (&format!("{eval}{ZERO3}predict_with_generate: true"), &["predict_with_generate"]),
             ("stage: sft\npredict_with_generate: true", &["do_predict"]),
-            ("stage: rm\nload_best_model_at_end: true", &["load_best_model_at_end"]),
+            ("stage: ppo\nload_best_model_at_end: true", &["load_best_model_at_end"]),
             ("eval_dataset: e\nstage: ppo\ndo_train: false", &["do_train"]),
             ("stage: ppo\nshift_attn: true", &["shift_attn"]),
             ("streaming: true", &["streaming"]),

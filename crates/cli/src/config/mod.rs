@@ -7,6 +7,7 @@
 
 pub mod accelerate;
 mod auto;
+mod best;
 pub mod build;
 mod checks;
 pub mod environment;

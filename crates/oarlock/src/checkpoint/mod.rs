@@ -55,6 +55,6 @@ pub use manifest::{
 };
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::{by_root, share};
-pub use retain::{Listed, Newest, list, newest, remove_later, retain};
+pub use retain::{Listed, Newest, list, newest, remove_later, retain, retain_beside};
 pub use saver::{Begun, Contents, Deed, Saver, save};
 pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};

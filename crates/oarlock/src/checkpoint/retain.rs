@@ -83,11 +83,27 @@ pub fn newest(output_dir: &Path) -> Result<Newest> {
 /// # Errors
 /// When a folder cannot be read or removed.
 pub fn retain(output_dir: &Path, keep: usize) -> Result<Vec<PathBuf>> {
-    let mut n_kept = 0;
+    retain_beside(output_dir, keep, None)
+}
+
+/// As [`retain`], but `best` stays as well: it is one of the `keep`, or the second where that is 1.
+///
+/// # Errors
+/// As [`retain`].
+pub fn retain_beside(output_dir: &Path, keep: usize, best: Option<&Path>) -> Result<Vec<PathBuf>> {
+    let all = list(output_dir)?;
+    let is_best = |listed: &Listed| listed.problem.is_none() && Some(&*listed.path) == best;
+    let newest = all.iter().rfind(|listed| listed.problem.is_none());
+    let best_is_older = all.iter().any(is_best) && !newest.is_some_and(is_best);
+    // The best one keeps a place until it comes.
+    let mut room = if best_is_older { keep.max(2) - 1 } else { keep.max(1) };
     let mut removed = Vec::new();
-    for listed in list(output_dir)?.into_iter().rev() {
-        if n_kept < keep.max(1) {
-            n_kept += usize::from(listed.problem.is_none());
+    for listed in all.into_iter().rev() {
+        if best_is_older && is_best(&listed) {
+            continue;
+        }
+        if room > 0 {
+            room -= usize::from(listed.problem.is_none());
         } else if is_ours(&listed) {
             remove(&listed.path)?;
             removed.push(listed.path);

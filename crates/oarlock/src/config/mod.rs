@@ -2,6 +2,7 @@
 //! program `oarlock` makes a [`TrainConfig`] of YAML files, flags and variables, and [`crate::settings`] parts of one of
 //! DeepSpeed's and FSDP's configurations.
 
+mod best;
 mod data;
 mod finetuning;
 mod monitor;
@@ -12,6 +13,7 @@ mod shard;
 mod token_loss;
 mod train;
 
+pub use best::*;
 pub use data::*;
 pub use finetuning::*;
 pub use monitor::*;

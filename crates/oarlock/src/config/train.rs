@@ -7,6 +7,7 @@ use oarlock_tensor::DType;
 use oarlock_tensor::cpu::four_bit::Format;
 use oarlock_tensor::ops::optimizer::Rule;
 
+use super::best::BestArgs;
 use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
@@ -221,6 +222,8 @@ pub struct SaveArgs {
     pub keep: Option<usize>,
     /// Save weights without what resuming needs.
     pub only_model: bool,
+    /// By what the best model is found, where that is looked for.
+    pub best: Option<BestArgs>,
 }
 
 /// Where a run begins.

@@ -232,16 +232,7 @@ pub fn eval_batches(
     rank: u64,
     micro_batch: u64,
 ) -> Result<impl Iterator<Item = Batch> + Send> {
-    let sampler = Sampler {
-        len: data.n_rows(),
-        seed: 0,
-        shuffle: false,
-        world,
-        rank,
-        micro_batch,
-        accumulation: 1,
-        lengths: None,
-    };
+    let sampler = Sampler::in_order(data.n_rows(), world, rank, micro_batch);
     sampler.check()?;
     Ok((0..sampler.steps_per_epoch()).map(move |step| {
         let mut batches = StepBatches::default();

@@ -16,6 +16,16 @@ impl Rows {
         ids.extend_from_slice(&answer[..of_answer]);
         (ids, of_prompt)
     }
+
+    /// The tokens of a prompt with the answer of the row before it; 0 where answers are not judged.
+    pub(super) fn mismatched_len(&self, row: u64) -> usize {
+        if !self.is_judged() {
+            return 0;
+        }
+        let before = (row + self.n_rows() - 1) % self.n_rows();
+        let (prompt, answer) = (self.answer(row).start, self.answer(before).len());
+        (prompt + answer).min(self.row_len())
+    }
 }
 
 impl Batch {

@@ -265,14 +265,19 @@ impl Rows {
 
     /// The tokens before the answer of a row and those of the answer.
     pub(super) fn prompt_and_answer(&self, row: u64) -> [Vec<i32>; 2] {
-        let (record, begin, len) = self.selection.record(row);
-        let cache = &self.selection.cache;
-        let answer = cache.targets(record).and_then(|mut runs| runs.next()).unwrap_or(len..len);
+        let (_, begin, _) = self.selection.record(row);
+        let answer = self.answer(row);
         [0..answer.start, answer].map(|tokens| {
             let mut ids = vec![0; tokens.len()];
-            cache.copy(begin + tokens.start as u64, &mut ids);
+            self.selection.cache.copy(begin + tokens.start as u64, &mut ids);
             ids
         })
+    }
+
+    /// Where in its record the answer of a row stands.
+    pub(super) fn answer(&self, row: u64) -> Range<usize> {
+        let (record, _, len) = self.selection.record(row);
+        self.selection.cache.targets(record).and_then(|mut runs| runs.next()).unwrap_or(len..len)
     }
 
     /// Adds one fill token without a target.

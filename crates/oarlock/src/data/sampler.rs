@@ -56,6 +56,11 @@ pub struct StepRows {
 }
 
 impl Sampler {
+    /// Steps of one micro-batch in the order of the file, as evaluations take them.
+    pub fn in_order(len: u64, world: u64, rank: u64, micro_batch: u64) -> Sampler {
+        Sampler { len, seed: 0, shuffle: false, world, rank, micro_batch, accumulation: 1, lengths: None }
+    }
+
     /// Checks the numbers against each other.
     ///
     /// # Errors

@@ -44,6 +44,20 @@ pub struct StepShape {
     pub documents: bool,
     /// Sequences of an evaluation pass, where there are evaluations.
     pub eval_batch: Option<usize>,
+    /// Where sequences have lengths of their own, and those of a batch follow one another as one row.
+    pub longest: Option<Longest>,
+}
+
+/// The largest micro-batches of so many sequences, in training and in evaluation.
+pub type LongestOf<'a> = dyn Fn(usize, Option<usize>) -> Longest + 'a;
+
+/// The tokens of the largest batches whose sequences follow one another as one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Longest {
+    /// Of a batch that is trained on.
+    pub train: usize,
+    /// Of a batch of an evaluation; 0 where there is none.
+    pub eval: usize,
 }
 
 impl StepShape {
@@ -51,6 +65,27 @@ impl StepShape {
     pub(super) fn of_segments(self, n: usize) -> StepShape {
         let times = |batch: usize| batch.saturating_mul(n);
         StepShape { batch: times(self.batch), eval_batch: self.eval_batch.map(times), ..self }
+    }
+
+    /// The shape with the largest batches of its numbers of sequences.
+    pub(super) fn with_longest(self, of: Option<&LongestOf<'_>>) -> StepShape {
+        StepShape { longest: of.map(|of| of(self.batch, self.eval_batch)), ..self }
+    }
+
+    /// The tokens of a batch that is trained on.
+    pub(super) fn tokens(&self) -> usize {
+        self.longest.map_or(self.batch.saturating_mul(self.len), |longest| longest.train)
+    }
+
+    /// The passes over a batch: one that trains and one that evaluates.
+    fn passes(&self) -> (Pass, Option<Pass>) {
+        let pass = |sequences, tokens: Option<usize>, trains| match tokens {
+            Some(len) => Pass { rows: 1, len, segments: sequences, documents: self.documents, trains },
+            None => Pass { rows: sequences, len: self.len, segments: 1, documents: self.documents, trains },
+        };
+        let train = pass(self.batch, self.longest.map(|longest| longest.train.max(1)), true);
+        let eval = |batch| pass(batch, self.longest.map(|longest| longest.eval.max(1)), false);
+        (train, self.eval_batch.map(eval))
     }
 }
 
@@ -109,10 +144,12 @@ pub type MicroBatch<'a> = dyn Fn(&Decoder, &Device, Pass) -> Result<()> + 'a;
 /// A pass over a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Sequences.
+    /// Rows.
     pub rows: usize,
-    /// Tokens of a sequence.
+    /// Tokens of a row.
     pub len: usize,
+    /// Sequences that follow one another in a row.
+    pub segments: usize,
     /// Whether attention keeps documents apart.
     pub documents: bool,
     /// Whether a backward pass follows.
@@ -121,6 +158,9 @@ pub struct Pass {
 
 /// A step of a decoder on a dry device: forward and backward of two micro-batches, since the second may find the pool
 /// in pieces that do not fit, and an evaluation pass. The accounts of work are those of one micro-batch.
+///
+/// Batches of many lengths leave free blocks of many sizes; a block serves what is up to an eighth smaller, so an eighth is
+/// added. A pool that is limited to that ([`oarlock_tensor::Arena::set_limit`]) holds no more.
 ///
 /// # Errors
 /// A sequence longer than the model's, or impossible sizes.
@@ -131,16 +171,16 @@ pub fn decoder_step(
     shape: StepShape,
     micro_batch: &MicroBatch<'_>,
 ) -> Result<DryRun> {
-    let rows = shape.batch.max(shape.eval_batch.unwrap_or(0));
     let widest = decoder.config().widest();
-    if rows.checked_mul(shape.len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
-        return Err(Error::Usage(format!(
-            "a batch of {rows} sequences of {} tokens is beyond all memory",
-            shape.len
-        )));
+    let (pass, evaluation) = shape.passes();
+    for Pass { rows, len, .. } in [Some(pass), evaluation].into_iter().flatten() {
+        if rows.checked_mul(len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
+            return Err(Error::Usage(format!(
+                "a batch of {rows} sequences of {len} tokens is beyond all memory"
+            )));
+        }
     }
     let (mut ops, mut free) = (Vec::new(), None);
-    let pass = Pass { rows: shape.batch, len: shape.len, documents: shape.documents, trains: true };
     let mut run = dry_run(decoder, dtype, like, |device| {
         for _ in 0..2 {
             device.profile().enable();
@@ -149,11 +189,11 @@ pub fn decoder_step(
             free.get_or_insert_with(|| free_of(device));
         }
         ops = device.profile().take();
-        if let Some(rows) = shape.eval_batch {
-            micro_batch(decoder, device, Pass { rows, trains: false, ..pass })?;
-        }
-        Ok(())
+        evaluation.map_or(Ok(()), |pass| micro_batch(decoder, device, pass))
     })?;
     (run.ops, run.free) = (ops, free.unwrap_or_default());
+    if shape.longest.is_some() {
+        run.pool_bytes += run.pool_bytes / 8;
+    }
     Ok(run)
 }

@@ -4,7 +4,7 @@ use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Arena, DType, Device};
 
-use super::activations::{DryRun, MicroBatch, StepShape, decoder_step};
+use super::activations::{DryRun, Longest, LongestOf, MicroBatch, StepShape, decoder_step};
 use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
@@ -27,6 +27,9 @@ const N_WINDOWS: u64 = 4;
 #[derive(Debug)]
 pub struct Forecast {
     estimate: Estimate,
+    shape: StepShape,
+    /// What the pool of a rank takes at most.
+    pool_bytes: u64,
     /// Bytes of a rank that activation checkpointing saves.
     saved: u64,
     /// The most of this rank's PSS at the ends of steps.
@@ -52,6 +55,8 @@ pub struct Training<'a> {
     pub device: &'a Device,
     /// The micro-batches of a rank.
     pub shape: StepShape,
+    /// The largest micro-batches where they are of other sizes.
+    pub longest: Option<&'a LongestOf<'a>>,
     /// How many of them are in a step.
     pub accumulation: usize,
     /// How the model's states are kept.
@@ -62,21 +67,36 @@ pub struct Training<'a> {
     pub micro_batch: &'a MicroBatch<'a>,
 }
 
+/// The models of a training: the one that is trained, what makes it once more, and a frozen one beside it.
+pub type Models<'a> = (&'a Decoder, &'a dyn Fn() -> Result<Decoder>, Option<&'a Decoder>);
+
+/// What a forecast is made from besides the configuration.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// On which kernels and threads the training runs.
+    pub device: &'a Device,
+    /// How many ranks are on this machine, where they share no memory.
+    pub apart: Option<usize>,
+    /// The memory of this process before anything large was loaded: PSS in bytes.
+    pub measured: u64,
+    /// The largest micro-batches, where sequences have lengths of their own and these are known.
+    pub longest: Option<&'a LongestOf<'a>>,
+}
+
 impl Forecast {
-    /// The forecast of a configuration on this rank, for rank 0 to make; `rebuild` makes the model once more, `second` is a frozen model beside it, `wrap` says what becomes a unit, `micro_batch`
-    /// what is done with one, `apart` how many ranks are on this machine where they share no memory. With `memory_check` a training that would not fit is
-    /// refused.
+    /// The forecast of a configuration on this rank, for rank 0 to make; `micro_batch` says what is done with one. With
+    /// `memory_check` a training that would not fit is refused. Where sequences have lengths of their own that are not
+    /// known, all are taken for as long as they may be.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) with what would fit.
     pub fn new(
         config: &TrainConfig,
-        (model, rebuild, second): (&Decoder, &dyn Fn() -> Result<Decoder>, Option<&Decoder>),
-        wrap: &Wrap,
-        device: &Device,
+        (model, rebuild, second): Models<'_>,
+        known: Known<'_>,
         micro_batch: &MicroBatch<'_>,
-        apart: Option<usize>,
     ) -> Result<Forecast> {
+        let Known { device, apart, measured, longest } = known;
         let settings = settings_of(config, model.config().hidden_size, apart);
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
@@ -84,25 +104,37 @@ impl Forecast {
             len: config.data.cutoff_len,
             documents: config.data.packing.has_documents(),
             eval_batch: evaluates.then_some(config.eval.batch_size),
+            longest: None,
         };
-        let accumulation = config.train.accumulation;
         let n_segments = config.data.n_segments();
-        let program = program_bytes(model, shape.of_segments(n_segments), accumulation, settings.ranks)?;
+        let longest_row = |batch: usize| batch.saturating_mul(n_segments).saturating_mul(shape.len);
+        let as_they_may_be = |train, eval: Option<usize>| Longest {
+            train: longest_row(train),
+            eval: eval.map_or(0, longest_row),
+        };
+        let longest = longest.unwrap_or(&as_they_may_be);
+        let longest = config.data.packing.is_unpadded().then_some(longest);
+        let shape = shape.with_longest(longest);
+        let accumulation = config.train.accumulation;
+        let program =
+            program_bytes(measured, model, shape.of_segments(n_segments), accumulation, settings.ranks);
         let settings = &settings;
         let training = Training {
             model,
             second,
             n_segments,
             rebuild,
-            wrap,
+            wrap: &config.shard.wrap,
             device,
             shape,
+            longest,
             accumulation,
             settings,
             program,
             micro_batch,
         };
-        let estimate = training.predict()?;
+        let step = training.step()?;
+        let estimate = estimate(&training.size(), settings, Some(&step), program);
         if config.log.memory_check
             && let Some(limit) = Limits::current()?.broken_by(&estimate)
         {
@@ -119,7 +151,13 @@ impl Forecast {
             let kept = Training { model: &keeps_all, ..training }.predict()?;
             saved = kept.rank().saturating_sub(estimate.rank());
         }
-        Ok(Forecast { estimate, saved, peak: 0, every: config.log.memory_steps as u64 })
+        let every = config.log.memory_steps as u64;
+        Ok(Forecast { estimate, shape, pool_bytes: step.pool_bytes, saved, peak: 0, every })
+    }
+
+    /// What activations, logits and scratch memory of a rank take at most, in bytes.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool_bytes
     }
 
     /// The prediction.
@@ -133,7 +171,13 @@ impl Forecast {
             0 => String::new(),
             bytes => format!("; activation checkpointing saves {}", readable(bytes)),
         };
-        format!("memory: predicted {}{saved}", needs(&self.estimate))
+        let tokens = match self.shape.longest {
+            Some(longest) => {
+                format!("; the largest micro-batch has {} tokens", longest.train.max(longest.eval))
+            }
+            None => String::new(),
+        };
+        format!("memory: predicted {}{saved}{tokens}", needs(&self.estimate))
     }
 
     /// After step `done` of a run that began after `first` and ends after `last`: measures where that says most, and
@@ -216,24 +260,26 @@ fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -
     }
 }
 
-/// The memory of a rank of this program that is no model state and no activation. A part of it is measured on this
-/// very process, so it is to be called before anything large is loaded.
-///
-/// # Errors
-/// When /proc is not there.
-pub fn program_bytes(model: &Decoder, shape: StepShape, accumulation: usize, ranks: usize) -> Result<u64> {
+/// The memory of a rank of this program that is no model state and no activation. `measured` is the PSS of this very
+/// process before anything large is loaded.
+pub fn program_bytes(
+    measured: u64,
+    model: &Decoder,
+    shape: StepShape,
+    accumulation: usize,
+    ranks: usize,
+) -> u64 {
     // The angles of the positions lie in the model already; they are a part of what is measured.
     let angles = model.config().rotary_kinds().iter().map(|(_, dim)| (shape.len * dim * 4) as u64).sum();
-    let measured = ProcessMemory::current()?.pss;
     let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
-    Ok((measured.max(angles) + later).saturating_add(windows_bytes(shape, accumulation)))
+    (measured.max(angles) + later).saturating_add(windows_bytes(shape, accumulation))
 }
 
 /// The batches that a rank of this program holds, which are a part of [`program_bytes`].
 pub(super) fn windows_bytes(shape: StepShape, accumulation: usize) -> u64 {
-    let row = (shape.len * 4 * if shape.documents { 3 } else { 2 }) as u64;
-    let rows = (shape.batch as u64).saturating_mul(accumulation as u64);
-    N_WINDOWS.saturating_mul(rows.saturating_mul(row))
+    let token = 4 * if shape.documents { 3 } else { 2 };
+    let tokens = (shape.tokens() as u64).saturating_mul(accumulation as u64);
+    N_WINDOWS.saturating_mul(tokens.saturating_mul(token))
 }
 
 impl Training<'_> {
@@ -277,8 +323,10 @@ impl Training<'_> {
         let Training { shape, settings, program, .. } = *self;
         let mut found = Vec::new();
         let size = self.size();
-        let halved =
-            |batch: usize| StepShape { batch, eval_batch: shape.eval_batch.map(|b| b.min(batch)), ..shape };
+        let halved = |batch: usize| {
+            let eval_batch = shape.eval_batch.map(|b| b.min(batch));
+            StepShape { batch, eval_batch, ..shape }.with_longest(self.longest)
+        };
         let batches =
             std::iter::successors(Some(shape.batch / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
         let mut smallest = shape;

@@ -21,9 +21,9 @@ mod states;
 mod tests;
 
 pub use crate::error::{Limit, NotEnoughMemory, readable};
-pub use activations::{DryRun, MicroBatch, Pass, StepShape, decoder_step, dry_run};
+pub use activations::{DryRun, Longest, LongestOf, MicroBatch, Pass, StepShape, decoder_step, dry_run};
 pub use deepspeed::{zero2, zero3};
-pub use forecast::{Forecast, Training, program_bytes};
+pub use forecast::{Forecast, Known, Models, Training, program_bytes};
 pub use limits::Limits;
 pub use part::Part;
 pub use prediction::{Estimate, estimate};

@@ -159,6 +159,11 @@ impl RunLog {
         &self.state
     }
 
+    /// The same, to note what is not logged.
+    pub fn state_mut(&mut self) -> &mut TrainerState {
+        &mut self.state
+    }
+
     /// Notes progress that is not logged.
     pub fn advance(&mut self, step: u64, epoch: f64, total_tokens: u64, total_flos: f64) {
         self.state.global_step = step;

@@ -9,9 +9,11 @@ use rayon::ThreadPoolBuilder;
 use crate::accelerator::Accelerator;
 use crate::config::{ChatArgs, Packing, TrainConfig};
 use crate::data::{
-    Chat, Encoder, Made, RowSettings, Rows, Source, Split, TokenCache, Tokenizer, bracketed, colored,
+    Chat, Encoder, Made, RowSettings, Rows, Sampler, Source, Split, TokenCache, Tokenizer, bracketed,
+    colored, longest_batch,
 };
 use crate::error::{Error, Result};
+use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::model::place_of_vocab_size;
 use crate::train::template_files::{TemplateFiles, stop_ids, template_files};
@@ -57,6 +59,21 @@ impl RunData {
             true => config.data.cutoff_len.saturating_mul(batch_size * config.data.n_segments()),
             false => config.data.cutoff_len,
         }
+    }
+
+    /// The largest micro-batches of `batch` conversations that come in so many steps, and of `eval_batch` in evaluations.
+    pub fn longest(&self, sampler: &Sampler, steps: u64, batch: usize, eval_batch: Option<usize>) -> Longest {
+        let world = sampler.world;
+        let end = sampler.position_after(steps);
+        let sampler = Sampler { micro_batch: batch as u64, ..sampler.clone() };
+        let of_eval = |batch: usize| {
+            let longest = |rows: &Rows| {
+                let sampler = Sampler::in_order(rows.n_rows(), world, 0, batch as u64);
+                longest_batch(rows, &sampler, 0..rows.n_rows())
+            };
+            self.eval.iter().map(|data| longest(&data.rows)).max().unwrap_or(0)
+        };
+        Longest { train: longest_batch(&self.train, &sampler, 0..end), eval: eval_batch.map_or(0, of_eval) }
     }
 }
 

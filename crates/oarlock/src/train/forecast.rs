@@ -1,5 +1,6 @@
 //! What a run would take of memory, without starting it.
 
+use oarlock_comm::ProcessMemory;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
@@ -7,7 +8,7 @@ use super::model::{Start, settings};
 use super::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
 use crate::error::Result;
-use crate::estimate::Forecast;
+use crate::estimate::{Forecast, Known};
 use crate::model::Decoder;
 
 /// The memory that a configuration would take, as a line of the log says it. Nothing is loaded but settings and adapters.
@@ -37,6 +38,14 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let config = TrainConfig { log: LogArgs { memory_check: false, ..config.log }, ..config.clone() };
     let rebuild = || start.decoder(&config, &hf);
     let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
-    let pass = dry_pass(objective);
-    Ok(Forecast::new(&config, models, &config.shard.wrap, &device, &pass, None)?.line())
+    let measured = ProcessMemory::current().map_or(0, |own| own.pss);
+    let known = Known { device: &device, apart: None, measured, longest: None };
+    let mut line = Forecast::new(&config, models, known, &dry_pass(objective))?.line();
+    if config.data.packing.is_unpadded() {
+        let len = config.data.cutoff_len;
+        line.push_str(&format!(
+            "\nevery conversation counts with cutoff_len {len} tokens here; the run counts with those that come"
+        ));
+    }
+    Ok(line)
 }

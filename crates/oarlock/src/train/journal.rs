@@ -253,6 +253,11 @@ impl Journal {
         self.log.state()
     }
 
+    /// The same, for what evaluations come to.
+    pub fn state_mut(&mut self) -> &mut TrainerState {
+        self.log.state_mut()
+    }
+
     /// The end: results.
     pub fn finish(&mut self, samples: u64, steps: u64) -> Result<()> {
         self.progress.finish();

@@ -2,6 +2,7 @@
 //!
 //! Begin with `step`.
 
+mod best;
 mod data;
 mod flops;
 mod forecast;
@@ -11,11 +12,11 @@ mod model;
 mod monitors;
 pub mod objective;
 mod options;
+mod pool_limit;
 mod resume;
 mod run;
 mod step;
 mod template_files;
-mod trim;
 
 pub use forecast::forecast;
 pub use objective::{

@@ -1,5 +1,6 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
+mod best;
 mod evaluate;
 mod finish;
 mod introduce;
@@ -7,6 +8,8 @@ mod predict;
 mod save;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use oarlock_comm::ProcessMemory;
 
 use crate::accelerator::{
     Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader,
@@ -16,7 +19,7 @@ use crate::checkpoint::Saver;
 use crate::config::{Length, ObjectiveArgs, TrainConfig, When};
 use crate::data::{Batch, Sampler};
 use crate::error::Result;
-use crate::estimate::Forecast;
+use crate::estimate::{Forecast, Known, LongestOf};
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
 use crate::model::hf::HfConfig;
@@ -32,9 +35,9 @@ use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
+use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
-use crate::train::trim::Trimmer;
 use introduce::introduce;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
@@ -97,13 +100,15 @@ struct Run<'a, O> {
     /// Steps so far, skipped ones included.
     done: u64,
     total_steps: u64,
+    /// Whether the training ends before that.
+    stopped: bool,
     journal: Option<Journal>,
     /// What memory was predicted to be, on rank 0.
     forecast: Option<Forecast>,
     started: SystemTime,
     timer: PhaseTimer,
     /// Where rows have lengths of their own.
-    trimmer: Option<Trimmer>,
+    pool_limit: Option<PoolLimit>,
     saver: Saver,
     /// Held by rank 0 until everything else has ended.
     _lock: Option<OutputLock>,
@@ -126,18 +131,21 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let mut model = start.decoder(config, &hf)?;
         model.set_recompute(config.train.recompute);
         let second = start.second(config, &hf, accelerator.device())?;
-        let forecast = match accelerator.is_main_process() {
-            true => {
-                let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-                let dry = objective(Reference::Absent);
-                let pass = dry_pass(&dry);
-                let rebuild = || start.decoder(config, &hf);
-                let second = second.as_ref().map(|(second, _)| second);
-                let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
-                Some(Forecast::new(config, models, &config.shard.wrap, device, &pass, apart)?)
+        let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
+            if !accelerator.is_main_process() {
+                return Ok(None);
             }
-            false => None,
+            let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
+            let dry = objective(Reference::Absent);
+            let rebuild = || start.decoder(config, &hf);
+            let second = second.as_ref().map(|(second, _)| second);
+            let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+            let measured = ProcessMemory::current().map_or(0, |own| own.pss);
+            let known = Known { device, apart, measured, longest };
+            Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
         };
+        let is_unpadded = config.data.packing.is_unpadded();
+        let mut forecast = if is_unpadded { None } else { predict(None)? };
         let lock = match accelerator.is_main_process() {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
@@ -155,6 +163,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => (epochs * loader.sampler().steps_per_epoch() as f64).ceil() as u64,
         };
+        let mut pool_limit = None;
+        if is_unpadded {
+            let longest = |batch, eval_batch: Option<usize>| {
+                data.longest(loader.sampler(), total_steps, batch, eval_batch)
+            };
+            forecast = predict(Some(&longest))?;
+            pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+        }
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
         let unfinished = schedule.unfinished();
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
@@ -208,7 +224,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             unfinished.iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
-        Ok(Run {
+        let run = Run {
             config,
             accelerator,
             objective,
@@ -221,22 +237,27 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             scheduler,
             first_position: loader.position(),
             loader,
-            trimmer: data.train.is_unpadded().then(Trimmer::new),
+            pool_limit,
             data,
             done,
             total_steps,
+            stopped: false,
             journal,
             forecast,
             started,
             timer: PhaseTimer::new(),
             saver: Saver::default(),
             _lock: lock,
-        })
+        };
+        run.check_metric()?;
+        Ok(run)
     }
 
     fn train(&mut self) -> Result<()> {
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
+        self.limit_pool();
+        self.stopped = self.had_stopped()?;
         if self.config.eval.at_start {
             let begin = Instant::now();
             self.evaluate(first)?;
@@ -245,6 +266,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
         }
         for step in first..self.total_steps {
+            if self.stopped {
+                break;
+            }
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
             let window = self.loader.next_step()?;
@@ -269,6 +293,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             if step == first {
                 self.note_startup("first step")?;
                 self.measure_peak()?;
+                // The first step has made the optimizer's state.
+                self.limit_pool();
             }
             let n_tokens = window.n_tokens;
             let times = self.timer.so_far().since(&before);
@@ -276,9 +302,6 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 self.profile(step, batch, &times)?;
             }
             self.loader.give_back(window);
-            if let Some(trimmer) = &mut self.trimmer {
-                trimmer.after_step(self.accelerator.device().arena());
-            }
             let done = step + 1;
             self.done = done;
             let (per_epoch, epoch) = (self.steps_per_epoch(), self.epoch());
@@ -316,8 +339,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         self.accelerator.communicator().set_phase("waiting for the last checkpoint");
         let saved = self.saver.finish(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
+        self.load_best()?;
         self.timer.enter(Phase::Other);
         Ok(())
+    }
+
+    fn limit_pool(&self) {
+        if let Some(limit) = &self.pool_limit {
+            limit.set(self.accelerator.device().arena());
+        }
     }
 
     /// Says where the first loss is not the one of a model that still is what it is compared with.
@@ -362,11 +392,17 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             When::Epoch => self.epoch(),
             _ => done as f64,
         };
-        if due(eval.when, done, self.total_steps, per_epoch) && waited >= eval.delay && !(last && eval.at_end)
-        {
-            self.evaluate(done)?;
+        let best = &self.config.save.best;
+        // At the end it is the final model that is evaluated, which may be an earlier one.
+        let is_later = last && eval.at_end && best.is_none();
+        let mut is_new_best = false;
+        if due(eval.when, done, self.total_steps, per_epoch) && waited >= eval.delay && !is_later {
+            let results = self.evaluate(done)?;
+            let verdict = self.judge(&results)?;
+            self.stopped = verdict.stops;
+            is_new_best = verdict.is_best && best.as_ref().is_some_and(|best| best.saves);
         }
-        if due(self.config.save.when, done, self.total_steps, per_epoch) {
+        if is_new_best || due(self.config.save.when, done, self.total_steps, per_epoch) {
             self.timer.enter(Phase::Save);
             self.save(done)?;
             self.timer.enter(Phase::Other);

@@ -15,10 +15,11 @@ pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass
     let waiting = RefCell::new(None);
     move |model, device, pass| {
         let tensor = || Tensor::zeros([pass.rows, pass.len], DType::I32, device);
+        let (n_tokens, n) = (pass.rows * pass.len, pass.rows * pass.segments);
         // Every token has a label.
-        let (ids, labels) = (tensor()?, Labels::new(vec![0; pass.rows * pass.len]));
+        let (ids, labels) = (tensor()?, Labels::new(vec![0; n_tokens]));
         let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
-        let segments = (0..pass.rows).map(|row| row * pass.len..(row + 1) * pass.len).collect();
+        let segments = (0..n).map(|i| i * n_tokens / n..(i + 1) * n_tokens / n).collect();
         let inputs = Inputs { ids, labels, mask, segments, documents: Vec::new() };
         if !pass.trains {
             waiting.replace(None);

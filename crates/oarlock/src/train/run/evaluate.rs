@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::Run;
+use super::best::named;
 use crate::data::eval_batches;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
@@ -12,12 +13,17 @@ use crate::train::evaluate;
 use crate::train::objective::Objective;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
-    /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for.
-    pub(super) fn evaluate(&mut self, done: u64) -> Result<()> {
-        self.data.eval.clone().iter().try_for_each(|data| self.evaluate_on(data, done))
+    /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for; gives the results by
+    /// the names that the log has for them.
+    pub(super) fn evaluate(&mut self, done: u64) -> Result<Vec<(String, f64)>> {
+        let mut results = Vec::new();
+        for data in &self.data.eval.clone() {
+            results.extend(self.evaluate_on(data, done)?);
+        }
+        Ok(results)
     }
 
-    fn evaluate_on(&mut self, data: &EvalData, done: u64) -> Result<()> {
+    fn evaluate_on(&mut self, data: &EvalData, done: u64) -> Result<Vec<(String, f64)>> {
         let (of, rows) = (data.name.as_ref().map_or(String::new(), |name| format!(" of {name}")), &data.rows);
         self.accelerator.communicator().set_phase(&format!("step {done}: evaluation{of}"));
         let begin = Instant::now();
@@ -43,6 +49,6 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 steps: rows.n_rows().div_ceil(world * micro_batch),
             })?;
         }
-        Ok(())
+        Ok(named(data, totals.loss(), &totals.means()))
     }
 }

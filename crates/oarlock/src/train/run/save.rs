@@ -9,6 +9,7 @@ use crate::config::{Placement, Resume, StateDict};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::model::hf::{ModelFiles, SaveOptions};
+use crate::train::best;
 use crate::train::model::{ReferenceModel, base_name};
 use crate::train::objective::Objective;
 
@@ -32,7 +33,12 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             true => (Some(files), None),
             false => (None, Some(files.without_weights())),
         };
+        if let (Some(args), Some(journal)) = (&self.config.save.best, &mut self.journal) {
+            best::saving(args, journal.state_mut(), &dir);
+        }
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
+        let best = state.as_ref().and_then(|state| best::checkpoint(state, &output));
+        let best = best.filter(|_| self.config.save.best.is_some());
         let keep = self.config.save.keep;
         let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
         let contents = Contents {
@@ -60,7 +66,8 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 if replaces {
                     checkpoint::remove_later(&output, done)?;
                 }
-                keep.map_or(Ok(()), |keep| checkpoint::retain(&output, keep).map(|_| ()))
+                let retain = |keep| checkpoint::retain_beside(&output, keep, best.as_deref());
+                keep.map_or(Ok(()), |keep| retain(keep).map(|_| ()))
             }),
         };
         let begun = self.accelerator.begin_save(&mut self.saver, &dir, contents);

@@ -1,0 +1,150 @@
+//! Reads by what the best model is found, and what follows from it: checkpoints, the end of the training, the final model.
+
+use oarlock::config::{BestArgs, Steps, When};
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+
+/// How evaluations are compared; `None` where nobody asks. `evaluated` and `saved` say when that is done. What is wrong
+/// goes to `problems`.
+pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Problems) -> Option<BestArgs> {
+    let loads = settings.bool("load_best_model_at_end");
+    let saves = settings.word("save_strategy") == "best";
+    let patience =
+        settings.said("early_stopping_steps").map(|_| settings.int("early_stopping_steps").unsigned_abs());
+    let named = settings.said("metric_for_best_model").is_some();
+    if !(loads || saves || named || patience.is_some()) {
+        return None;
+    }
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    let asks = [
+        ("load_best_model_at_end", loads),
+        ("save_strategy", saves),
+        ("early_stopping_steps", patience.is_some()),
+    ];
+    if evaluated == When::Never {
+        for (name, _) in asks.into_iter().filter(|(_, asked)| *asked) {
+            report(
+                &format!("`{name}` needs evaluations during the training"),
+                &[name, "eval_strategy"],
+                "write `eval_strategy: steps` and `eval_steps: …`",
+            );
+        }
+    } else if loads && !saves {
+        check_pace(settings, evaluated, saved, &mut report);
+    }
+    if loads && settings.bool("save_only_model") {
+        report(
+            "`load_best_model_at_end` goes back to a whole checkpoint, and `save_only_model` leaves none",
+            &["save_only_model", "load_best_model_at_end"],
+            "remove save_only_model; save_total_limit keeps the folder small",
+        );
+    }
+    let metric = if named { settings.word("metric_for_best_model") } else { "loss" };
+    let metric = metric.strip_prefix("eval_").unwrap_or(metric);
+    let greater_is_better = match settings.said("greater_is_better") {
+        Some(_) => settings.bool("greater_is_better"),
+        None => !metric.ends_with("loss"),
+    };
+    let metric = format!("eval_{metric}");
+    Some(BestArgs { metric, greater_is_better, patience, saves, load_at_end: loads })
+}
+
+/// Every checkpoint must have been evaluated, so that the best one is known.
+fn check_pace(
+    settings: &Settings,
+    evaluated: When,
+    saved: When,
+    report: &mut impl FnMut(&str, &[&str], &str),
+) {
+    let is_multiple = match (evaluated, saved) {
+        (When::Every(Steps::Count(evaluated)), When::Every(Steps::Count(saved))) => {
+            saved.is_multiple_of(evaluated.max(1))
+        }
+        (When::Every(Steps::Share(evaluated)), When::Every(Steps::Share(saved))) => {
+            let [evaluated, saved] = [evaluated, saved].map(|share| (share * 1e6).round() as u64);
+            saved.is_multiple_of(evaluated.max(1))
+        }
+        (When::Epoch, When::Epoch) => true,
+        (When::Every(_), When::Every(_)) => false,
+        _ => {
+            let [evaluated, saved] = ["eval_strategy", "save_strategy"].map(|name| settings.word(name));
+            return report(
+                &format!(
+                    "`load_best_model_at_end` needs an evaluation of every checkpoint, and `eval_strategy` is {evaluated}, \
+                     `save_strategy` {saved}"
+                ),
+                &["save_strategy", "eval_strategy", "load_best_model_at_end"],
+                &format!("write `save_strategy: {evaluated}`, or `save_strategy: best`"),
+            );
+        }
+    };
+    if !is_multiple {
+        report(
+            "`load_best_model_at_end` needs an evaluation of every checkpoint, and `save_steps` is no multiple of \
+             `eval_steps`",
+            &["save_steps", "eval_steps", "load_best_model_at_end"],
+            "write the same number for both, or a multiple for save_steps",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MINIMUM, good, train};
+    use super::*;
+
+    const EVAL: &str = "eval_dataset: e\neval_strategy: steps\neval_steps: 10\n";
+
+    #[test]
+    fn the_metric_has_transformers_defaults() {
+        let best = |text: &str| good(&format!("{EVAL}{text}")).save.best.clone();
+        assert_eq!(best(""), None);
+        let expected = BestArgs {
+            metric: "eval_loss".to_owned(),
+            greater_is_better: false,
+            patience: None,
+            saves: false,
+            load_at_end: true,
+        };
+        assert_eq!(best("load_best_model_at_end: true\nsave_steps: 20"), Some(expected.clone()));
+        let accuracy = best("metric_for_best_model: rewards/accuracies\nearly_stopping_steps: 3").unwrap();
+        assert_eq!((&*accuracy.metric, accuracy.greater_is_better), ("eval_rewards/accuracies", true));
+        assert_eq!((accuracy.patience, accuracy.load_at_end), (Some(3), false));
+        let named = best("metric_for_best_model: eval_a_loss\ngreater_is_better: true").unwrap();
+        assert_eq!((&*named.metric, named.greater_is_better), ("eval_a_loss", true));
+        let saves = best("save_strategy: best\nload_best_model_at_end: true");
+        assert_eq!(saves, Some(BestArgs { saves: true, ..expected }));
+    }
+
+    #[test]
+    fn evaluations_and_checkpoints_must_go_together() {
+        let told = |text: &str| match train(&format!("{MINIMUM}{text}"), &[], &[]) {
+            Ok(_) => String::new(),
+            Err(problems) => problems.to_string(),
+        };
+        let load = format!("{EVAL}load_best_model_at_end: true\n");
+        for (text, words) in [
+            (format!("{load}save_steps: 15"), "no multiple of `eval_steps`"),
+            (format!("{load}save_steps: 0.5"), "no multiple of `eval_steps`"),
+            (format!("{load}save_strategy: epoch"), "`eval_strategy` is steps, `save_strategy` epoch"),
+            (format!("{load}save_strategy: no"), "`save_strategy` no"),
+            (format!("{load}save_steps: 10\nsave_only_model: true"), "leaves none"),
+            (
+                "eval_dataset: e\nload_best_model_at_end: true".to_owned(),
+                "needs evaluations during the training",
+            ),
+            ("eval_dataset: e\nearly_stopping_steps: 2".to_owned(), "needs evaluations during the training"),
+            ("eval_dataset: e\nsave_strategy: best".to_owned(), "needs evaluations during the training"),
+        ] {
+            assert!(told(&text).contains(words), "{text}: {}", told(&text));
+        }
+        for text in ["save_steps: 30", "save_strategy: best", "save_steps: 10\nstage: rm"] {
+            assert_eq!(told(&format!("{load}{text}")), "", "{text}");
+        }
+        let shares = "eval_dataset: e\neval_strategy: steps\neval_steps: 0.1\nload_best_model_at_end: true\n";
+        assert_eq!(told(&format!("{shares}save_steps: 0.3")), "");
+        assert_ne!(told(&format!("{shares}save_steps: 0.25")), "");
+    }
+}
