@@ -129,8 +129,8 @@ pub fn plain_line(status: &Status) -> String {
     std::iter::once(step).chain(fields(status)).collect::<Vec<_>>().join("  ")
 }
 
-/// ` 10/100 ━━━━╸──── 10%  loss 4.2500  …`, cut to the width: what does not fit is left out from the right, and the
-/// times, which matter most to who waits, last of all.
+/// ` 10/100 ━━━━╸──── 10%  loss 4.2500  …`, cut to the width: what does not fit is left out, the objective's metrics first,
+/// and the times, which matter most to who waits, last of all.
 fn moving_line(status: &Status, width: usize) -> String {
     let share = if status.total == 0 { 1.0 } else { (status.step as f64 / status.total as f64).min(1.0) };
     let digits = status.total.to_string().len();
@@ -146,11 +146,10 @@ fn moving_line(status: &Status, width: usize) -> String {
     let mut middle = String::new();
     for part in parts {
         let needed = part.chars().count() + 2;
-        if needed > left {
-            break;
+        if needed <= left {
+            left -= needed;
+            middle += &format!("  {part}");
         }
-        left -= needed;
-        middle += &format!("  {part}");
     }
     let line = format!("{count} {} {percent}{middle}  {times}", bar(share, bar_width));
     line.chars().take(width.saturating_sub(1)).collect()
@@ -164,7 +163,7 @@ pub(super) fn bar(share: f64, width: usize) -> String {
     "━".repeat(full) + &"╸".repeat(half) + &"─".repeat(width - full - half)
 }
 
-/// All numbers; the times last.
+/// All numbers, by what they say to who waits; the times last.
 fn fields(status: &Status) -> Vec<String> {
     let mut fields = vec![
         format!("loss {:.4}", status.loss),
@@ -172,13 +171,13 @@ fn fields(status: &Status) -> Vec<String> {
         format!("norm {:.3}", status.grad_norm),
         format!("{} tok/s", thousands(status.throughput)),
     ];
-    fields.extend(status.metrics.iter().map(|(name, mean)| format!("{name} {mean:.4}")));
     if let Some(share) = status.utilisation {
         fields.push(format!("MFU {:.1}%", 100.0 * share));
     }
     if let Some(bytes) = status.memory_bytes {
         fields.push(memory(bytes));
     }
+    fields.extend(status.metrics.iter().map(|(name, mean)| format!("{name} {mean:.4}")));
     fields.push(format!("{} < {}", clock_time(status.elapsed), clock_time(status.remaining)));
     fields
 }
@@ -258,6 +257,11 @@ mod tests {
         assert_eq!(
             moving_line(&status(1000), 60),
             "1000/1000 ━━━━━━━━━━ 100%  loss 4.2500  0:00:12 < 0:01:32"
+        );
+        let metrics = vec![("rewards/accuracies", 0.5), ("rewards/chosen", -0.25), ("kl", 0.125)];
+        assert_eq!(
+            moving_line(&Status { metrics, ..status(1000) }, 140),
+            "1000/1000 ━━━━━━━━━━━━━━━━━━━━━━━ 100%  loss 4.2500  lr 3.00e-4  norm 0.500  1,234,804 tok/s  MFU 63.4%  900 MB  kl 0.1250  0:00:12 < 0:01:32"
         );
         for width in 0..200 {
             for step in [0, 1, 999, 1000, 5000] {
