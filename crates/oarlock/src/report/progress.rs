@@ -260,8 +260,8 @@ mod tests {
         );
         let metrics = vec![("rewards/accuracies", 0.5), ("rewards/chosen", -0.25), ("kl", 0.125)];
         assert_eq!(
-            moving_line(&Status { metrics, ..status(1000) }, 140),
-            "1000/1000 ━━━━━━━━━━━━━━━━━━━━━━━ 100%  loss 4.2500  lr 3.00e-4  norm 0.500  1,234,804 tok/s  MFU 63.4%  900 MB  kl 0.1250  0:00:12 < 0:01:32"
+            moving_line(&Status { metrics, ..status(1000) }, 144),
+            "1000/1000 ━━━━━━━━━━━━━━━━━━━━━━━━ 100%  loss 4.2500  lr 3.00e-4  norm 0.500  1,234,804 tok/s  MFU 63.4%  900 MB  kl 0.1250  0:00:12 < 0:01:32"
         );
         for width in 0..200 {
             for step in [0, 1, 999, 1000, 5000] {
