@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memmap2::{Advice, MmapMut};
+use memmap2::{Advice, MmapMut, RemapOptions};
 use oarlock_kernels::{Error, Result};
 
 use crate::launch::{Owner, Span};
@@ -27,8 +27,10 @@ pub struct Arena(Arc<Mutex<Pool>>);
 
 #[derive(Default)]
 struct Pool {
-    /// Free blocks by size; the best fit is the next larger one.
-    free: BTreeMap<usize, Vec<Block>>,
+    /// Free blocks by size, of one size in the order in which they came back; the best fit is the next larger one.
+    free: BTreeMap<usize, Vec<Free>>,
+    /// How many blocks came back so far.
+    n_freed: u64,
     usage: BTreeMap<&'static str, Usage>,
     bytes: usize,
     n_fresh: usize,
@@ -37,17 +39,27 @@ struct Pool {
     source: Source,
 }
 
+/// A free block, and how many came back before it.
+struct Free {
+    block: Block,
+    freed: u64,
+}
+
 impl Pool {
-    /// Takes free blocks out, the largest first, until so many more bytes are within the limit.
+    /// Takes free blocks out until so many more bytes are within the limit: those that lay longest, because what a step
+    /// uses whatever its shapes comes back in every step.
     fn evict(&mut self, bytes: usize) -> Vec<Block> {
         let mut evicted = Vec::new();
         let Some(limit) = self.limit else { return evicted };
         while self.bytes.saturating_add(bytes) > limit {
-            let Some(mut largest) = self.free.last_entry() else { break };
-            evicted.extend(largest.get_mut().pop());
-            self.bytes -= largest.key();
-            if largest.get().is_empty() {
-                largest.remove();
+            let oldest =
+                self.free.iter().filter_map(|(&size, blocks)| Some((blocks.first()?.freed, size))).min();
+            let Some((_, size)) = oldest else { break };
+            let Some(blocks) = self.free.get_mut(&size) else { break };
+            evicted.push(blocks.remove(0).block);
+            self.bytes -= size;
+            if blocks.is_empty() {
+                self.free.remove(&size);
             }
         }
         evicted
@@ -126,7 +138,7 @@ impl Arena {
         let block = match fit {
             Some(size) => {
                 let blocks = pool.free.get_mut(&size).ok_or(Error::OutOfMemory { bytes, what })?;
-                let block = blocks.pop().ok_or(Error::OutOfMemory { bytes, what })?;
+                let Free { block, .. } = blocks.pop().ok_or(Error::OutOfMemory { bytes, what })?;
                 if blocks.is_empty() {
                     pool.free.remove(&size);
                 }
@@ -134,15 +146,19 @@ impl Arena {
             }
             None => {
                 let mapped = if pool.limit.is_some() { MAPPED_WITH_LIMIT } else { MAPPED };
-                let evicted = pool.evict(bytes);
+                let mut evicted = pool.evict(bytes);
+                let mut reused = None;
                 if !evicted.is_empty() {
                     // Blocks end outside of the lock: launches may still have to run on them.
                     drop(pool);
+                    evicted.sort_by_key(|block| block.bytes);
+                    reused = evicted.pop().and_then(|block| block.resized(bytes, mapped));
                     drop(evicted);
                     pool = self.pool();
                 }
-                let block =
-                    Block::new(bytes, mapped, &pool.source).ok_or(Error::OutOfMemory { bytes, what })?;
+                let block = reused
+                    .or_else(|| Block::new(bytes, mapped, &pool.source))
+                    .ok_or(Error::OutOfMemory { bytes, what })?;
                 pool.n_fresh += 1;
                 pool.bytes += bytes;
                 block
@@ -233,7 +249,9 @@ impl Drop for Buffer {
                 usage.bytes -= block.bytes;
                 usage.n_buffers -= 1;
             }
-            pool.free.entry(block.bytes).or_default().push(block);
+            pool.n_freed += 1;
+            let freed = pool.n_freed;
+            pool.free.entry(block.bytes).or_default().push(Free { block, freed });
         }
     }
 }
@@ -247,7 +265,7 @@ struct Block {
 enum Memory {
     Allocated(NonNull<u8>),
     /// A mapping of its own, and where it begins.
-    Mapped(NonNull<u8>, #[expect(dead_code, reason = "unmaps when dropped")] MmapMut),
+    Mapped(NonNull<u8>, MmapMut),
     /// A mapping that is closed but to launches and copies.
     Protected(ProtectedBlock),
     /// None: the block is only counted.
@@ -280,6 +298,20 @@ impl Block {
         // SAFETY: the layout has a size of at least ALIGN bytes.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Block { bytes, memory: Memory::Allocated(ptr) })
+    }
+
+    /// A mapping with another size: its pages stay, so that only what it grows by has to be touched for the first time.
+    /// `None` where either size is not that of a mapping, or the system has no room.
+    fn resized(mut self, bytes: usize, mapped: usize) -> Option<Block> {
+        if bytes < mapped {
+            return None;
+        }
+        let Memory::Mapped(ptr, map) = &mut self.memory else { return None };
+        // SAFETY: the block is free, and owned here: nothing points into it.
+        unsafe { map.remap(bytes, RemapOptions::new().may_move(true)) }.ok()?;
+        *ptr = NonNull::new(map.as_mut_ptr())?;
+        self.bytes = bytes;
+        Some(self)
     }
 }
 
@@ -359,12 +391,37 @@ mod tests {
         let held = arena.allocate(2816, "test").unwrap();
         assert_eq!((arena.bytes(), arena.free()), (1024 + 2048 + 4096 + 2816, sizes.to_vec()));
         let more = arena.allocate(1536, "test").unwrap();
-        assert_eq!((arena.bytes(), arena.free()), (1024 + 2048 + 2816 + 1536, vec![1024, 2048]));
+        assert_eq!((arena.bytes(), arena.free()), (4096 + 2816 + 1536, vec![4096]), "the oldest went");
         // What is in use stays.
         let much = arena.allocate(9984, "test").unwrap();
         assert_eq!((arena.bytes(), arena.free()), (2816 + 1536 + 9984, vec![]));
         drop((held, more, much));
         assert_eq!(arena.free(), [1536, 2816, 9984]);
+    }
+
+    #[test]
+    fn above_its_limit_a_pool_resizes_the_mapping_of_a_free_block() {
+        let arena = Arena::new();
+        arena.set_limit(5 << 20);
+        let fill = |buffer: &Buffer, value: u8| {
+            // SAFETY: the span is the buffer's memory, and nothing else uses it.
+            unsafe { buffer.span().ptr.unwrap().write_bytes(value, buffer.len_bytes()) }
+        };
+        let first_byte = |buffer: &Buffer| {
+            // SAFETY: as above; the memory is initialised.
+            unsafe { buffer.span().ptr.unwrap().read() }
+        };
+        for (value, sizes) in [(1, [3 << 20, 4 << 20]), (2, [4 << 20, 2 << 20])] {
+            let before = arena.allocate(sizes[0], "test").unwrap();
+            fill(&before, value);
+            drop(before);
+            let after = arena.allocate(sizes[1], "test").unwrap();
+            assert_eq!(first_byte(&after), value, "the pages stayed");
+            assert_eq!((arena.bytes(), arena.free()), (sizes[1], vec![]));
+            // All of it is there.
+            fill(&after, 3);
+        }
+        assert_eq!(arena.usage()[0].1.bytes, 0);
     }
 
     #[test]
