@@ -32,14 +32,15 @@ instances! {
 }
 
 instances! {
-    /// `table[ids[row]] = x[row]` for different ids; other rows stay.
+    /// `table[ids[row]] = x[row]`, rounded, for different ids; other rows stay.
     ///
     /// # Errors
     /// An id outside the table; then nothing was written.
-    pub fn place_rows[T: Float](x: &[T], dim: usize, ids: &[i32], table: &mut [T]) -> Result<()> {
+    pub fn place_rows[T: Float](x: &[f32], dim: usize, ids: &[i32], table: &mut [T]) -> Result<()> {
         check("place_rows", ids, table.len(), x.len(), dim)?;
         for (x, &id) in x.chunks_exact(dim).zip(ids) {
-            table[id as usize * dim..][..dim].copy_from_slice(x);
+            let row = &mut table[id as usize * dim..][..dim];
+            row.iter_mut().zip(x).for_each(|(to, &x)| *to = T::from_f32(x));
         }
         Ok(())
     }

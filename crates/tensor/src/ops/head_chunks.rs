@@ -158,14 +158,15 @@ fn passes<T: Float>(
         let grad = launch.grad(slot)?;
         launch.run(move |cpu| grad.slice(cpu).fill(0.0))?;
     }
-    // The rows of x that have labels, and their gradients, where they do not follow each other.
+    // The rows of x that have labels, where they do not follow each other, and the gradients of these rows, in f32: a sum
+    // over the whole vocabulary is formed block by block, which a product with an output in 16 bits cannot do.
     let scattered = groups.iter().any(|group| group.span().is_none());
-    let buffer = |wanted: bool, what| match wanted {
-        true => Tensor::uninit([chunk, dim], x.dtype(), device, what).map(Some),
+    let buffer = |wanted: bool, dtype, what| match wanted {
+        true => Tensor::uninit([chunk, dim], dtype, device, what).map(Some),
         false => Ok(None),
     };
-    let mut gathered = buffer(scattered, "activation")?;
-    let mut gathered_dx = buffer(scattered && dx.is_some(), "gradient")?;
+    let mut gathered = buffer(scattered, x.dtype(), "activation")?;
+    let mut d_rows = buffer(dx.is_some(), DType::F32, "gradient")?;
     let mut is_first = true;
     for group in &groups {
         let rows = group.rows.len();
@@ -208,7 +209,7 @@ fn passes<T: Float>(
         };
         let all_losses = launch.update::<f32>(&mut losses)?;
         let x_logits = launch.update_at::<f32>(&mut logits, &(0..rows * vocab))?;
-        let d_rows = match &mut d_logits {
+        let d_logits_rows = match &mut d_logits {
             Some(d_logits) => Some(launch.write_at::<T>(d_logits, &(0..rows * vocab))?),
             None => None,
         };
@@ -227,7 +228,7 @@ fn passes<T: Float>(
                 }
                 Some(grad) => Some(RowScale::Uniform(grad[0])),
             };
-            match (scale, d_rows) {
+            match (scale, d_logits_rows) {
                 (None, _) if hits => token_loss::hits(cpu, x, labels, vocab, losses)?,
                 (None, _) => {
                     token_loss::token_loss(cpu, loss, x, labels, vocab, losses)?;
@@ -246,26 +247,19 @@ fn passes<T: Float>(
             continue;
         }
         let d_logits = d_logits.as_ref().unwrap_or(&logits);
-        if let Some(dx) = &mut dx {
+        if let (Some(dx), Some(d_rows)) = (&mut dx, &mut d_rows) {
             let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
             let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
-            let (out, first) = match (&span, &mut gathered_dx) {
-                (None, Some(gathered)) => (gathered, 0),
-                (span, _) => (&mut **dx, span.as_ref().map_or(0, |span| span.start)),
-            };
-            let out = launch.write_at::<T>(out, &(first * dim..(first + rows) * dim))?;
+            let out = launch.write_at::<f32>(d_rows, &(0..rows * dim))?;
             launch.run(move |cpu| {
                 let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
                 let out = MatMut::new(out.slice(cpu), rows, dim);
                 gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
             })?;
-            if let (None, Some(gathered)) = (&span, &gathered_dx) {
-                let mut launch = device.quiet_launch("head input grad");
-                let from = launch.read_at::<T>(gathered, &(0..rows * dim))?;
-                let (positions, dx) = (launch.read::<i32>(&positions)?, launch.update::<T>(dx)?);
-                launch
-                    .run(move |cpu| place_rows(from.slice(cpu), dim, positions.slice(cpu), dx.slice(cpu)))?;
-            }
+            let mut launch = device.quiet_launch("head input grad");
+            let from = launch.read_at::<f32>(d_rows, &(0..rows * dim))?;
+            let (positions, dx) = (launch.read::<i32>(&positions)?, launch.update::<T>(dx)?);
+            launch.run(move |cpu| place_rows(from.slice(cpu), dim, positions.slice(cpu), dx.slice(cpu)))?;
         }
         if let Some(slot) = &mut slot {
             for block in &group.blocks {

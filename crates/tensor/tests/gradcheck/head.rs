@@ -41,8 +41,11 @@ fn all_rows<T: Float>(
         };
         sum += part.unwrap().sum;
         let d = MatRef::new(&d, rows, vocab);
-        let out = MatMut::new(&mut dx[from..from + rows * dim], rows, dim);
+        // Summed in f32 and rounded once.
+        let mut sums = vec![0f32; rows * dim];
+        let out = MatMut::new(&mut sums, rows, dim);
         gemm(cpu, d, w, out, Store::Overwrite, &mut scratch(rows, dim, vocab));
+        dx[from..from + rows * dim].iter_mut().zip(sums).for_each(|(dx, sum)| *dx = T::from_f32(sum));
         let store = if i == 0 { Store::Overwrite } else { Store::Add };
         gemm(cpu, d.t(), x, MatMut::new(&mut dw, vocab, dim), store, &mut scratch(vocab, dim, rows));
     }
