@@ -144,21 +144,20 @@ impl Update {
             return self.with_direction(base, x, magnitude);
         }
         let y = base.forward(x)?;
-        let update = self.update(&self.dropout.forward(x)?, y.dtype())?;
-        y.add(&update)
+        self.lora_b.forward_add(y, &self.inner(&self.dropout.forward(x)?)?)
     }
 
-    /// s·B·A·x in `dtype`. What has only `rank` columns is scaled, not what has all.
-    fn update(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        let update = self.lora_b.forward(&self.lora_a.forward(x)?.scale(self.scale)?)?;
-        if update.dtype() == dtype { Ok(update) } else { update.cast(dtype) }
+    /// s·A·x: what has only `rank` columns is scaled, not what has all.
+    fn inner(&self, x: &Tensor) -> Result<Tensor> {
+        self.lora_a.forward(x)?.scale(self.scale)
     }
 
     fn with_direction(&self, base: &Base, x: &Tensor, magnitude: &Param) -> Result<Tensor> {
         let weight = base.without_bias();
         let dropped = self.dropout.forward(x)?;
         let product = weight.forward(&dropped)?;
-        let update = self.update(&dropped, product.dtype())?;
+        let update = self.lora_b.forward(&self.inner(&dropped)?)?;
+        let update = if update.dtype() == product.dtype() { update } else { update.cast(product.dtype())? };
         let directed = product.add(&update)?;
         // The change of length, so that 16 bits are enough for it.
         let more = parameter(magnitude, &directed)?.div(&self.lengths(base)?)?.add_scalar(-1.0)?;

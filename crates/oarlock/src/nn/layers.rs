@@ -70,6 +70,17 @@ impl Linear {
             ops::linear(&x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
         })
     }
+
+    /// y + W·x in the dtype of y, without the bias; written over y where nobody else has it.
+    pub(crate) fn forward_add(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
+        in_scope(self, x.device(), || {
+            let x = in_dtype_of(&self.weight, x)?;
+            if x.dtype() == y.dtype() {
+                return ops::linear_add(y, &x, &self.weight);
+            }
+            y.add(&ops::linear(&x, &self.weight, None, WeightLayout::OutIn)?.cast(y.dtype())?)
+        })
+    }
 }
 
 /// x in the dtype that a weight computes in.

@@ -28,8 +28,31 @@ pub fn linear(x: &Tensor, weight: &Param, bias: Option<&Param>, layout: WeightLa
     params.extend(bias);
     let recorder = Recorder::new(&[x], &params)?;
     let op = Linear::new(x, weight, bias, layout)?;
-    let y = op.forward(x)?;
-    Ok(Recorder::record(recorder, y, |recorder| LinearBackward { op, x: recorder.save(x) }))
+    let mut y = Tensor::uninit(x.shape().with_last(op.sizes.n_out)?, x.dtype(), x.device(), "activation")?;
+    op.forward(x, &mut y, Store::Overwrite)?;
+    Ok(Recorder::record(recorder, y, |recorder| LinearBackward { op, x: recorder.save(x), adds: false }))
+}
+
+/// y `[.., O]` + x·Wᵀ for x `[.., I]` and a weight `[O, I]`, rounded once: torch's `addmm` over the rows of x. It is written
+/// over y where nobody else has it.
+///
+/// # Errors
+/// Shapes or dtypes that do not fit.
+pub fn linear_add(y: Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
+    let op = Linear::new(x, weight, None, WeightLayout::OutIn)?;
+    let shape = x.shape().with_last(op.sizes.n_out)?;
+    if *y.shape() != shape {
+        return Err(wrong_shape("linear_add", format!("y of shape {shape:?}"), &y));
+    }
+    check_dtype("linear_add", &y, x)?;
+    if !y.is_unique() {
+        return y.add(&linear(x, weight, None, WeightLayout::OutIn)?);
+    }
+    let recorder = Recorder::new(&[x, &y], &[weight])?;
+    let mut sum = y.detach();
+    drop(y);
+    op.forward(x, &mut sum, Store::Add)?;
+    Ok(Recorder::record(recorder, sum, |recorder| LinearBackward { op, x: recorder.save(x), adds: true }))
 }
 
 #[derive(Clone)]
@@ -81,35 +104,35 @@ impl Linear {
         Ok(Linear { weight: weight.clone(), bias: bias.cloned(), sizes })
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// y = x·Wᵀ + b, or y += x·Wᵀ + b.
+    fn forward(&self, x: &Tensor, y: &mut Tensor, store: Store) -> Result<()> {
         let w = self.weight.weight()?;
         check_dtype("linear", x, &w)?;
         let bias = self.bias.as_ref().map(Param::weight).transpose()?;
-        let mut y =
-            Tensor::uninit(x.shape().with_last(self.sizes.n_out)?, x.dtype(), x.device(), "activation")?;
         let n_rows = x.shape().n_rows();
         let sizes = [n_rows, self.sizes.n_out, self.sizes.n_in];
         let (mut launch, scratch) = product(x.device(), "linear forward", x.dtype(), sizes)?;
         with_float!(x.dtype(), "linear", T => {
             let (op, x, w) = (self.sizes, launch.read::<T>(x)?, launch.read::<T>(&w)?);
             let bias = bias.as_ref().map(|bias| launch.read::<T>(bias)).transpose()?;
-            let y = launch.write::<T>(&mut y)?;
+            let y = launch.store::<T>(y, store)?;
             launch.run(move |cpu| {
                 let (x, y) = (MatRef::new(x.slice(cpu), n_rows, op.n_in), y.slice(cpu));
                 let out = MatMut::new(&mut *y, n_rows, op.n_out);
-                gemm::gemm(cpu, x, op.as_right(w.slice(cpu)), out, Store::Overwrite, scratch.slice(cpu));
+                gemm::gemm(cpu, x, op.as_right(w.slice(cpu)), out, store, scratch.slice(cpu));
                 if let Some(bias) = bias {
                     elementwise::bias_add(cpu, y, bias.slice(cpu));
                 }
             })
-        })?;
-        Ok(y)
+        })
     }
 }
 
 struct LinearBackward {
     op: Linear,
     x: Saved,
+    /// Whether the product was added to a second input.
+    adds: bool,
 }
 
 impl Function for LinearBackward {
@@ -164,6 +187,9 @@ impl Function for LinearBackward {
                 })
             })?;
             cx.give(0, dx)?;
+        }
+        if self.adds {
+            cx.give(1, dy)?;
         }
         Ok(())
     }

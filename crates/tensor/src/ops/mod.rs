@@ -87,7 +87,7 @@ pub use gated::{gated, glu};
 pub use head_loss::{HeadLoss, HeadOptions, head_hits, head_log_probs, head_loss, head_token_loss, logits};
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
-pub use linear::{WeightLayout, linear};
+pub use linear::{WeightLayout, linear, linear_add};
 pub use linear_four_bit::{dequantize_four_bit, linear_four_bit};
 pub use noise::{NoisePart, uniform_noise};
 pub use norm::{rms_norm, rms_norm_to};

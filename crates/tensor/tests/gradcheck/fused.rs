@@ -376,6 +376,10 @@ fn misuse_is_named() {
         ),
         (ops::linear(&t(&[2, 4]), &p[0], None, OutIn), "linear: expected x of shape [.., 5], got [2, 4]"),
         (
+            ops::linear_add(t(&[2, 4]), &t(&[2, 5]), &p[0]),
+            "linear_add: expected y of shape [2, 7], got [2, 4]",
+        ),
+        (
             ops::linear(&t(&[2, 7]), &p[0], Some(&p[2]), InOut),
             "linear: expected a bias of shape [5], got [0]",
         ),

@@ -43,6 +43,31 @@ fn linear() {
 }
 
 #[test]
+fn linear_add() {
+    let (n, n_in, n_out) = (15, 7, 11);
+    for in_place in [false, true] {
+        Case {
+            name: "linear_add",
+            inputs: vec![array(1, &[3, 5, n_in]), array(2, &[3, 5, n_out])],
+            params: vec![array(3, &[n_out, n_in])],
+            op: Box::new(move |_, x, p| {
+                // The inputs belong to the test as well, what an op makes of one does not.
+                let y = if in_place { x[1].scale(2.0)? } else { x[1].clone() };
+                ops::linear_add(y, &x[0], &p[0])
+            }),
+            reference: Box::new(move |x, p| {
+                let mut y = product(x[0], false, p[0], true, [n, n_out, n_in]);
+                let factor = if in_place { 2.0 } else { 1.0 };
+                y.iter_mut().zip(x[1]).for_each(|(y, added)| *y += factor * added);
+                y
+            }),
+            slack: 1.0,
+        }
+        .check();
+    }
+}
+
+#[test]
 fn batched_products() {
     let (m, n, k) = (3, 5, 7);
     for transposed in [Transposed::Neither, Transposed::Left, Transposed::Right, Transposed::Both] {
