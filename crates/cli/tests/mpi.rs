@@ -103,3 +103,24 @@ fn a_rank_that_is_killed_is_named_and_mpirun_fails() {
         format!("rank 0: error: rank 1 failed: its process {} ended without saying why, in \"", ranks[1]);
     assert!(said.stderr.contains(&told), "{said:?}");
 }
+
+/// The launcher of DeepSpeed calls `mpirun`, also for the one machine of a hostfile.
+#[test]
+fn deepspeed_with_openmpi_gives_the_bits_of_shared_memory() {
+    if !has_mpirun() {
+        return;
+    }
+    let site = Site::new();
+    site.train("ours", &["max_steps=4"]);
+    site.write("hosts", "localhost slots=2\n");
+    let arguments = "--oversubscribe --bind-to none --mca btl_tcp_if_include lo";
+    let flags =
+        ["--force_multi", "--launcher", "openmpi", "--hostfile", "hosts", "--launcher_args", arguments];
+    let script = ["src/train.py", "train.yaml", "max_steps=4", "output_dir=theirs"];
+    let mut command = site.oarlock(&[&["deepspeed"][..], &flags, &script].concat());
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    let said = start(command).wait();
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(site.losses("theirs"), site.losses("ours"));
+    assert!(site.model("theirs") == site.model("ours"));
+}

@@ -6,14 +6,14 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::dataloader::DataLoader;
+use oarlock::dataloader::{DataLoader, json_lines};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{cross_entropy, kl_div};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, Error, ReduceOp,
-    Result, Tensor, rank,
+    Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, ReduceOp, Result,
+    Tensor, rank,
 };
-use oarlock_tensor::ops::{KlReduction, KlTarget, Mask};
+use oarlock_tensor::ops::{IGNORE_INDEX, KlReduction, KlTarget, Mask};
 
 const LEN: usize = 32;
 const BATCH_SIZE: usize = 8;
@@ -25,8 +25,6 @@ const WARMUP_STEPS: u64 = 5;
 /// logits divided by TEMPERATURE give. The square keeps the gradients of both parts alike in size.
 const ALPHA: f32 = 0.5;
 const TEMPERATURE: f32 = 2.0;
-/// A label that is not learnt.
-const IGNORED: i32 = -100;
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -38,13 +36,8 @@ fn main() -> Result<()> {
         .map_or_else(|| here("tests/golden/distillation"), PathBuf::from);
     let accelerator = Accelerator::new(&config()?)?;
     let losses = train(&accelerator, &models)?;
-    let ends = (losses.first().copied().unwrap_or_default(), losses.last().copied().unwrap_or_default());
-    accelerator.print(format_args!(
-        "{} steps, loss {:.4} at first, {:.4} in the end",
-        losses.len(),
-        ends.0,
-        ends.1
-    ));
+    let (n, first, last) = (losses.len(), losses[0], losses[losses.len() - 1]);
+    accelerator.print(format_args!("{n} steps, loss {first:.4} at first, {last:.4} in the end"));
     Ok(())
 }
 
@@ -65,7 +58,9 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
 
     let (active_plugin, _) = accelerator.get_active_deepspeed_plugin()?;
     accelerator.print(format_args!("{num_training_steps} steps, first the {active_plugin}"));
-    let student_model = model(&models.join("student"))?;
+    // Decoders of folders as transformers writes them; their weights come when they are prepared.
+    let model = |name| Decoder::new(HfConfig::read(&models.join(name))?.decoder().clone(), LEN);
+    let student_model = model("student")?;
     let optimizer = DummyOptim::new(&student_model).lr(LR).weight_decay(WEIGHT_DECAY);
     let scheduler = DummyScheduler::new(&optimizer, num_training_steps, WARMUP_STEPS);
     let (student_model, optimizer, scheduler, train_dataloader) =
@@ -73,7 +68,7 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
     accelerator.load_pretrained(&student_model, models.join("student"))?;
 
     accelerator.select_deepspeed_plugin("teacher")?;
-    let teacher_model = accelerator.prepare(model(&models.join("teacher"))?)?;
+    let teacher_model = accelerator.prepare(model("teacher")?)?;
     accelerator.load_pretrained(&teacher_model, models.join("teacher"))?;
 
     teacher_model.eval();
@@ -97,31 +92,17 @@ pub fn train(accelerator: &Accelerator, models: &Path) -> Result<Vec<f32>> {
 
 /// logits and taught `[B, S, V]`, labels `[B, S]` → what the student is to make small.
 pub fn loss(logits: &Tensor, taught: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let n_vocab = logits.sizes().last().copied().unwrap_or(1);
-    let [logits, taught] =
-        [logits, taught].map(|logits| logits.reshape([logits.n_elems() / n_vocab, n_vocab]));
-    let (logits, taught) = (logits?, taught?);
-    let hard = cross_entropy(&logits, &labels.reshape([labels.n_elems()])?)?;
-    let said = logits.scale(1.0 / TEMPERATURE)?.log_softmax(-1)?;
-    let taught = taught.scale(1.0 / TEMPERATURE)?.softmax(-1)?;
+    let hard = cross_entropy(logits, labels)?;
+    let said = logits.flatten(0, 1)?.scale(1.0 / TEMPERATURE)?.log_softmax(-1)?;
+    let taught = taught.flatten(0, 1)?.scale(1.0 / TEMPERATURE)?.softmax(-1)?;
     let soft = kl_div(&said, &taught, KlTarget::Probs, KlReduction::BatchMean)?;
     Ok(hard.scale(1.0 - ALPHA)?.add(&soft.scale(ALPHA * TEMPERATURE * TEMPERATURE)?)?)
 }
 
-/// The decoder of a folder as transformers writes it; its weights come when it is prepared.
-fn model(folder: &Path) -> Result<Decoder> {
-    Decoder::new(HfConfig::read(folder)?.decoder().clone(), LEN)
-}
-
 /// The texts one after the other, 0 after each, bytes from 1 on, in rows of `LEN`; as many as fill batches.
 fn rows() -> Result<Vec<Vec<i32>>> {
-    let path = here("examples/reviews/train.jsonl");
-    let file = std::fs::read_to_string(&path)
-        .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
     let mut ids = Vec::new();
-    for line in file.lines() {
-        let review: serde_json::Value = serde_json::from_str(line)
-            .map_err(|error| Error::Usage(format!("{}: {error}", path.display())))?;
+    for review in json_lines::<serde_json::Value>(here("examples/reviews/train.jsonl"))? {
         ids.extend(review["text"].as_str().unwrap_or_default().bytes().map(|byte| i32::from(byte) + 1));
         ids.push(0);
     }
@@ -132,6 +113,7 @@ fn rows() -> Result<Vec<Vec<i32>>> {
 /// Rows as ids `[B, S]` and labels `[B, S]`: at each position the token that follows.
 fn collate(rows: Vec<Vec<i32>>, device: &Device) -> Result<(Tensor, Tensor)> {
     let shape = [rows.len(), LEN];
-    let labels: Vec<i32> = rows.iter().flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect();
+    let labels: Vec<i32> =
+        rows.iter().flat_map(|row| row[1..].iter().copied().chain([IGNORE_INDEX])).collect();
     Ok((Tensor::from_slice(&rows.concat(), shape, device)?, Tensor::from_slice(&labels, shape, device)?))
 }

@@ -5,24 +5,21 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::dataloader::DataLoader;
+use oarlock::dataloader::{DataLoader, json_lines};
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::{
     Accelerator, AcceleratorConfig, Device, Error, ReduceOp, Result, Tensor, lr_scheduler, optim, rank,
 };
-use serde::Deserialize;
 
 const NUM_EPOCHS: usize = 5;
 const BATCH_SIZE: usize = 8;
 /// Much for a model of its size; a large one that is finetuned takes about 3e-5.
 const LR: f64 = 5e-3;
-/// The longest review, in bytes.
+/// The longest review, in bytes. Bytes are tokens from 1 on; 0 fills short rows up.
 const LEN: usize = 64;
-/// Fills short rows up; bytes are tokens from 1 on.
-const PAD: i32 = 0;
 
 /// A line of the data set.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, serde::Deserialize)]
 struct Review {
     text: String,
     /// 1 is glad, 0 is sorry.
@@ -30,6 +27,7 @@ struct Review {
 }
 
 /// What came out of a training.
+#[derive(Default)]
 pub struct Outcome {
     /// The loss of every step, the mean over all ranks.
     pub losses: Vec<f32>,
@@ -49,8 +47,8 @@ fn main() -> Result<()> {
         .map_or_else(|| here("tests/golden/text_classifier/model"), PathBuf::from);
     let accelerator = Accelerator::new(&config())?;
     let outcome = train(&accelerator, &checkpoint)?;
-    let last = outcome.accuracy.last().copied().unwrap_or_default();
-    accelerator.print(format_args!("{:.0} % of the reviews are judged right", 100.0 * last));
+    let percent = 100.0 * outcome.accuracy[NUM_EPOCHS - 1];
+    accelerator.print(format_args!("{percent:.0} % of the reviews are judged right"));
     Ok(())
 }
 
@@ -61,7 +59,9 @@ pub fn config() -> AcceleratorConfig {
 
 /// Trains the classifier of a folder as transformers writes it.
 pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
-    let train_dataloader = DataLoader::new(reviews("train.jsonl")?, BATCH_SIZE).collate(with_labels);
+    let reviews = |name| json_lines(here("examples/reviews").join(name));
+    let inputs = |rows, device: &Device| Ok(ClassifierInput::from(collate(rows, device)?));
+    let train_dataloader = DataLoader::new(reviews("train.jsonl")?, BATCH_SIZE).collate(inputs);
     let eval_dataloader = DataLoader::new(reviews("eval.jsonl")?, BATCH_SIZE).collate(collate);
     let model = SequenceClassifier::new(&HfConfig::read(checkpoint)?, LEN)?;
     let optimizer = optim::adamw(&model).lr(LR);
@@ -72,7 +72,7 @@ pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
         accelerator.prepare((train_dataloader, eval_dataloader, model, optimizer, lr_scheduler))?;
     accelerator.load_pretrained(&model, checkpoint)?;
 
-    let mut outcome = Outcome { losses: Vec::new(), predictions: Vec::new(), accuracy: Vec::new() };
+    let mut outcome = Outcome::default();
     for epoch in 1..=NUM_EPOCHS {
         model.train();
         for batch in train_dataloader.iter()? {
@@ -83,49 +83,25 @@ pub fn train(accelerator: &Accelerator, checkpoint: &Path) -> Result<Outcome> {
             optimizer.step()?;
             lr_scheduler.step();
             optimizer.zero_grad()?;
-            let loss = accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?;
-            outcome.losses.push(loss.item::<f32>()?);
-            let step = outcome.losses.len();
-            if step.is_multiple_of(num_training_steps / 5) {
-                accelerator.print(format_args!("step {step} of {num_training_steps}"));
-            }
+            outcome.losses.push(accelerator.reduce(&loss, ReduceOp::Avg, 1.0)?.item()?);
         }
 
         model.eval();
-        let mut metric = Accuracy::default();
+        let (mut said, mut right) = (Vec::new(), Vec::new());
         for batch in eval_dataloader.iter()? {
             let (inputs, targets) = batch?;
             let predictions = model.forward(&inputs)?.argmax(1)?;
             let (all_predictions, all_targets) = accelerator.gather_for_metrics(&(predictions, targets))?;
-            metric.add_batch(&all_predictions, &all_targets)?;
+            said.extend(all_predictions.to_vec::<i32>()?);
+            right.extend(all_targets.to_vec::<i32>()?);
         }
-        let accuracy = metric.compute();
-        accelerator.print(format_args!("epoch {epoch}: accuracy {accuracy:.3}"));
-        outcome.predictions.push(metric.predictions);
+        let n_right = said.iter().zip(&right).filter(|(said, right)| said == right).count();
+        let accuracy = n_right as f64 / right.len() as f64;
+        accelerator.print(format_args!("epoch {epoch} of {NUM_EPOCHS}: accuracy {accuracy:.3}"));
+        outcome.predictions.push(said);
         outcome.accuracy.push(accuracy);
     }
     Ok(outcome)
-}
-
-/// What was said of all samples so far, and what is right.
-#[derive(Default)]
-struct Accuracy {
-    predictions: Vec<i32>,
-    targets: Vec<i32>,
-}
-
-impl Accuracy {
-    fn add_batch(&mut self, predictions: &Tensor, targets: &Tensor) -> Result<()> {
-        self.predictions.extend(predictions.to_vec::<i32>()?);
-        self.targets.extend(targets.to_vec::<i32>()?);
-        Ok(())
-    }
-
-    fn compute(&self) -> f64 {
-        let pairs = self.predictions.iter().zip(&self.targets);
-        pairs.filter(|(prediction, target)| prediction == target).count() as f64
-            / self.targets.len().max(1) as f64
-    }
 }
 
 /// Reviews as ids `[B, S]` and labels `[B]`: bytes are tokens, short rows are filled up at their end.
@@ -134,24 +110,9 @@ fn collate(reviews: Vec<Review>, device: &Device) -> Result<(Tensor, Tensor)> {
     let mut ids = Vec::new();
     for review in &reviews {
         ids.extend(review.text.bytes().map(|byte| i32::from(byte) + 1));
-        ids.extend(std::iter::repeat_n(PAD, len - review.text.len()));
+        ids.extend(std::iter::repeat_n(0, len - review.text.len()));
     }
     let labels: Vec<i32> = reviews.iter().map(|review| review.label).collect();
     let ids = Tensor::from_slice(&ids, [reviews.len(), len], device)?;
     Ok((ids, Tensor::from_slice(&labels, [reviews.len()], device)?))
-}
-
-/// As [`collate`], for a model that computes its loss.
-fn with_labels(reviews: Vec<Review>, device: &Device) -> Result<ClassifierInput> {
-    let (input_ids, labels) = collate(reviews, device)?;
-    Ok(ClassifierInput { input_ids, attention_mask: None, labels: Some(labels) })
-}
-
-/// A file of reviews, one JSON object a line.
-fn reviews(name: &str) -> Result<Vec<Review>> {
-    let path = here("examples/reviews").join(name);
-    let cannot =
-        |error: &dyn std::fmt::Display| Error::Usage(format!("cannot read {}: {error}", path.display()));
-    let text = std::fs::read_to_string(&path).map_err(|error| cannot(&error))?;
-    text.lines().map(|line| serde_json::from_str(line).map_err(|error| cannot(&error))).collect()
 }

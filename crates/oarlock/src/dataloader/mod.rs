@@ -31,6 +31,7 @@ mod batches;
 mod collate;
 mod dataset;
 mod dispatch;
+mod json_lines;
 mod plan;
 mod position;
 mod prefetch;
@@ -41,6 +42,7 @@ mod state;
 pub use batches::Batches;
 pub use collate::{Collate, Collator, Number, Stack};
 pub use dataset::{Dataset, Items, IterableDataset, from_fn, stream};
+pub use json_lines::json_lines;
 pub use prepared::{PreparedLoader, skip_first_batches};
 pub use sampler::{BatchSampler, Replica, Sampler};
 

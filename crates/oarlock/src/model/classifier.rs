@@ -45,6 +45,13 @@ pub struct ClassifierInput {
     pub labels: Option<Tensor>,
 }
 
+/// Ids `[B, S]` and labels, without padding on the left.
+impl From<(Tensor, Tensor)> for ClassifierInput {
+    fn from((input_ids, labels): (Tensor, Tensor)) -> ClassifierInput {
+        ClassifierInput { input_ids, attention_mask: None, labels: Some(labels) }
+    }
+}
+
 /// What a classifier gives.
 #[derive(Clone, Debug, Nested)]
 pub struct ClassifierOutput {
