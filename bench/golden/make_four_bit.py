@@ -34,7 +34,17 @@ def case(rows, cols, kind):
     }
 
 
+def spread():
+    """A weight whose blocks have scales of many sizes, so that most codes of scales are in use."""
+    w = weight(64, 512)
+    block = torch.arange(w.numel(), dtype=torch.int64) // 64
+    w = w * ((block * 2477 % 8191 + 1).float() / 8192).reshape(w.shape)
+    _, nested = F.quantize_4bit(w, blocksize=64, quant_type="nf4", compress_statistics=True)
+    codes = nested.absmax.numpy().tobytes().hex()
+    return {"rows": 64, "cols": 512, "nested_codes": codes, "nested_absmax": nested.state2.absmax.tolist(), "nested_offset": nested.offset.item()}
+
+
 cases = [case(*size, kind) for size in [(37, 100), (40, 512)] for kind in ["nf4", "fp4"]]
-golden = {"map": F.create_dynamic_map().tolist(), "cases": cases}
+golden = {"map": F.create_dynamic_map().tolist(), "cases": cases, "spread": spread()}
 path = Path(__file__).parents[2] / "crates/kernels/tests/golden/four_bit.json"
 path.write_text(json.dumps(golden) + "\n")

@@ -88,6 +88,26 @@ fn codes_and_scales_are_those_of_bitsandbytes() {
     }
 }
 
+/// bitsandbytes looks codes of scales up by steps of 1/32767.5, so near the middle of two codes they are not the nearest.
+#[test]
+fn codes_of_many_scales_are_those_of_bitsandbytes() {
+    let case = &golden()["spread"];
+    let size = |key: &str| case[key].as_u64().unwrap() as usize;
+    let (rows, cols) = (size("rows"), size("cols"));
+    let scale = |i: usize| (i / 64 * 2477 % 8191 + 1) as f32 / 8192.0;
+    let x: Vec<f32> = weight(rows * cols).into_iter().enumerate().map(|(i, x)| x * scale(i)).collect();
+    let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
+    let words = quantized_everywhere(layout, &x);
+    let Scales::Nested { codes, absmax, offset } = layout.weight(&words).scales else { panic!("not nested") };
+    // The order in which torch sums the mean depends on the CPU.
+    let near = |ours: f32, theirs: f64| assert!((f64::from(ours) - theirs).abs() <= 1.2e-7 * theirs.abs());
+    near(offset, case["nested_offset"].as_f64().unwrap());
+    let theirs = floats(&case["nested_absmax"]);
+    assert_eq!(absmax.len(), theirs.len());
+    absmax.iter().zip(theirs).for_each(|(&ours, theirs)| near(ours, f64::from(theirs)));
+    assert_eq!(codes, bytes(&case["nested_codes"]));
+}
+
 #[test]
 fn a_weight_is_a_code_times_a_scale() {
     let layout = Layout { rows: 1, cols: 4, format: Format { code: Code::Nf4, nested: false } };

@@ -42,10 +42,17 @@ pub(super) fn quantize(scales: &[f32], codes: &mut [u8], absmax: &mut [f32]) -> 
         *absmax = largest(&around);
         let inverse = 1.0 / absmax.max(1e-38);
         for (x, code) in around.iter().zip(codes) {
-            *code = nearest(map, x * inverse);
+            *code = nearest(map, on_grid(x * inverse));
         }
     }
     mean
+}
+
+/// The nearest of 65,536 even steps from -1 to 1. bitsandbytes looks codes up by this step on a CPU, so a value near the
+/// middle of two codes gets either of them; its bytes are ours.
+fn on_grid(x: f32) -> f32 {
+    let step = ((x.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5) as u32;
+    2.0 * step as f32 / 65535.0 - 1.0
 }
 
 /// The index of the value nearest to `x`; of two that are equally near, the lower.
