@@ -175,6 +175,27 @@ fn answers_are_generated_and_scored_whatever_the_number_of_ranks() {
 }
 
 #[test]
+fn a_file_without_a_dataset_evaluates_and_answers_alone() {
+    let site = site();
+    let file = "model_name_or_path: model\nstage: sft\ntemplate: default\neval_dataset: b.json\ncutoff_len: 64\n\
+                do_predict: true\npredict_with_generate: true\nmax_new_tokens: 4\nper_device_eval_batch_size: 2\n\
+                output_dir: answers\n";
+    site.write("predict.yaml", file);
+    let said = run(site.oarlock(&["train", "predict.yaml"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(
+        String::from_utf8(site.read("answers/generated_predictions.jsonl")).unwrap().lines().count(),
+        6
+    );
+    assert!(json(&site, "answers/eval_results.json")["eval_loss"].as_f64().unwrap() > 1.0);
+    assert!(!site.path("answers/model.safetensors").exists());
+    // Without data to evaluate on either, there is nothing to do.
+    site.write("predict.yaml", &file.replace("eval_dataset: b.json\n", ""));
+    let said = run(site.oarlock(&["train", "predict.yaml"]));
+    assert!(said.code == Some(2) && said.stderr.contains("`dataset` is missing"), "{said:?}");
+}
+
+#[test]
 fn a_saved_model_is_talked_to_as_it_was_trained() {
     let site = site();
     let words = ["default_system=Be brief.", "finetuning_type=lora", "lora_rank=2"];

@@ -210,6 +210,24 @@ fn derive(settings: &mut Settings) {
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
     }
+    if settings.bool("use_muon")
+        && (!settings.get("optim").is_written() || settings.word("optim").starts_with("adamw"))
+    {
+        settings.derive("optim", Value::Text("muon".to_owned()), "use_muon");
+    }
+    if settings.bool("use_muon") && !settings.get("optim_args").is_written() {
+        settings.derive("optim_args", Value::Text("adjust_lr_fn=match_rms_adamw".to_owned()), "use_muon");
+    }
+    let has_dataset = ["dataset", "tokenized_path"].iter().any(|name| settings.get(name).is_written());
+    if !has_dataset && !settings.list("eval_dataset").is_empty() {
+        if !settings.get("do_train").is_written() {
+            settings.derive("do_train", Value::Bool(false), "there is no dataset");
+        }
+        if !settings.bool("do_train") {
+            let value = settings.get("eval_dataset").value.clone();
+            settings.derive("dataset", value, "eval_dataset, as nothing is trained");
+        }
+    }
     let stage = match settings.word("stage") {
         "pt" => None,
         "dpo" => Some("stage dpo"),
@@ -235,7 +253,7 @@ fn required(settings: &Settings, problems: &mut Problems) {
     ] {
         let elsewhere = match name {
             "model_name_or_path" => settings.get("model_config").is_written(),
-            "dataset" => settings.get("tokenized_path").is_written(),
+            "dataset" => settings.get("tokenized_path").is_written() || !settings.list("dataset").is_empty(),
             _ => false,
         };
         if !elsewhere && !settings.get(name).is_written() {

@@ -259,6 +259,12 @@ const RULES: &[Rule] = &[
         help: "remove one of them",
     },
     Rule {
+        keys: &["use_muon", "optim"],
+        broken: |choices| choices.on("use_muon") && !choices.is("optim", &["muon"]),
+        message: "`use_muon` names another optimizer than `optim`",
+        help: "keep one of them",
+    },
+    Rule {
         keys: &["use_galore", "use_apollo", "finetuning_type"],
         broken: |choices| {
             (choices.on("use_galore") || choices.on("use_apollo"))
@@ -363,6 +369,9 @@ mod tests {
             ("use_galore: true\nuse_apollo: true", &["use_galore"]),
             ("use_galore: true\nfinetuning_type: lora", &["use_galore"]),
             ("use_apollo: true\noptim: adafactor", &["use_galore"]),
+            ("use_muon: true\noptim: sgd", &["use_muon"]),
+            ("use_muon: true\noptim: adamw_torch", &[]),
+            ("use_muon: true\nuse_galore: true", &["use_galore"]),
             ("deepspeed: {}\nuse_galore: true", &[]),
         ] {
             let broken = broken(text);

@@ -275,7 +275,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Choice(&["adjacent", "scatter"]), "badam_mask_mode", "adjacent", NoEffect("this optimizer is not among those of optim"), "Which weights BAdam updates"),
     key(Method, Int(0), "badam_verbose", "0", NoEffect("this optimizer is not among those of optim"), "Messages of BAdam"),
     key(Method, Bool, "use_adam_mini", "false", Later("it is not among the optimizers of optim"), "Optimizer Adam-mini"),
-    key(Method, Bool, "use_muon", "false", Later("write optim: muon"), "Optimizer Muon"),
+    key(Method, Bool, "use_muon", "false", Used, "As in LLaMA-Factory: optim muon with optim_args adjust_lr_fn=match_rms_adamw"),
     key(Method, Bool, "use_llama_pro", "false", Used, "With finetuning_type freeze: freeze_trainable_layers are spread over the model, as the layers are that LLaMA-Pro adds"),
     key(Method, Bool, "use_dft_loss", "false", Used, "In stage sft: dynamic fine-tuning (DFT), which weighs the loss of a token by its probability"),
     key(Method, Bool, "use_asft_loss", "false", Later("it needs a reference model, which stage sft does not load"), "ASFT loss"),

@@ -317,7 +317,9 @@ impl Found {
             ending: start.ending(launcher),
             machines: (launcher == Launcher::Mvapich).then(|| (machines.clone().into(), self.pool.clone())),
             launches,
-            check: (!settings.bool("no_ssh_check")).then(|| self.slots[0].0.clone()),
+            // mpirun starts the ranks of this machine without ssh.
+            check: (!settings.bool("no_ssh_check") && !(self.is_here() && launcher.is_of_mpi()))
+                .then(|| self.slots[0].0.clone()),
             port,
         })))
     }
@@ -338,6 +340,11 @@ impl Found {
         })
     }
 
+    /// Whether no machine but this one has ranks.
+    fn is_here(&self) -> bool {
+        self.slots.iter().all(|(host, _)| host == "localhost")
+    }
+
     /// Where rank 0 listens: this machine, what is written, or what the first machine says of itself.
     fn master(&mut self, settings: &Settings, asks: bool, machine: &Machine) -> Result<String, Problem> {
         if !self.listed {
@@ -345,6 +352,9 @@ impl Found {
         }
         if let Some(addr) = settings.text("master_addr") {
             return Ok(addr);
+        }
+        if self.is_here() {
+            return Ok("127.0.0.1".to_owned());
         }
         let host = self.slots[0].0.clone();
         if !asks {

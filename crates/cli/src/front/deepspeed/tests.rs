@@ -432,6 +432,12 @@ fn ssh_starts_this_program_on_each_machine() {
     std::fs::write(site.path("env"), "no value\n").unwrap();
     let said = site.refused(&["--launcher", "ssh"], &[("DS_ENV_FILE", "env")], &GPUS);
     assert!(said.contains("env:1:1: a line of variables is NAME=VALUE"), "{said}");
+    // Open MPI starts the ranks of this machine without ssh; pdsh does not.
+    let here = Site::new("localhost slots=2\n");
+    let own = here.elsewhere(&["--force_multi", "--launcher", "openmpi"], &[]);
+    assert_eq!((own.check.as_deref(), own.launches[0].master.addr.as_str()), (None, "127.0.0.1"));
+    let own = here.elsewhere(&["--force_multi", "--launcher", "pdsh"], &[]);
+    assert_eq!(own.check.as_deref(), Some("localhost"));
     let silent = Site::new("silent slots=1\nb slots=1\n").refused(&[], &[], &GPUS);
     assert!(silent.contains("gives no address of the first machine"), "{silent}");
 }
