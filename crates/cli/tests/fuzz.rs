@@ -18,8 +18,8 @@ use oarlock::data::{ChatTemplate, Content, Conversation, Example, Message, Sourc
 use oarlock::model::Decoder;
 use oarlock::model::Strict;
 use oarlock::model::hf::{HfConfig, SafetensorsSource};
-use oarlock::nn::{NamedParam, names_of};
-use oarlock::shard::WeightSource;
+use oarlock::nn::names_of;
+use oarlock::shard::{ParamSlice, WeightSource};
 use oarlock_cli::config::accelerate::{Engine, File, meaning};
 use oarlock_cli::config::render::render;
 use oarlock_cli::config::{Problems, Words, train_config, written};
@@ -326,9 +326,9 @@ fn headers_of(golden: &Path) {
         let bytes = [&length.to_le_bytes(), header, data].concat();
         fs::write(folder.join("model.safetensors"), bytes).unwrap();
         if let Ok(mut source) = SafetensorsSource::open(folder, &config, &model) {
-            for NamedParam { name, param } in names_of(&model) {
-                let mut values = vec![0.0; param.shape().n_elems()];
-                drop(source.read(&name, param.shape(), param.init(), 0..values.len(), &mut values));
+            for named in names_of(&model) {
+                let mut values = vec![0.0; named.param.shape().n_elems()];
+                drop(source.read(&ParamSlice::of(&named, 0..values.len()), &mut values));
             }
         }
         drop(SafetensorsSource::of_module(folder, &model, Strict::No));

@@ -1,14 +1,12 @@
 //! A decoder with weights of 4 bits and adapters trains to the bit as one with the same weights dequantized, in every
 //! placement.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, LinearFourBit, Mask, Module};
-use oarlock::shard::{Gather, Placements, WeightSource};
+use oarlock::shard::{Gather, ParamSlice, Placements, WeightSource};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Result, Tensor, optim};
-use oarlock_tensor::Shape;
 use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, dequantize};
 use oarlock_tensor::cpu::{Cpu, Isa, Par};
 
@@ -39,31 +37,25 @@ struct Rounded {
 }
 
 impl WeightSource for Rounded {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, shape, elements, .. } = slice;
         if name.contains("lora_") {
             let value = |i: usize| ((i * 37 + name.len() * 11) % 101) as f32 / 1010.0 - 0.05;
-            elements.zip(out).for_each(|(i, out)| *out = value(i));
+            elements.clone().zip(out).for_each(|(i, out)| *out = value(i));
             return Ok(());
         }
         if !self.rounds || !name.contains("_proj") {
-            return self.full.read(name, shape, init, elements, out);
+            return self.full.read(slice, out);
         }
         let &[rows, cols] = shape.sizes() else { unreachable!("projections have two dims") };
         let mut whole = vec![0.0; rows * cols];
-        self.full.read(name, shape, init, 0..rows * cols, &mut whole)?;
+        self.full.read(&slice.whole(), &mut whole)?;
         let layout = Layout { rows, cols, format: FORMAT };
         let mut words = vec![0; layout.n_words()];
         let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
         layout.quantize(&cpu, &whole, &mut words);
         dequantize(&cpu, layout.weight(&words), 0..rows, 0..cols, &mut whole);
-        out.copy_from_slice(&whole[elements]);
+        out.copy_from_slice(&whole[elements.clone()]);
         Ok(())
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use oarlock::adapters::{ExportOptions, FourBit, export, load_for_inference};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource, StoredQuantization};
-use oarlock::nn::{Init, Mask, names_of};
-use oarlock::shard::WeightSource;
+use oarlock::nn::{Mask, names_of};
+use oarlock::shard::{ParamSlice, WeightSource};
 use oarlock::{DType, Tensor};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::four_bit::{Code, Format};
@@ -156,7 +156,7 @@ fn check(dir: &Path, bits: u32, group: impl Fn(usize) -> usize) {
         let shape: &Shape = named.param.shape();
         let n_in = shape.last();
         let mut values = vec![0.0; shape.n_elems()];
-        source.read(&named.name, shape, Init::Zeros, 0..values.len(), &mut values).unwrap();
+        source.read(&ParamSlice::of(named, 0..values.len()), &mut values).unwrap();
         for (at, value) in values.iter().enumerate() {
             let (output, input) = (at / n_in, at % n_in);
             let group = group(input);
@@ -164,7 +164,7 @@ fn check(dir: &Path, bits: u32, group: impl Fn(usize) -> usize) {
             assert_eq!(*value, number * scale(group, output).to_f32(), "{} {output} {input}", named.name);
         }
         let mut part = vec![0.0; 7];
-        source.read(&named.name, shape, Init::Zeros, 61..68, &mut part).unwrap();
+        source.read(&ParamSlice::of(named, 61..68), &mut part).unwrap();
         assert_eq!(part, values[61..68]);
         n += 1;
     }

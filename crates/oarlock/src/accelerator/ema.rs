@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use oarlock_tensor::{Init, Shape};
-
 use super::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::nn::Module;
-use crate::shard::{Engine, MASTER, Slice, WeightSource};
+use crate::shard::{Engine, MASTER, ParamSlice, Slice, WeightSource};
 
 /// The exponential moving average of a prepared model's weights, in f32: torch's `AveragedModel` with
 /// `get_ema_multi_avg_fn`. Where optimizer state is sharded, so is the average, at 4 bytes for each element; it has the same
@@ -123,15 +121,10 @@ fn weights(engine: &Engine) -> Result<Weights> {
 struct Averages<'a>(&'a Weights);
 
 impl WeightSource for Averages<'_> {
-    fn read(
-        &mut self,
-        name: &str,
-        _shape: &Shape,
-        _init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let held = self.0.get(name).filter(|(own, _)| own.start <= elements.start && elements.end <= own.end);
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, elements, .. } = slice;
+        let held =
+            self.0.get(*name).filter(|(own, _)| own.start <= elements.start && elements.end <= own.end);
         let (own, values) = held.ok_or_else(|| another_model(name))?;
         out.copy_from_slice(&values[elements.start - own.start..elements.end - own.start]);
         Ok(())

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::model::hf::{FourBitFiles, ModelFiles, generation_stops};
 use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// What [`export`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let n_elems = params.iter().map(|named| named.param.shape().n_elems()).sum();
     files.save(out, &mut |name, elements, values| {
         let Some(named) = params.iter().find(|named| named.name == name) else { return Ok(()) };
-        source.read(name, named.param.shape(), named.param.init(), elements, values)
+        source.read(&ParamSlice::of(named, elements), values)
     })?;
     drop(source);
 

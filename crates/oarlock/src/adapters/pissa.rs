@@ -13,7 +13,7 @@ use crate::config::LoraInit;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
 use crate::model::{Decoder, HfConfig, Stored};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// What PiSSA takes out of a weight: its best approximation of a rank.
 #[derive(Clone, Debug)]
@@ -98,7 +98,13 @@ pub fn convert_pissa(
             (false, false) => (shape.clone(), values.clone()),
             (is_a, _) => {
                 let mut began = vec![0.0; values.len()];
-                first.read(name, &Shape::new(shape)?, Init::Zeros, 0..values.len(), &mut began)?;
+                let slice = ParamSlice {
+                    name,
+                    shape: Shape::new(shape)?,
+                    init: Init::Zeros,
+                    elements: 0..values.len(),
+                };
+                first.read(&slice, &mut began)?;
                 match is_a {
                     true => (vec![2 * shape[0], shape[1]], [values.as_slice(), &began].concat()),
                     false => (vec![shape[0], 2 * shape[1]], beside(values, &began, shape[1])),

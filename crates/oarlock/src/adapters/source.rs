@@ -14,7 +14,7 @@ use super::update::add_update;
 use crate::config::LoraInit;
 use crate::error::{Error, Result};
 use crate::nn::{Module, names_of};
-use crate::shard::{SeededInit, WeightSource};
+use crate::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// Weights of a base, with adapters merged into them in order, and the first values of the adapter that is trained: those
 /// of one that is continued, or new ones of a seed. Merging adds in f32, so that a weight is rounded once, where it is
@@ -78,62 +78,43 @@ impl AdaptedSource {
     }
 
     /// Elements of a weight of the base with all adapters merged into it.
-    fn merged(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let (path, n_merged) = (path_of(name), self.merged.len());
-        let from = self.replaced_by(name, n_merged).map_or(0, |index| index + 1);
+    fn merged(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let (path, n_merged) = (path_of(slice.name), self.merged.len());
+        let from = self.replaced_by(slice.name, n_merged).map_or(0, |index| index + 1);
         if !self.merged[from..].iter().any(|adapter| updates(adapter, path)) {
-            return self.first(name, shape, init, n_merged, elements, out);
+            return self.first(slice, n_merged, out);
         }
         // Whole rows, whose lengths DoRA needs.
-        self.in_rows(shape, elements, out, |source, rows, values| {
-            source.rows(name, shape, init, n_merged, rows, values)
-        })
+        self.in_rows(slice, out, |source, rows, values| source.rows(rows, n_merged, values))
     }
 
     /// The same of what PiSSA leaves of it.
-    fn left(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let (path, n_merged) = (path_of(name), self.merged.len());
-        match self.principal_module(path) {
-            None => self.merged(name, shape, init, elements, out),
-            Some(_) => {
-                let principal = self.principal(path, n_merged)?;
-                self.in_rows(shape, elements, out, |source, rows, values| {
-                    source.rows(name, shape, init, n_merged, rows.clone(), values)?;
-                    principal.subtract(rows.start, values);
-                    Ok(())
-                })
-            }
+    fn left(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let (path, n_merged) = (path_of(slice.name), self.merged.len());
+        if self.principal_module(path).is_none() {
+            return self.merged(slice, out);
         }
+        let principal = self.principal(path, n_merged)?;
+        self.in_rows(slice, out, |source, rows, values| {
+            source.rows(rows, n_merged, values)?;
+            principal.subtract(first_row(rows), values);
+            Ok(())
+        })
     }
 
-    /// Elements of a matrix by the rows that they lie in.
+    /// Elements of a matrix by the whole rows that they lie in.
     fn in_rows(
         &mut self,
-        shape: &Shape,
-        elements: Range<usize>,
+        slice: &ParamSlice<'_>,
         out: &mut [f32],
-        read: impl FnOnce(&mut AdaptedSource, Range<usize>, &mut [f32]) -> Result<()>,
+        read: impl FnOnce(&mut AdaptedSource, &ParamSlice<'_>, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
-        let n_in = shape.last();
-        let rows = elements.start / n_in..elements.end.div_ceil(n_in);
-        let mut values = vec![0.0; rows.len() * n_in];
-        let first = elements.start - rows.start * n_in;
-        read(self, rows, &mut values)?;
-        out.copy_from_slice(&values[first..first + elements.len()]);
+        let (n_in, Range { start, end }) = (slice.shape.last(), slice.elements.clone());
+        let rows = slice.at(start / n_in * n_in..end.div_ceil(n_in) * n_in);
+        let mut values = vec![0.0; rows.elements.len()];
+        read(self, &rows, &mut values)?;
+        let first = start - rows.elements.start;
+        out.copy_from_slice(&values[first..first + slice.elements.len()]);
         Ok(())
     }
 
@@ -145,46 +126,30 @@ impl AdaptedSource {
     }
 
     /// Elements of a weight without updates of adapters: of the last copy among the first so many adapters, or of the base.
-    fn first(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        n_merged: usize,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let Some(index) = self.replaced_by(name, n_merged) else {
-            return self.base.read(name, shape, init, elements, out);
+    fn first(&mut self, slice: &ParamSlice<'_>, n_merged: usize, out: &mut [f32]) -> Result<()> {
+        let Some(index) = self.replaced_by(slice.name, n_merged) else {
+            return self.base.read(slice, out);
         };
-        let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
+        let names = self.names.get(slice.name).map_or(&[][..], Vec::as_slice);
         if let Some((_, values)) = names.iter().find_map(|name| self.merged[index].tensor(name)) {
-            out.copy_from_slice(&values[elements]);
+            out.copy_from_slice(&values[slice.elements.clone()]);
         }
         Ok(())
     }
 
-    /// Rows of a weight with the first so many adapters merged into it.
-    fn rows(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        n_merged: usize,
-        rows: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let (path, n_in) = (path_of(name), shape.last());
-        self.first(name, shape, init, n_merged, rows.start * n_in..rows.end * n_in, out)?;
-        let from = self.replaced_by(name, n_merged).map_or(0, |index| index + 1);
+    /// Whole rows of a weight with the first so many adapters merged into it.
+    fn rows(&mut self, rows: &ParamSlice<'_>, n_merged: usize, out: &mut [f32]) -> Result<()> {
+        let path = path_of(rows.name);
+        self.first(rows, n_merged, out)?;
+        let from = self.replaced_by(rows.name, n_merged).map_or(0, |index| index + 1);
         for index in from..n_merged {
             if !updates(&self.merged[index], path) {
                 continue;
             }
             if matches!(self.merged[index].config().init, LoraInit::Pissa { .. }) {
-                self.principal(path, index)?.subtract(rows.start, out);
+                self.principal(path, index)?.subtract(first_row(rows), out);
             }
-            merge(&self.merged[index], path, rows.start, out);
+            merge(&self.merged[index], path, first_row(rows), out);
         }
         Ok(())
     }
@@ -214,7 +179,8 @@ impl AdaptedSource {
         };
         let sizes = [shape.n_elems() / shape.last().max(1), shape.last()];
         let mut weight = vec![0.0; shape.n_elems()];
-        self.rows(&name, &shape, first, n_merged, 0..sizes[0], &mut weight)?;
+        let elements = 0..weight.len();
+        self.rows(&ParamSlice { name: &name, shape, init: first, elements }, n_merged, &mut weight)?;
         let found = Rc::new(Principal::of(&self.device, path, &weight, sizes, module, iterations)?);
         self.taken.insert(key, found.clone());
         Ok(found)
@@ -226,7 +192,8 @@ impl AdaptedSource {
         let n_in = shape.last();
         let mut row = vec![0.0; n_in];
         for (index, out) in rows.zip(out) {
-            self.merged(weight, &shape, init, index * n_in..(index + 1) * n_in, &mut row)?;
+            let elements = index * n_in..(index + 1) * n_in;
+            self.merged(&ParamSlice { name: weight, shape, init, elements }, &mut row)?;
             *out = length(&row);
         }
         Ok(())
@@ -234,16 +201,11 @@ impl AdaptedSource {
 }
 
 impl WeightSource for AdaptedSource {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         // A reference begins as what is trained, and stays so.
-        let name = &*name.replace(REFERENCE, ".");
+        let name = &*slice.name.replace(REFERENCE, ".");
+        let slice = &ParamSlice { name, ..slice.clone() };
+        let elements = slice.elements.clone();
         // The names of the adapter itself are none of the base.
         let names = self.names.get(name).map_or(&[][..], Vec::as_slice);
         let of = |own: &'_ Adapter| {
@@ -257,7 +219,7 @@ impl WeightSource for AdaptedSource {
         let [a, b, magnitudes] = PARTS.map(|part| name.strip_suffix(part)?.strip_suffix('.'));
         if let Some(path) = a.or(b) {
             if self.principal_module(path).is_none() {
-                return self.init.read(name, shape, init, elements, out);
+                return self.init.read(slice, out);
             }
             let principal = self.principal(path, self.merged.len())?;
             out.copy_from_slice(&if a.is_some() { &principal.a } else { &principal.b }[elements]);
@@ -265,14 +227,30 @@ impl WeightSource for AdaptedSource {
         }
         match magnitudes {
             Some(path) => self.lengths(&format!("{path}.weight"), elements, out),
-            None => self.left(name, shape, init, elements, out),
+            None => self.left(slice, out),
         }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let name = &*name.replace(REFERENCE, ".");
+        let is_of_adapter =
+            PARTS.iter().any(|part| name.strip_suffix(part).is_some_and(|path| path.ends_with('.')));
+        let is_copied = |adapter: &Adapter| adapter.tensor(name).is_some();
+        is_of_adapter
+            || self.trained.as_ref().is_some_and(is_copied)
+            || self.replaced_by(name, self.merged.len()).is_some()
+            || self.base.has(name)
     }
 }
 
 /// The layer whose weight this is.
 fn path_of(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
+}
+
+/// The row that whole rows of a matrix begin with.
+fn first_row(rows: &ParamSlice<'_>) -> usize {
+    rows.elements.start / rows.shape.last().max(1)
 }
 
 /// Whether an adapter changes the weight of a layer.

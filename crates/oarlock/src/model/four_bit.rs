@@ -1,7 +1,6 @@
 //! Decoders with weights of 4 bits: their layers, and their weights quantized while they are read.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 
 use oarlock_tensor::cpu::four_bit::{Format, Layout};
 use oarlock_tensor::ops::four_bit;
@@ -9,7 +8,7 @@ use oarlock_tensor::{DType, Device, Init, Result, Shape};
 
 use super::Decoder;
 use crate::nn::{Layer, Linear, LinearFourBit};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// Which linear layers of a decoder have weights of 4 bits. The output weights are none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,26 +110,20 @@ impl<S: WeightSource> FourBitSource<S> {
         self.last = None;
         let mut values = vec![0.0; layout.n_elems()];
         let shape = Shape::new(&[layout.rows, layout.cols])?;
-        self.full.read(name, &shape, init, 0..values.len(), &mut values)?;
+        let elements = 0..values.len();
+        self.full.read(&ParamSlice { name, shape, init, elements }, &mut values)?;
         Ok(four_bit::quantize(&self.device, layout, &values)?)
     }
 }
 
 impl<S: WeightSource> WeightSource for FourBitSource<S> {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> crate::Result<()> {
-        let Some(&(layout, full_init)) = self.weights.layouts.get(name) else {
-            return self.full.read(name, shape, init, elements, out);
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> crate::Result<()> {
+        let Some(&(layout, full_init)) = self.weights.layouts.get(slice.name) else {
+            return self.full.read(slice, out);
         };
-        let words = self.quantized(name, layout, full_init)?;
-        let read = words_or_values(&self.device, layout, &words, shape, elements, out);
-        self.last = Some((name.to_owned(), words));
+        let words = self.quantized(slice.name, layout, full_init)?;
+        let read = words_or_values(&self.device, layout, &words, slice, out);
+        self.last = Some((slice.name.to_owned(), words));
         read
     }
 
@@ -145,11 +138,11 @@ pub(super) fn words_or_values(
     device: &Device,
     layout: Layout,
     words: &[i32],
-    shape: &Shape,
-    elements: Range<usize>,
+    slice: &ParamSlice<'_>,
     out: &mut [f32],
 ) -> crate::Result<()> {
-    if shape.sizes() != [layout.n_words()] {
+    let elements = slice.elements.clone();
+    if slice.shape.sizes() != [layout.n_words()] {
         return Ok(four_bit::dequantize(device, layout, words, elements, out)?);
     }
     out.iter_mut().zip(&words[elements]).for_each(|(out, &word)| *out = f32::from_bits(word as u32));

@@ -1,16 +1,15 @@
 //! Weights that lie in memory, by name: torch's state dict.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 
-use oarlock_tensor::{DType, Init, Shape, Tensor};
+use oarlock_tensor::{DType, Tensor};
 use safetensors::Dtype;
 
 use super::family::Stored;
 use super::matching::{Differences, Matched, Named, Strict};
 use crate::error::{Error, Result};
 use crate::nn::{Buffer, BufferValues, Module};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 impl Named for Tensor {
     fn sizes(&self) -> &[usize] {
@@ -105,15 +104,9 @@ impl WeightSource for StateDictSource {
         self.tensors.contains_key(name)
     }
 
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        _init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let tensor = self.tensors.get(name).filter(|tensor| tensor.sizes() == shape.sizes());
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, shape, elements, .. } = slice;
+        let tensor = self.tensors.get(*name).filter(|tensor| tensor.sizes() == shape.sizes());
         let tensor =
             tensor.ok_or_else(|| Error::Usage(format!("\"{name}\" {shape:?} is not in the state dict")))?;
         Ok(tensor.read_f32(elements.start, out)?)

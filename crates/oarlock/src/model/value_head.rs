@@ -1,6 +1,5 @@
 //! The value head of a reward model: its layer, its file `value_head.safetensors`, and its first values.
 
-use std::ops::Range;
 use std::path::Path;
 
 use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
@@ -9,7 +8,7 @@ use super::family::Stored;
 use super::hf::{Content, ModelFiles, SafetensorsSource, Weight};
 use super::matching::Strict;
 use crate::nn::{Dropout, Module, NamedParam, parameters};
-use crate::shard::{SeededInit, WeightSource};
+use crate::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// The file beside those of a model, as LLaMA-Factory names it.
 const FILE: &str = "value_head.safetensors";
@@ -118,15 +117,12 @@ impl ValueHeadSource {
 }
 
 impl WeightSource for ValueHeadSource {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> crate::Result<()> {
-        let source = if is_of_value_head(name) { &mut self.head } else { &mut self.base };
-        source.read(name, shape, init, elements, out)
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> crate::Result<()> {
+        let source = if is_of_value_head(slice.name) { &mut self.head } else { &mut self.base };
+        source.read(slice, out)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        if is_of_value_head(name) { self.head.has(name) } else { self.base.has(name) }
     }
 }

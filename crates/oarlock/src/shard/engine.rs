@@ -22,7 +22,7 @@ use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::reduce::Home;
-use crate::shard::source::WeightSource;
+use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 
@@ -162,13 +162,8 @@ impl Engine {
                 for flat in runs(part, CHUNK) {
                     let elements = flat.start - param.place.first..flat.end - param.place.first;
                     values.resize(flat.len(), 0.0f32);
-                    source.read(
-                        &param.name,
-                        &param.place.shape,
-                        group.inits[index],
-                        elements,
-                        &mut values,
-                    )?;
+                    let (shape, init) = (param.place.shape, group.inits[index]);
+                    source.read(&ParamSlice { name: &param.name, shape, init, elements }, &mut values)?;
                     for column in std::iter::once(&state.weights).chain(&state.master) {
                         column.write(&self.core.device, column.at(index, &flat).start, &values)?;
                     }

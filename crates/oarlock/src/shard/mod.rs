@@ -26,6 +26,6 @@ pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
-pub use source::{SeededInit, WeightSource};
+pub use source::{ParamSlice, SeededInit, WeightSource};
 pub use state::{MASTER, Slice, Snapshot};
 pub use step::ParamGroup;

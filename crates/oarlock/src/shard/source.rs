@@ -6,38 +6,57 @@ use oarlock_tensor::ops::update::Stream;
 use oarlock_tensor::{Device, Init, Shape};
 
 use crate::error::Result;
+use crate::nn::NamedParam;
+
+/// A run of elements of a parameter.
+#[derive(Clone, Debug)]
+pub struct ParamSlice<'a> {
+    /// The full path of the parameter in its model.
+    pub name: &'a str,
+    /// The shape of the whole parameter.
+    pub shape: Shape,
+    /// How the parameter begins where nothing gives its values.
+    pub init: Init,
+    /// Which of its elements, in row-major order.
+    pub elements: Range<usize>,
+}
+
+impl<'a> ParamSlice<'a> {
+    /// Elements of a parameter.
+    pub fn of(named: &'a NamedParam, elements: Range<usize>) -> ParamSlice<'a> {
+        ParamSlice { name: &named.name, shape: *named.param.shape(), init: named.param.init(), elements }
+    }
+
+    /// Other elements of the same parameter.
+    #[must_use]
+    pub fn at(&self, elements: Range<usize>) -> ParamSlice<'a> {
+        ParamSlice { elements, ..self.clone() }
+    }
+
+    /// All elements of the parameter.
+    #[must_use]
+    pub fn whole(&self) -> ParamSlice<'a> {
+        self.at(0..self.shape.n_elems())
+    }
+}
 
 /// A source of initial weights.
 pub trait WeightSource {
-    /// Fills `out` with `elements` of a parameter; of a parameter of words ([`Param::of_words`](oarlock_tensor::Param::of_words)) with the bits of the words.
+    /// Fills `out`, which is as long as the slice; of a parameter of words ([`Param::of_words`](oarlock_tensor::Param::of_words)) with the bits of the words.
     ///
     /// # Errors
     /// When the source lacks the parameter or holds another shape.
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()>;
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()>;
 
-    /// Whether it has values for a parameter; one that it lacks stays as it is.
+    /// Whether it has values for a parameter; one that it lacks stays as it is. A source that reads from others asks them.
     fn has(&self, _name: &str) -> bool {
         true
     }
 }
 
 impl<S: WeightSource + ?Sized> WeightSource for Box<S> {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        (**self).read(name, shape, init, elements, out)
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        (**self).read(slice, out)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -62,14 +81,8 @@ impl SeededInit {
 }
 
 impl WeightSource for SeededInit {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, shape, init, elements } = slice;
         let stream = Stream { seed: self.seed, stream: id_of(name) };
         if !init.is_whole() {
             self.whole = None;
@@ -82,10 +95,10 @@ impl WeightSource for SeededInit {
             None => {
                 let mut values = vec![0.0; shape.n_elems()];
                 init.fill(shape, &self.device, stream, 0, &mut values)?;
-                (name.to_owned(), values)
+                ((*name).to_owned(), values)
             }
         };
-        out.copy_from_slice(&values[elements]);
+        out.copy_from_slice(&values[elements.clone()]);
         self.whole = Some((name, values));
         Ok(())
     }
@@ -111,7 +124,7 @@ mod tests {
         let mut source = SeededInit::new(7, &device);
         let mut read = |name: &str, elements: Range<usize>| {
             let mut out = vec![0.0; elements.len()];
-            source.read(name, &shape, init, elements, &mut out).unwrap();
+            source.read(&ParamSlice { name, shape, init, elements }, &mut out).unwrap();
             out
         };
         let (whole, other) = (read("a", 0..24), read("b", 0..24));

@@ -10,7 +10,7 @@ use super::checks_training as training;
 use oarlock::Result;
 use oarlock::data::Sampler;
 
-use oarlock::shard::{SeededInit, WeightSource};
+use oarlock::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// Where a check runs.
 pub struct Site {
@@ -142,7 +142,8 @@ fn seeds(site: &Site) -> Result<Finding> {
     let mut weights = SeededInit::new(42, accelerator.device());
     let mut drawn = vec![0.0f32; 1000];
     let shape = oarlock_tensor::Shape::new(&[1000])?;
-    weights.read("model.weight", &shape, Init::Normal { std: 1.0 }, 0..1000, &mut drawn)?;
+    let (name, init) = ("model.weight", Init::Normal { std: 1.0 });
+    weights.read(&ParamSlice { name, shape, init, elements: 0..1000 }, &mut drawn)?;
     let order: Vec<u64> = (0..97).map(|i| sampler(site, 97, 1, 1).row_at(3, i)).collect();
     let mut mine = bytemuck::cast_slice::<f32, u8>(&drawn).to_vec();
     mine.extend_from_slice(bytemuck::cast_slice(&order));

@@ -309,6 +309,9 @@ impl Found {
             machines: &machines,
         };
         let port = multinode::port_of_ssh(settings);
+        // mpirun starts the ranks of this machine without ssh.
+        let needs_none = self.is_here() && launcher.is_of_mpi();
+        let asks_ssh = !needs_none && !settings.bool("no_ssh_check");
         let launches = (0..self.slots.len()).map(launch_of).collect::<Result<_, _>>()?;
         Ok(Action::Multinode(Box::new(Remote {
             job,
@@ -317,9 +320,7 @@ impl Found {
             ending: start.ending(launcher),
             machines: (launcher == Launcher::Mvapich).then(|| (machines.clone().into(), self.pool.clone())),
             launches,
-            // mpirun starts the ranks of this machine without ssh.
-            check: (!settings.bool("no_ssh_check") && !(self.is_here() && launcher.is_of_mpi()))
-                .then(|| self.slots[0].0.clone()),
+            check: asks_ssh.then(|| self.slots[0].0.clone()),
             port,
         })))
     }

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::model::family::Stored;
 use crate::nn::names_of;
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// The files of a decoder whose linear layers, but the output weights, are written in 4 bits.
 pub struct FourBitFiles {
@@ -115,12 +115,14 @@ impl FourBitFiles {
         files.save(dir, &mut |name, elements, out| {
             let Some(tensor) = tensors.get(name) else { return Ok(()) };
             let Some((layout, part)) = tensor.part else {
-                return weights.read(&tensor.name, &tensor.shape, tensor.init, elements, out);
+                let (shape, init) = (tensor.shape, tensor.init);
+                return weights.read(&ParamSlice { name: &tensor.name, shape, init, elements }, out);
             };
             if last.0 != tensor.name {
                 let mut bits = vec![0.0; layout.n_words()];
                 let shape = Shape::new(&[bits.len()])?;
-                weights.read(&tensor.name, &shape, Init::Zeros, 0..bits.len(), &mut bits)?;
+                let (init, elements) = (Init::Zeros, 0..bits.len());
+                weights.read(&ParamSlice { name: &tensor.name, shape, init, elements }, &mut bits)?;
                 last = (tensor.name.clone(), bits.iter().map(|bits| bits.to_bits() as i32).collect());
             }
             if values.0 != name {

@@ -11,7 +11,7 @@ use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{NamedParam, units_of};
-use crate::shard::{Grain, Layout, WeightSource};
+use crate::shard::{Grain, Layout, ParamSlice, WeightSource};
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -83,7 +83,7 @@ fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, d
             let elements = start..(start + CHUNK_ELEMS).min(n_elems);
             let values = &mut values[..elements.len()];
             let first = placed.place.first + start;
-            source.read(&named.name, &placed.place.shape, named.param.init(), elements, values)?;
+            source.read(&ParamSlice::of(named, elements), values)?;
             transfer::store(device, values, &flat, first, dtype)?;
         }
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Init, Shape};
+use oarlock_tensor::DType;
 
 use super::config::HfConfig;
 use super::files::{
@@ -18,7 +18,7 @@ use crate::disk::sync_folder;
 use crate::error::{Error, Result};
 use crate::model::is_of_value_head;
 use crate::nn::{Module, NamedParam, names_of};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
 const SIDE_FILES: [&str; 9] = [
@@ -66,15 +66,9 @@ impl WorkingCopies {
 }
 
 impl WeightSource for WorkingCopies {
-    fn read(
-        &mut self,
-        name: &str,
-        _shape: &Shape,
-        _init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let Some(named) = self.0.get(name) else {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, elements, .. } = slice;
+        let Some(named) = self.0.get(*name) else {
             return Err(Error::Usage(format!("the model has no parameter \"{name}\"")));
         };
         Ok(named.param.weight()?.read_f32(elements.start, out)?)
@@ -169,10 +163,8 @@ pub fn save_pretrained(
 ) -> Result<()> {
     let params: HashMap<String, NamedParam> =
         names_of(model).into_iter().map(|named| (named.name.clone(), named)).collect();
-    ModelFiles::of_model(config, model, options)?.save(dir, &mut |name, elements, out| {
-        let param = &params[name].param;
-        weights.read(name, param.shape(), param.init(), elements, out)
-    })
+    ModelFiles::of_model(config, model, options)?
+        .save(dir, &mut |name, elements, out| weights.read(&ParamSlice::of(&params[name], elements), out))
 }
 
 /// The files of a model under other names until they are complete; dropping it removes them.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Init, Par, Shape};
+use oarlock_tensor::{Device, Par};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ use crate::model::family::Stored;
 use crate::model::four_bit::{FourBitLayers, words_or_values};
 use crate::model::matching::{Differences, Matched, Named, Place, Strict};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 /// The weights of a Hugging Face folder, checked against a model as a whole when opened.
 pub struct SafetensorsSource {
@@ -160,12 +160,11 @@ impl SafetensorsSource {
     /// Elements of a quantized matrix, or the words of one of 4 bits.
     fn read_packed(
         &mut self,
-        name: &str,
+        slice: &ParamSlice<'_>,
         (packed, place): (&Packed, Range<usize>),
-        shape: &Shape,
-        elements: Range<usize>,
         out: &mut [f32],
     ) -> Result<()> {
+        let ParamSlice { name, shape, elements, .. } = slice;
         let Some(layout) = packed.four_bit() else {
             packed.read(&self.files, place.start + elements.start..place.start + elements.end, out);
             return Ok(());
@@ -173,12 +172,12 @@ impl SafetensorsSource {
         let known = self.last.take_if(|(last, _)| last == name).map(|(_, words)| words);
         let words = known.or_else(|| packed.words(&self.files)).unwrap_or_default();
         let elements = match shape.sizes() == [layout.n_words()] {
-            true => elements,
+            true => elements.clone(),
             false => place.start + elements.start..place.start + elements.end,
         };
         let device = Device::cpu(Isa::detect(), Par::solo());
-        let read = words_or_values(&device, layout, &words, shape, elements, out);
-        self.last = Some((name.to_owned(), words));
+        let read = words_or_values(&device, layout, &words, &slice.at(elements), out);
+        self.last = Some(((*name).to_owned(), words));
         read
     }
 
@@ -253,28 +252,22 @@ impl WeightSource for SafetensorsSource {
         self.tensors.contains_key(name)
     }
 
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        _init: Init,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<()> {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, shape, elements, .. } = slice;
         let fits = |t: &&Located| {
             let words = t.packed.as_ref().and_then(|packed| packed.four_bit()).map(|layout| layout.n_words());
             (t.shape == shape.sizes() || words.is_some_and(|n| shape.sizes() == [n]))
                 && elements.len() == out.len()
                 && elements.end <= shape.n_elems()
         };
-        let Some(tensor) = self.tensors.get(name).filter(fits) else {
+        let Some(tensor) = self.tensors.get(*name).filter(fits) else {
             return Err(Error::Usage(format!(
                 "elements {elements:?} of \"{name}\" {shape:?} are not among the opened weights"
             )));
         };
         if let Some(packed) = tensor.packed.clone() {
             let place = tensor.bytes.clone();
-            return self.read_packed(name, (&packed, place), shape, elements, out);
+            return self.read_packed(slice, (&packed, place), out);
         }
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;

@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors, serialize_to_file};
 use super::*;
 use crate::model::Decoder;
 use crate::nn::{NamedParam, names_of};
-use crate::shard::WeightSource;
+use crate::shard::{ParamSlice, WeightSource};
 
 fn decoder_of(dir: &Path) -> (HfConfig, Decoder) {
     let config = HfConfig::read(dir).unwrap();
@@ -44,7 +44,7 @@ fn open(dir: &Path) -> Result<SafetensorsSource, Error> {
 
 fn read(source: &mut dyn WeightSource, named: &NamedParam, elements: Range<usize>) -> Vec<f32> {
     let mut out = vec![0.0; elements.len()];
-    source.read(&named.name, named.param.shape(), named.param.init(), elements, &mut out).unwrap();
+    source.read(&ParamSlice::of(named, elements), &mut out).unwrap();
     out
 }
 
@@ -83,14 +83,14 @@ fn slices_join_to_the_whole_in_every_dtype() {
 #[test]
 fn reading_what_was_not_opened_is_refused() {
     let mut source = open(&golden("qwen2")).unwrap();
-    let shape = Shape::new(&[16]).unwrap();
-    let mut out = [0.0; 16];
-    assert!(source.read("model.norm.weight", &shape, Init::Ones, 0..16, &mut out).is_ok());
-    assert!(source.read("model.norm.weight", &shape, Init::Ones, 8..24, &mut out).is_err());
-    assert!(source.read("model.norm.bias", &shape, Init::Ones, 0..16, &mut out).is_err());
-    assert!(
-        source.read("model.norm.weight", &Shape::new(&[4, 4]).unwrap(), Init::Ones, 0..16, &mut out).is_err()
-    );
+    let mut read = |name: &str, sizes: &[usize], elements: Range<usize>| {
+        let slice = ParamSlice { name, shape: Shape::new(sizes).unwrap(), init: Init::Ones, elements };
+        source.read(&slice, &mut [0.0; 16])
+    };
+    assert!(read("model.norm.weight", &[16], 0..16).is_ok());
+    assert!(read("model.norm.weight", &[16], 8..24).is_err());
+    assert!(read("model.norm.bias", &[16], 0..16).is_err());
+    assert!(read("model.norm.weight", &[4, 4], 0..16).is_err());
 }
 
 #[test]
@@ -164,18 +164,11 @@ fn broken_files_are_named_with_the_reason() {
 struct Failing(WorkingCopies);
 
 impl WeightSource for Failing {
-    fn read(
-        &mut self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        e: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        if name == "model.norm.weight" {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<(), Error> {
+        if slice.name == "model.norm.weight" {
             return Err(Error::Usage("lost".to_string()));
         }
-        self.0.read(name, shape, init, e, out)
+        self.0.read(slice, out)
     }
 }
 
