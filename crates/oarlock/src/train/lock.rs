@@ -41,32 +41,48 @@ impl OutputLock {
                 Err(cause) => return Err(Error::io("lock", &path)(cause.into())),
             }
             // Its last holder may have removed it between opening and locking: then it is not this one that counts.
-            let (ours, named) = (file.metadata(), fs::metadata(&path));
-            match (ours, named) {
-                (Ok(ours), Ok(named)) if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) => {
-                    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-                    let write = file.set_len(0).and_then(|()| {
-                        file.write_all(format!("process {} on {host}\n", std::process::id()).as_bytes())
-                    });
-                    write.map_err(Error::io("write", &path))?;
-                    return Ok(OutputLock { path, file: Some(file) });
-                }
-                (Err(cause), _) => return Err(Error::io("read", &path)(cause)),
-                (_, Err(cause)) if cause.kind() != ErrorKind::NotFound => {
-                    return Err(Error::io("read", &path)(cause));
-                }
-                _ => {}
+            if is_named(&file, &path)? {
+                let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+                let write = file.set_len(0).and_then(|()| {
+                    file.write_all(format!("process {} on {host}\n", std::process::id()).as_bytes())
+                });
+                write.map_err(Error::io("write", &path))?;
+                return Ok(OutputLock { path, file: Some(file) });
             }
         }
+    }
+
+    /// Takes the folder again if somebody removed it while it was held.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take): another process may hold the folder that is there now.
+    pub fn renew(&mut self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        if is_named(file, &self.path)? {
+            return Ok(());
+        }
+        let folder = self.path.parent().unwrap_or(Path::new(".")).to_path_buf();
+        *self = OutputLock::take(&folder)?;
+        Ok(())
     }
 }
 
 impl Drop for OutputLock {
     fn drop(&mut self) {
-        if self.file.is_some() {
-            // Removed before it is unlocked. A folder that is gone needs no lock.
+        // Removed before it is unlocked. A folder that is gone needs no lock, and the lock of another run stays.
+        if self.file.as_ref().is_some_and(|file| is_named(file, &self.path).unwrap_or(false)) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Whether this open file is the one that a path names.
+fn is_named(file: &File, path: &Path) -> Result<bool> {
+    let ours = file.metadata().map_err(Error::io("read", path))?;
+    match fs::metadata(path) {
+        Ok(named) => Ok((ours.dev(), ours.ino()) == (named.dev(), named.ino())),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
+        Err(cause) => Err(Error::io("read", path)(cause)),
     }
 }
 
@@ -96,6 +112,24 @@ mod tests {
         assert!(error.contains(&process), "{error}");
         drop(first);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        OutputLock::take(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_is_taken_again_and_another_runs_lock_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("out");
+        let mut first = OutputLock::take(&folder).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        first.renew().unwrap();
+        assert!(OutputLock::take(&folder).is_err());
+        // Another run takes the folder before the first comes back to it.
+        fs::remove_dir_all(&folder).unwrap();
+        let second = OutputLock::take(&folder).unwrap();
+        assert!(first.renew().unwrap_err().to_string().contains("is written by another run"));
+        drop(first);
+        assert!(OutputLock::take(&folder).is_err());
+        drop(second);
         OutputLock::take(&folder).unwrap();
     }
 

@@ -111,7 +111,7 @@ struct Run<'a, O> {
     pool_limit: Option<PoolLimit>,
     saver: Saver,
     /// Held by rank 0 until everything else has ended.
-    _lock: Option<OutputLock>,
+    lock: Option<OutputLock>,
 }
 
 impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
@@ -247,7 +247,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             started,
             timer: PhaseTimer::new(),
             saver: Saver::default(),
-            _lock: lock,
+            lock,
         };
         run.check_metric()?;
         Ok(run)

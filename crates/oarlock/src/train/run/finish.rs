@@ -6,6 +6,7 @@ use super::Run;
 use crate::config::Finetuning;
 use crate::error::Result;
 use crate::model::Decoder;
+use crate::train::lock::OutputLock;
 use crate::train::model::{convert, is_pissa};
 use crate::train::objective::Objective;
 
@@ -20,6 +21,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         if self.config.train.enabled {
             self.accelerator.communicator().set_phase("saving the model");
+            self.lock.iter_mut().try_for_each(OutputLock::renew)?;
             let output = &self.config.save.output_dir;
             self.accelerator.save_pretrained(&self.model, output, self.model_files()?)?;
             self.convert_pissa()?;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::model::hf::{ModelFiles, SaveOptions};
 use crate::train::best;
+use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
 use crate::train::objective::Objective;
 
@@ -20,6 +21,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         comm.set_phase(&format!("step {done}: saving"));
         let saved = self.saver.finish(comm).map(|_| ());
         self.go_on_without(saved)?;
+        self.lock.iter_mut().try_for_each(OutputLock::renew)?;
         let output = self.config.save.output_dir.clone();
         let dir = output.join(format!("checkpoint-{done}"));
         let files = self.model_files()?;
