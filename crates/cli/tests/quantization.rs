@@ -1,4 +1,4 @@
-//! Adapters beside weights of 4 bits, from a configuration file to the folder that PEFT loads: every placement, a kill and
+//! Adapters beside weights of 4 and 8 bits, from a configuration file to the folder that PEFT loads: every placement, a kill and
 //! a resume, the memory, and the ways on from the adapter.
 
 use std::fs;
@@ -143,6 +143,35 @@ fn an_adapter_is_continued_evaluated_merged_and_asked() {
 }
 
 #[test]
+fn eight_bits_train_in_every_placement_and_from_a_folder_as_while_they_are_read() {
+    let site = Site::new();
+    let words = [&QLORA[..4], &["quantization_bit=8", "max_steps=4"]].concat();
+    let said = site.train("whole", &words);
+    assert!(said.stdout.contains("have 8 bits (int8); embedding"), "{said:?}");
+    site.train("zero3", &[&words[..], &["deepspeed={zero_optimization: {stage: 3}}"]].concat());
+    let base = ["export", "model_name_or_path=model", "quantization_bit=8", "export_dir=int8"];
+    let said = run(site.oarlock(&base));
+    assert!(said.stdout.contains("the linear layers in 8 bits (int8) and the others"), "{said:?}");
+    let said = site.train("stored", &[&words[..4], &["model_name_or_path=int8", "max_steps=4"]].concat());
+    assert!(said.stdout.contains("stay as the files hold them, bitsandbytes (8 bits)"), "{said:?}");
+    for output in ["zero3", "stored"] {
+        assert_eq!(site.losses(output), site.losses("whole"), "{output}");
+        assert!(adapter(&site, output) == adapter(&site, "whole"), "{output}");
+    }
+    site.train("four", &with(&["max_steps=4"]));
+    assert_ne!(site.losses("four"), site.losses("whole"));
+    let text = |words: &[&str]| {
+        let said =
+            run(site.oarlock(&[&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat()));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    let beside = ["--adapter", "whole"];
+    let read = text(&[&["--model", "model", "--quantization-bit", "8"], &beside[..]].concat());
+    assert_eq!(read, text(&[&["--model", "int8"], &beside[..]].concat()));
+}
+
+#[test]
 fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
     let site = Site::new();
     let words = with(&["max_steps=4", "use_dora=true"]);
@@ -159,7 +188,7 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
         ("stored twice", "quantization_bit=4"),
     ] {
         let said = site.train(output, &[&stored[..], &[more]].concat());
-        assert!(said.stdout.contains("have 4 bits, as the files hold them"), "{said:?}");
+        assert!(said.stdout.contains("stay as the files hold them, bitsandbytes (4 bits)"), "{said:?}");
         assert_eq!(said.stdout.contains("`quantization_bit` changes nothing"), output == "stored twice");
         assert!(said.stdout.contains("all params: 36,320"), "{said:?}");
         // torch sums up the mean of the scales in another order.
@@ -225,7 +254,6 @@ fn what_cannot_be_quantized_is_refused_with_a_reason() {
     let site = Site::new();
     for (words, told) in [
         (&["quantization_bit=4"][..], "only be trained through adapters"),
-        (&["quantization_bit=8", "finetuning_type=lora"], "`quantization_bit: 8` is not supported yet"),
         (&["quantization_bit=5", "finetuning_type=lora"], "none of what bitsandbytes takes: 4, 8"),
         (
             &["quantization_bit=4", "finetuning_type=lora", "quantization_method=hqq"],

@@ -230,7 +230,7 @@ fn an_export_is_one_model_that_says_the_same() {
         let options = ExportOptions {
             model: &base,
             adapters: &adapters,
-            four_bit: None,
+            quantized: None,
             out: &out,
             max_shard_bytes: 60_000,
             dtype: Some(dtype),
@@ -249,7 +249,7 @@ fn an_export_is_one_model_that_says_the_same() {
     let same = ExportOptions {
         model: &base,
         adapters: &[],
-        four_bit: None,
+        quantized: None,
         out: &base,
         max_shard_bytes: 1,
         dtype: None,

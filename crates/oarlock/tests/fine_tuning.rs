@@ -7,20 +7,20 @@ use std::sync::Arc;
 use crate::common::golden;
 use crate::placements::{Pieces, Trace, class, pieces, placed, ways};
 use crate::{preference, sft};
-use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit};
+use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized};
 use oarlock::checkpoint::{Contents, Saver};
 use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
 use oarlock::data::{Loader, Rows, Sampler};
-use oarlock::model::{Decoder, FourBitLayers, HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig, QuantizedLayers, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, WeightSource};
 use oarlock::train::{NextToken, Objective, Preference, Reference, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Prepared, PreparedOptimizer, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
-use oarlock_tensor::cpu::four_bit::{Code, Format};
+use oarlock_tensor::cpu::quantized::{Code, Format};
 
-const NF4: Format = Format { code: Code::Nf4, nested: true };
+const NF4: Format = Format::FourBit { code: Code::Nf4, nested: true };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Method {
@@ -96,8 +96,8 @@ impl Task {
         let mut base: Box<dyn WeightSource> = Box::new(full);
         match self.method {
             Method::Qlora => {
-                let layers = FourBitLayers::All(NF4);
-                let weights = adapt_four_bit(&mut model, &adaptation, &layers, self.dtype).unwrap();
+                let layers = QuantizedLayers::All(NF4);
+                let weights = adapt_quantized(&mut model, &adaptation, &layers, self.dtype).unwrap();
                 base = Box::new(weights.source(base, accelerator.device()));
             }
             _ => adapt(&mut model, &adaptation).unwrap(),

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use oarlock::adapters::{ExportOptions, FourBit, export, load_for_inference};
+use oarlock::adapters::{ExportOptions, Quantized, export, load_for_inference};
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource, StoredQuantization};
 use oarlock::nn::{Mask, names_of};
 use oarlock::shard::{ParamSlice, WeightSource};
 use oarlock::{DType, Tensor};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::four_bit::{Code, Format};
+use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{Device, Par, Shape};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -62,15 +62,19 @@ fn folders_of_bitsandbytes_say_what_they_say_there() {
 }
 
 #[test]
-fn an_export_in_4_bits_is_such_a_folder() {
+fn an_export_in_few_bits_is_such_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let base = golden("train-llama");
-    for (name, code, nested) in [("nf4", Code::Nf4, true), ("fp4", Code::Fp4, false)] {
+    for (name, format) in [
+        ("nf4", Format::FourBit { code: Code::Nf4, nested: true }),
+        ("fp4", Format::FourBit { code: Code::Fp4, nested: false }),
+        ("int8", Format::Int8),
+    ] {
         let out = folder.path().join(name);
         let options = ExportOptions {
             model: &base,
             adapters: &[],
-            four_bit: Some(FourBit::Packed(Format { code, nested })),
+            quantized: Some(Quantized::Packed(format)),
             out: &out,
             max_shard_bytes: 20_000,
             dtype: None,
@@ -82,7 +86,7 @@ fn an_export_in_4_bits_is_such_a_folder() {
         assert!(export(&ExportOptions { model: &out, ..options }, &device()).is_err());
         // Exported again, the weights are what they stand for.
         let again = folder.path().join(format!("{name} again"));
-        let plain = ExportOptions { model: &out, out: &again, four_bit: None, ..options };
+        let plain = ExportOptions { model: &out, out: &again, quantized: None, ..options };
         let exported = export(&plain, &device()).unwrap();
         assert!(exported.compared.difference < 1e-4, "{exported:?}");
         assert_eq!(HfConfig::read(&again).unwrap().quantization(), None);

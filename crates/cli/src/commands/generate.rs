@@ -8,12 +8,13 @@ use std::time::Instant;
 use clap::{ArgAction, Args};
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::four_bit::{Code, Format};
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
+use crate::config::quantization;
 use crate::console::{Outcome, eprint};
-use oarlock::adapters::{load_for_inference, load_four_bit_for_inference, tokenizer_folder};
+use oarlock::adapters::{load_for_inference, load_quantized_for_inference, tokenizer_folder};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
 use oarlock::model::hf::generation_stops;
@@ -28,13 +29,13 @@ struct ModelArgs {
     /// Folders of adapters that are merged into it, in order
     #[arg(long, value_delimiter = ',')]
     adapter: Vec<PathBuf>,
-    /// Keep the weights in 4 bits, and an adapter beside them instead of merged into them
-    #[arg(long, value_parser = ["4"])]
+    /// Keep the weights in 4 or 8 bits, and an adapter beside them instead of merged into them
+    #[arg(long, value_parser = ["4", "8"])]
     quantization_bit: Option<String>,
-    /// The values of these bits
+    /// The values of 4 bits
     #[arg(long, value_parser = ["nf4", "fp4"], default_value = "nf4", requires = "quantization_bit")]
     quantization_type: String,
-    /// Quantize their scales, too
+    /// Quantize the scales of 4 bits, too
     #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
     double_quantization: bool,
     /// The most tokens of an answer
@@ -84,10 +85,10 @@ pub(super) struct ChatArgs {
     tools: Option<PathBuf>,
 }
 
-/// The format of weights of 4 bits, where they are asked for.
+/// The format of quantized weights, where they are asked for.
 fn format(args: &ModelArgs) -> Option<Format> {
-    let code = if args.quantization_type == "fp4" { Code::Fp4 } else { Code::Nf4 };
-    args.quantization_bit.is_some().then_some(Format { code, nested: args.double_quantization })
+    let bits = args.quantization_bit.as_ref()?.parse().ok()?;
+    Some(quantization::format(bits, &args.quantization_type, args.double_quantization))
 }
 
 /// A loaded model with its tokenizer.
@@ -99,7 +100,7 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let tokenizer = Tokenizer::open(side)?;
     let model = match format(args) {
         None => load_for_inference(dir, adapters, &device, args.dtype, usize::MAX)?,
-        Some(format) => load_four_bit_for_inference(dir, adapters, format, &device, args.dtype, usize::MAX)?,
+        Some(format) => load_quantized_for_inference(dir, adapters, format, &device, args.dtype, usize::MAX)?,
     };
     let generator = Generator::new(model);
     let mut stop_ids = generator.stop_ids(&tokenizer);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use oarlock::adapters::FourBit;
+use oarlock::adapters::Quantized;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;
@@ -17,8 +17,8 @@ pub struct ExportArgs {
     pub model: PathBuf,
     /// The adapters that are merged into it.
     pub adapters: Vec<PathBuf>,
-    /// What is done with the base in 4 bits.
-    pub four_bit: Option<FourBit>,
+    /// What is done with the base in few bits.
+    pub quantized: Option<Quantized>,
     /// The folder to write to.
     pub out: PathBuf,
     /// The most bytes of weights in one file.
@@ -63,7 +63,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         let (message, help) = match adapters.is_empty() {
             true => (
                 "`export_quantization_bit` is not supported: it asks for weights of GPTQ, which need data",
-                "write `quantization_bit: 4` for weights of 4 bits of bitsandbytes",
+                "write `quantization_bit: 4` or `8` for weights of bitsandbytes",
             ),
             false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
         };
@@ -73,7 +73,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     let bits = settings.count("quantization_bit");
     if dequantizes && bits.is_none() {
         refuse(
-            "`export_dequantized` needs `quantization_bit: 4`",
+            "`export_dequantized` needs `quantization_bit`",
             &["export_dequantized"],
             "write the format of the weights that the adapter was trained against",
         );
@@ -83,7 +83,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             "Cannot merge adapters to a quantized model.",
             &["quantization_bit"],
             "remove it to merge into the unquantized weights, or write `export_dequantized: true` to merge into what the \
-             weights of 4 bits stand for, which is what the adapter was trained against",
+             quantized weights stand for, which is what the adapter was trained against",
         );
     }
     if bits.is_some() && adapters.len() > 1 {
@@ -93,16 +93,17 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             "merge them into the unquantized model, one after the other",
         );
     }
-    let four_bit = match bits {
-        Some(4) if settings.word("quantization_method") == "bnb" => {
-            let format = quantization::format(&settings);
-            Some(if dequantizes { FourBit::Dequantized(format) } else { FourBit::Packed(format) })
+    let quantized = match bits {
+        Some(bits @ (4 | 8)) if settings.word("quantization_method") == "bnb" => {
+            let (kind, nested) = (settings.word("quantization_type"), settings.bool("double_quantization"));
+            let format = quantization::format(bits, kind, nested);
+            Some(if dequantizes { Quantized::Dequantized(format) } else { Quantized::Packed(format) })
         }
         Some(_) => {
             refuse(
-                "only `quantization_bit: 4` with `quantization_method: bnb` is there",
+                "only `quantization_bit` 4 and 8 with `quantization_method: bnb` are there",
                 &["quantization_bit", "quantization_method"],
-                "write `quantization_bit: 4`, or remove it",
+                "write `quantization_bit: 4` or `quantization_bit: 8`, or remove it",
             );
             None
         }
@@ -138,7 +139,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         model: PathBuf::from(settings.word("model_name_or_path")),
         out: PathBuf::from(settings.word("export_dir")),
         adapters,
-        four_bit,
+        quantized,
         max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
         dtype,
     };
@@ -147,7 +148,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
 
 #[cfg(test)]
 mod tests {
-    use oarlock_tensor::cpu::four_bit::{Code, Format};
+    use oarlock_tensor::cpu::quantized::{Code, Format};
 
     use super::super::{Words, written};
     use super::*;
@@ -166,7 +167,7 @@ mod tests {
         let expected = ExportArgs {
             model: "m".into(),
             adapters: vec!["a".into(), "b".into()],
-            four_bit: None,
+            quantized: None,
             out: "o".into(),
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),
@@ -195,9 +196,9 @@ mod tests {
         for (words, part) in [
             ("quantization_bit=4 adapter_name_or_path=a", "Cannot merge adapters to a quantized model."),
             ("quantization_bit=4 adapter_name_or_path=a,b export_dequantized=true", "a single adapter"),
-            ("export_dequantized=true", "`export_dequantized` needs `quantization_bit: 4`"),
-            ("quantization_bit=8", "only `quantization_bit: 4`"),
-            ("quantization_bit=4 quantization_method=hqq", "only `quantization_bit: 4`"),
+            ("export_dequantized=true", "`export_dequantized` needs `quantization_bit`"),
+            ("quantization_bit=3", "only `quantization_bit` 4 and 8"),
+            ("quantization_bit=4 quantization_method=hqq", "only `quantization_bit` 4 and 8"),
         ] {
             let told = told(&format!("{BASE} {words}"));
             assert!(told.contains(part), "{part}: {told}");
@@ -206,13 +207,14 @@ mod tests {
 
     #[test]
     fn weights_of_4_bits_are_written_or_merged_into() {
-        let four_bit =
-            |words: &str| read(&format!("model_name_or_path=m export_dir=o {words}")).unwrap().four_bit;
-        let nf4 = Format { code: Code::Nf4, nested: true };
-        assert_eq!(four_bit("quantization_bit=4"), Some(FourBit::Packed(nf4)));
+        let quantized =
+            |words: &str| read(&format!("model_name_or_path=m export_dir=o {words}")).unwrap().quantized;
+        let nf4 = Format::FourBit { code: Code::Nf4, nested: true };
+        assert_eq!(quantized("quantization_bit=4"), Some(Quantized::Packed(nf4)));
+        assert_eq!(quantized("quantization_bit=8"), Some(Quantized::Packed(Format::Int8)));
         let merged = "quantization_bit=4 adapter_name_or_path=a export_dequantized=true quantization_type=fp4 \
                       double_quantization=false";
-        let fp4 = Format { code: Code::Fp4, nested: false };
-        assert_eq!(four_bit(merged), Some(FourBit::Dequantized(fp4)));
+        let fp4 = Format::FourBit { code: Code::Fp4, nested: false };
+        assert_eq!(quantized(merged), Some(Quantized::Dequantized(fp4)));
     }
 }

@@ -22,7 +22,7 @@ pub mod monitor;
 mod objective;
 pub mod paths;
 mod predicting;
-mod quantization;
+pub(crate) mod quantization;
 mod recompute;
 pub mod render;
 pub mod resolved;

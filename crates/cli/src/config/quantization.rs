@@ -2,7 +2,7 @@
 
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
-use oarlock_tensor::cpu::four_bit::{Code, Format};
+use oarlock_tensor::cpu::quantized::{Code, Format};
 
 /// The format of the weights, if they are quantized; what is wrong with it goes to `problems`.
 pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Format> {
@@ -32,13 +32,14 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
             "remove it; a training chooses where weights are by its placement",
         );
     }
-    (bits == 4).then(|| format(settings))
+    let is_there = method == "bnb" && [4, 8].contains(&bits);
+    is_there.then(|| format(bits, settings.word("quantization_type"), settings.bool("double_quantization")))
 }
 
-/// The format of weights of 4 bits.
-pub fn format(settings: &Settings) -> Format {
-    Format {
-        code: if settings.word("quantization_type") == "fp4" { Code::Fp4 } else { Code::Nf4 },
-        nested: settings.bool("double_quantization"),
+/// The format of weights of 4 or 8 bits; those of 8 bits have neither a type nor double quantization.
+pub fn format(bits: usize, kind: &str, nested: bool) -> Format {
+    match bits {
+        8 => Format::Int8,
+        _ => Format::FourBit { code: if kind == "fp4" { Code::Fp4 } else { Code::Nf4 }, nested },
     }
 }

@@ -9,7 +9,7 @@ use super::folder::Adapter;
 use super::lora::{Lora, LoraLayer};
 use crate::config::{LoraConfig, Targets};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, FourBitLayers, FourBitWeights, HfConfig};
+use crate::model::{Decoder, HfConfig, QuantizedLayers, QuantizedWeights};
 use crate::nn::{self, Layer, Linear, names_of};
 
 /// The output weights, which `Targets::All` leaves out.
@@ -100,19 +100,19 @@ pub fn adapt(model: &mut Decoder, adaptation: &Adaptation) -> Result<()> {
     put(model, adaptation, &mut |_, linear| Ok(Base::from(linear)))
 }
 
-/// As [`adapt`], around weights of 4 bits (QLoRA, Dettmers et al. 2023): the layers that `layers` names are quantized, with
+/// As [`adapt`], around quantized weights (QLoRA, Dettmers et al. 2023): the layers that `layers` names are quantized, with
 /// an adapter or without, but for those that are trained as a whole. `dtype` is what the model will compute in; its
-/// weights then come from [`FourBitWeights::source`].
+/// weights then come from [`QuantizedWeights::source`].
 ///
 /// # Errors
 /// A model that is in use.
-pub fn adapt_four_bit(
+pub fn adapt_quantized(
     model: &mut Decoder,
     adaptation: &Adaptation,
-    layers: &FourBitLayers,
+    layers: &QuantizedLayers,
     dtype: DType,
-) -> Result<FourBitWeights> {
-    let mut weights = FourBitWeights::default();
+) -> Result<QuantizedWeights> {
+    let mut weights = QuantizedWeights::default();
     put(model, adaptation, &mut |path, linear| match layers.format(path) {
         Some(format) if path != LM_HEAD && !adaptation.whole.contains(path) => {
             Ok(weights.layer(path, linear, format, dtype)?.into())
@@ -140,7 +140,7 @@ fn put(
         let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else {
             return Ok(match base {
                 Base::Linear(_) => None,
-                Base::FourBit(layer) => Some(Box::new(layer)),
+                Base::Quantized(layer) => Some(Box::new(layer)),
             });
         };
         let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;

@@ -1,16 +1,16 @@
-//! The frozen layers that adapters are put around: a linear layer, or one with a weight of 4 bits (QLoRA).
+//! The frozen layers that adapters are put around: a linear layer, or one with a quantized weight (QLoRA).
 
 use oarlock_tensor::{DType, Error, Param, Result, Tensor};
 
-use crate::nn::{self, Forward, Linear, LinearFourBit, Module, Visitor, in_scope};
+use crate::nn::{self, Forward, Linear, LinearQuantized, Module, Visitor, in_scope};
 
 /// The layer below an adapter.
 #[derive(Clone, Debug)]
 pub enum Base {
     /// A weight in the dtype of the model.
     Linear(Linear),
-    /// A weight of 4 bits.
-    FourBit(LinearFourBit),
+    /// A weight of 4 or 8 bits.
+    Quantized(LinearQuantized),
 }
 
 impl From<&Linear> for Base {
@@ -19,9 +19,9 @@ impl From<&Linear> for Base {
     }
 }
 
-impl From<LinearFourBit> for Base {
-    fn from(linear: LinearFourBit) -> Base {
-        Base::FourBit(linear)
+impl From<LinearQuantized> for Base {
+    fn from(linear: LinearQuantized) -> Base {
+        Base::Quantized(linear)
     }
 }
 
@@ -33,7 +33,7 @@ impl Base {
                 [n_out, n_in] => Ok([n_out, n_in]),
                 _ => Err(Error::Usage("Lora: the weight of a linear layer has two dims".into())),
             },
-            Base::FourBit(linear) => Ok([linear.layout().rows, linear.layout().cols]),
+            Base::Quantized(linear) => Ok([linear.layout().rows, linear.layout().cols]),
         }
     }
 
@@ -44,7 +44,7 @@ impl Base {
     pub(super) fn bias(&self) -> Option<&Param> {
         match self {
             Base::Linear(linear) => linear.bias.as_ref(),
-            Base::FourBit(linear) => linear.bias.as_ref(),
+            Base::Quantized(linear) => linear.bias.as_ref(),
         }
     }
 
@@ -52,7 +52,7 @@ impl Base {
     pub(super) fn without_bias(&self) -> Base {
         match self {
             Base::Linear(linear) => Base::Linear(Linear::with_weight(linear.weight.clone())),
-            Base::FourBit(linear) => Base::FourBit(linear.clone().no_bias()),
+            Base::Quantized(linear) => Base::Quantized(linear.clone().no_bias()),
         }
     }
 
@@ -63,7 +63,7 @@ impl Base {
                 let weight = linear.weight.weight()?;
                 if weight.dtype() == DType::F32 { Ok(weight) } else { weight.cast(DType::F32) }
             }
-            Base::FourBit(linear) => linear.dequantized(),
+            Base::Quantized(linear) => linear.dequantized(),
         }
     }
 }
@@ -74,7 +74,7 @@ impl Forward<Tensor> for Base {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         in_scope(self, x.device(), || match self {
             Base::Linear(linear) => linear.forward(x),
-            Base::FourBit(linear) => linear.forward(x),
+            Base::Quantized(linear) => linear.forward(x),
         })
     }
 }
@@ -83,14 +83,14 @@ impl Module for Base {
     fn visit(&self, visitor: &mut dyn Visitor) {
         match self {
             Base::Linear(linear) => linear.visit(visitor),
-            Base::FourBit(linear) => linear.visit(visitor),
+            Base::Quantized(linear) => linear.visit(visitor),
         }
     }
 
     fn kind(&self) -> &'static str {
         match self {
             Base::Linear(linear) => linear.kind(),
-            Base::FourBit(linear) => linear.kind(),
+            Base::Quantized(linear) => linear.kind(),
         }
     }
 }

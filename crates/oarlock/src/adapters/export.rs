@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock_tensor::cpu::four_bit::Format;
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::inference::{beside, load_for_inference, merging};
 use super::modelfile::modelfile;
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{FourBitFiles, ModelFiles, generation_stops};
+use crate::model::hf::{ModelFiles, QuantizedFiles, generation_stops};
 use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
 use crate::shard::{ParamSlice, WeightSource};
@@ -23,8 +23,8 @@ pub struct ExportOptions<'a> {
     pub model: &'a Path,
     /// The adapters that are merged into it, in order; there may be none.
     pub adapters: &'a [PathBuf],
-    /// What is done with the base in 4 bits.
-    pub four_bit: Option<FourBit>,
+    /// What is done with the base in few bits.
+    pub quantized: Option<Quantized>,
     /// The folder to write to.
     pub out: &'a Path,
     /// The most bytes of weights in one file.
@@ -33,9 +33,9 @@ pub struct ExportOptions<'a> {
     pub dtype: Option<DType>,
 }
 
-/// What an export does with a base in 4 bits.
+/// What an export does with a base in few bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FourBit {
+pub enum Quantized {
     /// Adapters are merged into what its weights in this format stand for: what an adapter of QLoRA was trained against.
     Dequantized(Format),
     /// Its weights are written in this format, in the files of bitsandbytes. There are no adapters.
@@ -61,7 +61,7 @@ pub struct Exported {
 /// # Errors
 /// What is wrong with the folders; `out` is then as it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, four_bit, out, max_shard_bytes, dtype } = *options;
+    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype } = *options;
     let same =
         |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
     if let Some(path) =
@@ -76,17 +76,17 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
     let side = tokenizer_folder(dir, adapters);
     let tokenizer = Tokenizer::open(side)?;
-    let four_bit = match four_bit {
-        Some(FourBit::Packed(format)) => {
+    let quantized = match quantized {
+        Some(Quantized::Packed(format)) => {
             return export_packed(options, &hf, (&tokenizer, dtype), format, device);
         }
-        Some(FourBit::Dequantized(format)) => Some(format),
+        Some(Quantized::Dequantized(format)) => Some(format),
         None => None,
     };
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let n_positions = hf.decoder().max_positions.min(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
-    let mut source = merging(dir, &hf, &mut decoder, adapters, four_bit, device)?;
+    let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
     if side != dir {
         files.take_over(side, &[]);
@@ -105,7 +105,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     drop(source);
 
     let prompts = prompts(&tokenizer, n_positions)?;
-    let before = logits(&beside(dir, adapters, four_bit, device, DType::F32, n_positions)?, &prompts)?;
+    let before = logits(&beside(dir, adapters, quantized, device, DType::F32, n_positions)?, &prompts)?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size);
     Ok(Exported { n_elems, dtype, files: names, compared })
@@ -118,7 +118,7 @@ pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path 
     adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
 }
 
-/// Writes a base in 4 bits, and compares it with the base.
+/// Writes a base in few bits, and compares it with the base.
 fn export_packed(
     options: &ExportOptions<'_>,
     hf: &HfConfig,
@@ -140,7 +140,7 @@ fn export_packed(
         ));
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
-    let mut files = FourBitFiles::new(hf, format, &save)?;
+    let mut files = QuantizedFiles::new(hf, format, &save)?;
     for (name, text) in beside_weights(dir, hf, tokenizer)? {
         files.add_text(name, text);
     }
@@ -149,7 +149,7 @@ fn export_packed(
         (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
     let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
     let full = SafetensorsSource::open(dir, hf, &plain)?;
-    let mut source = quantized.quantize_four_bit(format, DType::F32)?.source(full, device);
+    let mut source = quantized.quantize(format, DType::F32)?.source(full, device);
     files.save(out, &mut source, dtype)?;
     drop(source);
 

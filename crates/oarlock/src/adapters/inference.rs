@@ -2,19 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock_tensor::cpu::four_bit::Format;
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 
-use super::adapt::{Adaptation, adapt, adapt_four_bit};
+use super::adapt::{Adaptation, adapt, adapt_quantized};
 use super::folder::Adapter;
 use super::source::AdaptedSource;
 use crate::error::{Error, Result};
 use crate::model::hf::load_from;
-use crate::model::{Decoder, FourBitLayers, HfConfig, LoadedModel, SafetensorsSource, StoredQuantization};
+use crate::model::{Decoder, HfConfig, LoadedModel, QuantizedLayers, SafetensorsSource, StoredQuantization};
 use crate::shard::WeightSource;
 
-/// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 bits
-/// stay so, with an adapter beside them, unless there are several.
+/// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 or
+/// 8 bits of bitsandbytes stay so, with an adapter beside them, unless there are several.
 ///
 /// # Errors
 /// What is wrong with one of the folders, or no memory.
@@ -26,7 +26,7 @@ pub fn load_for_inference(
     n_positions: usize,
 ) -> Result<LoadedModel> {
     let config = HfConfig::read(dir)?;
-    if config.quantization() == Some(StoredQuantization::FourBit) && adapters.len() < 2 {
+    if config.quantization().is_some_and(StoredQuantization::is_kept) && adapters.len() < 2 {
         return beside(dir, adapters, None, device, dtype, n_positions);
     }
     let n_positions = config.decoder().max_positions.min(n_positions);
@@ -35,12 +35,12 @@ pub fn load_for_inference(
     load_from(config, decoder, &mut source, device, dtype, n_positions)
 }
 
-/// As [`load_for_inference`] with weights of 4 bits in the linear layers, and at most one adapter, which stays beside them:
-/// what it was trained against, in a fourth of the memory.
+/// As [`load_for_inference`] with quantized weights in the linear layers, and at most one adapter, which stays beside them:
+/// what it was trained against, in a fourth or half of the memory.
 ///
 /// # Errors
 /// As [`load_for_inference`], and more than one adapter.
-pub fn load_four_bit_for_inference(
+pub fn load_quantized_for_inference(
     dir: &Path,
     adapters: &[PathBuf],
     format: Format,
@@ -57,8 +57,8 @@ pub fn load_four_bit_for_inference(
     beside(dir, adapters, Some(format), device, dtype, n_positions)
 }
 
-/// The model with the last adapter beside it, as it was trained, and the others merged into it, unless its weights have
-/// 4 bits, in this format or as the folder holds them.
+/// The model with the last adapter beside it, as it was trained, and the others merged into it, unless its weights are
+/// quantized, in this format or as the folder holds them.
 pub(super) fn beside(
     dir: &Path,
     adapters: &[PathBuf],
@@ -77,16 +77,16 @@ pub(super) fn beside(
     };
     let adaptation = last.as_ref().map(Adaptation::of);
     let full = SafetensorsSource::open(dir, &config, &plain)?;
-    let stored = config.quantization() == Some(StoredQuantization::FourBit);
+    let stored = config.quantization().is_some_and(StoredQuantization::is_kept);
     let layers = match stored {
-        // What is merged into goes from 4 bits to what they stand for.
+        // What is merged into goes from few bits to what they stand for.
         _ if !merged.is_empty() => None,
-        true => Some(full.four_bit_layers()),
-        false => format.map(FourBitLayers::All),
+        true => Some(full.quantized_layers()),
+        false => format.map(QuantizedLayers::All),
     };
     let weights = match (&adaptation, layers) {
-        (Some(adaptation), Some(layers)) => Some(adapt_four_bit(&mut decoder, adaptation, &layers, dtype)?),
-        (None, Some(layers)) => Some(decoder.quantize_four_bit(layers, dtype)?),
+        (Some(adaptation), Some(layers)) => Some(adapt_quantized(&mut decoder, adaptation, &layers, dtype)?),
+        (None, Some(layers)) => Some(decoder.quantize(layers, dtype)?),
         (Some(adaptation), None) => {
             adapt(&mut decoder, adaptation)?;
             None
@@ -102,7 +102,7 @@ pub(super) fn beside(
     load_from(config, decoder, &mut source, device, dtype, n_positions)
 }
 
-/// The weights of a folder with adapters merged into them. With a format, into what its 4 bits stand for.
+/// The weights of a folder with adapters merged into them. With a format, into what its few bits stand for.
 pub(super) fn merging(
     dir: &Path,
     hf: &HfConfig,
@@ -117,7 +117,7 @@ pub(super) fn merging(
         None => Box::new(full),
         Some(format) => {
             let mut quantized = Decoder::new(hf.decoder().clone(), 1)?;
-            Box::new(quantized.quantize_four_bit(format, DType::F32)?.source(full, device))
+            Box::new(quantized.quantize(format, DType::F32)?.source(full, device))
         }
     };
     Ok(AdaptedSource::new(base, decoder, 0, device).merging(merged))

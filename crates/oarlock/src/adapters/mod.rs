@@ -18,13 +18,13 @@ mod source;
 mod update;
 
 pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
-pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_four_bit};
+pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_quantized};
 pub use base::Base;
 pub use compare::{Compared, PROMPTS};
-pub use export::{ExportOptions, Exported, FourBit, export, tokenizer_folder};
+pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
-pub use inference::{load_for_inference, load_four_bit_for_inference};
+pub use inference::{load_for_inference, load_quantized_for_inference};
 pub use lora::{Lora, LoraLayer, as_reference};
 pub use pissa::convert_pissa;
 pub use source::AdaptedSource;

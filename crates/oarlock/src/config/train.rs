@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock_tensor::DType;
-use oarlock_tensor::cpu::four_bit::Format;
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::ops::optimizer::Rule;
 
 use super::best::BestArgs;

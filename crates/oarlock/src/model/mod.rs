@@ -7,10 +7,10 @@ mod classifier;
 mod config;
 mod decoder;
 mod family;
-mod four_bit;
 pub mod hf;
 mod matching;
 mod projection;
+mod quantized;
 mod recompute;
 mod rope;
 mod state_dict;
@@ -25,12 +25,12 @@ pub use config::{
 };
 pub use decoder::{Decoder, Head, LossOptions};
 pub use family::{Family, Stored, StoredRows};
-pub use four_bit::{FourBitLayers, FourBitSource, FourBitWeights};
 pub use hf::{
     HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies,
     load_for_inference, save_pretrained,
 };
 pub use matching::{Differences, Strict};
+pub use quantized::{QuantizedLayers, QuantizedSource, QuantizedWeights};
 pub use recompute::Recompute;
 pub use state_dict::StateDictSource;
 pub(crate) use value_head::is_of_value_head;

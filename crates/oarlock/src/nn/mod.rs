@@ -10,12 +10,12 @@ mod conv;
 mod conv_transpose;
 mod dropout;
 mod flatten;
-mod four_bit;
 mod layers;
 mod leaf;
 mod loss;
 mod norm;
 mod pool;
+mod quantized;
 mod recurrent;
 mod resample;
 mod scope;
@@ -34,7 +34,6 @@ pub use conv::{Conv, Conv1d, Conv2d, IntoSizes};
 pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d};
 pub use dropout::{ChannelDropout, Dropout, Dropout1d, Dropout2d};
 pub use flatten::{Flatten, Identity, Unflatten};
-pub use four_bit::LinearFourBit;
 pub use layers::{Activation, Embedding, Linear, Mlp};
 pub use loss::{
     BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss,
@@ -42,7 +41,7 @@ pub use loss::{
 };
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
-pub use oarlock_tensor::cpu::four_bit::{Code as FourBitCode, Format as FourBitFormat};
+pub use oarlock_tensor::cpu::quantized::{Code as FourBitCode, Format as QuantizedFormat};
 pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;
@@ -52,6 +51,7 @@ pub use oarlock_tensor::ops::{
 };
 pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use quantized::LinearQuantized;
 pub use recurrent::{Gru, Lstm, Rnn};
 pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};

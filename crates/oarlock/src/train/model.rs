@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use oarlock_tensor::{Device, Param};
 
-use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_four_bit, convert_pissa, freeze};
+use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, convert_pissa, freeze};
 use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
-use crate::model::{Decoder, FourBitLayers, FourBitWeights, StoredQuantization, ValueHeadSource};
+use crate::model::{Decoder, QuantizedLayers, QuantizedWeights, ValueHeadSource};
 use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
@@ -32,7 +32,7 @@ pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
     }
 }
 
-/// What a run makes of its model before the first step: adapters, frozen layers, weights of 4 bits.
+/// What a run makes of its model before the first step: adapters, frozen layers, quantized weights.
 pub struct Start {
     /// Adapters that are merged into the base, in order.
     merged: Vec<Adapter>,
@@ -40,8 +40,8 @@ pub struct Start {
     trained: Option<Adapter>,
     /// The adapter that stays beside the model: the one that is trained, or the one of a quantized base.
     pub adaptation: Option<Adaptation>,
-    /// The layers with weights of 4 bits.
-    four_bit: Option<FourBitLayers>,
+    /// The layers with quantized weights.
+    quantized: Option<QuantizedLayers>,
     /// Whether the files hold them so.
     is_stored: bool,
     /// What the log says about quantized weights.
@@ -79,10 +79,10 @@ impl Start {
         let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
-        let is_quantized = start.four_bit.is_some();
+        let is_quantized = start.quantized.is_some();
         if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
             return Err(Error::Model(
-                "a quantized model takes one adapter, which is continued: nothing can be merged into weights of 4 bits; \
+                "a quantized model takes one adapter, which is continued: nothing can be merged into quantized weights; \
                  merge the adapters into the unquantized model first (`oarlock export`)"
                     .to_owned(),
             ));
@@ -126,11 +126,14 @@ impl Start {
 
     /// A start without adapters: which weights are quantized, by the files or as the configuration asks for.
     fn quantized(config: &TrainConfig, hf: &HfConfig, plain: &Decoder) -> Result<Start> {
-        let (mut four_bit, mut told) = (config.model.quantization.map(FourBitLayers::All), Vec::new());
+        let (mut quantized, mut told) = (config.model.quantization.map(QuantizedLayers::All), Vec::new());
         let dtype = config.train.dtype;
         let others = format!("embedding, norms and output weights are in {dtype}");
         if let Some(format) = config.model.quantization {
-            told.push(format!("the weights of the linear layers have 4 bits ({format}); {others}"));
+            told.push(format!(
+                "the weights of the linear layers have {} bits ({format}); {others}",
+                format.bits()
+            ));
         }
         let stored = match &config.model.source {
             ModelSource::Folder(dir) if !config.model.from_scratch => {
@@ -144,7 +147,7 @@ impl Start {
                 trained: None,
                 adaptation: None,
                 reference: ReferenceModel::Absent,
-                four_bit,
+                quantized,
                 is_stored: false,
                 told,
             });
@@ -157,19 +160,22 @@ impl Start {
             )));
         }
         told.clear();
-        if four_bit.is_some() {
+        if quantized.is_some() {
             told.push(
                 "`quantization_bit` changes nothing: the weights of this model are quantized already"
                     .to_owned(),
             );
         }
-        let is_stored = kind == StoredQuantization::FourBit;
-        four_bit = match is_stored {
-            true => Some(SafetensorsSource::open(dir, hf, plain)?.four_bit_layers()),
+        let is_stored = kind.is_kept();
+        quantized = match is_stored {
+            true => Some(SafetensorsSource::open(dir, hf, plain)?.quantized_layers()),
             false => None,
         };
         told.push(match is_stored {
-            true => format!("the weights of the linear layers have 4 bits, as the files hold them; {others}"),
+            true => format!(
+                "the weights of the linear layers stay as the files hold them, {}; {others}",
+                kind.name()
+            ),
             false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
         });
         let reference = ReferenceModel::Absent;
@@ -178,7 +184,7 @@ impl Start {
             trained: None,
             adaptation: None,
             reference,
-            four_bit,
+            quantized,
             is_stored,
             told,
         })
@@ -192,20 +198,20 @@ impl Start {
         Ok(self.build(config, hf)?.0)
     }
 
-    /// The model, and those of its weights that have 4 bits.
-    fn build(&self, config: &TrainConfig, hf: &HfConfig) -> Result<(Decoder, FourBitWeights)> {
+    /// The model, and those of its weights that are quantized.
+    fn build(&self, config: &TrainConfig, hf: &HfConfig) -> Result<(Decoder, QuantizedWeights)> {
         let (mut decoder, dtype) = (plain(config, hf)?, config.train.dtype);
         if let Finetuning::Freeze(args) = &config.train.finetuning {
             freeze(&decoder, args)?;
         }
-        let weights = match (&self.adaptation, &self.four_bit) {
-            (Some(adaptation), Some(layers)) => adapt_four_bit(&mut decoder, adaptation, layers, dtype)?,
+        let weights = match (&self.adaptation, &self.quantized) {
+            (Some(adaptation), Some(layers)) => adapt_quantized(&mut decoder, adaptation, layers, dtype)?,
             (Some(adaptation), None) => {
                 adapt(&mut decoder, adaptation)?;
-                FourBitWeights::default()
+                QuantizedWeights::default()
             }
-            (None, Some(layers)) => decoder.quantize_four_bit(layers.clone(), dtype)?,
-            (None, None) => FourBitWeights::default(),
+            (None, Some(layers)) => decoder.quantize(layers.clone(), dtype)?,
+            (None, None) => QuantizedWeights::default(),
         };
         if config.train.objective == ObjectiveArgs::Rewards {
             decoder.add_value_head(VALUE_HEAD_DROPOUT)?;
@@ -273,7 +279,7 @@ impl Start {
         // A checkpoint with adapters, or beside a second model, has no frozen parameters.
         let is_whole = self.adaptation.is_none() && self.reference != ReferenceModel::Second;
         let mut base = base(config, hf, resumes && is_whole, device)?;
-        if self.four_bit.is_some() && !self.is_stored {
+        if self.quantized.is_some() && !self.is_stored {
             let (_, quantized) = self.build(config, hf)?;
             base = Box::new(quantized.source(base, device));
         }

@@ -1,6 +1,6 @@
 //! The export of LLaMA-Factory: a base with its adapters as one model.
 
-use oarlock::adapters::{self, ExportOptions, FourBit};
+use oarlock::adapters::{self, ExportOptions, Quantized};
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
@@ -12,9 +12,9 @@ use crate::console::{Outcome, print};
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
     let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
-    let ExportArgs { model, adapters, four_bit, out, max_shard_bytes, dtype } = export::export(&layers)?;
+    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype } = export::export(&layers)?;
     let options =
-        ExportOptions { model: &model, adapters: &adapters, four_bit, out: &out, max_shard_bytes, dtype };
+        ExportOptions { model: &model, adapters: &adapters, quantized, out: &out, max_shard_bytes, dtype };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported = adapters::export(&options, &Device::cpu(Isa::detect(), par))?;
     let compared = exported.compared;
@@ -23,10 +23,14 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         1 => " with one adapter merged".to_owned(),
         n => format!(" with {n} adapters merged"),
     };
-    let bits = match four_bit {
+    let bits = match quantized {
         None => String::new(),
-        Some(FourBit::Dequantized(format)) => format!(", what their 4 bits ({format}) stand for,"),
-        Some(FourBit::Packed(format)) => format!(", the linear layers in 4 bits ({format}) and the others"),
+        Some(Quantized::Dequantized(format)) => {
+            format!(", what their {} bits ({format}) stand for,", format.bits())
+        }
+        Some(Quantized::Packed(format)) => {
+            format!(", the linear layers in {} bits ({format}) and the others", format.bits())
+        }
     };
     print(&format!(
         "wrote {:.2} M parameters of {}{bits}{merged} in {} to {}: {}\n\

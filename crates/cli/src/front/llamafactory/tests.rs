@@ -180,7 +180,11 @@ fn fine_tuning_resolves_and_is_missing_when_started() {
             &[],
         ),
         ("stage=sft finetuning_type=lora quantization_bit=4 lora_target=all lora_rank=8", &[]),
-        ("stage=sft finetuning_type=lora quantization_bit=8", &["`quantization_bit: 8`"]),
+        ("stage=sft finetuning_type=lora quantization_bit=8", &[]),
+        (
+            "stage=sft finetuning_type=lora quantization_bit=8 quantization_method=hqq",
+            &["`quantization_method: hqq`"],
+        ),
         ("stage=dpo pref_beta=0.1 pref_loss=sigmoid", &[]),
         ("stage=dpo pref_loss=kto_pair", &["`pref_loss: kto_pair`"]),
         ("stage=ppo reward_model=m", &["`stage: ppo`"]),

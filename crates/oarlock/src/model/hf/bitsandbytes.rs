@@ -1,9 +1,10 @@
-//! Writing a decoder with weights of 4 bits as transformers and bitsandbytes store it.
+//! Writing a decoder with weights of 4 or 8 bits as transformers and bitsandbytes store it.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, NESTED_BLOCK, Scales, dynamic_map};
+use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
 use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
 
@@ -17,8 +18,8 @@ use crate::model::family::Stored;
 use crate::nn::names_of;
 use crate::shard::{ParamSlice, WeightSource};
 
-/// The files of a decoder whose linear layers, but the output weights, are written in 4 bits.
-pub struct FourBitFiles {
+/// The files of a decoder whose linear layers, but the output weights, are written in 4 or 8 bits.
+pub struct QuantizedFiles {
     files: ModelFiles,
     /// By the name of each tensor what it holds.
     tensors: HashMap<String, Tensor>,
@@ -30,30 +31,35 @@ struct Tensor {
     name: String,
     shape: Shape,
     init: Init,
-    /// Where it has 4 bits, its layout, and the part of it that this is.
+    /// Where it is quantized, its layout, and the part of it that this is.
     part: Option<(Layout, Part)>,
 }
 
 /// The tensors of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
+    /// Of 4 or of 8 bits.
     Codes,
+    // Of 4 bits.
     Absmax,
     Map,
     NestedAbsmax,
     NestedMap,
     State,
+    // Of 8 bits.
+    RowAbsmax,
+    RowOrder,
 }
 
-impl FourBitFiles {
-    /// The files of the model that a configuration describes; what has no 4 bits is in the dtype of the options.
+impl QuantizedFiles {
+    /// The files of the model that a configuration describes; what is not quantized is in the dtype of the options.
     ///
     /// # Errors
     /// A dtype in which weights cannot be written, and a family whose files hold several weights in one tensor.
-    pub fn new(config: &HfConfig, format: Format, options: &SaveOptions<'_>) -> Result<FourBitFiles> {
+    pub fn new(config: &HfConfig, format: Format, options: &SaveOptions<'_>) -> Result<QuantizedFiles> {
         check_weights_dtype(options.dtype)?;
         let mut model = Decoder::new(config.decoder().clone(), 1)?;
-        let (all, quantized) = (names_of(&model), model.quantize_four_bit(format, DType::F32)?);
+        let (all, quantized) = (names_of(&model), model.quantize(format, DType::F32)?);
         let (mut weights, mut tensors, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
         for named in all.into_iter().filter(|named| seen.insert(named.param.id())) {
             let stored = config.stored(&named.name);
@@ -66,12 +72,12 @@ impl FourBitFiles {
             };
             if stored.rows.is_some() {
                 return Err(Error::Model(format!(
-                    "weights of 4 bits cannot be written for this family: its files hold {} as a part of {}",
+                    "quantized weights cannot be written for this family: its files hold {} as a part of {}",
                     named.name, stored.tensor
                 )));
             }
             for part in Part::of(format) {
-                let name = format!("{}{}", stored.tensor, part.ending(format.code));
+                let name = part.name(&stored.tensor, format);
                 let (sizes, dtype) = part.described(layout, options.dtype);
                 weights.push(Weight {
                     name: name.clone(),
@@ -83,13 +89,17 @@ impl FourBitFiles {
                 tensors.insert(name, Tensor { name: named.name.clone(), shape, init, part });
             }
         }
+        // Numbers behind bytes would not be aligned; the parts of 4 bits are padded.
+        if format == Format::Int8 {
+            weights.sort_by_key(|weight| Reverse(weight.dtype.size()));
+        }
         let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
         files.settle(config, options.dtype, options.side_files_from);
         files.add_text(
             "config.json",
-            config.to_quantized_json(options.dtype, quantization::four_bit_json(format)),
+            config.to_quantized_json(options.dtype, quantization::quantized_json(format)),
         );
-        Ok(FourBitFiles { files, tensors })
+        Ok(QuantizedFiles { files, tensors })
     }
 
     /// Adds a text beside the weights.
@@ -102,14 +112,14 @@ impl FourBitFiles {
         self.files.names()
     }
 
-    /// Writes all files into the folder `dir`, as [`ModelFiles::save`], with the weights of a source that gives those of 4
-    /// bits as words ([`FourBitSource`](crate::model::FourBitSource)); `dtype` is that of the options.
+    /// Writes all files into the folder `dir`, as [`ModelFiles::save`], with the weights of a source that gives quantized
+    /// ones as words ([`QuantizedSource`](crate::model::QuantizedSource)); `dtype` is that of the options.
     ///
     /// # Errors
     /// When a file cannot be written, or a weight cannot be read.
     pub fn save(self, dir: &Path, weights: &mut dyn WeightSource, dtype: DType) -> Result<()> {
-        let FourBitFiles { files, tensors } = self;
-        // The tensors of a weight follow each other.
+        let QuantizedFiles { files, tensors } = self;
+        // Of 4 bits, the tensors of a weight follow each other.
         let mut last: (String, Vec<i32>) = Default::default();
         let mut values: (String, Vec<f32>) = Default::default();
         files.save(dir, &mut |name, elements, out| {
@@ -118,6 +128,11 @@ impl FourBitFiles {
                 let (shape, init) = (tensor.shape, tensor.init);
                 return weights.read(&ParamSlice { name: &tensor.name, shape, init, elements }, out);
             };
+            if part == Part::RowOrder {
+                // One row behind the other.
+                out.fill(0.0);
+                return Ok(());
+            }
             if last.0 != tensor.name {
                 let mut bits = vec![0.0; layout.n_words()];
                 let shape = Shape::new(&[bits.len()])?;
@@ -136,24 +151,28 @@ impl FourBitFiles {
 
 impl Part {
     fn of(format: Format) -> Vec<Part> {
-        let mut parts = vec![Part::Codes, Part::Absmax, Part::Map];
-        if format.nested {
-            parts.extend([Part::NestedAbsmax, Part::NestedMap]);
+        match format {
+            Format::FourBit { nested: false, .. } => vec![Part::Codes, Part::Absmax, Part::Map, Part::State],
+            Format::FourBit { nested: true, .. } => {
+                let scales = [Part::Absmax, Part::Map, Part::NestedAbsmax, Part::NestedMap];
+                [&[Part::Codes], &scales[..], &[Part::State]].concat()
+            }
+            Format::Int8 => vec![Part::Codes, Part::RowAbsmax, Part::RowOrder],
         }
-        parts.push(Part::State);
-        parts
     }
 
-    /// What follows the name of the weight.
-    fn ending(self, code: Code) -> &'static str {
-        match (self, code) {
-            (Part::Codes, _) => "",
-            (Part::Absmax, _) => ".absmax",
-            (Part::Map, _) => ".quant_map",
-            (Part::NestedAbsmax, _) => ".nested_absmax",
-            (Part::NestedMap, _) => ".nested_quant_map",
-            (Part::State, Code::Nf4) => ".quant_state.bitsandbytes__nf4",
-            (Part::State, Code::Fp4) => ".quant_state.bitsandbytes__fp4",
+    /// What it is called beside a weight.
+    fn name(self, weight: &str, format: Format) -> String {
+        let layer = weight.strip_suffix(".weight").unwrap_or(weight);
+        match self {
+            Part::Codes => weight.to_owned(),
+            Part::Absmax => format!("{weight}.absmax"),
+            Part::Map => format!("{weight}.quant_map"),
+            Part::NestedAbsmax => format!("{weight}.nested_absmax"),
+            Part::NestedMap => format!("{weight}.nested_quant_map"),
+            Part::State => format!("{weight}.quant_state.bitsandbytes__{}", name_of(format)),
+            Part::RowAbsmax => format!("{layer}.SCB"),
+            Part::RowOrder => format!("{layer}.weight_format"),
         }
     }
 
@@ -161,9 +180,13 @@ impl Part {
     fn described(self, layout: Layout, dtype: DType) -> (Vec<usize>, FileDType) {
         let (floats, blocks) = (FileDType::Number(DType::F32), layout.n_blocks());
         match self {
+            Part::Codes if layout.format == Format::Int8 => {
+                (vec![layout.rows, layout.cols], FileDType::SignedByte)
+            }
             Part::Codes => (vec![layout.n_elems().div_ceil(2), 1], FileDType::Byte),
-            Part::Absmax if layout.format.nested => (vec![blocks], FileDType::Byte),
-            Part::Absmax => (vec![blocks], floats),
+            Part::Absmax if is_nested(layout.format) => (vec![blocks], FileDType::Byte),
+            Part::Absmax | Part::RowAbsmax => (vec![blocks], floats),
+            Part::RowOrder => (Vec::new(), FileDType::Byte),
             Part::Map => (vec![16], floats),
             Part::NestedAbsmax => (vec![blocks.div_ceil(NESTED_BLOCK)], floats),
             Part::NestedMap => (vec![256], floats),
@@ -173,15 +196,23 @@ impl Part {
 
     /// Its elements: numbers, or bytes by their values.
     fn values(self, layout: Layout, words: &[i32], dtype: DType) -> Vec<f32> {
-        let weight = layout.weight(words);
         let bytes = |bytes: &[u8]| bytes.iter().map(|&byte| f32::from(byte)).collect();
-        match (self, weight.scales) {
-            (Part::Codes, _) => bytes(weight.codes),
-            (Part::Absmax, Scales::Nested { codes, .. }) => bytes(codes),
-            (Part::Absmax, Scales::Plain(absmax)) => absmax.to_vec(),
-            (Part::Map, _) => layout.format.code.values().to_vec(),
+        let (code, codes, scales) = match layout.weight(words).parts {
+            Parts::FourBit { code, codes, scales } => (code, codes, scales),
+            Parts::Int8 { codes, absmax } => {
+                return match self {
+                    Part::Codes => codes.iter().map(|&code| f32::from(code)).collect(),
+                    _ => absmax.to_vec(),
+                };
+            }
+        };
+        match (self, scales) {
+            (Part::Codes, _) => bytes(codes),
+            (Part::Absmax | Part::RowAbsmax, Scales::Nested { codes, .. }) => bytes(codes),
+            (Part::Absmax | Part::RowAbsmax, Scales::Plain(absmax)) => absmax.to_vec(),
+            (Part::Map, _) => code.values().to_vec(),
             (Part::NestedAbsmax, Scales::Nested { absmax, .. }) => absmax.to_vec(),
-            (Part::NestedAbsmax, Scales::Plain(_)) => Vec::new(),
+            (Part::NestedAbsmax, Scales::Plain(_)) | (Part::RowOrder, _) => Vec::new(),
             (Part::NestedMap, _) => dynamic_map().to_vec(),
             (Part::State, Scales::Nested { offset, .. }) => bytes(&state(layout, offset, dtype)),
             (Part::State, Scales::Plain(_)) => bytes(&state(layout, 0.0, dtype)),
@@ -196,14 +227,14 @@ fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
     const LONGEST: usize = 32;
     let (mut state, mut padding) = (
         json!({
-            "quant_type": name_of(layout.format.code),
-            "blocksize": oarlock_tensor::cpu::four_bit::BLOCK,
+            "quant_type": name_of(layout.format),
+            "blocksize": BLOCK,
             "dtype": dtype_name(dtype),
             "shape": [layout.rows, layout.cols],
         }),
         0,
     );
-    if layout.format.nested {
+    if is_nested(layout.format) {
         state["nested_blocksize"] = json!(NESTED_BLOCK);
         state["nested_dtype"] = json!("float32");
         state["nested_offset"] = json!(f64::from(offset));
@@ -214,10 +245,16 @@ fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
     text
 }
 
-/// What bitsandbytes calls a code.
-pub(super) fn name_of(code: Code) -> &'static str {
-    match code {
-        Code::Nf4 => "nf4",
-        Code::Fp4 => "fp4",
+/// Whether scales are quantized as well.
+pub(super) fn is_nested(format: Format) -> bool {
+    matches!(format, Format::FourBit { nested: true, .. })
+}
+
+/// What bitsandbytes calls the code of a format.
+pub(super) fn name_of(format: Format) -> &'static str {
+    match format {
+        Format::FourBit { code: Code::Nf4, .. } => "nf4",
+        Format::FourBit { code: Code::Fp4, .. } => "fp4",
+        Format::Int8 => "int8",
     }
 }

@@ -43,6 +43,8 @@ pub enum FileDType {
     Number(DType),
     /// Bytes, each given by its value: parts of quantized weights.
     Byte,
+    /// Signed bytes, each given by its value.
+    SignedByte,
 }
 
 impl From<DType> for FileDType {
@@ -52,10 +54,10 @@ impl From<DType> for FileDType {
 }
 
 impl FileDType {
-    fn size(self) -> usize {
+    pub(super) fn size(self) -> usize {
         match self {
             FileDType::Number(dtype) => dtype.size(),
-            FileDType::Byte => 1,
+            FileDType::Byte | FileDType::SignedByte => 1,
         }
     }
 }
@@ -335,9 +337,10 @@ impl ModelWriter {
         for chunk in values.chunks(CHUNK_ELEMS) {
             self.halves.resize(chunk.len(), 0);
             let bytes: &[u8] = match dtype {
-                FileDType::Byte => {
+                FileDType::Byte | FileDType::SignedByte => {
                     self.bytes.clear();
-                    self.bytes.extend(chunk.iter().map(|x| *x as u8));
+                    // Bytes of either sign are integers of 16 bits whose upper half is left out.
+                    self.bytes.extend(chunk.iter().map(|x| *x as i16 as u8));
                     &self.bytes
                 }
                 FileDType::Number(DType::BF16) => {
@@ -423,6 +426,7 @@ fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -
             FileDType::Number(DType::F16) => Dtype::F16,
             FileDType::Number(DType::I32) => Dtype::I32,
             FileDType::Byte => Dtype::U8,
+            FileDType::SignedByte => Dtype::I8,
         };
         let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
         infos.push((tensor.name.to_owned(), info));

@@ -13,7 +13,7 @@ pub(super) mod rope;
 mod save;
 mod weights;
 
-pub use bitsandbytes::FourBitFiles;
+pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
 pub(super) use files::Content;

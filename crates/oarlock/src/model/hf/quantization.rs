@@ -1,9 +1,9 @@
 //! `quantization_config` of `config.json`: how the files of a folder hold quantized weights.
 
-use oarlock_tensor::cpu::four_bit::Format;
+use oarlock_tensor::cpu::quantized::Format;
 use serde_json::{Value, json};
 
-use super::bitsandbytes::name_of;
+use super::bitsandbytes::{is_nested, name_of};
 use super::fields::Fields;
 use crate::error::Result;
 
@@ -42,6 +42,11 @@ impl StoredQuantization {
             StoredQuantization::Gptq { .. } => "GPTQ",
             StoredQuantization::Awq { .. } => "AWQ",
         }
+    }
+
+    /// Whether layers compute with such weights as they are; others are dequantized when they are read.
+    pub fn is_kept(self) -> bool {
+        matches!(self, StoredQuantization::FourBit | StoredQuantization::EightBit)
     }
 
     /// What the settings of a model say, if they say anything.
@@ -99,14 +104,15 @@ impl StoredQuantization {
     }
 }
 
-/// What transformers reads of weights of 4 bits of bitsandbytes.
-pub(super) fn four_bit_json(format: Format) -> Value {
+/// What transformers reads of quantized weights of bitsandbytes.
+pub(super) fn quantized_json(format: Format) -> Value {
+    let is_int8 = format == Format::Int8;
     json!({
         "quant_method": "bitsandbytes",
-        "load_in_4bit": true,
-        "load_in_8bit": false,
-        "bnb_4bit_quant_type": name_of(format.code),
-        "bnb_4bit_use_double_quant": format.nested,
+        "load_in_4bit": !is_int8,
+        "load_in_8bit": is_int8,
+        "bnb_4bit_quant_type": if is_int8 { "fp4" } else { name_of(format) },
+        "bnb_4bit_use_double_quant": is_nested(format),
         "bnb_4bit_compute_dtype": "bfloat16",
         "bnb_4bit_quant_storage": "uint8",
         "llm_int8_threshold": 6.0,

@@ -16,8 +16,8 @@ use super::elements;
 use super::packed::{self, Packed};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
-use crate::model::four_bit::{FourBitLayers, words_or_values};
 use crate::model::matching::{Differences, Matched, Named, Place, Strict};
+use crate::model::quantized::{QuantizedLayers, words_or_values};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
 use crate::shard::{ParamSlice, WeightSource};
 
@@ -30,7 +30,7 @@ pub struct SafetensorsSource {
     buffers: Vec<(Buffer, BufferValues)>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
-    /// The words of the weight of 4 bits that was read last, of which other parts may be asked for next.
+    /// The words of the quantized weight that was read last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
 }
 
@@ -146,18 +146,18 @@ impl SafetensorsSource {
         Ok((SafetensorsSource { files, tensors, buffers, metadata, last: None }, matched.differences))
     }
 
-    /// The linear layers whose weights the files hold in 4 bits, in the format of layers that compute with them.
-    pub fn four_bit_layers(&self) -> FourBitLayers {
+    /// The linear layers whose weights the files hold quantized, in the format of layers that compute with them.
+    pub fn quantized_layers(&self) -> QuantizedLayers {
         let layer = |(name, located): (&String, &Located)| {
-            let layout = located.packed.as_ref()?.four_bit()?;
+            let layout = located.packed.as_ref()?.layout()?;
             // Of several weights in one tensor, none has words of its own.
             let is_whole = located.bytes == (0..layout.n_elems());
             is_whole.then_some((name.strip_suffix(".weight")?.to_owned(), layout.format))
         };
-        FourBitLayers::At(self.tensors.iter().filter_map(layer).collect())
+        QuantizedLayers::At(self.tensors.iter().filter_map(layer).collect())
     }
 
-    /// Elements of a quantized matrix, or the words of one of 4 bits.
+    /// Elements of a quantized matrix, or the words of one that layers compute with.
     fn read_packed(
         &mut self,
         slice: &ParamSlice<'_>,
@@ -165,7 +165,7 @@ impl SafetensorsSource {
         out: &mut [f32],
     ) -> Result<()> {
         let ParamSlice { name, shape, elements, .. } = slice;
-        let Some(layout) = packed.four_bit() else {
+        let Some(layout) = packed.layout() else {
             packed.read(&self.files, place.start + elements.start..place.start + elements.end, out);
             return Ok(());
         };
@@ -255,7 +255,7 @@ impl WeightSource for SafetensorsSource {
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let ParamSlice { name, shape, elements, .. } = slice;
         let fits = |t: &&Located| {
-            let words = t.packed.as_ref().and_then(|packed| packed.four_bit()).map(|layout| layout.n_words());
+            let words = t.packed.as_ref().and_then(|packed| packed.layout()).map(|layout| layout.n_words());
             (t.shape == shape.sizes() || words.is_some_and(|n| shape.sizes() == [n]))
                 && elements.len() == out.len()
                 && elements.end <= shape.n_elems()

@@ -521,10 +521,10 @@ fn gpus_and_what_is_not_supported_are_told_together() {
     site.write("c.yaml", "distributed_type: FSDP\nnum_processes: 2\n");
     site.write(
         "train.yaml",
-        "model_name_or_path: m\ndataset: d\noutput_dir: out\nstage: ppo\nfinetuning_type: lora\nquantization_bit: 8\n",
+        "model_name_or_path: m\ndataset: d\noutput_dir: out\nstage: ppo\nfinetuning_type: lora\nuse_adam_mini: true\n",
     );
     let said = site.wrong("--config_file c.yaml src/train.py train.yaml");
-    for part in ["2 GPUs are asked for", "`stage: ppo`", "`quantization_bit: 8`"] {
+    for part in ["2 GPUs are asked for", "`stage: ppo`", "`use_adam_mini: true`"] {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

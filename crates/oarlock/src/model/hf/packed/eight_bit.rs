@@ -1,32 +1,29 @@
 //! Weights of 8 bits as bitsandbytes stores them (LLM.int8): integers, and the largest magnitude of each row.
 
-use std::ops::Range;
-
 use oarlock_comm::MappedFile;
+use oarlock_tensor::cpu::quantized::{Format, Layout};
 use safetensors::Dtype;
 
 use super::super::weights::Located;
-use super::{Parts, Problem, f32s};
+use super::{Parts, Problem, words_of};
 
 /// A matrix of 8 bits.
 #[derive(Clone, Debug)]
 pub(in crate::model::hf) struct EightBit {
-    pub shape: [usize; 2],
-    values: Located,
-    /// The largest magnitude of each row, which is 127.
-    largest: Vec<f32>,
+    pub layout: Layout,
+    codes: Located,
+    absmax: Located,
 }
 
 impl EightBit {
     pub(super) fn take(parts: &mut Parts<'_>) -> Result<EightBit, Problem> {
-        let values = parts.take(".weight")?;
-        let (&[rows, cols], Dtype::I8) = (values.shape.as_slice(), values.dtype) else {
+        let codes = parts.take(".weight")?;
+        let (&[rows, cols], Dtype::I8) = (codes.shape.as_slice(), codes.dtype) else {
             return Err(
-                parts.wrong(&format!("{:?} of {:?}; expected two sizes of I8", values.shape, values.dtype))
+                parts.wrong(&format!("{:?} of {:?}; expected two sizes of I8", codes.shape, codes.dtype))
             );
         };
-        let largest = parts.take_as(".SCB", &[Dtype::F32], rows)?;
-        let largest = f32s(parts.bytes(&largest)).collect();
+        let absmax = parts.take_as(".SCB", &[Dtype::F32], rows)?;
         if let Some(format) = parts.take_if_there(".weight_format")
             && parts.bytes(&format).iter().any(|&byte| byte != 0)
         {
@@ -34,14 +31,11 @@ impl EightBit {
                 parts.wrong("in the order of a GPU's tiles; only weight_format 0 (rows) is supported")
             );
         }
-        Ok(EightBit { shape: [rows, cols], values, largest })
+        Ok(EightBit { layout: Layout { rows, cols, format: Format::Int8 }, codes, absmax })
     }
 
-    pub fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {
-        let bytes = &files[self.values.file][self.values.bytes.clone()];
-        for ((at, &byte), out) in elements.clone().zip(&bytes[elements]).zip(out) {
-            // In the order of bitsandbytes.
-            *out = f32::from(byte as i8) * self.largest[at / self.shape[1]] * (1.0 / 127.0);
-        }
+    /// The words that layers compute with.
+    pub fn words(&self, files: &[MappedFile]) -> Vec<i32> {
+        words_of(&[&self.codes, &self.absmax].map(|part| &files[part.file][part.bytes.clone()]))
     }
 }

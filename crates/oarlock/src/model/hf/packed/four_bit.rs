@@ -1,12 +1,12 @@
 //! Weights of 4 bits as bitsandbytes stores them: codes, scales, and what the codes mean.
 
 use oarlock_comm::MappedFile;
-use oarlock_tensor::cpu::four_bit::{BLOCK, Code, Format, Layout, NESTED_BLOCK, dynamic_map};
+use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, dynamic_map};
 use safetensors::Dtype;
 use serde_json::Value;
 
 use super::super::weights::Located;
-use super::{Parts, Problem, f32s};
+use super::{Parts, Problem, f32s, words_of};
 
 /// How far the stored values of a code may be from ours: torch's own depend on the CPU in the last bit.
 const LAST_BITS: f32 = 2.5e-7;
@@ -57,7 +57,7 @@ impl FourBit {
             );
             return Err(parts.wrong(&told));
         }
-        let layout = Layout { rows, cols, format: Format { code, nested } };
+        let layout = Layout { rows, cols, format: Format::FourBit { code, nested } };
         let (n_bytes, blocks) = (layout.n_elems().div_ceil(2), layout.n_blocks());
         let codes = parts.take("")?;
         if codes.bytes.len() != n_bytes {
@@ -93,13 +93,7 @@ impl FourBit {
             offset = mean.to_le_bytes();
             parts.extend([of(scales), &offset]);
         }
-        // Each begins a word.
-        let words = parts.into_iter().flat_map(|part| part.chunks(4)).map(|chunk| {
-            let mut word = [0; 4];
-            word[..chunk.len()].copy_from_slice(chunk);
-            i32::from_le_bytes(word)
-        });
-        words.collect()
+        words_of(&parts)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use oarlock_comm::MappedFile;
-use oarlock_tensor::cpu::four_bit::Layout;
+use oarlock_tensor::cpu::quantized::Layout;
 use safetensors::Dtype;
 
 use self::eight_bit::EightBit;
@@ -72,16 +72,17 @@ impl Packed {
     fn shape(&self) -> [usize; 2] {
         match self {
             Packed::FourBit(packed) => [packed.layout.rows, packed.layout.cols],
-            Packed::EightBit(packed) => packed.shape,
+            Packed::EightBit(packed) => [packed.layout.rows, packed.layout.cols],
             Packed::Grouped(packed) => packed.shape,
         }
     }
 
-    /// The layout of a matrix of 4 bits in blocks.
-    pub fn four_bit(&self) -> Option<Layout> {
+    /// The layout of a matrix that layers compute with as it is.
+    pub fn layout(&self) -> Option<Layout> {
         match self {
             Packed::FourBit(packed) => Some(packed.layout),
-            _ => None,
+            Packed::EightBit(packed) => Some(packed.layout),
+            Packed::Grouped(_) => None,
         }
     }
 
@@ -89,16 +90,15 @@ impl Packed {
     pub fn words(&self, files: &[MappedFile]) -> Option<Vec<i32>> {
         match self {
             Packed::FourBit(packed) => Some(packed.words(files)),
-            _ => None,
+            Packed::EightBit(packed) => Some(packed.words(files)),
+            Packed::Grouped(_) => None,
         }
     }
 
     /// Elements of any other, in row-major order.
     pub fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {
-        match self {
-            Packed::FourBit(_) => {}
-            Packed::EightBit(packed) => packed.read(files, elements, out),
-            Packed::Grouped(packed) => packed.read(files, elements, out),
+        if let Packed::Grouped(packed) = self {
+            packed.read(files, elements, out);
         }
     }
 }
@@ -141,6 +141,16 @@ impl Parts<'_> {
     fn wrong(&self, told: &str) -> Problem {
         format!("holds a quantized weight {} {told}", self.path)
     }
+}
+
+/// The words of parts, each of which begins a word.
+fn words_of(parts: &[&[u8]]) -> Vec<i32> {
+    let words = parts.iter().flat_map(|part| part.chunks(4)).map(|chunk| {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        i32::from_le_bytes(word)
+    });
+    words.collect()
 }
 
 fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {

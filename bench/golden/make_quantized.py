@@ -1,6 +1,6 @@
-"""Weights of 4 bits as bitsandbytes quantizes them: writes crates/kernels/tests/golden/four_bit.json.
+"""Weights of 4 and 8 bits as bitsandbytes quantizes them: writes crates/kernels/tests/golden/quantized.json.
 
-usage: python bench/golden/make_four_bit.py   (needs torch and bitsandbytes; made with 2.13.0 and 0.50.2)
+usage: python bench/golden/make_quantized.py   (needs torch and bitsandbytes; made with 2.13.0 and 0.50.2)
 """
 import json
 from pathlib import Path
@@ -44,7 +44,23 @@ def spread():
     return {"rows": 64, "cols": 512, "nested_codes": codes, "nested_absmax": nested.state2.absmax.tolist(), "nested_offset": nested.offset.item()}
 
 
+def int8(rows, cols):
+    w = weight(rows, cols)
+    # A row of zeros, and rows of many sizes.
+    w = w * (torch.arange(rows) % 5).reshape(-1, 1).float() / 3
+    codes, absmax, _ = F.int8_vectorwise_quant(w.half())
+    as_in_products = lambda dtype: codes.to(dtype).mul_(absmax.unsqueeze(1).mul(1.0 / 127.0)).float().flatten()[::37].tolist()
+    return {
+        "rows": rows,
+        "cols": cols,
+        "codes": codes.flatten().numpy().tobytes().hex(),
+        "absmax": absmax.tolist(),
+        "f32": as_in_products(torch.float32),
+        "bf16": as_in_products(torch.bfloat16),
+    }
+
+
 cases = [case(*size, kind) for size in [(37, 100), (40, 512)] for kind in ["nf4", "fp4"]]
-golden = {"map": F.create_dynamic_map().tolist(), "cases": cases, "spread": spread()}
-path = Path(__file__).parents[2] / "crates/kernels/tests/golden/four_bit.json"
+golden = {"map": F.create_dynamic_map().tolist(), "cases": cases, "spread": spread(), "int8": [int8(37, 100), int8(40, 512)]}
+path = Path(__file__).parents[2] / "crates/kernels/tests/golden/quantized.json"
 path.write_text(json.dumps(golden) + "\n")

@@ -1,61 +1,57 @@
-//! Decoders with weights of 4 bits: their layers, and their weights quantized while they are read.
+//! Decoders with weights of 4 or 8 bits: their layers, and their weights quantized while they are read.
 
 use std::collections::{BTreeMap, HashMap};
 
-use oarlock_tensor::cpu::four_bit::{Format, Layout};
-use oarlock_tensor::ops::four_bit;
+use oarlock_tensor::cpu::quantized::{Format, Layout};
+use oarlock_tensor::ops::quantized;
 use oarlock_tensor::{DType, Device, Init, Result, Shape};
 
 use super::Decoder;
-use crate::nn::{Layer, Linear, LinearFourBit};
+use crate::nn::{Layer, Linear, LinearQuantized};
 use crate::shard::{ParamSlice, WeightSource};
 
-/// Which linear layers of a decoder have weights of 4 bits. The output weights are none of them.
+/// Which linear layers of a decoder have quantized weights. The output weights are none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FourBitLayers {
+pub enum QuantizedLayers {
     /// Those of all blocks.
     All(Format),
     /// Those with these paths.
     At(BTreeMap<String, Format>),
 }
 
-impl From<Format> for FourBitLayers {
-    fn from(format: Format) -> FourBitLayers {
-        FourBitLayers::All(format)
+impl From<Format> for QuantizedLayers {
+    fn from(format: Format) -> QuantizedLayers {
+        QuantizedLayers::All(format)
     }
 }
 
-impl FourBitLayers {
+impl QuantizedLayers {
     /// The format of the layer with a path, if it is one of them.
     pub fn format(&self, path: &str) -> Option<Format> {
         match self {
-            FourBitLayers::All(format) => Some(*format),
-            FourBitLayers::At(layers) => layers.get(path).copied(),
+            QuantizedLayers::All(format) => Some(*format),
+            QuantizedLayers::At(layers) => layers.get(path).copied(),
         }
     }
 }
 
-/// The weights of a model that have 4 bits, by name.
+/// The quantized weights of a model, by name.
 #[derive(Clone, Debug, Default)]
-pub struct FourBitWeights {
+pub struct QuantizedWeights {
     /// With what the full weights would start as.
     layouts: HashMap<String, (Layout, Init)>,
 }
 
 impl Decoder {
-    /// Puts layers with frozen weights of 4 bits in the place of linear layers of its blocks; embedding, norms and output
+    /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output
     /// weights stay. `dtype` is what the model will compute in. To be called before the model is prepared; its weights
-    /// then come from [`FourBitWeights::source`]. With adapters, call
-    /// `adapters::adapt_four_bit` instead.
+    /// then come from [`QuantizedWeights::source`]. With adapters, call
+    /// `adapters::adapt_quantized` instead.
     ///
     /// # Errors
     /// A model that is in use already.
-    pub fn quantize_four_bit(
-        &mut self,
-        layers: impl Into<FourBitLayers>,
-        dtype: DType,
-    ) -> Result<FourBitWeights> {
-        let (layers, mut weights) = (layers.into(), FourBitWeights::default());
+    pub fn quantize(&mut self, layers: impl Into<QuantizedLayers>, dtype: DType) -> Result<QuantizedWeights> {
+        let (layers, mut weights) = (layers.into(), QuantizedWeights::default());
         self.map_linears(|path, linear| {
             let Some(format) = layers.format(path) else { return Ok(None) };
             let layer = weights.layer(path, linear, format, dtype)?;
@@ -65,7 +61,7 @@ impl Decoder {
     }
 }
 
-impl FourBitWeights {
+impl QuantizedWeights {
     /// The layer that takes the place of a linear one, whose weight is then one of these.
     pub(crate) fn layer(
         &mut self,
@@ -73,8 +69,8 @@ impl FourBitWeights {
         linear: &Linear,
         format: Format,
         dtype: DType,
-    ) -> Result<LinearFourBit> {
-        let layer = LinearFourBit::like(linear, format, dtype)?;
+    ) -> Result<LinearQuantized> {
+        let layer = LinearQuantized::like(linear, format, dtype)?;
         self.layouts.insert(format!("{path}.weight"), (layer.layout(), linear.weight.init()));
         Ok(layer)
     }
@@ -85,23 +81,23 @@ impl FourBitWeights {
     }
 
     /// A source that quantizes the weights of another, one at a time, on the threads of a device.
-    pub fn source<S: WeightSource>(self, full: S, device: &Device) -> FourBitSource<S> {
-        FourBitSource { weights: self, full, device: device.clone(), last: None }
+    pub fn source<S: WeightSource>(self, full: S, device: &Device) -> QuantizedSource<S> {
+        QuantizedSource { weights: self, full, device: device.clone(), last: None }
     }
 }
 
-/// A source of weights, some of them quantized to 4 bits. It never holds more than one weight in full precision. Asked for
-/// the shape of the full weight, it gives what the 4 bits stand for.
+/// A source of weights, some of them quantized. It never holds more than one weight in full precision. Asked for
+/// the shape of the full weight, it gives what the codes stand for.
 #[derive(Debug)]
-pub struct FourBitSource<S> {
-    weights: FourBitWeights,
+pub struct QuantizedSource<S> {
+    weights: QuantizedWeights,
     full: S,
     device: Device,
     /// The weight that was quantized last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
 }
 
-impl<S: WeightSource> FourBitSource<S> {
+impl<S: WeightSource> QuantizedSource<S> {
     fn quantized(&mut self, name: &str, layout: Layout, init: Init) -> crate::Result<Vec<i32>> {
         if let Some((_, words)) = self.last.take_if(|(last, _)| last == name) {
             return Ok(words);
@@ -112,11 +108,11 @@ impl<S: WeightSource> FourBitSource<S> {
         let shape = Shape::new(&[layout.rows, layout.cols])?;
         let elements = 0..values.len();
         self.full.read(&ParamSlice { name, shape, init, elements }, &mut values)?;
-        Ok(four_bit::quantize(&self.device, layout, &values)?)
+        Ok(quantized::quantize(&self.device, layout, &values)?)
     }
 }
 
-impl<S: WeightSource> WeightSource for FourBitSource<S> {
+impl<S: WeightSource> WeightSource for QuantizedSource<S> {
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> crate::Result<()> {
         let Some(&(layout, full_init)) = self.weights.layouts.get(slice.name) else {
             return self.full.read(slice, out);
@@ -143,7 +139,7 @@ pub(super) fn words_or_values(
 ) -> crate::Result<()> {
     let elements = slice.elements.clone();
     if slice.shape.sizes() != [layout.n_words()] {
-        return Ok(four_bit::dequantize(device, layout, words, elements, out)?);
+        return Ok(quantized::dequantize(device, layout, words, elements, out)?);
     }
     out.iter_mut().zip(&words[elements]).for_each(|(out, &word)| *out = f32::from_bits(word as u32));
     Ok(())

@@ -1,19 +1,20 @@
-//! Weights of 4 bits: the bytes are those of bitsandbytes, and products have the bits of those with the dequantized weight.
+//! Weights of 4 and 8 bits: the bytes are those of bitsandbytes, and products have the bits of those with the dequantized weight.
 
 use std::path::Path;
 
-use oarlock_kernels::four_bit::{
-    Code, Format, Layout, Scales, Side, dequantize, dynamic_map, product, product_scratch_bytes,
-};
 use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
+use oarlock_kernels::quantized::{
+    Code, Format, Layout, Parts, Scales, Side, Weight, dequantize, dynamic_map, product,
+    product_scratch_bytes,
+};
 use oarlock_kernels::{Cpu, Float, Store, bf16, f16};
 use serde_json::Value;
 
 use crate::everywhere::{cpus, values};
 
-/// What `bench/golden/make_four_bit.py` wrote.
+/// What `bench/golden/make_quantized.py` wrote.
 fn golden() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/four_bit.json");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantized.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -44,6 +45,12 @@ fn quantized_everywhere(layout: Layout, x: &[f32]) -> Vec<i32> {
     words
 }
 
+/// Codes and scales of a weight of 4 bits.
+fn four_bit<'a>(weight: &Weight<'a>) -> (&'a [u8], Scales<'a>) {
+    let Parts::FourBit { codes, scales, .. } = weight.parts else { panic!("{:?}", weight.layout) };
+    (codes, scales)
+}
+
 /// torch rounds the values in ways that depend on the CPU: the last bit may differ.
 #[test]
 fn the_map_of_nested_scales_is_that_of_bitsandbytes() {
@@ -62,11 +69,12 @@ fn codes_and_scales_are_those_of_bitsandbytes() {
         let (rows, cols) = (size("rows"), size("cols"));
         let x = weight(rows * cols);
         for nested in [false, true] {
-            let layout = Layout { rows, cols, format: Format { code, nested } };
+            let layout = Layout { rows, cols, format: Format::FourBit { code, nested } };
             let words = quantized_everywhere(layout, &x);
             let quantized = layout.weight(&words);
-            assert_eq!(quantized.codes, bytes(&case["codes"]), "{layout:?}");
-            let dequantized = match quantized.scales {
+            let (codes, scales) = four_bit(&quantized);
+            assert_eq!(codes, bytes(&case["codes"]), "{layout:?}");
+            let dequantized = match scales {
                 Scales::Plain(absmax) => {
                     assert_eq!(absmax, floats(&case["absmax"]), "{layout:?}");
                     "dequantized"
@@ -96,9 +104,11 @@ fn codes_of_many_scales_are_those_of_bitsandbytes() {
     let (rows, cols) = (size("rows"), size("cols"));
     let scale = |i: usize| (i / 64 * 2477 % 8191 + 1) as f32 / 8192.0;
     let x: Vec<f32> = weight(rows * cols).into_iter().enumerate().map(|(i, x)| x * scale(i)).collect();
-    let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
+    let layout = Layout { rows, cols, format: Format::FourBit { code: Code::Nf4, nested: true } };
     let words = quantized_everywhere(layout, &x);
-    let Scales::Nested { codes, absmax, offset } = layout.weight(&words).scales else { panic!("not nested") };
+    let Scales::Nested { codes, absmax, offset } = four_bit(&layout.weight(&words)).1 else {
+        panic!("not nested")
+    };
     // The order in which torch sums the mean depends on the CPU.
     let near = |ours: f32, theirs: f64| assert!((f64::from(ours) - theirs).abs() <= 1.2e-7 * theirs.abs());
     near(offset, case["nested_offset"].as_f64().unwrap());
@@ -109,8 +119,35 @@ fn codes_of_many_scales_are_those_of_bitsandbytes() {
 }
 
 #[test]
+fn integers_of_rows_and_what_they_stand_for_are_those_of_bitsandbytes() {
+    fn check<T: Float>(weight: Weight, expected: &Value) {
+        for cpu in cpus() {
+            let mut whole = vec![T::from_f32(9.0); weight.layout.n_elems()];
+            dequantize(&cpu, weight, 0..weight.layout.rows, 0..weight.layout.cols, &mut whole);
+            let some: Vec<f32> = whole.iter().step_by(37).map(|x| x.to_f32()).collect();
+            assert_eq!(some, floats(expected), "{cpu:?}");
+        }
+    }
+    for case in golden()["int8"].as_array().unwrap() {
+        let size = |key: &str| case[key].as_u64().unwrap() as usize;
+        let (rows, cols) = (size("rows"), size("cols"));
+        let scale = |i: usize| (i / cols % 5) as f32;
+        let x: Vec<f32> =
+            weight(rows * cols).into_iter().enumerate().map(|(i, x)| x * (scale(i) / 3.0)).collect();
+        let layout = Layout { rows, cols, format: Format::Int8 };
+        let words = quantized_everywhere(layout, &x);
+        let quantized = layout.weight(&words);
+        let Parts::Int8 { codes, absmax } = quantized.parts else { panic!("{layout:?}") };
+        assert_eq!(absmax, floats(&case["absmax"]));
+        assert!(codes.iter().map(|&code| code as u8).eq(bytes(&case["codes"])), "{rows} x {cols}");
+        check::<f32>(quantized, &case["f32"]);
+        check::<bf16>(quantized, &case["bf16"]);
+    }
+}
+
+#[test]
 fn a_weight_is_a_code_times_a_scale() {
-    let layout = Layout { rows: 1, cols: 4, format: Format { code: Code::Nf4, nested: false } };
+    let layout = Layout { rows: 1, cols: 4, format: Format::FourBit { code: Code::Nf4, nested: false } };
     let words = quantized_everywhere(layout, &[2.0, 0.5, -2.0, 0.0]);
     let mut back = [0f32; 4];
     dequantize(&cpus()[0], layout.weight(&words), 0..1, 0..4, &mut back);
@@ -119,13 +156,20 @@ fn a_weight_is_a_code_times_a_scale() {
 
 #[test]
 fn zeros_stay_zeros_and_what_is_not_finite_is_seen() {
-    let layout = Layout { rows: 2, cols: 64, format: Format { code: Code::Nf4, nested: false } };
-    let mut x = vec![0f32; 128];
-    x[70] = f32::NAN;
-    let words = quantized_everywhere(layout, &x);
-    let mut back = vec![1f32; 128];
-    dequantize(&cpus()[0], layout.weight(&words), 0..2, 0..64, &mut back);
-    assert!(back[..64].iter().all(|&x| x == 0.0) && back[64..].iter().all(|x| x.is_nan()));
+    for format in [Format::FourBit { code: Code::Nf4, nested: false }, Format::Int8] {
+        for odd in [f32::NAN, f32::INFINITY, 1e6] {
+            let layout = Layout { rows: 2, cols: 64, format };
+            let mut x = vec![0f32; 128];
+            x[70] = odd;
+            let words = quantized_everywhere(layout, &x);
+            let mut back = vec![1f32; 128];
+            dequantize(&cpus()[0], layout.weight(&words), 0..2, 0..64, &mut back);
+            assert!(back[..64].iter().all(|&x| x == 0.0), "{layout:?}");
+            // What f16 cannot hold is none of the weights that LLM.int8 takes.
+            let is_kept = odd == 1e6 && format != Format::Int8;
+            assert_eq!(back[64..].iter().all(|x| x.is_finite()), is_kept, "{layout:?}, {odd}");
+        }
+    }
 }
 
 /// A product, and the same with the dequantized weight.
@@ -152,14 +196,16 @@ fn products<T: Float>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: u
 fn products_agree<T: Float>() {
     // The last has several parts in both directions; columns of the second split blocks and bytes.
     for (rows, cols, m) in [(64, 64, 3), (33, 37, 20), (1100, 1000, 9)] {
-        let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
-        let words = quantized_everywhere(layout, &values(5, rows * cols));
-        for cpu in cpus() {
-            for side in [Side::Forward, Side::Backward] {
-                let [ours, theirs] = products::<T>(&cpu, side, layout, &words, m);
-                let same =
-                    ours.iter().zip(&theirs).all(|(x, y)| x.to_f32().to_bits() == y.to_f32().to_bits());
-                assert!(same, "{rows} x {cols}, {m} rows, {side:?}, {cpu:?}");
+        for format in [Format::FourBit { code: Code::Nf4, nested: true }, Format::Int8] {
+            let layout = Layout { rows, cols, format };
+            let words = quantized_everywhere(layout, &values(5, rows * cols));
+            for cpu in cpus() {
+                for side in [Side::Forward, Side::Backward] {
+                    let [ours, theirs] = products::<T>(&cpu, side, layout, &words, m);
+                    let same =
+                        ours.iter().zip(&theirs).all(|(x, y)| x.to_f32().to_bits() == y.to_f32().to_bits());
+                    assert!(same, "{layout:?}, {m} rows, {side:?}, {cpu:?}");
+                }
             }
         }
     }
@@ -174,16 +220,22 @@ fn products_have_the_bits_of_those_with_the_dequantized_weight() {
 
 #[test]
 fn parts_that_begin_anywhere_are_those_of_the_whole() {
-    fn check<T: Float>(code: Code) {
+    fn check<T: Float>(format: Format) {
         let (rows, cols) = (9, 331);
-        let layout = Layout { rows, cols, format: Format { code, nested: false } };
+        let layout = Layout { rows, cols, format };
         let words = quantized_everywhere(layout, &values(6, rows * cols));
         let weight = layout.weight(&words);
-        let Scales::Plain(absmax) = weight.scales else { unreachable!("not nested") };
         let expected = |i: usize| {
-            let byte = weight.codes[i / 2];
-            let code = if i.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
-            T::from_f32(layout.format.code.values()[usize::from(code)] * absmax[i / 64]).to_f32().to_bits()
+            let value = match weight.parts {
+                Parts::FourBit { code, codes, scales: Scales::Plain(absmax) } => {
+                    let byte = codes[i / 2];
+                    let index = if i.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+                    code.values()[usize::from(index)] * absmax[i / 64]
+                }
+                Parts::Int8 { codes, absmax } => f32::from(codes[i]) * (absmax[i / cols] * (1.0 / 127.0)),
+                Parts::FourBit { .. } => unreachable!("not nested"),
+            };
+            T::from_f32(value).to_f32().to_bits()
         };
         for cpu in cpus() {
             for (first, last) in [(0, cols), (1, 2), (5, 329), (64, 128), (63, 130), (66, 299), (330, 331)] {
@@ -200,9 +252,10 @@ fn parts_that_begin_anywhere_are_those_of_the_whole() {
             }
         }
     }
-    for code in [Code::Nf4, Code::Fp4] {
-        check::<f32>(code);
-        check::<bf16>(code);
-        check::<f16>(code);
+    let four_bit = [Code::Nf4, Code::Fp4].map(|code| Format::FourBit { code, nested: false });
+    for format in four_bit.into_iter().chain([Format::Int8]) {
+        check::<f32>(format);
+        check::<bf16>(format);
+        check::<f16>(format);
     }
 }

@@ -1,6 +1,8 @@
-//! Quantizing a weight: the scale of each block, and the nearest code of each element.
+//! Quantizing a weight: the scale of each block or row, and the nearest code of each element.
 
-use super::{BLOCK, Code, Layout, nested};
+use half::f16;
+
+use super::{BLOCK, Code, Format, Layout, nested};
 use crate::Cpu;
 use crate::isa::multiversion;
 use crate::pieces::{TASK_ELEMS, cut, for_pieces};
@@ -32,14 +34,46 @@ impl Layout {
         assert_eq!(words.len(), self.n_words(), "a quantized weight of {} x {}", self.rows, self.cols);
         words.fill(0);
         let (codes, rest) = words.split_at_mut(self.parts()[0]);
+        match self.format {
+            Format::FourBit { code, nested } => self.four_bit(cpu, (code, nested), x, codes, rest),
+            Format::Int8 => {
+                self.int8(cpu, x, bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(rest))
+            }
+        }
+    }
+
+    fn int8(&self, cpu: &Cpu, x: &[f32], codes: &mut [i8], absmax: &mut [f32]) {
+        if self.cols == 0 {
+            return;
+        }
+        let task_rows = (TASK_ELEMS / self.cols).max(1);
+        let codes = &mut codes[..self.n_elems()];
+        let pieces = (cut(codes, task_rows * self.cols), cut(absmax, task_rows));
+        for_pieces(&cpu.par, self.rows.div_ceil(task_rows), pieces, |task, (codes, absmax)| {
+            let x = &x[task * task_rows * self.cols..];
+            let rows = x.chunks(self.cols).zip(codes.chunks_mut(self.cols));
+            for ((x, codes), absmax) in rows.zip(absmax) {
+                row(cpu.isa, x, codes, absmax);
+            }
+        });
+    }
+
+    fn four_bit(
+        &self,
+        cpu: &Cpu,
+        (code, nested): (Code, bool),
+        x: &[f32],
+        codes: &mut [i32],
+        rest: &mut [i32],
+    ) {
         let mut absmax = vec![0.0; self.n_blocks()];
-        let sorted = self.format.code.sorted();
+        let sorted = code.sorted();
         let pieces = (cut(bytemuck::cast_slice_mut(codes), TASK_ELEMS / 2), cut(&mut absmax, TASK_BLOCKS));
         for_pieces(&cpu.par, self.n_blocks().div_ceil(TASK_BLOCKS), pieces, |task, (codes, absmax)| {
             let first = task * TASK_ELEMS;
             blocks(cpu.isa, &sorted, &x[first..x.len().min(first + TASK_ELEMS)], codes, absmax);
         });
-        match self.format.nested {
+        match nested {
             false => rest.copy_from_slice(bytemuck::cast_slice(&absmax)),
             true => {
                 let (scales, rest) = rest.split_at_mut(self.parts()[1]);
@@ -83,6 +117,22 @@ multiversion! {
             for (pair, byte) in codes.iter_mut().enumerate().take(n.div_ceil(2)) {
                 *byte = index(2 * pair) << 4 | index(2 * pair + 1);
             }
+        }
+    }
+}
+
+multiversion! {
+    /// The integers of a row, and its largest magnitude. bitsandbytes quantizes what is left of a weight in f16.
+    fn row(x: &[f32], codes: &mut [i8], absmax: &mut f32) {
+        let mut bits = 0;
+        for x in x {
+            bits = bits.max(f16::from_f32(*x).to_bits() & 0x7fff);
+        }
+        *absmax = f16::from_bits(bits).to_f32();
+        let scale = 127.0 / *absmax;
+        for (code, x) in codes.iter_mut().zip(x) {
+            // A row of zeros stays one.
+            *code = (f16::from_f32(*x).to_f32() * scale).round_ties_even() as i8;
         }
     }
 }

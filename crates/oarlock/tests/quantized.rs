@@ -1,13 +1,13 @@
-//! A decoder with weights of 4 bits and adapters trains to the bit as one with the same weights dequantized, in every
+//! A decoder with quantized weights and adapters trains to the bit as one with the same weights dequantized, in every
 //! placement.
 
 use std::path::{Path, PathBuf};
 
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
-use oarlock::nn::{self, Forward, Init, Layer, Linear, LinearFourBit, Mask, Module};
+use oarlock::nn::{self, Forward, Init, Layer, Linear, LinearQuantized, Mask, Module};
 use oarlock::shard::{Gather, ParamSlice, Placements, WeightSource};
 use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Result, Tensor, optim};
-use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, dequantize};
+use oarlock_tensor::cpu::quantized::{Code, Format, Layout, dequantize};
 use oarlock_tensor::cpu::{Cpu, Isa, Par};
 
 use crate::ranks::on_ranks;
@@ -28,12 +28,10 @@ impl Forward<Tensor> for Lora {
     }
 }
 
-const FORMAT: Format = Format { code: Code::Nf4, nested: true };
-
-/// Weights as 4 bits keep them, and adapters that do something from the start.
+/// Weights as a format keeps them, and adapters that do something from the start.
 struct Rounded {
     full: SafetensorsSource,
-    rounds: bool,
+    to: Option<Format>,
 }
 
 impl WeightSource for Rounded {
@@ -44,13 +42,13 @@ impl WeightSource for Rounded {
             elements.clone().zip(out).for_each(|(i, out)| *out = value(i));
             return Ok(());
         }
-        if !self.rounds || !name.contains("_proj") {
+        let Some(format) = self.to.filter(|_| name.contains("_proj")) else {
             return self.full.read(slice, out);
-        }
+        };
         let &[rows, cols] = shape.sizes() else { unreachable!("projections have two dims") };
         let mut whole = vec![0.0; rows * cols];
         self.full.read(&slice.whole(), &mut whole)?;
-        let layout = Layout { rows, cols, format: FORMAT };
+        let layout = Layout { rows, cols, format };
         let mut words = vec![0; layout.n_words()];
         let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
         layout.quantize(&cpu, &whole, &mut words);
@@ -67,7 +65,7 @@ fn folder() -> PathBuf {
 /// Losses, and the trained weights in the end.
 type Run = (Vec<f32>, Vec<(String, Vec<f32>)>);
 
-fn train(accelerator: &Accelerator, four_bit: bool, dtype: DType) -> Result<Run> {
+fn train(accelerator: &Accelerator, format: Format, quantized: bool, dtype: DType) -> Result<Run> {
     let config = HfConfig::read(&folder())?;
     let mut model = Decoder::new(config.decoder().clone(), 16)?;
     let full = SafetensorsSource::open(&folder(), &config, &model)?;
@@ -78,19 +76,19 @@ fn train(accelerator: &Accelerator, four_bit: bool, dtype: DType) -> Result<Run>
         let lora_b = Linear::new(4, n_out)?.no_bias().init(Init::Zeros);
         Ok(Some(Box::new(Lora { base, lora_a, lora_b })))
     };
-    let source = Rounded { full, rounds: !four_bit };
+    let source = Rounded { full, to: (!quantized).then_some(format) };
     let mut weights: Box<dyn WeightSource> = Box::new(source);
-    if four_bit {
+    if quantized {
         let mut quantized = Decoder::new(config.decoder().clone(), 16)?;
-        let layouts = quantized.quantize_four_bit(FORMAT, dtype)?;
+        let layouts = quantized.quantize(format, dtype)?;
         weights = Box::new(layouts.source(
-            Rounded { full: SafetensorsSource::open(&folder(), &config, &model)?, rounds: false },
+            Rounded { full: SafetensorsSource::open(&folder(), &config, &model)?, to: None },
             accelerator.device(),
         ));
     }
     model.map_linears(|_, linear| {
-        let base: Box<dyn Layer> = match four_bit {
-            true => Box::new(LinearFourBit::like(linear, FORMAT, dtype)?),
+        let base: Box<dyn Layer> = match quantized {
+            true => Box::new(LinearQuantized::like(linear, format, dtype)?),
             false => Box::new(linear.clone()),
         };
         adapted(base, linear)
@@ -113,9 +111,12 @@ fn train(accelerator: &Accelerator, four_bit: bool, dtype: DType) -> Result<Run>
 }
 
 #[test]
-fn weights_of_4_bits_train_as_the_same_weights_in_full() {
-    for dtype in [DType::F32, DType::BF16] {
-        let run = |world, placements, four_bit| {
+fn quantized_weights_train_as_the_same_weights_in_full() {
+    let nf4 = Format::FourBit { code: Code::Nf4, nested: true };
+    for (format, dtype) in
+        [nf4, Format::Int8].into_iter().flat_map(|format| [(format, DType::F32), (format, DType::BF16)])
+    {
+        let run = |world, placements, quantized| {
             let shard =
                 Options { placements, gather: Gather::Copy, persistence_elems: 0, ..Options::default() };
             let mixed_precision = (dtype != DType::F32).then_some(dtype);
@@ -125,14 +126,20 @@ fn weights_of_4_bits_train_as_the_same_weights_in_full() {
                 mixed_precision,
                 ..AcceleratorConfig::default()
             };
-            on_ranks(world, config, move |accelerator| train(accelerator, four_bit, dtype)).remove(0).unwrap()
+            on_ranks(world, config, move |accelerator| train(accelerator, format, quantized, dtype))
+                .remove(0)
+                .unwrap()
         };
         let full = run(1, Placements::WHOLE, false);
         assert!(full.0[3] < full.0[0] && !full.1.is_empty());
         for (world, placements) in
             [(1, Placements::WHOLE), (2, Placements::WHOLE), (2, Placements::PARAMETERS)]
         {
-            assert_eq!(run(world, placements, true), full, "{dtype}, {world} ranks, {placements:?}");
+            assert_eq!(
+                run(world, placements, true),
+                full,
+                "{format}, {dtype}, {world} ranks, {placements:?}"
+            );
         }
     }
 }

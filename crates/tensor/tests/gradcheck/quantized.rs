@@ -1,8 +1,8 @@
-//! A linear layer with a weight of 4 bits has the bits of one with the dequantized weight, forward and backward.
+//! A linear layer with a quantized weight has the bits of one with the dequantized weight, forward and backward.
 
 use std::sync::Arc;
 
-use oarlock_tensor::cpu::four_bit::{Code, Format, Layout, dequantize};
+use oarlock_tensor::cpu::quantized::{Code, Format, Layout, dequantize};
 use oarlock_tensor::cpu::{Cpu, Isa, Par};
 use oarlock_tensor::ops::{self, WeightLayout, transfer};
 use oarlock_tensor::{
@@ -33,11 +33,12 @@ fn run(x: &Array, dtype: DType, device: &Device, linear: impl Fn(&Tensor) -> Ten
 }
 
 #[test]
-fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
+fn a_quantized_linear_layer_is_one_of_the_dequantized_weight() {
     let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
     for (rows, cols) in [(24, 40), (130, 67)] {
-        for code in [Code::Nf4, Code::Fp4] {
-            let layout = Layout { rows, cols, format: Format { code, nested: true } };
+        let four_bit = [Code::Nf4, Code::Fp4].map(|code| Format::FourBit { code, nested: true });
+        for format in four_bit.into_iter().chain([Format::Int8]) {
+            let layout = Layout { rows, cols, format };
             let full: Vec<f32> = values(3, rows * cols).iter().map(|x| *x as f32).collect();
             let mut words = vec![0; layout.n_words()];
             layout.quantize(&cpu, &full, &mut words);
@@ -48,14 +49,22 @@ fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
             for dtype in [DType::F32, DType::BF16, DType::F16] {
                 for device in [Device::default(), Device::strict(Isa::detect(), Par::solo())] {
                     let words = settle_words(&words, &device);
-                    let ours = run(&x, dtype, &device, |x| ops::linear_four_bit(x, &words, layout).unwrap());
+                    let ours = run(&x, dtype, &device, |x| ops::linear_quantized(x, &words, layout).unwrap());
                     let (params, _home) = settle(std::slice::from_ref(&weight), dtype, &device, false);
                     let theirs = run(&x, dtype, &device, |x| {
                         ops::linear(x, &params[0], None, WeightLayout::OutIn).unwrap()
                     });
                     assert_eq!(ours, theirs, "{layout:?}, {dtype}");
-                    let whole = ops::dequantize_four_bit(&words, layout, dtype).unwrap();
+                    let whole = ops::dequantize(&words, layout, dtype).unwrap();
                     assert_eq!(f64s(&whole), f64s(&params[0].weight().unwrap()));
+                    // From the middle of a row to the middle of another, and within one.
+                    for elements in [5..rows * cols - 3, 0..cols, cols + 2..cols + 9] {
+                        let mut some = vec![0f32; elements.len()];
+                        let words = words.weight().unwrap().to_vec::<i32>().unwrap();
+                        ops::quantized::dequantize(&device, layout, &words, elements.clone(), &mut some)
+                            .unwrap();
+                        assert!(some.iter().map(|x| f64::from(*x)).eq(weight.data[elements].iter().copied()));
+                    }
                 }
             }
         }
@@ -65,19 +74,19 @@ fn a_linear_layer_of_4_bits_is_one_of_the_dequantized_weight() {
 #[test]
 fn misuse_is_named() {
     let device = Device::default();
-    let layout = Layout { rows: 8, cols: 16, format: Format { code: Code::Nf4, nested: false } };
+    let layout = Layout { rows: 8, cols: 16, format: Format::FourBit { code: Code::Nf4, nested: false } };
     let words = settle_words(&vec![0; layout.n_words()], &device);
     let x = |n: usize| Tensor::zeros([3, n], DType::F32, &device).unwrap();
     let text = |result: oarlock_tensor::Result<Tensor>| result.unwrap_err().to_string();
     assert_eq!(
-        text(ops::linear_four_bit(&x(15), &words, layout)),
-        "linear_four_bit: expected x of shape [.., 16], got [3, 15]"
+        text(ops::linear_quantized(&x(15), &words, layout)),
+        "linear_quantized: expected x of shape [.., 16], got [3, 15]"
     );
     let other = Layout { cols: 32, ..layout };
     assert_eq!(
-        text(ops::linear_four_bit(&x(32), &words, other)),
-        format!("linear_four_bit: expected a weight of {} words, got [18]", other.n_words())
+        text(ops::linear_quantized(&x(32), &words, other)),
+        format!("linear_quantized: expected a weight of {} words, got [18]", other.n_words())
     );
     let (trained, _home) = settle(&[array(1, &[layout.n_words()])], DType::F32, &device, true);
-    assert!(matches!(ops::linear_four_bit(&x(16), &trained[0], layout), Err(Error::Usage(_))));
+    assert!(matches!(ops::linear_quantized(&x(16), &trained[0], layout), Err(Error::Usage(_))));
 }

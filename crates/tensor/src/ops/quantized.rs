@@ -1,8 +1,8 @@
-//! Weights of 4 bits in host memory, computed on the threads of a device: what loads and saves them uses this.
+//! Quantized weights in host memory, computed on the threads of a device: what loads and saves them uses this.
 
 use std::ops::Range;
 
-use oarlock_kernels::four_bit::{self, Layout};
+use oarlock_kernels::quantized::{self, Layout};
 use oarlock_kernels::{Error, Result};
 
 use crate::device::Device;
@@ -32,11 +32,20 @@ pub fn dequantize(
     check("words", words.len(), layout.n_words())?;
     check("elements", out.len(), elements.len())?;
     if elements.end > layout.n_elems() {
-        return Err(Error::Usage(format!("a weight of 4 bits has no elements {elements:?}")));
+        return Err(Error::Usage(format!("a quantized weight has no elements {elements:?}")));
     }
-    // Blocks follow the elements, whatever the rows.
-    let flat = Layout { rows: 1, cols: layout.n_elems(), ..layout };
-    four_bit::dequantize(device.host(), flat.weight(words), 0..1, elements, out);
+    let (weight, cols, host) = (layout.weight(words), layout.cols.max(1), device.host());
+    // A part of a row, whole rows, a part of a row.
+    let (mut at, mut out) = (elements.start, out);
+    while at < elements.end {
+        let (row, col) = (at / cols, at % cols);
+        let rows = if col == 0 { ((elements.end - at) / cols).max(1) } else { 1 };
+        let last = (elements.end - row * cols).min(cols);
+        let (now, later) = out.split_at_mut(rows * (last - col));
+        quantized::dequantize(host, weight, row..row + rows, col..last, now);
+        at += now.len();
+        out = later;
+    }
     Ok(())
 }
 
@@ -44,7 +53,7 @@ fn check(what: &str, n: usize, expected: usize) -> Result<()> {
     match n == expected {
         true => Ok(()),
         false => Err(Error::Shape {
-            op: "a weight of 4 bits",
+            op: "a quantized weight",
             expected: format!("{expected} {what}"),
             got: format!("{n}"),
         }),

@@ -1,7 +1,7 @@
-//! Linear with a frozen weight of 4 bits: y = x·Wᵀ. The products dequantize the weight part by part.
+//! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part.
 
-use oarlock_kernels::four_bit::{self, Layout, Side};
 use oarlock_kernels::gemm::{MatMut, MatRef};
+use oarlock_kernels::quantized::{self, Layout, Side};
 use oarlock_kernels::{DType, Error, Result, Store};
 
 use crate::device::Device;
@@ -11,19 +11,19 @@ use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-const OP: &str = "linear_four_bit";
+const OP: &str = "linear_quantized";
 
 /// x `[.., I]` and the words of a weight `[O, I]`, as [`Layout::quantize`] writes them → `[.., O]`, in x's dtype, summed in
 /// f32. The bits are those of [`linear`](super::linear) with the dequantized weight. The weight gets no gradient.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit, a weight that is trained.
-pub fn linear_four_bit(x: &Tensor, weight: &Param, layout: Layout) -> Result<Tensor> {
+pub fn linear_quantized(x: &Tensor, weight: &Param, layout: Layout) -> Result<Tensor> {
     if weight.shape().sizes() != [layout.n_words()] {
         return Err(wrong_shape(OP, format!("a weight of {} words", layout.n_words()), &weight.weight()?));
     }
     if weight.trainable()? {
-        return Err(Error::Usage(format!("{OP}: a weight of 4 bits cannot be trained; freeze it")));
+        return Err(Error::Usage(format!("{OP}: a quantized weight cannot be trained; freeze it")));
     }
     if x.sizes().is_empty() || x.shape().last() != layout.cols {
         return Err(wrong_shape(OP, format!("x of shape [.., {}]", layout.cols), x));
@@ -38,8 +38,8 @@ pub fn linear_four_bit(x: &Tensor, weight: &Param, layout: Layout) -> Result<Ten
 ///
 /// # Errors
 /// Another number of words than the layout has.
-pub fn dequantize_four_bit(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor> {
-    const OP: &str = "dequantize_four_bit";
+pub fn dequantize(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor> {
+    const OP: &str = "dequantize";
     let words = weight.weight()?;
     if words.sizes() != [layout.n_words()] {
         return Err(wrong_shape(OP, format!("a weight of {} words", layout.n_words()), &words));
@@ -51,7 +51,7 @@ pub fn dequantize_four_bit(weight: &Param, layout: Layout, dtype: DType) -> Resu
         let (words, out) = (launch.read::<i32>(&words)?, launch.write::<T>(&mut whole)?);
         launch.run(move |cpu| {
             let weight = layout.weight(words.slice(cpu));
-            four_bit::dequantize(cpu, weight, 0..layout.rows, 0..layout.cols, out.slice(cpu));
+            quantized::dequantize(cpu, weight, 0..layout.rows, 0..layout.cols, out.slice(cpu));
         })
     })?;
     Ok(whole)
@@ -91,7 +91,7 @@ fn multiply(
         launch.run(move |cpu| {
             let (a, weight) = (MatRef::new(a.slice(cpu), m, k), layout.weight(words.slice(cpu)));
             let c = MatMut::new(c.slice(cpu), m, n);
-            four_bit::product(cpu, side, a, weight, c, store, scratch.slice(cpu));
+            quantized::product(cpu, side, a, weight, c, store, scratch.slice(cpu));
         })
     })
 }
@@ -104,11 +104,11 @@ fn product(
     layout: Layout,
 ) -> Result<(Launch<'_>, ViewMut<u8>)> {
     let name = match side {
-        Side::Forward => "linear of 4 bits forward",
-        Side::Backward => "linear of 4 bits input grad",
+        Side::Forward => "quantized linear forward",
+        Side::Backward => "quantized linear input grad",
     };
     let mut launch = device.launch(name, 2 * m as u64 * layout.n_elems() as u64, 0);
     let size = [layout.rows, layout.cols];
-    let scratch = launch.scratch(four_bit::product_scratch_bytes(device.host(), side, m, size, dtype))?;
+    let scratch = launch.scratch(quantized::product_scratch_bytes(device.host(), side, m, size, dtype))?;
     Ok((launch, scratch))
 }

@@ -1,11 +1,11 @@
 //! Prints how fast products with weights of 4 bits are on this machine, beside those with the same weights in bf16 and f32.
 //!
-//! `cargo run --release -p oarlock-kernels --example four_bit_peak [threads]`
+//! `cargo run --release -p oarlock-kernels --example quantized_peak [threads]`
 
 use std::time::{Duration, Instant};
 
-use oarlock_kernels::four_bit::{Code, Format, Layout, Side, dequantize, product, product_scratch_bytes};
 use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
+use oarlock_kernels::quantized::{Code, Format, Layout, Side, dequantize, product, product_scratch_bytes};
 use oarlock_kernels::{Cpu, Float, Isa, Par, Store, bf16};
 
 /// The shortest of as many runs as fit into a quarter of a second.
@@ -49,7 +49,7 @@ fn main() {
     let par = Par::threads(threads).unwrap_or_else(|e| panic!("{e}"));
     let cpu = Cpu { isa: Isa::detect(), par };
     let (rows, cols) = (4096, 4096);
-    let layout = Layout { rows, cols, format: Format { code: Code::Nf4, nested: true } };
+    let layout = Layout { rows, cols, format: Format::FourBit { code: Code::Nf4, nested: true } };
     let full = values::<f32>(rows * cols);
     let mut words = vec![0; layout.n_words()];
     let quantizing = shortest(|| layout.quantize(&cpu, &full, &mut words));

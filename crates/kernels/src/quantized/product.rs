@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::expand::expand;
-use super::{BLOCK, Scales, Weight, dynamic_map};
+use super::{BLOCK, Code, Parts, Scales, Weight, dynamic_map};
 use crate::dtype::{DType, Float};
 use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use crate::instances::instances;
@@ -102,7 +102,11 @@ instances! {
         let n_rows = (TASK_ELEMS / cols.len()).max(1);
         cpu.par.chunks_mut(out, n_rows * cols.len(), |task, out| {
             for (row, out) in (rows.start + task * n_rows..).zip(out.chunks_mut(cols.len())) {
-                run(cpu.isa, cpu.isa, weight, row * weight.layout.cols + cols.start, out);
+                let first = row * weight.layout.cols + cols.start;
+                match weight.parts {
+                    Parts::FourBit { code, codes, scales } => run(cpu.isa, cpu.isa, code, codes, scales, first, out),
+                    Parts::Int8 { codes, absmax } => run_int8(cpu.isa, &codes[first..], absmax[row], out),
+                }
             }
         });
     }
@@ -120,16 +124,16 @@ fn scale(scales: Scales, block: usize, map: &[f32; 256]) -> f32 {
 }
 
 multiversion! {
-    /// Elements from `first` on.
-    fn run[T: Float](proof: Isa, weight: Weight, first: usize, out: &mut [T]) {
-        let (values, map) = (weight.layout.format.code.values(), dynamic_map());
+    /// Elements of 4 bits from `first` on.
+    fn run[T: Float](proof: Isa, code: Code, codes: &[u8], scales: Scales, first: usize, out: &mut [T]) {
+        let (values, map) = (code.values(), dynamic_map());
         let mut at = first;
         let mut rest = out;
         while !rest.is_empty() {
             let block = at / BLOCK;
             let n = rest.len().min((block + 1) * BLOCK - at);
             let (now, later) = std::mem::take(&mut rest).split_at_mut(n);
-            let scale = scale(weight.scales, block, map);
+            let scale = scale(scales, block, map);
             let mut table = [T::from_f32(0.0); 16];
             for (entry, value) in table.iter_mut().zip(values) {
                 *entry = T::from_f32(value * scale);
@@ -138,11 +142,21 @@ multiversion! {
             let odd = at % 2;
             let (head, body) = now.split_at_mut(odd.min(n));
             for x in head {
-                *x = table[usize::from(weight.codes[at / 2] & 15)];
+                *x = table[usize::from(codes[at / 2] & 15)];
             }
-            expand(proof, &table, &weight.codes[(at + odd) / 2..], body);
+            expand(proof, &table, &codes[(at + odd) / 2..], body);
             at += n;
             rest = later;
+        }
+    }
+}
+
+multiversion! {
+    /// Elements of 8 bits of one row, in the order in which bitsandbytes multiplies on a CPU.
+    fn run_int8[T: Float](codes: &[i8], absmax: f32, out: &mut [T]) {
+        let scale = absmax * (1.0 / 127.0);
+        for (out, &code) in out.iter_mut().zip(codes) {
+            *out = T::from_f32(f32::from(code) * scale);
         }
     }
 }
