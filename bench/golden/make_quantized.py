@@ -47,7 +47,7 @@ def spread():
 def int8(rows, cols):
     w = weight(rows, cols)
     # A row of zeros, and rows of many sizes.
-    w = w * (torch.arange(rows) % 5).reshape(-1, 1).float() / 3
+    w = w * (torch.arange(rows) % 5).reshape(-1, 1).float() / 4
     codes, absmax, _ = F.int8_vectorwise_quant(w.half())
     as_in_products = lambda dtype: codes.to(dtype).mul_(absmax.unsqueeze(1).mul(1.0 / 127.0)).float().flatten()[::37].tolist()
     return {

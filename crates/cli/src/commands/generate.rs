@@ -8,11 +8,10 @@ use std::time::Instant;
 use clap::{ArgAction, Args};
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::quantized::Format;
+use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{DType, Device, Par};
 
 use super::dtypes;
-use crate::config::quantization;
 use crate::console::{Outcome, eprint};
 use oarlock::adapters::{load_for_inference, load_quantized_for_inference, tokenizer_folder};
 use oarlock::data::{ChatTemplate, Tokenizer};
@@ -87,8 +86,11 @@ pub(super) struct ChatArgs {
 
 /// The format of quantized weights, where they are asked for.
 fn format(args: &ModelArgs) -> Option<Format> {
-    let bits = args.quantization_bit.as_ref()?.parse().ok()?;
-    Some(quantization::format(bits, &args.quantization_type, args.double_quantization))
+    let code = if args.quantization_type == "fp4" { Code::Fp4 } else { Code::Nf4 };
+    Some(match args.quantization_bit.as_deref()? {
+        "8" => Format::Int8,
+        _ => Format::FourBit { code, nested: args.double_quantization },
+    })
 }
 
 /// A loaded model with its tokenizer.

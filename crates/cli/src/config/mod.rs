@@ -22,7 +22,7 @@ pub mod monitor;
 mod objective;
 pub mod paths;
 mod predicting;
-pub(crate) mod quantization;
+mod quantization;
 mod recompute;
 pub mod render;
 pub mod resolved;
