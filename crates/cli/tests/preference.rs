@@ -119,6 +119,20 @@ fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
     // The model of another run is another reference: the loss begins elsewhere, which nobody expects to be ln 2.
     let other = site.train("other", &words(&[&DPO, &short, &["ref_model=dpo"]]));
     assert!((first(&site, "other", "loss") - std::f64::consts::LN_2).abs() > 1e-3, "{other:?}");
+    // Its weights in 8 bits are nearly the same, whoever quantizes them and however it is held.
+    let export = ["export", "model_name_or_path=dpo", "quantization_bit=8", "export_dir=int8"];
+    assert_eq!(run(site.oarlock(&export)).code, Some(0));
+    let eight = ["ref_model=dpo", "ref_model_quantization_bit=8"];
+    for (output, more) in [
+        ("eight", &eight[..]),
+        ("eight zero3", &[eight[0], eight[1], "deepspeed={zero_optimization: {stage: 3}}"]),
+        ("eight stored", &["ref_model=int8"]),
+    ] {
+        site.train(output, &words(&[&DPO, &short, more]));
+        assert_eq!(site.losses(output), site.losses("eight"), "{output}");
+    }
+    let away = (first(&site, "eight", "loss") - first(&site, "other", "loss")).abs();
+    assert!(away > 0.0 && away < 1e-2, "{away}");
     for (loss, expected) in [("hinge", Some(1.0)), ("ipo", Some(25.0)), ("orpo", None), ("simpo", None)] {
         let loss_word = format!("pref_loss={loss}");
         site.train(loss, &words(&[&DPO, &short, &[&loss_word]]));

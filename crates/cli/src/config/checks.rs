@@ -166,6 +166,20 @@ const RULES: &[Rule] = &[
         help: "write `ref_model: …`, too",
     },
     Rule {
+        keys: &["ref_model_quantization_bit", "ref_model"],
+        broken: |choices| choices.said("ref_model_quantization_bit") && !choices.said("ref_model"),
+        message: "`ref_model_quantization_bit` quantizes `ref_model`, which is not there",
+        help: "write `ref_model: …`, too; a second model with the weights of the beginning is as that one",
+    },
+    Rule {
+        keys: &["ref_model_quantization_bit"],
+        broken: |choices| {
+            choices.settings.count("ref_model_quantization_bit").is_some_and(|bits| ![4, 8].contains(&bits))
+        },
+        message: "bitsandbytes has weights of 4 and of 8 bits",
+        help: "write `ref_model_quantization_bit: 4` or `8`",
+    },
+    Rule {
         keys: &["ld_alpha", "pref_loss"],
         broken: |choices| {
             choices.said("ld_alpha")
@@ -347,6 +361,9 @@ mod tests {
             ("stage: dpo\npref_loss: simpo\npref_bco_weight: 1", &["pref_bco_weight"]),
             ("stage: dpo\npref_loss: orpo\nref_model: m", &["ref_model"]),
             ("stage: dpo\nref_model_adapters: a", &["ref_model_adapters"]),
+            ("stage: dpo\nref_model_quantization_bit: 4", &["ref_model_quantization_bit"]),
+            ("stage: dpo\nref_model: m\nref_model_quantization_bit: 3", &["ref_model_quantization_bit"]),
+            ("stage: dpo\nref_model: m\nref_model_quantization_bit: 8", &[]),
             ("stage: dpo\npref_loss: ipo\nld_alpha: 0.5", &["ld_alpha"]),
             ("stage: dpo\ndpo_label_smoothing: 0.1\nld_alpha: 0.5\nref_model: m", &[]),
             (&format!("{eval}do_predict: true"), &["do_predict"]),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use oarlock::config::{JudgementArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
 use oarlock::settings::resolve::Settings;
 
+use super::quantization;
+
 /// What a step optimises.
 pub fn objective(settings: &Settings) -> ObjectiveArgs {
     let number = |name: &str| settings.f64(name) as f32;
@@ -51,5 +53,12 @@ fn reference(settings: &Settings) -> ReferenceArgs {
     ReferenceArgs {
         model: settings.said("ref_model").map(|_| PathBuf::from(settings.word("ref_model"))),
         adapters: settings.list("ref_model_adapters").iter().map(PathBuf::from).collect(),
+        quantization: settings.count("ref_model_quantization_bit").map(|bits| {
+            quantization::format(
+                bits,
+                settings.word("quantization_type"),
+                settings.bool("double_quantization"),
+            )
+        }),
     }
 }

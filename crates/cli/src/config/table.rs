@@ -56,6 +56,7 @@ pub const PREFERENCE_KEYS: &[(&str, &[&str])] = &[
     ("kto_rejected_weight", &["kto"]),
     ("ref_model", &["dpo", "kto"]),
     ("ref_model_adapters", &["dpo", "kto"]),
+    ("ref_model_quantization_bit", &["dpo", "kto"]),
 ];
 
 /// The keys that only stages with conversations read.
@@ -230,7 +231,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("no reward is trained on"), "Whiten rewards in stage ppo"),
     key(Method, Path, "ref_model", "", Used, "Stages dpo and kto: folder of the reference model; unset: what the training begins with"),
     key(Method, List, "ref_model_adapters", "", Used, "Adapters that are merged into ref_model"),
-    key(Method, Int(2), "ref_model_quantization_bit", "", Later("the reference model is not quantized"), "Bits of the reference model"),
+    key(Method, Int(2), "ref_model_quantization_bit", "", Used, "Keep the weights of the linear layers of ref_model in so many bits, 4 or 8, with quantization_type and double_quantization"),
     key(Method, Float(NotNegative), "ld_alpha", "", Used, "Stage dpo: what tokens count that the longer answer has beyond the shorter one (LD-DPO); unset: as much as the others"),
     key(Method, Path, "reward_model", "", NoEffect("no reward is trained on"), "Reward model of stage ppo"),
     key(Method, List, "reward_model_adapters", "", NoEffect("no reward is trained on"), "Adapters of the reward model"),

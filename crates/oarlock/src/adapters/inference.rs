@@ -70,13 +70,27 @@ pub(super) fn beside(
     let config = HfConfig::read(dir)?;
     let n_positions = config.decoder().max_positions.min(n_positions);
     let new = || Decoder::new(config.decoder().clone(), n_positions);
+    let (decoder, mut source) = assemble(dir, &config, &new, adapters, format, device, dtype)?;
+    load_from(config, decoder, &mut source, device, dtype, n_positions)
+}
+
+/// The model of [`beside`], made of one that is `new`, and its weights.
+pub(crate) fn assemble(
+    dir: &Path,
+    config: &HfConfig,
+    new: &dyn Fn() -> Result<Decoder>,
+    adapters: &[PathBuf],
+    format: Option<Format>,
+    device: &Device,
+    dtype: DType,
+) -> Result<(Decoder, AdaptedSource)> {
     let (mut plain, mut decoder) = (new()?, new()?);
     let (last, merged) = match adapters.split_last() {
-        Some((last, merged)) => (Some(Adapter::open(last, &config, &mut plain)?), merged),
+        Some((last, merged)) => (Some(Adapter::open(last, config, &mut plain)?), merged),
         None => (None, adapters),
     };
     let adaptation = last.as_ref().map(Adaptation::of);
-    let full = SafetensorsSource::open(dir, &config, &plain)?;
+    let full = SafetensorsSource::open(dir, config, &plain)?;
     let stored = config.quantization().is_some_and(StoredQuantization::is_kept);
     let layers = match stored {
         // What is merged into goes from few bits to what they stand for.
@@ -93,13 +107,12 @@ pub(super) fn beside(
         }
         (None, None) => None,
     };
-    let mut source = match weights {
+    let source = match weights {
         Some(_) if stored => AdaptedSource::new(Box::new(full), &plain, 0, device),
         Some(weights) => AdaptedSource::new(Box::new(weights.source(full, device)), &plain, 0, device),
-        None => merging(dir, &config, &mut plain, merged, format, device)?,
+        None => merging(dir, config, &mut plain, merged, format, device)?,
     };
-    source = source.continuing(last);
-    load_from(config, decoder, &mut source, device, dtype, n_positions)
+    Ok((decoder, source.continuing(last)))
 }
 
 /// The weights of a folder with adapters merged into them. With a format, into what its few bits stand for.

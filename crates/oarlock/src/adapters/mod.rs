@@ -24,6 +24,7 @@ pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
 pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
+pub(crate) use inference::assemble;
 pub use inference::{load_for_inference, load_quantized_for_inference};
 pub use lora::{Lora, LoraLayer, as_reference};
 pub use pissa::convert_pissa;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use oarlock_tensor::cpu::quantized::Format;
+
 /// What a step optimises.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ObjectiveArgs {
@@ -130,4 +132,6 @@ pub struct ReferenceArgs {
     pub model: Option<PathBuf>,
     /// `ref_model_adapters`: adapters that are merged into it.
     pub adapters: Vec<PathBuf>,
+    /// `ref_model_quantization_bit`: how the weights of its linear layers are quantized.
+    pub quantization: Option<Format>,
 }

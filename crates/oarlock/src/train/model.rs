@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use oarlock_tensor::{Device, Param};
 
-use crate::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, convert_pissa, freeze};
+use crate::adapters::{
+    Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, assemble, convert_pissa, freeze,
+};
 use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
-use crate::model::{Decoder, QuantizedLayers, QuantizedWeights, ValueHeadSource};
+use crate::model::{Decoder, QuantizedLayers, QuantizedWeights, StoredQuantization, ValueHeadSource};
 use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
@@ -247,6 +249,19 @@ impl Start {
                         own.decoder().vocab_size,
                         hf.decoder().vocab_size
                     )));
+                }
+                let is_kept = own.quantization().is_some_and(StoredQuantization::is_kept);
+                if is_kept || args.quantization.is_some() {
+                    if args.adapters.len() > 1 {
+                        return Err(Error::Model(
+                            "ref_model_adapters: a quantized model takes a single adapter".to_owned(),
+                        ));
+                    }
+                    let new = || plain(config, &own);
+                    let (format, dtype) = (args.quantization, config.train.dtype);
+                    let (decoder, source) = assemble(dir, &own, &new, &args.adapters, format, device, dtype)?;
+                    nn::freeze(&decoder);
+                    return Ok(Some((decoder, Box::new(source))));
                 }
                 let mut decoder = plain(config, &own)?;
                 let open = |dir: &PathBuf| Adapter::open(dir, &own, &mut decoder);
