@@ -8,6 +8,7 @@ mod basic_config;
 mod best;
 mod cli;
 mod common;
+mod eval;
 mod examples;
 mod faults;
 mod front_ends;

@@ -5,15 +5,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::{ArgAction, Args};
-use oarlock_comm::available_cores;
-use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::cpu::quantized::{Code, Format};
-use oarlock_tensor::{DType, Device, Par};
+use clap::Args;
 
-use super::dtypes;
+use super::model::LoadArgs;
 use crate::console::{Outcome, eprint};
-use oarlock::adapters::{load_for_inference, load_quantized_for_inference, tokenizer_folder};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
 use oarlock::model::hf::generation_stops;
@@ -22,21 +17,8 @@ use oarlock::{Error, Result};
 /// What both commands take.
 #[derive(Args)]
 struct ModelArgs {
-    /// The model's folder
-    #[arg(long)]
-    model: PathBuf,
-    /// Folders of adapters that are merged into it, in order
-    #[arg(long, value_delimiter = ',')]
-    adapter: Vec<PathBuf>,
-    /// Keep the weights in 4 or 8 bits, and an adapter beside them instead of merged into them
-    #[arg(long, value_parser = ["4", "8"])]
-    quantization_bit: Option<String>,
-    /// The values of 4 bits
-    #[arg(long, value_parser = ["nf4", "fp4"], default_value = "nf4", requires = "quantization_bit")]
-    quantization_type: String,
-    /// Quantize the scales of 4 bits, too
-    #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
-    double_quantization: bool,
+    #[command(flatten)]
+    load: LoadArgs,
     /// The most tokens of an answer
     #[arg(long, default_value_t = 256)]
     max_new_tokens: usize,
@@ -55,12 +37,6 @@ struct ModelArgs {
     /// The same seed gives the same text
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// The dtype of the arithmetic
-    #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
-    dtype: DType,
-    /// Threads; by default all cores
-    #[arg(long)]
-    threads: Option<usize>,
 }
 
 #[derive(Args)]
@@ -84,29 +60,11 @@ pub(super) struct ChatArgs {
     tools: Option<PathBuf>,
 }
 
-/// The format of quantized weights, where they are asked for.
-fn format(args: &ModelArgs) -> Option<Format> {
-    let code = if args.quantization_type == "fp4" { Code::Fp4 } else { Code::Nf4 };
-    Some(match args.quantization_bit.as_deref()? {
-        "8" => Format::Int8,
-        _ => Format::FourBit { code, nested: args.double_quantization },
-    })
-}
-
 /// A loaded model with its tokenizer.
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
-    let par = Par::threads(args.threads.unwrap_or_else(|| available_cores().len()))?;
-    let device = Device::cpu(Isa::detect(), par);
-    let (dir, adapters) = (&args.model, &args.adapter);
-    let side = tokenizer_folder(dir, adapters);
-    let tokenizer = Tokenizer::open(side)?;
-    let model = match format(args) {
-        None => load_for_inference(dir, adapters, &device, args.dtype, usize::MAX)?,
-        Some(format) => load_quantized_for_inference(dir, adapters, format, &device, args.dtype, usize::MAX)?,
-    };
-    let generator = Generator::new(model);
+    let (generator, tokenizer) = args.load.load()?;
     let mut stop_ids = generator.stop_ids(&tokenizer);
-    stop_ids.extend(generation_stops(side)?);
+    stop_ids.extend(generation_stops(args.load.tokenizer_folder())?);
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,
@@ -142,7 +100,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
 
 pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let (generator, tokenizer, options) = load(&args.model)?;
-    let template = ChatTemplate::read(tokenizer_folder(&args.model.model, &args.model.adapter))?;
+    let template = ChatTemplate::read(args.model.load.tokenizer_folder())?;
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     if let Some(path) = &args.tools {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;

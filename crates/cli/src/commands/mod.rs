@@ -4,11 +4,13 @@ mod data;
 mod env;
 mod estimate;
 mod estimate_table;
+mod eval;
 mod export;
 mod generate;
 mod import_checkpoint;
 mod link_tools;
 mod merge_weights;
+mod model;
 mod tokenizer;
 mod train;
 
@@ -46,6 +48,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
     Chat(generate::ChatArgs),
+    /// Count the questions of MMLU, C-Eval or CMMLU that a model answers rightly
+    Eval(eval::EvalArgs),
     /// Put the model in a checkpoint together, in Hugging Face form
     #[command(alias = "merge_weights")]
     MergeWeights(merge_weights::MergeArgs),
@@ -116,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::MergeWeights(args) => merge_weights::run(&args),
         Command::Export { arguments } => export::run(&arguments),
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),

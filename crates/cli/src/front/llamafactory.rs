@@ -29,11 +29,12 @@ Usage: llamafactory-cli COMMAND …
 
   train FILE.yaml [key=value …]  train (the same as `oarlock train`)
   chat FILE.yaml                 talk to a model (`oarlock chat`)
+  eval FILE.yaml                 ask it the questions of MMLU, C-Eval or CMMLU (`oarlock eval`)
   export FILE.yaml               merge adapters into a model and write it (`oarlock export`)
   env                            print the version and the machine
   version                        print the version
   help                           print this
-  api, eval, webchat, webui: not there yet
+  api, webchat, webui: not there yet
 
 FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. CUDA_VISIBLE_DEVICES chooses the GPUs; where
 there is none, as many CPU ranks start as it names. NPROC_PER_NODE says how many ranks, NNODES, NODE_RANK, MASTER_ADDR
@@ -46,7 +47,8 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let (command, rest) = words.split_first().map_or(("help", words), |(first, rest)| (first.as_str(), rest));
     match command {
         "train" => train(rest, &["llamafactory-cli", "train"], started),
-        "chat" => answers::chat(&Words::new(rest)),
+        "chat" => answers::answer(&answers::CHAT, &Words::new(rest)),
+        "eval" => answers::answer(&answers::EVAL, &Words::new(rest)),
         "export" => export(rest),
         "env" => print(&answers::environment(&Devices::visible())?),
         "version" => print(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),

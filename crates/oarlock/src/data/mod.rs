@@ -28,6 +28,8 @@ mod numpy_random;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;
+#[cfg(feature = "csv")]
+mod questions;
 mod report;
 mod sampler;
 mod selection;
@@ -51,6 +53,8 @@ pub use loader::{Batch, Loader, Sample, StepBatches, eval_batches};
 pub use longest::longest_batch;
 pub use mix::{Mix, MixEnd};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
+#[cfg(feature = "csv")]
+pub use questions::{CHOICES, Language, Question, Subject, subjects};
 pub use report::{Dropped, RowReport};
 pub use sampler::{Sampler, StepRows};
 pub use selection::Split;

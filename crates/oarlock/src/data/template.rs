@@ -92,7 +92,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A tokenizer_config.json that cannot be read or is no JSON.
-    pub(super) fn is_in(dir: &Path) -> Result<bool> {
+    pub fn is_in(dir: &Path) -> Result<bool> {
         let path = dir.join("tokenizer_config.json");
         if dir.join("chat_template.jinja").is_file() {
             return Ok(true);

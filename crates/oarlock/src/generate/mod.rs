@@ -2,6 +2,7 @@
 
 mod batch;
 mod chat;
+mod choices;
 mod sampler;
 
 pub use batch::{Model, Prompt};

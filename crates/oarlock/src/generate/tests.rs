@@ -242,3 +242,24 @@ fn any_number_of_new_tokens_ends_with_the_longest_sequence() {
     let answer = generator.generate(&[1, 5, 17, 8], &options(usize::MAX), go_on).unwrap();
     assert_eq!((answer.stop, answer.n_tokens), (Stop::ModelLength, 12));
 }
+
+#[test]
+fn the_choice_after_prompts_that_begin_alike_is_that_after_each_alone() {
+    let generator = generator("llama", DType::F32, 64);
+    let prompts = [&[1, 5, 17, 8, 9][..], &[1, 5, 17, 8], &[1, 5, 17, 30, 31, 32, 33], &[1, 5, 17, 8, 9, 10]];
+    let prompts = prompts.map(<[u32]>::to_vec);
+    let choices: Vec<u32> = (40..60).collect();
+    let chosen = generator.choose(&prompts, &choices).unwrap();
+    for (prompt, &chosen) in prompts.iter().zip(&chosen) {
+        let mut cache = generator.empty_cache(prompt.len()).unwrap();
+        let logits = generator.next_logits(prompt, &mut cache).unwrap();
+        let of = |&id: &u32| logits[id as usize];
+        assert!(choices.iter().all(|id| of(id) <= of(&choices[chosen]) + 1e-5), "{prompt:?}");
+    }
+    assert!(chosen.iter().any(|&one| one != chosen[0]), "{chosen:?}");
+    assert!(generator.choose(&[], &choices).unwrap().is_empty());
+    for (prompts, choices) in [(vec![vec![]], vec![3]), (vec![vec![1]], vec![]), (vec![vec![1]], vec![1000])]
+    {
+        assert!(generator.choose(&prompts, &choices).is_err(), "{prompts:?} {choices:?}");
+    }
+}

@@ -51,6 +51,11 @@ impl LayerCache {
         &self.values
     }
 
+    /// Forgets all but the first positions.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Adds k and v `[1, S, G, D]` behind what is there.
     ///
     /// # Errors

@@ -13,40 +13,83 @@ use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
 use crate::launch::devices::Devices;
 
-/// Keys of LLaMA-Factory's chat, and what `oarlock chat` calls them.
-const CHAT: &[(&str, &str)] = &[
-    ("model_name_or_path", "--model"),
-    ("adapter_name_or_path", "--adapter"),
-    ("quantization_bit", "--quantization-bit"),
-    ("quantization_type", "--quantization-type"),
-    ("double_quantization", "--double-quantization"),
-    ("default_system", "--system"),
-    ("max_new_tokens", "--max-new-tokens"),
-    ("temperature", "--temperature"),
-    ("top_p", "--top-p"),
-    ("top_k", "--top-k"),
-    ("repetition_penalty", "--repetition-penalty"),
-    ("seed", "--seed"),
-];
+/// A command of LLaMA-Factory that one of ours stands for.
+pub(super) struct Answered {
+    /// Ours.
+    command: &'static str,
+    /// Its keys, and what our command calls them.
+    flags: &'static [(&'static str, &'static str)],
+    /// Keys that say nothing to our command: the values that change nothing, or none for all.
+    idle: &'static [(&'static str, &'static [&'static str])],
+    /// Keys that must be there.
+    needed: &'static [&'static str],
+}
 
-/// Keys that say nothing to `oarlock chat`, which takes the template of the model's folder: the values that change
-/// nothing, or none for all.
-const IDLE: &[(&str, &[&str])] = &[
-    ("template", &[]),
-    ("trust_remote_code", &[]),
-    ("infer_dtype", &["auto", "float32"]),
-    ("infer_backend", &["huggingface"]),
-    ("finetuning_type", &["full", "lora"]),
-    ("quantization_method", &["bnb"]),
-    ("quantization_device_map", &[]),
-];
+pub(super) const CHAT: Answered = Answered {
+    command: "chat",
+    flags: &[
+        ("model_name_or_path", "--model"),
+        ("adapter_name_or_path", "--adapter"),
+        ("quantization_bit", "--quantization-bit"),
+        ("quantization_type", "--quantization-type"),
+        ("double_quantization", "--double-quantization"),
+        ("default_system", "--system"),
+        ("max_new_tokens", "--max-new-tokens"),
+        ("temperature", "--temperature"),
+        ("top_p", "--top-p"),
+        ("top_k", "--top-k"),
+        ("repetition_penalty", "--repetition-penalty"),
+        ("seed", "--seed"),
+    ],
+    // The template is that of the model's folder.
+    idle: &[("template", &[]), TRUST, DTYPE, BACKEND, METHOD, QUANTIZATION, DEVICES],
+    needed: &["model_name_or_path"],
+};
 
-/// Talks to a model of ours.
-pub(super) fn chat(words: &Words) -> Outcome {
+pub(super) const EVAL: Answered = Answered {
+    command: "eval",
+    flags: &[
+        ("model_name_or_path", "--model"),
+        ("adapter_name_or_path", "--adapter"),
+        ("quantization_bit", "--quantization-bit"),
+        ("quantization_type", "--quantization-type"),
+        ("double_quantization", "--double-quantization"),
+        ("template", "--template"),
+        ("task", "--task"),
+        ("task_dir", "--task-dir"),
+        ("lang", "--lang"),
+        ("n_shot", "--n-shot"),
+        ("save_dir", "--save-dir"),
+    ],
+    // Questions are asked one after the other, behind shots in their order.
+    idle: &[
+        ("batch_size", &[]),
+        ("seed", &[]),
+        ("download_mode", &[]),
+        TRUST,
+        DTYPE,
+        BACKEND,
+        METHOD,
+        QUANTIZATION,
+        DEVICES,
+    ],
+    needed: &["model_name_or_path", "task"],
+};
+
+type Idle = (&'static str, &'static [&'static str]);
+const TRUST: Idle = ("trust_remote_code", &[]);
+const DTYPE: Idle = ("infer_dtype", &["auto", "float32"]);
+const BACKEND: Idle = ("infer_backend", &["huggingface"]);
+const METHOD: Idle = ("finetuning_type", &["full", "lora"]);
+const QUANTIZATION: Idle = ("quantization_method", &["bnb"]);
+const DEVICES: Idle = ("quantization_device_map", &[]);
+
+/// Runs our command.
+pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
     let arguments = written::arguments(words)?;
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
-    let words = chat_words(&entries)?;
+    let words = answered.words(&entries)?;
     eprint(&format!("note: this is `oarlock {}`\n", words.join(" ")));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
     // It does not return unless it fails.
@@ -54,43 +97,47 @@ pub(super) fn chat(words: &Words) -> Outcome {
     Err(Error::io("run", program)(error).into())
 }
 
-/// The words of `oarlock chat` that mean the same; later entries count.
-fn chat_words(entries: &[Entry]) -> Result<Vec<String>, Problems> {
-    let mut problems = Problems::default();
-    let mut found: Vec<(&str, String)> = Vec::new();
-    for entry in entries {
-        let value = match &entry.value.data {
-            Data::Scalar { text, .. } => text.clone(),
-            _ => entry.value.describe(),
-        };
-        let idle = IDLE.iter().find(|(name, _)| *name == entry.key);
-        if let Some((_, flag)) = CHAT.iter().find(|(name, _)| *name == entry.key) {
-            found.retain(|(other, _)| other != flag);
-            found.push((flag, value));
-        } else if !idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str())) {
-            let message = format!("`{}: {value}` is not there in a chat", entry.key);
-            problems.push(Problem::new(message).at(&entry.location, "").help("remove it"));
+impl Answered {
+    /// The words of our command that mean the same; later entries count.
+    fn words(&self, entries: &[Entry]) -> Result<Vec<String>, Problems> {
+        let mut problems = Problems::default();
+        let mut found: Vec<(&str, String)> = Vec::new();
+        for entry in entries {
+            let value = match &entry.value.data {
+                Data::Scalar { text, .. } => text.clone(),
+                _ => entry.value.describe(),
+            };
+            let idle = self.idle.iter().find(|(name, _)| *name == entry.key);
+            if let Some((_, flag)) = self.flags.iter().find(|(name, _)| *name == entry.key) {
+                found.retain(|(other, _)| other != flag);
+                found.push((flag, value));
+            } else if !idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str())) {
+                let message = format!("`{}: {value}` is not there in `{}`", entry.key, self.command);
+                problems.push(Problem::new(message).at(&entry.location, "").help("remove it"));
+            }
         }
-    }
-    match found.iter().find(|(flag, _)| *flag == "--model") {
-        None => {
-            let problem = Problem::new("`model_name_or_path` is missing");
-            problems.push(problem.help("write `model_name_or_path: …`, the folder of a model"));
+        for needed in self.needed {
+            let flag = self.flags.iter().find(|(name, _)| name == needed).map(|(_, flag)| *flag);
+            if !found.iter().any(|(other, _)| Some(*other) == flag) {
+                problems.push(
+                    Problem::new(format!("`{needed}` is missing")).help(format!("write `{needed}: …`")),
+                );
+            }
         }
-        Some((_, folder)) if !std::path::Path::new(folder).join("config.json").is_file() => {
+        if let Some((_, folder)) = found.iter().find(|(flag, _)| *flag == "--model")
+            && !std::path::Path::new(folder).join("config.json").is_file()
+        {
             let problem = Problem::new(format!("there is no model in `{folder}`"));
             problems.push(problem.help("name a local folder with config.json; models are not downloaded"));
         }
-        Some(_) => {}
+        let words = found.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        problems.into_result(|| std::iter::once(self.command.to_owned()).chain(words).collect())
     }
-    let words = found.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-    problems.into_result(|| std::iter::once("chat".to_owned()).chain(words).collect())
 }
 
 /// What to say to a command that is not there.
 pub(super) fn refusal(command: &str) -> String {
     let instead = match command {
-        "eval" => "a training with `do_train: false` and `eval_dataset` gives loss and perplexity",
         "api" | "webchat" | "webui" => "`oarlock chat` talks to a model in the terminal",
         _ => return format!("error: unknown command `{command}`; `llamafactory-cli help` lists them\n"),
     };
@@ -130,7 +177,7 @@ mod tests {
     fn words(line: &str) -> Result<Vec<String>, Problems> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let layers = written::arguments(&Words::new(&words)).unwrap().layers().unwrap();
-        chat_words(&layers.into_iter().flat_map(|layer| layer.entries).collect::<Vec<_>>())
+        CHAT.words(&layers.into_iter().flat_map(|layer| layer.entries).collect::<Vec<_>>())
     }
 
     #[test]
@@ -157,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_said_plainly() {
-        for command in ["eval", "api", "webchat", "webui"] {
+        for command in ["api", "webchat", "webui"] {
             let said = refusal(command);
             assert!(said.contains(&format!("`llamafactory-cli {command}` is not there yet; ")), "{said}");
         }

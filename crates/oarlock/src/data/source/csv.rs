@@ -35,6 +35,19 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
     })))
 }
 
+/// All rows with their lines, as they are: no row is a header.
+pub(in super::super) fn rows(path: &Path) -> Result<Vec<(u64, Vec<String>)>> {
+    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let mut builder = ReaderBuilder::new();
+    let reader = builder.has_headers(false).flexible(true).from_reader(Quotes::new(path, file));
+    let read = |row: std::result::Result<StringRecord, csv::Error>| {
+        let row = row.map_err(|e| explain(path, e))?;
+        let line = row.position().map_or(1, Position::line);
+        Ok((line, row.iter().map(|field| field.trim_start_matches('\u{feff}').to_owned()).collect()))
+    };
+    reader.into_records().map(read).collect()
+}
+
 fn explain(path: &Path, error: csv::Error) -> Error {
     let line = error.position().map_or(1, Position::line);
     match error.into_kind() {

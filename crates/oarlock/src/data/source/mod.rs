@@ -11,6 +11,9 @@ mod json;
 mod parquet;
 mod text;
 
+#[cfg(feature = "csv")]
+pub(super) use csv::rows as csv_rows;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

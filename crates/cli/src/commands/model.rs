@@ -1,0 +1,72 @@
+//! The flags of the commands that ask a model something, and the model that they name.
+
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Args};
+use oarlock::Result;
+use oarlock::adapters::{load_for_inference, load_quantized_for_inference, tokenizer_folder};
+use oarlock::data::Tokenizer;
+use oarlock::generate::Generator;
+use oarlock_comm::available_cores;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::quantized::{Code, Format};
+use oarlock_tensor::{DType, Device, Par};
+
+use super::dtypes;
+
+/// Which model, and how it computes.
+#[derive(Args)]
+pub(super) struct LoadArgs {
+    /// The model's folder
+    #[arg(long)]
+    model: PathBuf,
+    /// Folders of adapters that are merged into it, in order
+    #[arg(long, value_delimiter = ',')]
+    adapter: Vec<PathBuf>,
+    /// Keep the weights in 4 or 8 bits, and an adapter beside them instead of merged into them
+    #[arg(long, value_parser = ["4", "8"])]
+    quantization_bit: Option<String>,
+    /// The values of 4 bits
+    #[arg(long, value_parser = ["nf4", "fp4"], default_value = "nf4", requires = "quantization_bit")]
+    quantization_type: String,
+    /// Quantize the scales of 4 bits, too
+    #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
+    double_quantization: bool,
+    /// The dtype of the arithmetic
+    #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
+    dtype: DType,
+    /// Threads; by default all cores
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+impl LoadArgs {
+    /// The folder with the tokenizer and the template.
+    pub fn tokenizer_folder(&self) -> &Path {
+        tokenizer_folder(&self.model, &self.adapter)
+    }
+
+    /// The model and its tokenizer.
+    pub fn load(&self) -> Result<(Generator, Tokenizer)> {
+        let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
+        let device = Device::cpu(Isa::detect(), par);
+        let (dir, adapters) = (&self.model, &self.adapter);
+        let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
+        let model = match self.format() {
+            None => load_for_inference(dir, adapters, &device, self.dtype, usize::MAX)?,
+            Some(format) => {
+                load_quantized_for_inference(dir, adapters, format, &device, self.dtype, usize::MAX)?
+            }
+        };
+        Ok((Generator::new(model), tokenizer))
+    }
+
+    /// The format of quantized weights, where they are asked for.
+    fn format(&self) -> Option<Format> {
+        let code = if self.quantization_type == "fp4" { Code::Fp4 } else { Code::Nf4 };
+        Some(match self.quantization_bit.as_deref()? {
+            "8" => Format::Int8,
+            _ => Format::FourBit { code, nested: self.double_quantization },
+        })
+    }
+}
