@@ -21,6 +21,7 @@ pub(super) struct Engine {
     tokenizer: tokenizers::Tokenizer,
     /// The short way, where there is one.
     pieces: Option<Pieces>,
+    is_byte_level_bpe: bool,
     /// The patterns that may backtrack.
     patterns: Vec<Regex>,
 }
@@ -29,18 +30,11 @@ pub(super) struct Engine {
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
-    added_tokens: Vec<Added>,
-    #[serde(default)]
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
-}
-
-#[derive(Deserialize)]
-struct Added {
-    content: String,
 }
 
 impl Engine {
@@ -68,14 +62,15 @@ impl Engine {
         // Rows are cut and filled here; what the file says about it would hide tokens.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        let added = parts.added_tokens.into_iter().map(|added| added.content).collect();
-        let pieces = Pieces::of(&parts.normalizer, &parts.pre_tokenizer, added);
-        Ok(Engine { tokenizer, pieces, patterns })
+        let pieces = Pieces::of(&tokenizer);
+        let is_byte_level_bpe = is_byte_level_bpe(&parts.normalizer, &parts.pre_tokenizer);
+        Ok(Engine { tokenizer, pieces, is_byte_level_bpe, patterns })
     }
 
-    /// Whether a token never depends on the text before it.
+    /// Whether a text may be cut anywhere and its parts encoded alone: one regular expression splits it, and tokens are
+    /// taken not to depend on the text before them.
     pub(super) fn is_byte_level_bpe(&self) -> bool {
-        self.pieces.is_some()
+        self.is_byte_level_bpe
     }
 
     /// The number of ids. They may have gaps, so the largest decides.
@@ -88,11 +83,12 @@ impl Engine {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let short = self.pieces.as_ref().map(|pieces| pieces.encode(self.tokenizer.get_model(), text));
-        match short.transpose()?.flatten() {
-            Some(ids) => Ok(ids),
-            None => self.encode_whole(text),
+        if let Some(pieces) = &self.pieces
+            && let Some(ids) = fence(|| pieces.encode(self.tokenizer.get_model(), text))?
+        {
+            return Ok(ids);
         }
+        self.encode_whole(text)
     }
 
     /// As [`encode`](Self::encode), without the short way.
@@ -138,15 +134,37 @@ pub(super) fn check_word(word: &str) -> Result<()> {
         return Ok(());
     }
     let (found, most) = (word.len().div_ceil(1 << 20), MAX_WORD_BYTES >> 20);
-    let begin: String = word.chars().take(20).collect();
+    // The space before a word belongs to it in byte-level BPE.
+    let begin: String = word.strip_prefix(' ').unwrap_or(word).chars().take(20).collect();
     Err(format!(
         "the word {begin:?}… has {found} MiB, and a word may have {most}; put spaces into it, or cut the record into several"
     ))
 }
 
 /// Runs the library; its errors and its panics become messages.
-fn fence<T>(body: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+fn fence<T, E: ToString>(body: impl FnOnce() -> std::result::Result<T, E>) -> Result<T> {
     fenced(body).ok_or("a part of it is not what its type asks for")?.map_err(|e| e.to_string())
+}
+
+/// Whether a tokenizer is one regular expression and the byte alphabet.
+fn is_byte_level_bpe(normalizer: &Value, pre_tokenizer: &Value) -> bool {
+    let byte_level = |part: &Value, splits: bool| {
+        part["type"] == "ByteLevel"
+            && part["add_prefix_space"] == false
+            && part["use_regex"].as_bool().unwrap_or(true) == splits
+    };
+    let one_split = || match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
+        Some([split, bytes]) => {
+            pre_tokenizer["type"] == "Sequence"
+                && split["type"] == "Split"
+                && split["behavior"] == "Isolated"
+                && split["invert"] == false
+                && split["pattern"]["Regex"].is_string()
+                && byte_level(bytes, false)
+        }
+        _ => false,
+    };
+    (normalizer.is_null() || normalizer["type"] == "NFC") && (byte_level(pre_tokenizer, true) || one_split())
 }
 
 /// How many times longer a part can make a text: the product over its replacements. Saturates.

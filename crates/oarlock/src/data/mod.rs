@@ -28,6 +28,8 @@ mod numpy_random;
 mod pack;
 #[cfg(feature = "tokenizers")]
 mod pieces;
+#[cfg(feature = "tokenizers")]
+mod pre_tokenizer;
 #[cfg(feature = "csv")]
 mod questions;
 mod report;

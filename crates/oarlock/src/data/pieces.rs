@@ -1,20 +1,20 @@
 //! A shorter way to the ids of byte-level BPE, the tokenizer of nearly every decoder model.
 //!
 //! The general engine tracks where every character came from, which costs more than the merges. Where a tokenizer is
-//! a regular expression, a byte alphabet and merges, its pieces can be cut and looked up directly. The ids are the
-//! same; what does not fit declines and takes the general way.
+//! added tokens, a normalisation to NFC, splits, a byte alphabet and merges, its pieces can be cut and looked up
+//! directly. The ids are the same; what does not fit declines and takes the general way.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use fancy_regex::Regex;
-use serde_json::Value;
-use tokenizers::{Model, ModelWrapper};
+use aho_corasick::{AhoCorasick, MatchKind};
+use tokenizers::normalizers::NormalizerWrapper;
+use tokenizers::{AddedToken, Model, ModelWrapper};
+use unicode_normalization_alignments::{UnicodeNormalization, is_nfc};
 
-use super::engine::{check_word, gave_up};
-
-/// The pieces of GPT-2, which `ByteLevel` cuts by itself.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+use super::engine::check_word;
+use super::pre_tokenizer::PreTokenizer;
 
 /// Pieces that a memory holds at most, and the longest of them.
 const MAX_REMEMBERED: usize = 1 << 16;
@@ -22,13 +22,12 @@ const MAX_PIECE_BYTES: usize = 64;
 
 /// How a tokenizer cuts text into pieces.
 pub(super) struct Pieces {
-    pattern: String,
-    /// Compiled when first needed; `None` inside when it cannot be.
-    regex: OnceLock<Option<Regex>>,
-    /// Texts with one of these inside are left to the engine.
-    added: Vec<String>,
-    /// Whether text is normalised to NFC first, which leaves ASCII alone.
+    /// Added tokens that are found in the text as it is written, then those found in what is normalised.
+    written_tokens: AddedTokens,
+    normalized_tokens: AddedTokens,
+    /// Whether text is normalised to NFC.
     composes: bool,
+    pre_tokenizer: PreTokenizer,
     /// How each byte is written in the vocabulary.
     alphabet: [char; 256],
     /// The pieces that were seen. Each text takes one memory for itself, so there are as many as threads that encode at
@@ -40,33 +39,25 @@ pub(super) struct Pieces {
 type Memory = HashMap<Box<str>, Box<[u32]>>;
 
 impl Pieces {
-    /// Reads how a `tokenizer.json` cuts text; `None` when it does something else.
-    pub(super) fn of(normalizer: &Value, pre_tokenizer: &Value, added: Vec<String>) -> Option<Pieces> {
-        let composes = normalizer["type"] == "NFC";
-        if !normalizer.is_null() && !composes {
-            return None;
-        }
-        let byte_level = |v: &Value, cuts: bool| {
-            v["type"] == "ByteLevel"
-                && v["add_prefix_space"] == false
-                && v["use_regex"].as_bool().unwrap_or(true) == cuts
-        };
-        let pattern = if byte_level(pre_tokenizer, true) {
-            GPT2
-        } else {
-            let [split, bytes] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
-            let plain =
-                split["type"] == "Split" && split["behavior"] == "Isolated" && split["invert"] == false;
-            if pre_tokenizer["type"] != "Sequence" || !plain || !byte_level(bytes, false) {
-                return None;
+    /// Looks at how a tokenizer cuts text; `None` when it does something else.
+    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Pieces> {
+        let composes = tokenizer.get_normalizer().map_or(Some(false), composes)?;
+        let pre_tokenizer = PreTokenizer::of(tokenizer.get_pre_tokenizer()?)?;
+        let added = tokenizer.get_added_vocabulary();
+        let (mut written, mut normalized) = (Vec::new(), Vec::new());
+        for (&id, token) in added.get_added_tokens_decoder() {
+            if token.normalized {
+                let content = added.simple_id_to_token(id).unwrap_or_else(|| token.content.clone());
+                normalized.push((content, id, token));
+            } else {
+                written.push((token.content.clone(), id, token));
             }
-            split["pattern"]["Regex"].as_str()?
-        };
+        }
         Some(Pieces {
-            pattern: pattern.into(),
-            regex: OnceLock::new(),
-            added,
+            written_tokens: AddedTokens::of(written)?,
+            normalized_tokens: AddedTokens::of(normalized)?,
             composes,
+            pre_tokenizer,
             alphabet: alphabet(),
             memories: Mutex::default(),
         })
@@ -75,15 +66,11 @@ impl Pieces {
     /// The ids of `text`; `None` when the engine must look at it.
     ///
     /// # Errors
-    /// A pattern that backtracks without end, a word that is too long.
+    /// A pattern that backtracks without end, a word that is too long, a model that refuses a piece.
     pub(super) fn encode(&self, model: &ModelWrapper, text: &str) -> Result<Option<Vec<u32>>, String> {
-        if self.composes && !text.is_ascii() || self.added.iter().any(|token| text.contains(token.as_str())) {
-            return Ok(None);
-        }
-        let Some(regex) = self.regex.get_or_init(|| Regex::new(&self.pattern).ok()) else { return Ok(None) };
         let memories = || self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seen = memories().pop().unwrap_or_default();
-        let ids = self.encode_with(&mut seen, regex, model, text);
+        let ids = self.encode_with(&mut seen, model, text);
         memories().push(seen);
         ids
     }
@@ -91,43 +78,93 @@ impl Pieces {
     fn encode_with(
         &self,
         seen: &mut Memory,
-        regex: &Regex,
         model: &ModelWrapper,
         text: &str,
     ) -> Result<Option<Vec<u32>>, String> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        let mut end = 0;
-        for piece in regex.find_iter(text) {
-            let piece = piece.map_err(|e| gave_up(&self.pattern, &e))?;
-            // What no alternative matches is a piece of its own.
-            for piece in [&text[end..piece.start()], piece.as_str()] {
-                check_word(piece)?;
-                if self.append(model, piece, seen, &mut ids).is_none() {
-                    return Ok(None);
-                }
+        let Some(parts) = self.written_tokens.split(text) else { return Ok(None) };
+        for (part, token) in parts {
+            let part = self.normalize(part);
+            let Some(parts) = self.normalized_tokens.split(&part) else { return Ok(None) };
+            for (part, token) in parts {
+                self.pre_tokenizer.split(part, &mut |piece| self.append(model, piece, seen, &mut ids))?;
+                ids.extend(token);
             }
-            end = piece.end();
+            ids.extend(token);
         }
-        check_word(&text[end..])?;
-        Ok(self.append(model, &text[end..], seen, &mut ids).map(|()| ids))
+        Ok(Some(ids))
     }
 
-    fn append(&self, model: &ModelWrapper, piece: &str, seen: &mut Memory, ids: &mut Vec<u32>) -> Option<()> {
-        if piece.is_empty() {
-            return Some(());
+    fn normalize<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        if self.composes && !is_nfc(text) {
+            text.nfc().map(|(c, _)| c).collect::<String>().into()
+        } else {
+            text.into()
         }
+    }
+
+    fn append(
+        &self,
+        model: &ModelWrapper,
+        piece: &str,
+        seen: &mut Memory,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), String> {
         if let Some(known) = seen.get(piece) {
             ids.extend_from_slice(known);
-            return Some(());
+            return Ok(());
         }
+        check_word(piece)?;
         let written: String = piece.bytes().map(|b| self.alphabet[usize::from(b)]).collect();
-        let tokens = model.tokenize(&written).ok()?;
+        let tokens = model.tokenize(&written).map_err(|e| e.to_string())?;
         let begin = ids.len();
         ids.extend(tokens.into_iter().map(|t| t.id));
         if piece.len() <= MAX_PIECE_BYTES && seen.len() < MAX_REMEMBERED {
             seen.insert(piece.into(), ids[begin..].into());
         }
-        Some(())
+        Ok(())
+    }
+}
+
+/// Added tokens, each of which is cut out of a text wherever it stands.
+struct AddedTokens {
+    search: AhoCorasick,
+    /// Their ids; `None` for a token that also looks at what stands beside it.
+    ids: Vec<Option<u32>>,
+}
+
+impl AddedTokens {
+    fn of(tokens: Vec<(String, u32, &AddedToken)>) -> Option<AddedTokens> {
+        let mut builder = AhoCorasick::builder();
+        // Of two tokens that begin at the same place, the longer one counts.
+        builder.match_kind(MatchKind::LeftmostLongest);
+        let search = builder.build(tokens.iter().map(|(content, _, _)| content)).ok()?;
+        let alone = |token: &AddedToken| !(token.single_word || token.lstrip || token.rstrip);
+        let ids = tokens.iter().map(|(_, id, token)| alone(token).then_some(*id)).collect();
+        Some(AddedTokens { search, ids })
+    }
+
+    /// The texts before each token of `text`, with its id, and the text after the last one; `None` when a token looks
+    /// at what stands beside it.
+    fn split<'t>(&self, text: &'t str) -> Option<Vec<(&'t str, Option<u32>)>> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for found in self.search.find_iter(text) {
+            parts.push((&text[begin..found.start()], Some(self.ids[found.pattern()]?)));
+            begin = found.end();
+        }
+        parts.push((&text[begin..], None));
+        Some(parts)
+    }
+}
+
+/// Whether a normaliser brings text to NFC; `None` when it changes text in another way.
+fn composes(normalizer: &NormalizerWrapper) -> Option<bool> {
+    match normalizer {
+        NormalizerWrapper::NFC(_) => Some(true),
+        NormalizerWrapper::Sequence(all) => {
+            all.as_ref().iter().try_fold(false, |before, next| Some(composes(next)? || before))
+        }
+        _ => None,
     }
 }
 
@@ -142,3 +179,6 @@ fn alphabet() -> [char; 256] {
         char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
     })
 }
+
+#[cfg(test)]
+mod tests;
