@@ -18,6 +18,7 @@ mod import;
 mod launched;
 mod launcher;
 mod limits;
+mod llamafactory_files;
 mod memory;
 mod minimind;
 mod monitors;
